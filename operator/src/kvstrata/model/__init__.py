@@ -1,1 +1,1 @@
-"""What the operator knows of a domain at one moment: typed, frozen, without any way to change the world."""
+"""What the operator knows of a domain at one moment: typed and frozen."""

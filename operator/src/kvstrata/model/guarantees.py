@@ -1,7 +1,6 @@
-"""Guarantees that objects declare on tiers, and what of them is recorded as admitted: an index of the world's objects.
+"""Index of guarantees: what objects declare on tiers, and what is recorded as admitted.
 
-It is kept as objects come and go, so that whether all of a tier's guarantees fit is known without looking at thousands
-of policies for each of them.
+It is updated with each object, so that checking a tier's sum does not read thousands of policies.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from kvstrata.contract.wire import digest
 from kvstrata.model.refs import Key
 
 Holder = TenantCachePolicy | TenantGroup | CacheDomain | PrefixPool
-"""An object that may declare guarantees."""
 
 HOLDERS = (TenantCachePolicy, TenantGroup, CacheDomain, PrefixPool)
 MODELS_DIGITS = 16
@@ -27,10 +25,10 @@ MODELS_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one object has to do with the capacity of one tier.
+    """What one object declares and holds on one tier.
 
-    `since` orders objects by age: creation time, then UID. `recorded_bytes` is what its status says is admitted, None
-    if nothing was ever decided; `current` is whether that was for the models that `models` chooses now, None for all.
+    `since` orders objects by age: creation time, then UID. `recorded_bytes` is admitted by its status, None if
+    undecided; `current` is whether that was for the models that it selects now. `models` None means all.
     """
 
     holder: Key
@@ -42,18 +40,17 @@ class Claim:
 
     @property
     def most_bytes(self) -> int:
-        """The most that it may come to have of the tier as things are."""
         return max(self.declared_bytes, self.recorded_bytes or 0)
 
     @property
     def waits(self) -> bool:
-        """Whether it was decided that it has less than it declares."""
+        """Whether it was granted less than it declares."""
         return self.recorded_bytes is not None and self.recorded_bytes < self.declared_bytes
 
 
 @dataclass(slots=True)
 class TierClaims:
-    """The claims on one tier. `version` changes with every one of them, and never comes back."""
+    """`version` changes with every claim and never repeats."""
 
     by_holder: dict[Key, Claim] = field(default_factory=dict)
     waiting: dict[Key, Claim] = field(default_factory=dict)
@@ -62,15 +59,12 @@ class TierClaims:
 
 
 class ClaimIndex:
-    """The claims of all objects of a namespace, by tier and by the object that has them."""
-
     def __init__(self) -> None:
         self.tiers: dict[str, TierClaims] = {}
         self.by_holder: dict[Key, Mapping[str, Claim]] = {}
         self._changes = 0
 
     def replace(self, key: Key, resource: Resource | None) -> None:
-        """Take note that an object is as it is now, None if it is gone."""
         before = self.by_holder.get(key, {})
         after = claims_of(resource)
         if before == after:
@@ -99,7 +93,7 @@ class ClaimIndex:
 
 
 def claims_of(resource: Resource | None) -> Mapping[str, Claim]:
-    """Return what an object declares and what its status says is admitted, by tier; nothing of one that is going."""
+    """Return an object's declared and recorded guarantees by tier; empty for an object under deletion."""
     if not isinstance(resource, HOLDERS) or resource.metadata.deleting:
         return {}
     declared, recorded = declared_guarantees(resource), resource.status.admission
@@ -119,8 +113,8 @@ def claims_of(resource: Resource | None) -> Mapping[str, Claim]:
 
 
 def declared_guarantees(resource: Holder) -> dict[str, int]:
-    """Return what an object's spec asks to be guaranteed, in bytes by tier; of a pinned pool what it was measured to
-    take of each, of all contents that are whole."""
+    """Return an object's declared guarantees in bytes by tier; of a pinned pool the measured size of its complete
+    contents."""
     match resource:
         case TenantCachePolicy():
             return _guaranteed(resource.spec.tiers if resource.spec.isolation is Isolation.ISOLATED else ())
@@ -137,12 +131,12 @@ def declared_guarantees(resource: Holder) -> dict[str, int]:
 
 
 def is_whole(slot: PrefixPoolStatus | NextContent) -> bool:
-    """Whether status says of a content of a pool what all of it takes."""
+    """Whether status has the full size of a pool's content."""
     return bool(slot.published) or (bool(slot.tiers) and all(row.stored >= row.expected > 0 for row in slot.tiers))
 
 
 def models_digest(resource: Holder) -> str:
-    """Return what stands for an object's choice of models; empty for all of them."""
+    """Return a digest of the selected models; empty for all."""
     models = _models(resource)
     return digest(models.to_kubernetes())[:MODELS_DIGITS] if models is not None else ""
 

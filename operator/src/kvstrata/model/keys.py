@@ -1,4 +1,4 @@
-"""Which KMS may be used for data keys, and what is reported of the end of a key."""
+"""Allowed KMS addresses, and the reported destruction of keys."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kvstrata.contract.receipt.facts import Word
 
 @dataclass(frozen=True, slots=True)
 class AllowedService:
-    """An address, and where there the operator may show its token. An empty `role` stands for any.
+    """An address and login to which the operator may send its token. An empty `role` allows any.
 
-    The address alone is not enough: a tenant of the service may set up an authentication method of its own there, and
-    that has tokens reviewed by whom the tenant chooses.
+    The address alone is not enough: a tenant of the service may configure an authentication method that has tokens
+    reviewed by a server of its choice.
     """
 
     address: str
@@ -23,7 +23,6 @@ class AllowedService:
     role: str = ""
 
     def allows(self, kms: KeyManagement) -> bool:
-        """Whether the operator may log in as this says."""
         return (
             kms.address == self.address.rstrip("/")
             and (kms.namespace or "") == self.namespace
@@ -33,36 +32,31 @@ class AllowedService:
 
 
 class Undestroyed(StrEnum):
-    """Why a KMS does not confirm that what wraps a key is gone."""
-
     CUSTODY_CANNOT_KNOW = "CustodyCannotKnow"
-    """There is no record of which KMS wrapped it."""
+    """No record of the KMS that wrapped it."""
 
     NOT_REVOKED = "NotRevoked"
-    """Its record still holds it."""
+    """The key has not been removed from its record."""
 
     EXPORTABLE = "Exportable"
-    """The key that wraps it may have been taken out of the KMS, so its word is not enough."""
+    """The wrapping key may have been exported from the KMS."""
 
     ANOTHER_KMS = "AnotherKms"
-    """The KMS that answers is not the one that wrapped it, so what it lacks proves nothing."""
+    """Another KMS answers than the one that wrapped it, so a missing key proves nothing."""
 
     STILL_THERE = "StillThere"
-    """The KMS was told to delete the key that wraps it, and still has it."""
+    """The KMS accepted the deletion of the wrapping key and still has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destruction:
-    """Whether no copy of a key exists: `confirmed` by whom and when, otherwise `why_not`.
-
-    `evidence` is what was seen, in words that reveal nothing: for those who look into it later.
-    """
+    """Whether no copy of a key exists. `evidence` reveals no secrets."""
 
     confirmed: Word | None
     why_not: Undestroyed | None = None
     evidence: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless it is either confirmed or says why not."""
+        """Raise ValueError unless exactly one of `confirmed` and `why_not` is set."""
         if (self.confirmed is None) == (self.why_not is None):
             raise ValueError("a key's end is confirmed, or there is a reason why it is not")

@@ -1,4 +1,4 @@
-"""Results of pure functions, kept from one snapshot of the world to the next."""
+"""Results of pure functions, kept across snapshots of the world."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ T = TypeVar("T")
 
 
 class Memo:
-    """The newest result of each computation, with the inputs that it came from.
-
-    A plan may ask it for what it would otherwise compute anew, as long as `inputs` are all that the computation reads:
-    then the answer is the same with and without it. Objects of the world never change, so an input that is the same
-    object, or is equal, gives the same result.
-    """
+    """The newest result of each computation, with its inputs. `inputs` must be all that the computation reads. Objects
+    of the world are immutable, so equal inputs give equal results."""
 
     __slots__ = ("_known",)
 
@@ -25,9 +21,9 @@ class Memo:
         return len(self._known)
 
     def get(self, name: Hashable, inputs: tuple[Any, ...], compute: Callable[[], T]) -> T:
-        """Return the result known under `name` if it came from these `inputs`, else `compute()`."""
+        """Return the result stored under `name` if it came from these `inputs`, else `compute()`."""
         known = self._known.get(name)
-        # Tuples compare their members by identity first, so this costs little while nothing has changed.
+        # Tuples compare members by identity first, so unchanged inputs cost little.
         if known is not None and known[0] == inputs:
             found: T = known[1]
             return found
@@ -36,6 +32,5 @@ class Memo:
         return result
 
     def forget(self, *names: Hashable) -> None:
-        """Drop what is known under `names`."""
         for name in names:
             self._known.pop(name, None)

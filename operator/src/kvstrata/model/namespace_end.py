@@ -1,4 +1,4 @@
-"""What a namespace leaves when it is deleted, as far as this process saw it: nothing of its own remembers it then."""
+"""What this process remembers of a namespace under deletion."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from kvstrata.api.cachetier import CacheTier
 
 @dataclass(slots=True)
 class Ending:
-    """Objects go in any order when their namespace is deleted, and the last policy to go may need them all.
+    """Objects of a deleted namespace go in any order, and the last policy may need them all.
 
-    `domain_id`, `domain_key`, `tiers` and `models` are what was last known of objects that are gone. `refused` are UIDs
-    of policies for which the API server creates nothing any more, `witnessed` those that this process saw before they
-    were deleted, so that it also saw what went since.
-
-    It is forgotten when neither an object nor an erasure of the namespace is left: one of the same name that comes
-    later is another.
+    The first four fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
+    server creates nothing any more, `witnessed` those that this process saw before their deletion. It is dropped when
+    neither an object nor an erasure of the namespace is left, so that a later namespace of this name starts anew.
     """
 
     domain_id: str | None = None

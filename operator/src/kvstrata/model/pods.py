@@ -1,4 +1,4 @@
-"""Facts that are not objects of the API: what pods said, what backends answered, what was committed."""
+"""Facts that are not API objects: reports of pods and backends, committed bundles."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from kvstrata.model.redis.external import ExternalReport
 class Pod:
     """A pod of a CachedModel as the API server shows it.
 
-    `ever_ran` is whether the kubelet reported any of its containers as running or terminated: before that it cannot
-    hold a policy, and its gate will read the newest bundle when it starts. `render_id` is empty on pods of a version
-    that renders nothing.
+    `ever_ran`: the kubelet reported a container as running or terminated. Before that the pod holds no policy, and its
+    gate reads the newest bundle when it starts. `render_id` is empty on pods of a version without rendering.
     """
 
     name: str
@@ -39,17 +38,14 @@ class Pod:
 
     @property
     def live(self) -> bool:
-        """Whether this pod may serve requests, so that a policy is not enforced without its acknowledgement."""
+        """Whether this pod may serve requests, so that a policy needs its acknowledgement."""
         return self.scheduled and self.ever_ran and not self.finished
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A pod whose object disappeared.
-
-    `clean` is whether it had reported all containers as ended before, `acked` the revision that it enforced last as far
-    as this operator knows.
-    """
+    """A pod whose object disappeared. `clean`: all containers were reported as ended before. `acked`: the last revision
+    known to be enforced."""
 
     name: str
     uid: str
@@ -60,11 +56,11 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedState:
-    """What a pod's gate said, after its certificate and its pod-bound token were checked.
+    """The state reported by a pod's gate, after its certificate and pod-bound token were checked.
 
-    `in_contact` is whether it was still believed when it was asked last: what was acknowledged stands without it, but
-    that the policy is fresh does not. `contradicted` is whether the API server, asked after the pod spoke, held an
-    older bundle than the pod serves under, or another of its revision: then its acknowledgement is of another history.
+    `in_contact`: the last request was answered by the same pod. Without it an acknowledgement stands, but freshness
+    does not. `contradicted`: the API server, read after the report, held an older bundle, or another one of that
+    revision; the acknowledgement is then of another history.
     """
 
     state: PodState
@@ -77,9 +73,9 @@ class VerifiedState:
 class CommittedBundle:
     """The bundle that the API server holds for a model, and the resourceVersion of its root.
 
-    `compiled` tells, by the UID of a policy, the generation of it that was compiled last and the first revision that
-    was, `keyless` by an epoch the first revision that no longer had its data key; both are known of what this process
-    committed only. `pool_indexes` tells which of the root's pools is which.
+    `compiled` maps a policy's UID to the generation compiled last and the first revision with it, `keyless` an epoch to
+    the first revision without its data key; both cover only commits of this process. `pool_indexes` maps a pool to its
+    index in the root.
     """
 
     bundle: Bundle
@@ -90,31 +86,27 @@ class CommittedBundle:
 
     @property
     def whole(self) -> bool:
-        """Whether every shard could be read; of a damaged bundle nobody knows which keyspaces pods hold."""
+        """Whether every shard could be read; of a damaged bundle the keyspaces that pods hold are unknown."""
         root = self.bundle.root
         shards = bool(root.shards) and all(ref.digest for ref in root.shards)
         return shards and all(ref.digest for ref in root.pools)
 
     def holds_since(self, policy_uid: str, generation: int) -> int:
-        """Return a revision that says all that a policy says in `generation`; the newest where none is known."""
+        """Return the first revision with this `generation` of a policy; the newest if unknown."""
         known = self.compiled.get(policy_uid)
         return known[1] if known and known[0] == generation else self.bundle.root.revision
 
     @property
     def data_keys(self) -> frozenset[bytes | str]:
-        """The data keys that its entries and its pools have, or the ids of those that they name."""
         return keys_in(self.bundle.entries, self.bundle.pools)
 
     def keyless_since(self, epoch: str) -> int:
-        """Return a revision that came without an epoch's data key, of a bundle that has it no more.
-
-        The newest one where none is known.
-        """
+        """Return the first revision without an epoch's data key; the newest if unknown."""
         return self.keyless.get(epoch, self.bundle.root.revision)
 
 
 def keys_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> frozenset[bytes | str]:
-    """Return the data keys of entries and pools, or the ids of those that are only named."""
+    """Return the data keys of entries and pools, or the ids of wrapped ones."""
     versions = (version for shard in pools.values() for version in shard.versions)
     keys = chain((entry.keys for entry in entries.values()), (version.keys for version in versions))
     return frozenset(what_is_kept(key) for held in keys for key in held)
@@ -124,12 +116,11 @@ def keys_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> fro
 class BackendReport:
     """What the server at `endpoint` answered to the operator as `username`. `reason` is empty when it was reachable.
 
-    `password_secret` and `authority_secret` are the Secrets and keys in them that it was asked with, `cluster` whether
-    as one of a cluster: an answer to another question says nothing of this one.
+    `password_secret` and `authority_secret` (Secret, key) and `cluster` are the parameters of the request: an answer to
+    others does not apply.
 
-    Its figures are known if `version`, that of its `software`, is not empty. `max_bytes` 0 is no bound; `evicts`: it
-    makes room itself. Of a cluster the figures are sums over the primaries that answered. `external` is what else the
-    servers of an external tier said.
+    Figures are known if `version` is not empty. `max_bytes` 0 means unbounded. Figures of a cluster are sums over the
+    primaries that answered. `external` is set for external tiers.
     """
 
     endpoint: str
@@ -151,7 +142,7 @@ class BackendReport:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """So many slots of a managed cluster were given, at a whole second, to servers without what they held."""
+    """Slots of a managed cluster that were given to servers without their data. `at` is a whole second."""
 
     at: datetime
     slots: int
@@ -159,11 +150,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """The last look at the servers of a managed cluster; `cluster` is None if nobody could be asked.
+    """The last look at a managed cluster; `cluster` is None if no server could be asked.
 
-    `reason` and `message` tell why not, or why the last step could not be carried out; both are empty if all went well.
-    `lost` is the last loss that this process caused or met, None if there was none. `moved` counts the slots that have
-    gone to another shard since the look.
+    `reason` and `message` say why not, or why the last step failed; both are empty on success. `lost` is the last loss
+    known to this process. `moved` counts the slots that changed shards since the look.
     """
 
     cluster: Cluster | None
@@ -176,11 +166,10 @@ class ClusterReport:
 
 @dataclass(frozen=True, slots=True)
 class SecretFacts:
-    """A Secret that the operator made: which keys it has, whether its certificate is due; never its values.
+    """A Secret that the operator made, without its values.
 
-    `users` is what the users of a Redis server may, without their passwords' digests. `passwords` and `tls` are known
-    of Secrets with passwords of managed servers and with a certificate. `drawn_for` is the restore after which the
-    domain's key or its data keys were drawn, empty for none. `owners` are the UIDs of the objects that it belongs to.
+    `users` are the permissions of a Redis server's users, without password digests. `drawn_for` is the restore after
+    which the domain's key or its data keys were drawn, empty for none. `owners` are UIDs.
     """
 
     name: str
@@ -195,13 +184,12 @@ class SecretFacts:
     owners: frozenset[str] = frozenset()
 
     def tells_the_same_as(self, other: SecretFacts) -> bool:
-        """Whether nothing but the version differs."""
         return replace(self, resource_version="") == replace(other, resource_version="")
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An object that this version cannot read. `told` is whether its status says so already."""
+    """An object that this version cannot read. `told`: its status says so already."""
 
     problem: str
     generation: int

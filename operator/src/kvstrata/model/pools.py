@@ -1,4 +1,4 @@
-"""Facts about prefix pools that are not objects of the API: what ConfigMaps hold, and what pods made of prefixes."""
+"""Facts about prefix pools that are not API objects: contents of ConfigMaps, and renderings by pods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstrata.contract.messages.pools import PoolReport, Rendered, WarmOutcome
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What a key of a ConfigMap held at a time; `problem` says why there is no text."""
+    """The value of a ConfigMap's key at a time; `problem` says why there is no text."""
 
     text: str | None = field(repr=False)
     problem: str
@@ -19,24 +19,20 @@ class SourceReport:
 
 
 class NoRendering(StrEnum):
-    """Why a pod named no chunks of a prefix."""
-
     TOO_OLD = "TooOld"
-    """It runs a version that cannot."""
+    """Its version cannot render."""
 
     UNANSWERED = "Unanswered"
-    """It did not answer, or not as itself."""
+    """No answer, or not from this pod."""
 
     OVERSIZE = "Oversize"
-    """The prefix is larger than what is sent to a pod."""
+    """The prefix exceeds the size sent to pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderReport:
-    """What a pod answered when it was asked to name the chunks of a prefix: a rendering, or why there is none.
-
-    It is the word of two processes, which `rendered` names: another start of either may say something else.
-    """
+    """A pod's rendering of a prefix, or why there is none. It holds for the two processes that `rendered` names: after
+    a restart of either it may differ."""
 
     rendered: Rendered | None
     problem: NoRendering | None
@@ -45,10 +41,8 @@ class RenderReport:
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
-    """What became of a prefix that a pod was asked to compute; None if the pod did not answer, or not as itself.
-
-    `failures` is how often in a row it was in vain.
-    """
+    """Result of warming a prefix in a pod; None if the pod did not answer as itself. `failures` counts consecutive
+    failures."""
 
     outcome: WarmOutcome | None
     at: datetime
@@ -56,14 +50,13 @@ class WarmReport:
 
     @classmethod
     def after(cls, before: WarmReport | None, outcome: WarmOutcome | None, at: datetime) -> WarmReport:
-        """Return the report that follows `before`."""
         known = before.failures if before is not None else 0
         return cls(outcome, at, 0 if outcome is WarmOutcome.STORED else known + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingReport:
-    """What a pod's tiers hold of a pool; None if the pod did not answer, or not as itself."""
+    """What a pod's tiers hold of a pool; None if the pod did not answer as itself."""
 
     report: PoolReport | None
     at: datetime

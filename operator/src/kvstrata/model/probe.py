@@ -1,4 +1,4 @@
-"""What pods said when they were asked to probe isolation."""
+"""Results of isolation probes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from enum import StrEnum
 from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 
 PASSING = (ProbeOutcome.MOVED, ProbeOutcome.UNREADY)
-"""Outcomes that say nothing of isolation and are over soon: what was shown before stands."""
+"""Transient outcomes that say nothing about isolation: earlier results stand."""
 
 
 class NoProbe(StrEnum):
-    """Why a pod did not say what a probe found."""
-
     TOO_OLD = "TooOld"
-    """Its gate or its cache server is of a version that cannot."""
+    """The version of its gate or cache server cannot probe."""
 
     UNANSWERED = "Unanswered"
-    """It did not answer, or not as itself."""
+    """No answer, or not from this pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a probe found, when its answer came, and a digest of the keyspaces that were meant."""
+    """A probe's result, and a digest of the keyspaces that it covered."""
 
     probed: Probed
     at: datetime
@@ -33,10 +31,8 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """A pod's last probe, ended `at`, and the last one that says something of isolation, if there was any.
-
-    `problem` is why there was no answer, `passing` whether there was one that says nothing.
-    """
+    """A pod's last probe, ended `at`, and the last conclusive one. `problem` says why there was no answer, `passing`
+    whether the answer was transient."""
 
     at: datetime
     shown: Shown | None = None
@@ -45,7 +41,6 @@ class ProbeReport:
 
     @classmethod
     def after(cls, before: ProbeReport | None, answer: Probed | NoProbe, keyspaces: str, at: datetime) -> ProbeReport:
-        """Return the report that follows `before`."""
         known = before.shown if before is not None else None
         if isinstance(answer, NoProbe):
             return cls(at, known, problem=answer)

@@ -1,4 +1,4 @@
-"""The cache of an identity that a model had before, and how far its deletion is."""
+"""The cache under a former identity of a model, and the progress of its deletion."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ ORDER_HEX_DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class FormerCache:
-    """What pods of a model cached under an identity that none of them has had since a moment.
-
-    An identity may come back and be replaced again: then it is another former cache, with a deletion of its own.
-    """
+    """What pods cached under an identity that none of them has had since `since`. An identity may return and be
+    replaced again: that is another former cache with its own deletion."""
 
     model: str
     uid: str
@@ -27,17 +25,13 @@ class FormerCache:
 
     @property
     def order(self) -> str:
-        """What stands for it in names and labels: the same for whoever leads, and for nothing else."""
         return digest([self.uid, self.identity, format_timestamp(self.since)])[:ORDER_HEX_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimReport:
-    """How a round of the deletion of a former cache stands, `at` a moment.
-
-    `message` is for people. `deleted` is what the round deleted as far as its Jobs told; it is not known before the
-    round is over.
-    """
+    """Progress of one round of deleting a former cache. `message` is for people. `deleted` is what its Jobs reported,
+    unknown before the round is over."""
 
     cache: FormerCache
     state: JobState

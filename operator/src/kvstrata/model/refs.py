@@ -1,4 +1,4 @@
-"""Names of objects."""
+"""Keys of API objects."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ FIELD_MANAGER_PREFIX = "kvstrata"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """One unit of work: an object of a kind that a controller reconciles.
-
-    `Bundle` is the one kind that is no object of the API: the compiled policy of the CachedModel of that name.
-    """
+    """An object to reconcile. `Bundle` is the one kind that is no API object: the compiled policy of the CachedModel of
+    that name."""
 
     kind: str
     namespace: str

@@ -1,4 +1,4 @@
-"""The world of one domain: everything that a plan may look at."""
+"""The world of one domain: all that a plan may read."""
 
 from __future__ import annotations
 
@@ -40,39 +40,25 @@ LiveObject = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A snapshot of one namespace; a plan reads it and nothing else.
+    """A snapshot of one namespace; a plan reads nothing else.
 
-    The mappings are read-only views, so a snapshot costs nothing to take; it is valid until the plan returns, because
-    plans never wait. `term` is the leader's, `entropy` 64 fresh random bytes for this plan alone. `memo` keeps
-    results of earlier plans and changes none.
+    The mappings are read-only views, valid until the plan returns, because plans never wait. `term` is the leader's,
+    `entropy` 64 fresh random bytes for this plan alone. `memo` keeps results of earlier plans and changes none.
 
-    `contested` is the part of `policies_of_tenant` with several for a tenant. `policy_names` gives the name of a policy
-    by its UID, `unsettled` names the policies whose generation was never enforced, `claims` gives by tier who declares
-    guarantees there, `claimants` the same by who does, `granting` what statuses that are being written will say is
-    admitted, in bytes by tier, and `owned` gives kind and name of the children that the object of a UID controls.
-    `foreign` gives, by kind and name, the UID of the object that needs a name which an object of others has. Watches go
-    by a label and do not show that object: a write met it.
+    `contested`: tenants with several policies. `policy_names`: by UID. `unsettled`: policies with a generation that was
+    never enforced. `claims` and `claimants`: guarantees by tier and by holder. `granting`: admitted bytes by tier in
+    status writes under way. `owned`: kind and name of the children that an object controls, by its UID. `foreign`: by
+    kind and name, the UID of the object that needs a name taken by a foreign object. Watches select by label and do not
+    show that object; a write found it.
 
-    `credentials` gives what the servers of a managed tier were last seen to have of users and certificates.
+    Keys: `sources` ConfigMap name and key; `renders` pod UID, then the prefix's digest; `warmed` pod UID, then the
+    digits of the version's scope and that digest; `holdings` pod UID, then pool UID; `probes` pod UID; `reclaims` order
+    and round; `erasures` the UID of the ordering object; `servers` tier name, then pod name.
 
-    `sources` gives what a ConfigMap's key holds by name and key, `renders` what a pod, by UID, made of a prefix, by its
-    digest, `warmed` what became of warming it there, by the digits of the version's scope and that digest, and
-    `holdings` what a pod's tiers hold of a pool, by the pool's UID.
-
-    `probes` gives what a pod, by UID, found when it probed isolation.
-
-    `reclaims` gives how the deletion of a former cache stands, by its order and round.
-
-    `erasures` gives what is kept of an erasure, by the UID of what ordered it, `ending` what is known of objects that
-    are gone, for erasures in a namespace that is being deleted.
-
-    `servers` gives the pods of a managed tier by the tier's name and their own, `clusters` the last look at a managed
-    cluster.
-
-    `data_keys` gives the data key of an epoch, or its id where a KMS wraps it. `judged_epochs` are those of them which
-    no status names unless one in this snapshot does; of the others a status may still be news to come.
-    `keys_unwrapping` are epochs whose keys are being unwrapped, `keys_lost` those whose keys cannot be had any more.
-    `keys_problem` is why the KMS cannot be used, for people.
+    `data_keys` maps an epoch to its data key, or to the id of one wrapped by a KMS. `judged_epochs`: epochs that no
+    status names unless one in this snapshot does; a status may still arrive for the others. `keys_unwrapping`: epochs
+    with a key that is being unwrapped; `keys_lost`: with one that cannot be recovered. `keys_problem`: why the KMS
+    cannot be used.
     """
 
     namespace: str
@@ -123,44 +109,40 @@ class World:
 
     @property
     def domain(self) -> CacheDomain | None:
-        """The namespace's CacheDomain."""
         return self.domains.get(DOMAIN_NAME)
 
     @property
     def domain_spec(self) -> CacheDomainSpec:
-        """The domain's settings, or their defaults while it does not exist yet."""
+        """The domain's settings; the defaults while it does not exist."""
         return self.domain.spec if self.domain else CacheDomainSpec()
 
     @property
     def domain_id(self) -> str | None:
-        """The domain's random id, once it has one."""
         return self.domain.status.domain_id if self.domain else None
 
     @property
     def identity(self) -> tuple[bytes, str] | None:
-        """The domain's key and id, as they are or were last: by these its blocks and its receipts are named."""
+        """The domain's key and id, present or last known: blocks and receipts are named by them."""
         key, domain = self.domain_key or self.ending.domain_key, self.domain_id or self.ending.domain_id
         return (key, domain) if key is not None and domain is not None else None
 
     def live_pods(self, model: str) -> tuple[Pod, ...]:
-        """Every pod of a model that may hold a policy, by name: what an invalidation waits for."""
         pods = self.pods.get(model) or {}
         return tuple(pod for _, pod in sorted(pods.items()) if pod.live)
 
     def serving_pods(self, model: str) -> tuple[Pod, ...]:
         """The live pods that take requests: ready, or past their first acknowledgement.
 
-        A pod that starts reads the newest bundle and is not ready before it acknowledged it, so policies need not wait
-        for it; otherwise every rollout would rewrite the status of every policy.
+        A starting pod acknowledges the newest bundle before it is ready, so policies need not wait for it; otherwise
+        every rollout would rewrite the status of every policy.
         """
         return tuple(pod for pod in self.live_pods(model) if pod.ready or self.acked_revision(pod) > 0)
 
     def acked_revision(self, pod: Pod) -> int:
         """The revision that this pod enforces; 0 for none.
 
-        It stands when the pod cannot be reached or its cache server restarts: what was enforced stays enforced, and a
-        cache server without policy answers every lookup with a miss. What it acknowledged of a history that the API
-        server has lost says nothing of the revisions that there are.
+        It holds while the pod is unreachable or its cache server restarts: without policy, every lookup is a miss. An
+        acknowledgement of a history that the API server has lost does not count.
         """
         verified = self.states.get(pod.uid)
         return verified.state.acked if verified and not verified.contradicted else 0

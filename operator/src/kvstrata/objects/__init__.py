@@ -1,6 +1,5 @@
-"""Pure builders: one typed object of the API in, one Kubernetes object out.
+"""Pure builders: one typed object of the API in, one Kubernetes object out; None means that it must not exist.
 
-Each builder returns a whole object with every field that the operator owns, in the form in which the apiserver stores
-it (canonical quantities, no nulls, no empty values that the server drops), so that "does the live object hold what is
-wanted?" is a plain comparison. None means that the object must not exist.
+Objects are in the form in which the apiserver stores them (canonical quantities, no nulls, no empty values), so that
+live and desired objects compare directly.
 """

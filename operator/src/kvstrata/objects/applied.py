@@ -1,4 +1,4 @@
-"""Whether the server has already what the operator wants, so that a pass over a settled world writes nothing."""
+"""Whether the API server already has the desired object, so that a settled pass writes nothing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from kvstrata.contract.wire import digest
 from kvstrata.model.memo import Memo
 
 APPLIED = "kvstrata.io/applied"
-"""Annotation with the digest of what was last applied: a field that is no longer wanted shows by it."""
+"""Annotation with the digest of what was last applied: it reveals fields that are no longer desired."""
 
 
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `desired` with the annotation that names its digest."""
     metadata = dict(desired["metadata"])
     metadata["annotations"] = {**(metadata.get("annotations") or {}), APPLIED: digest(desired)[:16]}
     return {**desired, "metadata": metadata}
 
 
 def is_applied(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> bool:
-    """Whether `live` came from exactly this stamped `desired` and nobody has changed one of its fields since."""
+    """Whether `live` came from exactly this stamped `desired` and none of its fields has changed since."""
     if live is None:
         return False
     stamp = desired["metadata"]["annotations"][APPLIED]
@@ -30,25 +29,19 @@ def is_applied(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> bo
 
 
 def missing(memo: Memo, live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the stamped `desired` if it is still to be applied, None if `live` came from it and is as it was.
-
-    The answer is known already while both are the same objects as before.
-    """
+    """Return the stamped `desired` if it is still to be applied, else None. Memoized for the same pair of objects."""
     of_stamp, of_answer = memo_names(desired["kind"], desired["metadata"]["name"])
     wanted = memo.get(of_stamp, (desired,), lambda: stamped(desired))
     return None if memo.get(of_answer, (live, wanted), lambda: is_applied(live, wanted)) else wanted
 
 
 def memo_names(kind: str, name: str) -> tuple[Hashable, Hashable]:
-    """Return the names under which `missing` keeps what it knows of an object."""
     return (stamped, kind, name), (is_applied, kind, name)
 
 
 def contains(live: Any, desired: Any) -> bool:
-    """Whether every field of `desired` is in `live` with the same value; the server may have added others.
-
-    Lists must have the same length, because the server adds to the items of our lists but never adds items.
-    """
+    """Whether every field of `desired` is in `live` with the same value; the server may have added others. Lists must
+    have equal length: the server adds fields to items of our lists, but never items."""
     if isinstance(desired, Mapping):
         return isinstance(live, Mapping) and all(
             contains(live.get(name), value) for name, value in desired.items() if value not in (None, {}, [])

@@ -1,7 +1,6 @@
-"""All objects that belong to one object of the API, in the order in which they are applied.
+"""All children of an API object, in the order in which they are applied: rights and names before pods.
 
-Rights and names come before the pods that need them. Secrets are not among them: their values are made once, by the
-caller, and never applied over.
+Secrets are not included: the caller makes their values once.
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ def model_children(
     has_pools: bool = False,
     service_monitors: bool = False,
 ) -> tuple[dict[str, Any], ...]:
-    """Return every object of a CachedModel but its Secrets. What is absent here and exists must be pruned.
-
-    `shard_count` is the number of the bundle's shards, `has_pools` whether it may have pools, `service_monitors`
-    whether the cluster knows ServiceMonitor.
-    """
+    """Return the children of a CachedModel. Existing ones that are absent here must be pruned. `service_monitors`:
+    whether the cluster knows ServiceMonitor."""
     return _present(
         build_serviceaccount(model),
         build_role(model, shard_count, has_pools=has_pools),
@@ -64,12 +60,8 @@ def model_children(
 def redis_tier_children(
     ctx: BuildContext, tier: CacheTier, *, restart_token: str | None = None, members: Mapping[int, int] | None = None
 ) -> tuple[dict[str, Any], ...]:
-    """Return every object of a managed Redis tier but its Secrets; nothing for any other tier.
-
-    `restart_token` is any text that changes when every pod has to be replaced. `members` tells of a
-    cluster how many servers each shard has now, where that is not what spec asks for: what leaves has to hand over
-    first.
-    """
+    """Return the children of a managed Redis tier; empty for any other tier. A changed `restart_token` replaces every
+    pod. `members` gives the servers of each shard where that differs from spec: a leaving server hands over first."""
     managed = managed_by_us(tier)
     wanted = dict.fromkeys(range(managed.effective_shards), None) if managed is not None else {}
     shards: Mapping[int, int | None] = wanted if members is None else members

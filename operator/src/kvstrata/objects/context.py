@@ -1,4 +1,4 @@
-"""What builders need to know of the installation that they build for."""
+"""Settings of the installation that builders need."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Settings of the operator's own installation; the same for every object of a process.
+    """Settings of the operator's installation, constant per process.
 
-    `operator_labels` select the operator's pods: with `operator_namespace` they are the peer that may reach the
-    gates' control port. `cluster_domain` is the suffix of the cluster's DNS names, `service_monitors` whether the
-    cluster knows that kind. `nodefs_reserve_percent` of a node's own file system stay free of a tier's files: below its
-    threshold, by default a tenth, the kubelet would evict the pod with all that it has. `image_pull_secrets` are
-    Secrets of the operator's namespace with which pods there pull their images, `job_placement` are fields of a pod's
-    spec that say where Jobs there may run.
+    `operator_labels` and `operator_namespace` select the peers of the gates' control port. `service_monitors`: whether
+    the cluster knows that kind. `nodefs_reserve_percent` of a node's file system stay free of a tier's files: below its
+    threshold, 10 % by default, the kubelet evicts the pod. `image_pull_secrets` and `job_placement` (fields of a pod's
+    spec) are for pods in the operator's namespace.
     """
 
     sidecar_image: str

@@ -1,4 +1,4 @@
-"""The metadata that every object of the operator has."""
+"""Metadata of the operator's objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def metadata(
     owner: Mapping[str, Any] | None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return metadata with one owner, whose deletion takes the object along; None for what outlives all others."""
+    """Return metadata; deleting `owner` deletes the object, None is for objects that outlive all others."""
     built: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -27,5 +27,5 @@ def metadata(
 
 
 def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that say something: the apiserver drops nulls and empty values, so we do not want them."""
+    """Drop nulls and empty values, as the apiserver does."""
     return {name: value for name, value in fields.items() if value not in (None, "", [], {}, ())}

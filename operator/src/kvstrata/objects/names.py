@@ -1,4 +1,4 @@
-"""Names of everything that the operator makes, derived from the object that it makes it for.
+"""Names of the operator's objects, derived from the API object that they belong to.
 
 Names of this API group have at most 40 characters, so every derived name fits into the 63 of a DNS label.
 """
@@ -12,14 +12,13 @@ from kvstrata.contract.wire import digest
 PREFIX = "kvs-"
 
 DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
-"""Secret of a namespace that holds the domain key."""
 
 DOMAIN_KEY_DATA_KEY = "domain.key"
 DATA_KEYS_PREFIX = "kvstrata-data-keys-"
 WRAPPED_KEYS_PREFIX = "kvstrata-wrapped-keys-"
 KMS_DOMAIN_PREFIX = "kvstrata-kms-"
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
-"""Key of the password that pods use: of the user `data` on managed servers."""
+"""Key of the password that pods use; on managed servers, of the user `data`."""
 
 ADMIN_PASSWORD_KEY = "admin-password"  # noqa: S105  (a key's name)
 REPLICATION_PASSWORD_KEY = "replication-password"  # noqa: S105  (a key's name)
@@ -29,55 +28,44 @@ PRIVATE_KEY_KEY = "tls.key"
 AUTHORITY_KEY = "ca.crt"
 
 RECEIPTS_KEY_SECRET = "kvstrata-receipts-key"  # noqa: S105  (a Secret's name)
-"""Secret of the operator's namespace that holds the key that signs receipts."""
 
 RECEIPT_PUBLIC_KEYS = "kvstrata-receipts-keys"
-"""ConfigMap of the operator's namespace that publishes the keys that receipts are verified with."""
 
 RECEIPT_PREFIX = "kvstrata-receipt-"
 
 
 def model_child(model: str) -> str:
-    """Return the name that a CachedModel's Deployment, Service, PodDisruptionBudget, Role and the like share."""
     return f"{PREFIX}{model}"
 
 
 def bundle_root(model: str) -> str:
-    """Return the name of the Secret with the root of a model's bundle."""
     return f"{PREFIX}{model}-bundle"
 
 
 def bundle_shard(model: str, index: int, slot: str) -> str:
-    """Return the name of the Secret with one slot (`a` or `b`) of a bundle's shard."""
     return f"{PREFIX}{model}-bundle-{index}{slot}"
 
 
 def pool_shard(model: str, index: int, slot: str) -> str:
-    """Return the name of the Secret with one slot (`a` or `b`) of a pool's shard in a model's bundle."""
     return shard_name(bundle_root(model), index, slot)
 
 
 def gate_tls(model: str) -> str:
-    """Return the name of the Secret with the certificate that the operator issued to a model's gates."""
     return f"{PREFIX}{model}-gate-tls"
 
 
 def redis(tier: str) -> str:
-    """Return the name that a managed Redis tier's Service, NetworkPolicy and the like share, and the StatefulSet of
-    one that is a single server."""
+    """Return the shared name of a managed Redis tier's Service, NetworkPolicy and single-server StatefulSet."""
     return f"{PREFIX}{tier}-redis"
 
 
 def redis_shard(tier: str, shard: int) -> str:
-    """Return the name of the StatefulSet of one shard of a managed Redis Cluster.
-
-    Kubernetes labels pods with it and a hash, so it may have 52 characters.
-    """
+    """Return the StatefulSet name of one shard; at most 52 characters, because pod labels append a hash."""
     return f"{redis(tier)}-{shard}"
 
 
 def place_in_cluster(tier: str, pod: str) -> tuple[int, int] | None:
-    """Return shard and ordinal of a pod of a managed Redis Cluster by its name, None for any other name."""
+    """Return shard and ordinal of a pod of a managed Redis Cluster; None for any other name."""
     before, _, ordinal = pod.removeprefix(f"{redis(tier)}-").rpartition("-")
     if pod.startswith(f"{redis(tier)}-") and before.isdecimal() and ordinal.isdecimal():
         return int(before), int(ordinal)
@@ -85,17 +73,14 @@ def place_in_cluster(tier: str, pod: str) -> tuple[int, int] | None:
 
 
 def is_single_server(tier: str, pod: str) -> bool:
-    """Return whether a name is that of the one pod of a managed Redis tier that is no cluster."""
     return pod == f"{redis(tier)}-0"
 
 
 def redis_auth(tier: str) -> str:
-    """Return the name of the Secret with a managed Redis tier's passwords."""
     return f"{PREFIX}{tier}-redis-auth"
 
 
 def redis_tls(tier: str) -> str:
-    """Return the name of the Secret with a managed Redis tier's certificate."""
     return f"{PREFIX}{tier}-redis-tls"
 
 
@@ -118,7 +103,6 @@ def gate_dns_names(model: str, namespace: str, cluster_domain: str) -> tuple[str
 
 
 def redis_dns_names(tier: str, namespace: str, cluster_domain: str) -> tuple[str, ...]:
-    """Return the names in a managed Redis tier's certificate: the Service's, and those of its pods by wildcard."""
     service = redis(tier)
     return (
         *service_dns_names(service, namespace, cluster_domain),
@@ -128,45 +112,38 @@ def redis_dns_names(tier: str, namespace: str, cluster_domain: str) -> tuple[str
 
 
 def redis_host(tier: str, namespace: str) -> str:
-    """Return the host name under which a managed Redis tier is reached from any namespace."""
+    """Return the host name of a managed Redis tier, valid from any namespace."""
     return f"{redis(tier)}.{namespace}.svc"
 
 
 def data_keys_secret(epoch: str) -> str:
-    """Return the name of the Secret that holds an epoch's data key: one of sixteen, because a Secret holds 1 MiB."""
+    """Return the Secret name of an epoch's data key: one of sixteen, because a Secret holds 1 MiB."""
     return f"{DATA_KEYS_PREFIX}{epoch[:1]}"
 
 
 def wrapped_keys_secret(domain_id: str, shard: str) -> str:
-    """Return the name of the Secret that holds data keys of a domain as a key management service wrapped them: those of
-    epochs that begin with the digit `shard`."""
+    """Return the Secret name of a domain's KMS-wrapped keys, of epochs that begin with the digit `shard`."""
     return f"{WRAPPED_KEYS_PREFIX}{domain_id}-{shard}"
 
 
 def domain_of_wrapped_keys(secret: str) -> str:
-    """Return the id of the domain whose wrapped keys a Secret of this name holds; empty if it is none of them."""
+    """Return the domain id in a Secret name of wrapped keys; empty for any other name."""
     domain_id, _, shard = secret.removeprefix(WRAPPED_KEYS_PREFIX).rpartition("-")
     return domain_id if domain_id and secret == wrapped_keys_secret(domain_id, shard) else ""
 
 
 def kms_domain(domain_id: str) -> str:
-    """Return the name of the Secret that says where the keys of a domain are that a service wraps."""
     return f"{KMS_DOMAIN_PREFIX}{domain_id}"
 
 
 def receipt(domain_id: str, sequence: int) -> str:
-    """Return the name of the ConfigMap with the receipt of this number in a domain's chain."""
     return f"{RECEIPT_PREFIX}{domain_id}-{sequence:08d}"
 
 
 def deletion_job(erasure: str, tier: str, round: int) -> str:
-    """Return the name that the Job of an erasure (its uid) for a tier, its Secret and its NetworkPolicy share.
-
-    Pods are named and labelled with it.
-    """
+    """Return the shared name of an erasure's Job for a tier, its Secret and its NetworkPolicy. `erasure` is a uid."""
     return f"kvstrata-deletion-{digest([erasure, tier])[:16]}-{round}"
 
 
 def receipt_part(domain_id: str, digest: str, index: int) -> str:
-    """Return the name of the ConfigMap with a part of the receipt that has this digest."""
     return f"kvstrata-part-{domain_id}-{digest[:32]}-{index}"

@@ -1,4 +1,4 @@
-"""Where things are inside of the pods: ports, mount points and files that containers agree on."""
+"""Ports, mount points and files that the containers of a pod share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ HTTP_PORT = 8080
 HEALTH_PORT = 8081
 CACHE_PORT = 5555
 CACHE_HTTP_PORT = 5556
-"""LMCache's own HTTP server, on loopback; not 8080, which is the gate's when TLS is disabled."""
+"""LMCache's HTTP server, on loopback; 8080 is the gate's when TLS is disabled."""
 
 REDIS_PORT = 6379
 REDIS_BUS_PORT = 16379
-"""Where servers of a cluster talk to one another: always 10000 above the other."""
+"""Cluster bus: always the server's port plus 10000."""
 
 PLUGIN = "/kvstrata/plugin"
 PLUGIN_SOURCE = "/opt/kvstrata/plugin"
@@ -32,17 +32,15 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the container's own)
 TEMPORARY = "/tmp"  # noqa: S108  (a volume of each container's own)
 
 DELETION = "/run/kvstrata/deletion"
-"""Where a deletion Job finds its order, and the files that this names."""
+"""A deletion Job's order, and the files that it names."""
 
 REDIS_TLS = "/etc/kvstrata/tls"
 REDIS_AUTH = "/etc/kvstrata/auth"
 
 
 def tier_directory(tier: str) -> str:
-    """Return the folder of the cache container that holds a tier's credentials."""
     return f"{TIERS}/{tier}"
 
 
 def nvme_directory(tier: str) -> str:
-    """Return the folder of the cache container that a tier's files are in."""
     return f"{NVME}/{tier}"

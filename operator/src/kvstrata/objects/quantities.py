@@ -1,7 +1,6 @@
-"""Quantities as the apiserver writes them.
+"""Quantities in the canonical form of the apiserver: `1024Mi` becomes `1Gi`, `0.5` becomes `500m`.
 
-The apiserver parses a quantity and returns its canonical form: `1024Mi` comes back as `1Gi`, `0.5` as `500m`. The
-operator skips a write when the live object already holds what it wants, so it must want canonical forms.
+The operator skips a write when the live object equals the desired one, so desired quantities must be canonical.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 MOST = (1 << 63) - 1
-"""The apiserver stores more than this, when it is written with a binary suffix, as this."""
+"""The apiserver stores larger values with a binary suffix as this."""
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]+))?")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -24,10 +23,8 @@ _EXPONENTS = {suffix: exponent for exponent, suffix in _DECIMAL.items()}
 
 
 def canonical_quantity(text: str) -> str:
-    """Return the form in which the apiserver stores a quantity (apimachinery's `Quantity.String`).
-
-    Raises ValueError for what is not a quantity.
-    """
+    """Return the form in which the apiserver stores a quantity (apimachinery's `Quantity.String`). Raises ValueError
+    for what is not a quantity."""
     found = _QUANTITY.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a quantity")
@@ -42,7 +39,6 @@ def canonical_quantity(text: str) -> str:
 
 
 def canonical_amounts(amounts: Mapping[str, str]) -> dict[str, str]:
-    """Return resource amounts in canonical form."""
     return {name: canonical_quantity(str(amount)) for name, amount in amounts.items()}
 
 
@@ -58,12 +54,11 @@ def binary(size_bytes: int) -> str:
 
 
 def readable(size_bytes: int) -> str:
-    """Return a size for readers: whole mebibytes, where it has any."""
+    """Return a size for messages: whole mebibytes, or the exact size below one."""
     return binary(size_bytes // MIB * MIB or size_bytes)
 
 
 def round_up(size_bytes: int, unit_bytes: int = MIB) -> int:
-    """Return the size rounded up to whole units."""
     return -(-size_bytes // unit_bytes) * unit_bytes
 
 
@@ -73,7 +68,7 @@ def _decimal(value: Fraction) -> str:
 
 
 def _thousands(value: Fraction) -> tuple[int, int]:
-    """Return (integer, power of ten that is a multiple of three), the integer as small as it gets; nano at least."""
+    """Return (integer, power of ten that is a multiple of three) with the smallest integer; nano at least."""
     whole = math.ceil(value * 10**9)
     if whole == 0:
         return 0, 0

@@ -1,4 +1,4 @@
-"""Secrets: bundles, keys, passwords and certificates. Values come in as bytes and go out as base64."""
+"""Secrets: bundles, keys, passwords and certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ PASSWORD_KEYS: Mapping[str, str] = {
     ADMIN_USER: names.ADMIN_PASSWORD_KEY,
     REPLICATION_USER: names.REPLICATION_PASSWORD_KEY,
 }
-"""By the user of a managed Redis server, the key of its password in the tier's Secret."""
 
 
 def build_secret(
@@ -26,7 +25,6 @@ def build_secret(
     owner: Mapping[str, Any] | None,
     data: Mapping[str, bytes],
 ) -> dict[str, Any]:
-    """Return a Secret with `data`, owned by `owner` or by nobody."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -37,12 +35,12 @@ def build_secret(
 
 
 def build_signing_key(operator_namespace: str, data: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the Secret of the key that signs receipts. It has no owner: receipts of it may have to be continued."""
+    """Return the Secret of the receipts' signing key. It has no owner, because its chains may have to be continued."""
     return build_secret(names.RECEIPTS_KEY_SECRET, operator_namespace, labels.of_receipts("signing-key"), None, data)
 
 
 def redis_auth_data(domain_id: str, passwords: Passwords) -> dict[str, bytes]:
-    """Return the data of a managed Redis tier's Secret: the password to use of each user, and the ACL file that admits
-    all of them."""
+    """Return the data of a managed Redis tier's Secret: each user's current password, and the ACL file that admits
+    all."""
     to_use = {key: passwords[user][0].encode() for user, key in PASSWORD_KEYS.items()}
     return to_use | {names.ACL_FILE_KEY: users_acl(domain_id, passwords)}

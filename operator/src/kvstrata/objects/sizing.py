@@ -1,7 +1,7 @@
-"""How much memory volumes and containers get.
+"""Memory of volumes and containers.
 
-Pages of a memory-backed volume are charged to the container that first touches them, and blocks are written by the
-engine as well as by the cache server: so the memory of the CPU tier counts in the limits of both.
+Pages of a memory-backed volume are charged to the container that touches them first, and both engine and cache server
+write blocks: so the CPU tier's memory counts in the limits of both.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, MAX_POO
 from .quantities import GIB, MIB, round_up
 
 STAGING_BYTES = 512 * MIB
-"""Memory of the cache server when no tier of medium CPU is listed: blocks pass through it to slower tiers."""
+"""Memory of the cache server without a CPU tier: blocks pass through it to slower tiers."""
 
 SHARED_MEMORY_MARGIN_BYTES = 512 * MIB
 SHARED_MEMORY_PER_RANK_BYTES = GIB
-"""NCCL and the engine's own message queues live in /dev/shm too, once there is more than one rank."""
+"""With several ranks, NCCL and the engine's message queues use /dev/shm too."""
 
 CACHE_BASE_REQUEST_BYTES = 512 * MIB
 CACHE_BASE_LIMIT_BYTES = 1536 * MIB
 POLICY_VOLUME_BYTES = 64 * MIB
 POLICY_VOLUME_STEP = 4
 KEYS_OF_A_SHARD_BYTES = MIB
-"""What the data keys of a full bundle shard take as files: some 220 of them, a page of memory each."""
+"""Data key files of a full bundle shard: some 220, one page of memory each."""
 
 MANIFESTS_BYTES = 2 * MAX_POOLS * MAX_VERSIONS * MAX_CHUNKS * CHUNK_HASH_BYTES
-"""What the manifests of all pools take that a model can have, and those that they replace until these are removed."""
+"""Manifests of all possible pools of a model, and of those that they replace."""
 
 GATE_REQUEST_BYTES = 96 * MIB
 GATE_LIMIT_BYTES = 384 * MIB
 
 REDIS_STORED_PERCENT = 80
-"""How much of a Redis tier's capacity blocks may take: the rest is for their index and the allocator's rounding."""
+"""Part of a Redis tier's capacity for blocks; the rest is for their index and the allocator's rounding."""
 
 CLUSTER_STORED_PERCENT = 65
-"""The same in a cluster, where a scope's sixteen buckets fall on servers by chance: some hold more than their share."""
+"""The same in a cluster, where a scope's sixteen buckets fall on servers by chance, some above their share."""
 
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
@@ -48,10 +48,10 @@ BUFFER_DIVISOR, MIN_BUFFER_BYTES = 8, 64 * MIB
 
 
 def policy_volume_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
-    """Return the size limit of the volume with the policy, pools' manifests and, for pods that encrypt, data keys.
+    """Return the size limit of the volume with policy, pool manifests and data key files (one per encrypted scope).
 
-    Each scope's key is a file. Another limit restarts pods, so it follows the number of the bundle's shards, which
-    never shrinks, in steps of four, and leaves room for twice as many keys as there can be when a step is taken.
+    Another limit restarts pods, so it follows the number of the bundle's shards, which never shrinks, in steps of four,
+    with room for twice the keys at each step.
     """
     size = POLICY_VOLUME_BYTES
     if any(tier.spec.encryption_required for tier in tiers):
@@ -66,16 +66,13 @@ def gate_limit_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
 
 
 def l1_bytes(tiers: Sequence[CacheTier]) -> int:
-    """Return the size of the cache server's memory: the CPU tier's, or a staging area without one."""
     sizes = [tier.spec.capacity_bytes or 0 for tier in tiers if tier.spec.medium is Medium.CPU]
     return sum(sizes) or STAGING_BYTES
 
 
 def stored_bytes(spec: CacheTierSpec) -> int | None:
-    """Return how much of a tier all blocks together may take: in each pod, or in all of a Redis tier.
-
-    None for a medium without a capacity. It is what can be guaranteed, too.
-    """
+    """Return the bytes that all blocks of a tier may take, per pod or in all of Redis; None without a capacity.
+    Guarantees add up to this at most."""
     if spec.capacity_bytes is None:
         return None
     percent = spec.high_watermark_percent
@@ -85,7 +82,6 @@ def stored_bytes(spec: CacheTierSpec) -> int | None:
 
 
 def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
-    """Return the size limit of /dev/shm, in whole MiB."""
     ranks = model.spec.engine.effective_tensor_parallel_size
     size = SHARED_MEMORY_MARGIN_BYTES + (ranks * SHARED_MEMORY_PER_RANK_BYTES if ranks > 1 else 0)
     if model.spec.cache_server.effective_transfer is Transfer.ENGINE_DRIVEN:
@@ -94,33 +90,31 @@ def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
 
 
 def shard_bytes(spec: CacheTierSpec) -> int:
-    """Return a shard's part of a managed Redis tier's capacity; all of it for a single server."""
+    """Return the capacity of one shard of a managed Redis tier; all of it for a single server."""
     managed = spec.redis.managed if spec.redis is not None else None
     return -(-(spec.capacity_bytes or 0) // (managed.effective_shards if managed is not None else 1))
 
 
 def replication_backlog_bytes(part_bytes: int) -> int:
-    """Return how much of what was written a primary keeps for replicas that were away for a moment."""
+    """Return the size of the backlog that a primary keeps for briefly disconnected replicas."""
     return min(max(part_bytes // BACKLOG_DIVISOR, MIN_BACKLOG_BYTES), MAX_BACKLOG_BYTES)
 
 
 def replication_buffer_bytes(part_bytes: int) -> int:
-    """Return how much may wait for a replica that reads slowly or loads; beyond it, it has to load anew."""
+    """Return the output buffer of a slow or loading replica; beyond it, the replica reloads."""
     return max(part_bytes // BUFFER_DIVISOR, MIN_BUFFER_BYTES)
 
 
 def redis_maxmemory_bytes(spec: CacheTierSpec) -> int:
-    """Return `maxmemory` of each managed Redis server: its part of the capacity.
-
-    In a cluster the replication backlog comes on top, because it counts; replicas' buffers do not.
-    """
+    """Return `maxmemory` of each managed Redis server. In a cluster it includes the replication backlog, which Redis
+    counts; replicas' buffers are not counted."""
     part_bytes = shard_bytes(spec)
     return part_bytes + replication_backlog_bytes(part_bytes) if spec.is_cluster else part_bytes
 
 
 def redis_memory_limit_bytes(spec: CacheTierSpec) -> int:
-    """Return the memory limit of each managed Redis server: a quarter above `maxmemory` for fragmentation and clients,
-    and in a cluster what may wait for replicas."""
+    """Return the memory limit of a managed Redis server: `maxmemory` plus a quarter for fragmentation and clients, and
+    in a cluster the replicas' buffers."""
     maxmemory_bytes = redis_maxmemory_bytes(spec)
     buffer_bytes = replication_buffer_bytes(shard_bytes(spec)) if spec.is_cluster else 0
     return round_up(maxmemory_bytes + maxmemory_bytes // REDIS_MARGIN_DIVISOR + REDIS_MARGIN_BYTES + buffer_bytes)

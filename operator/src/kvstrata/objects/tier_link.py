@@ -1,6 +1,6 @@
-"""How a Redis tier is reached: address, TLS and the Secrets that hold password and certificate authority.
+"""How a Redis tier is reached: address, TLS, and the Secrets with password and certificate authority.
 
-Pods and operator use the same link, so that what the operator probes is what pods talk to.
+Pods and operator use the same link, so that the operator probes what pods use.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER
 
 @dataclass(frozen=True, slots=True)
 class SecretFiles:
-    """Keys of a Secret and the file names that they get."""
-
     secret: str
     items: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RedisLink:
-    """A tier's addresses as (host, port), and the Secrets beside them, each as (Secret, key) or None.
-
-    `ca` None means plain text, `username` None the default user. `operator_username` and `operator_password` are the
-    operator's own user's where the operator runs the servers.
-    """
+    """Addresses (host, port) of a tier, and its Secrets as (Secret, key) or None. `ca` None means plain text,
+    `username` None the default user. The operator's own user is set on managed servers only."""
 
     endpoints: tuple[tuple[str, int], ...]
     ca: tuple[str, str] | None
@@ -72,8 +67,8 @@ def redis_link(tier: CacheTier) -> RedisLink | None:
 def servers(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
     """Return the servers that a tier names, as (labels of the host, port), so that equal ones are equal.
 
-    A Service of the cluster has several names: they are told from other hosts' by their form, since only a cluster
-    knows its own domain. Managed servers' pods count as their Service.
+    A Service has several names, recognised by their form, since only a cluster knows its own domain. Pods of managed
+    servers count as their Service.
     """
     link = redis_link(tier)
     if link is None:
@@ -84,7 +79,6 @@ def servers(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
 
 
 def _pods(tier: CacheTier) -> list[str]:
-    """Return the names of the pods of servers that the operator runs."""
     managed = tier.spec.redis.managed if tier.spec.redis is not None else None
     if managed is None:
         return []
@@ -95,7 +89,7 @@ def _pods(tier: CacheTier) -> list[str]:
 
 
 def _labels(host: str, namespace: str) -> tuple[str, ...]:
-    """Return a host's labels; of a Service's names without what follows its namespace."""
+    """Return a host's labels; for a Service only its name and namespace."""
     if ":" in host or host.replace(".", "").isdigit():
         return (host.lower(),)
     labels = host.lower().rstrip(".").split(".")
@@ -115,7 +109,6 @@ def redis_tls_secret(tier: CacheTier) -> str | None:
 
 
 def tier_secrets(tier: CacheTier) -> tuple[SecretFiles, ...]:
-    """Return what the cache container needs as files to use a tier; empty for tiers without credentials."""
     link = redis_link(tier)
     if link is None:
         return ()

@@ -1,1 +1,1 @@
-"""Decisions: one pure function a kind, from a snapshot of the world to a plan of what to write."""
+"""Decisions: one pure function per kind, from a snapshot of the world to a plan of writes."""

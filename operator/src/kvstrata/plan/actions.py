@@ -1,4 +1,4 @@
-"""What a plan consists of."""
+"""Parts of a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstrata.plan.questions import IsolationQuestion, PoolQuestion
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Why something is as it is: a reason of the API and a sentence that names the object and the fix."""
+    """A reason of the API, and a sentence that names the object and the fix."""
 
     reason: str
     message: str
@@ -25,10 +25,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class StatusWrite:
-    """A status to write, if the object is still at `resource_version`. A None value removes its field.
-
-    `can_wait` is whether it tells of progress only, so that the writer may let a later one take its place.
-    """
+    """A status to write if the object is still at `resource_version`. A None value removes its field. `can_wait`: it
+    reports progress only, so a later one may replace it."""
 
     key: Key
     resource_version: str
@@ -37,8 +35,6 @@ class StatusWrite:
 
 
 class Material(StrEnum):
-    """What a generated Secret holds."""
-
     DOMAIN_KEY = "DomainKey"
     DATA_KEYS = "DataKeys"
     REDIS_USERS = "RedisUsers"
@@ -47,14 +43,12 @@ class Material(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EnsureSecret:
-    """Make a Secret with fresh material; one that exists is overwritten only with `renew`, for what cannot be used.
-    Passwords are kept even then.
+    """Create a Secret with fresh material; `renew` also replaces unusable material of an existing one, but no password.
 
-    `dns_names` are the subject alternative names of a certificate; one that is `for_peers` is good for calling others
-    like it, too. `domain` is the domain id whose keys the users of a Redis tier may reach. A Secret of data keys gets a
-    fresh one for each of `epochs` that it has none for, and loses those of `spent`; its other keys are left alone.
-    `honours` is the wish to rotate passwords that fresh ones grant. `drawn_for` is the restore after which keys are
-    drawn: a domain's key that was drawn for it is left alone, and data keys that were not are not kept.
+    `for_peers`: the certificate is valid for clients too. `domain` limits the keys of a Redis tier's users. A Secret of
+    data keys gets a fresh one for each of `epochs` without one and loses those of `spent`; other keys stay. `honours`
+    is the rotation request that fresh passwords grant. `drawn_for` is the restore after which keys are drawn: a domain
+    key drawn for it stays, data keys that were not are dropped.
     """
 
     name: str
@@ -73,7 +67,7 @@ class EnsureSecret:
 
 @dataclass(frozen=True, slots=True)
 class KeepInKms:
-    """Have the KMS wrap a data key for each of `epochs` that has none, and delete what wraps those of `spent`."""
+    """Have the KMS wrap a data key for each of `epochs` without one, and delete the wrapping keys of `spent`."""
 
     epochs: tuple[str, ...] = ()
     spent: tuple[str, ...] = ()
@@ -81,11 +75,10 @@ class KeepInKms:
 
 @dataclass(frozen=True, slots=True)
 class CommitBundle:
-    """Write a model's bundle: its changed shards into their free slots, then the root, conditionally.
+    """Write a model's bundle: changed shards into their free slots, then the root, conditionally.
 
-    `shards` maps the index of each changed shard to its bytes, `pool_shards` that of each changed shard of a pool;
-    `resource_version` is the root's, None to create it; `entries` and `pools` are the whole content, as the store will
-    hold it, `compiled`, `keyless` and `pool_indexes` what those of `CommittedBundle` will be.
+    `shards` and `pool_shards` hold changed shards by index; `resource_version` is the root's, None to create it;
+    `entries` and `pools` are the whole content; the rest as in `CommittedBundle`.
     """
 
     model: str
@@ -103,7 +96,7 @@ class CommitBundle:
 
 @dataclass(frozen=True, slots=True)
 class EmptySecrets:
-    """Take out what Secrets of a model's bundle hold that no reader needs, each if it is still at its version."""
+    """Remove contents that no reader needs from Secrets of a model's bundle, each if still at its version."""
 
     model: str
     versions: Mapping[str, str]
@@ -114,9 +107,8 @@ class EmptySecrets:
 class ProbeBackend:
     """Ask a Redis tier whether it serves.
 
-    `password_secret` and `authority_secret` name Secrets and keys in them (name, key), or are None where there is
-    neither password nor TLS. With a `domain`, whose keys pods will use, everything is asked that has to hold of an
-    external server, in a `cluster` of each primary.
+    `password_secret` and `authority_secret` are (name, key), None without password or TLS. With a `domain`, all
+    requirements of an external server are checked, in a `cluster` on each primary.
     """
 
     tier: str
@@ -130,11 +122,11 @@ class ProbeBackend:
 
 
 class Turn(StrEnum):
-    """One step in the life of a Secret with credentials; each is one write, and what it leaves behind tells the next.
+    """One step in the life of a Secret with credentials; each is one write, and its result determines the next.
 
-    Of passwords: `STAGE` draws the following ones and admits them beside the current, `PROMOTE` makes them those that
-    are used, `RETIRE` admits the previous no more. Of a certificate: `TRUST` adds the operator's new authority to those
-    that clients trust, `ISSUE` makes a new certificate, `DISTRUST` takes out the former authorities.
+    Passwords: `STAGE` draws the next ones and admits them beside the current, `PROMOTE` puts them in use, `RETIRE`
+    drops the previous ones. Certificates: `TRUST` adds the operator's new authority, `ISSUE` makes a new certificate,
+    `DISTRUST` removes former authorities.
     """
 
     STAGE = "Stage"
@@ -147,11 +139,8 @@ class Turn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TurnSecret:
-    """Take a Secret with credentials one step on, if it is still at `resource_version`.
-
-    `domain` is the domain id whose keys users may reach, `honours` the wish to rotate that is granted by it,
-    `dns_names` and `for_peers` are those of a certificate, as in EnsureSecret.
-    """
+    """Take one step with a Secret of credentials, if it is still at `resource_version`. `domain`, `honours`,
+    `dns_names` and `for_peers` are as in EnsureSecret."""
 
     name: str
     turn: Turn
@@ -165,11 +154,8 @@ class TurnSecret:
 
 
 class Order(StrEnum):
-    """What a managed server is told about credentials; every order may be given twice.
-
-    `SET_USERS` gives it users, rights and passwords as the Secret says, `FOLLOW` the current password for following a
-    primary, `LOAD_CERTIFICATE` has it read the files of its certificate again.
-    """
+    """An idempotent instruction to a managed server about credentials. `SET_USERS` sets users, rights and passwords as
+    in the Secret, `FOLLOW` the password for following a primary, `LOAD_CERTIFICATE` reloads the certificate's files."""
 
     SET_USERS = "SetUsers"
     FOLLOW = "Follow"
@@ -178,8 +164,6 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManagedServer:
-    """A server that the operator runs: the name by which plans know it, where it is, and what its certificate names."""
-
     name: str
     endpoint: str
     server_name: str
@@ -187,11 +171,10 @@ class ManagedServer:
 
 @dataclass(frozen=True, slots=True)
 class TendServers:
-    """Give the orders, by the server's name, then look at what all servers of a managed tier have.
+    """Send the orders, by server name, then read the credentials of all servers of a managed tier.
 
-    `users_secret` and `tls_secret` (None in plain text) name its Secrets; what they say at that moment is what is
-    ordered. `foreign_tls` is whether its user made the latter, so that it is known from looks only, `follows` whether
-    servers follow primaries.
+    The Secrets are read at that moment; `tls_secret` is None in plain text. `foreign_tls`: the latter is its user's,
+    known from looks only. `follows`: servers follow primaries.
     """
 
     tier: str
@@ -205,10 +188,10 @@ class TendServers:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileCluster:
-    """Have the servers of a managed cluster become what `goal` says, and stay it, until the next order for the tier.
+    """Keep the servers of a managed cluster at `goal` until the next order for the tier.
 
-    `password_secret` and `authority_secret` name Secrets and keys in them (name, key); no authority means plain text.
-    Certificates name `server_name`; `endpoint` is the address by which plans know the tier's servers.
+    `password_secret` and `authority_secret` are (name, key); no authority means plain text. Certificates name
+    `server_name`; `endpoint` is the tier's address in plans.
     """
 
     tier: str
@@ -223,10 +206,8 @@ class ReconcileCluster:
 
 @dataclass(frozen=True, slots=True)
 class CarryOutErasure:
-    """Take up the erasure that the object of this UID orders, or have whoever carries it out look what is new.
-
-    That is an eager invalidation, or a policy that is deleted and can have none.
-    """
+    """Start the erasure that the object of this UID orders, or wake the running one. The object is an eager
+    invalidation, or a deleted policy that can have none."""
 
     kind: str
     name: str
@@ -235,7 +216,7 @@ class CarryOutErasure:
 
 @dataclass(frozen=True, slots=True)
 class EndErasure:
-    """Remove what is kept of an erasure that is over, then the finalizer of the invalidation that ordered it."""
+    """Remove the record of a finished erasure, then the finalizer of the invalidation."""
 
     kind: str
     name: str
@@ -244,10 +225,8 @@ class EndErasure:
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizers:
-    """Set the finalizers of the planned object, if it is still at `resource_version`.
-
-    `unproven` is said in the log where an object goes that was to leave a receipt, and leaves none.
-    """
+    """Set the finalizers of the planned object, if it is still at `resource_version`. `unproven` is logged when an
+    object goes without the receipt that it should leave."""
 
     finalizers: tuple[str, ...]
     resource_version: str
@@ -256,15 +235,13 @@ class SetFinalizers:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create an object that users may also write, so it is never applied over theirs."""
+    """Create an object that users may also write; it is never applied over theirs."""
 
     body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Delete an object, if it still has this UID."""
-
     kind: str
     name: str
     uid: str
@@ -272,14 +249,14 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class ReadForeign:
-    """Read objects of others, by kind and name, whose names the planned object needs: are they still there?"""
+    """Check whether foreign objects, by kind and name, still hold names that the planned object needs."""
 
     slots: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimFormer:
-    """Have a round of the deletion of a former cache run, from all Redis tiers of the namespace."""
+    """Run a round of the deletion of a former cache from all Redis tiers of the namespace."""
 
     cache: FormerCache
     round: int
@@ -287,7 +264,7 @@ class ReclaimFormer:
 
 @dataclass(frozen=True, slots=True)
 class TellFormer:
-    """Show by a metric how many former identities of a model have blocks that are yet to be deleted."""
+    """Export a metric: the number of a model's former identities with blocks to delete."""
 
     model: str
     waiting: int
@@ -295,7 +272,7 @@ class TellFormer:
 
 @dataclass(frozen=True, slots=True)
 class EndReclaim:
-    """Let a former cache be deleted no further, and remove what was made for its deletion, before status says so."""
+    """Stop the deletion of a former cache and remove its objects, before status reports it."""
 
     cache: FormerCache
 
@@ -312,7 +289,7 @@ Question = (
     | ErasureOrder
     | ReclaimQuestion
 )
-"""Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
+"""Actions that change no object of the plan; their results are facts of a later plan, and no plan waits for them."""
 
 Write = (
     EnsureSecret | KeepInKms | TurnSecret | CommitBundle | EmptySecrets | SetFinalizers | Create | Remove | EndReclaim
@@ -322,11 +299,8 @@ Action = Write | Question
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do for one key, in this order: actions, objects, deletions, statuses, then other keys.
-
-    `apply` holds full desired objects; the writer skips those that the server already has. `wake_after_s` is when to
-    plan again if nothing else happens.
-    """
+    """What to do for one key, in this order: actions, objects, deletions, statuses, then other keys. `apply` holds full
+    desired objects; the writer skips those that the server already has. Plan again after `wake_after_s`."""
 
     actions: tuple[Action, ...] = ()
     apply: tuple[Mapping[str, Any], ...] = ()
@@ -336,5 +310,4 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether this plan writes nothing."""
         return not (self.apply or self.statuses or [a for a in self.actions if not isinstance(a, Question)])

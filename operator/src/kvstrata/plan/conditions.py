@@ -1,4 +1,4 @@
-"""Conditions: set by one function, so that a status is written only when it says something new."""
+"""Conditions, and status writes only on change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstrata.model.refs import Key
 from kvstrata.plan.actions import Decision, StatusWrite
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
-"""What the server leaves out: writing one over another says nothing new."""
+"""Values that the server drops, equal to one another."""
 
 READY = "Ready"
 RECONCILING = "Reconciling"
@@ -23,7 +23,7 @@ STALLED = "Stalled"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The state of one condition before it is dated."""
+    """A condition before it has a transition time."""
 
     type: str
     status: ConditionStatus
@@ -32,25 +32,20 @@ class Finding:
 
 
 def true(kind: str, reason: str, message: str = "") -> Finding:
-    """Return a condition that holds."""
     return Finding(kind, ConditionStatus.TRUE, reason, message)
 
 
 def false(kind: str, reason: str, message: str = "") -> Finding:
-    """Return a condition that does not hold."""
     return Finding(kind, ConditionStatus.FALSE, reason, message)
 
 
 def unknown(kind: str, reason: str, message: str = "") -> Finding:
-    """Return a condition that nobody can tell."""
     return Finding(kind, ConditionStatus.UNKNOWN, reason, message)
 
 
 def kstatus(stalled: Decision | None, pending: Decision | None, ready: Decision) -> tuple[Finding, Finding, Finding]:
-    """Return Ready, Reconciling and Stalled, consistent with one another.
-
-    `stalled` is what only a person can change, `pending` what the operator waits for, `ready` what holds otherwise.
-    """
+    """Return consistent Ready, Reconciling and Stalled. `stalled` needs a person, `pending` is what the operator waits
+    for, `ready` holds otherwise."""
     if stalled:
         return (
             false(READY, stalled.reason, stalled.message),
@@ -79,12 +74,11 @@ def write_status(
     kept: Iterable[Condition] = (),
     can_wait: bool = False,
 ) -> tuple[StatusWrite, ...]:
-    """Return the status write of `resource`, or nothing if its status says all this already.
+    """Return the status write of `resource`, or nothing if its status is the same.
 
-    `fields` are further fields of status in API form; a None value removes its field. A condition keeps the time of
-    its last transition while its status stays; the order of conditions is that of `findings`, and
-    after them come those of `kept` that no finding replaces, as they are. `can_wait` says that this is progress only:
-    nothing is lost if the status that follows it is written instead.
+    `fields` are in API form; a None value removes its field. A condition keeps its transition time while its status
+    stays. Conditions are in the order of `findings`, then unchanged those of `kept` that no finding replaces.
+    `can_wait`: progress only, which the next status may replace.
     """
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
@@ -114,7 +108,7 @@ def write_status(
 
 
 def tells_only(resource: Resource, write: StatusWrite, fields: Collection[str]) -> bool:
-    """Whether a write changes nothing of a status but these fields, in API form, and messages of conditions."""
+    """Whether a write changes only these fields, in API form, and messages of conditions."""
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
     before = [_without_message(condition.to_kubernetes()) for condition in status.conditions]
     now = [_without_message(condition) for condition in write.status.get("conditions", ())]
@@ -128,7 +122,6 @@ def _without_message(condition: Mapping[str, Any]) -> dict[str, Any]:
 def status_from_nothing(
     statuses: Mapping[str, str], reason: str, message: str, generation: int, now: datetime
 ) -> dict[str, Any]:
-    """Return a status with these conditions for an object whose own status cannot be read."""
     return {
         "observedGeneration": generation,
         "conditions": [

@@ -1,7 +1,7 @@
-"""Isolation: which pods are to be probed, what follows from what they found, and what stands until somebody acts.
+"""Isolation: which pods to probe, and what their results mean.
 
-A failure stands in the model's status until its cacheGeneration is raised: that alone makes unreachable what may have
-been stored under a name that others share. A probe that finds nothing later looked in other scopes, perhaps.
+A failure stands in the model's status until its cacheGeneration is raised, which alone makes wrongly shared blocks
+unreachable. A later probe without findings may have read other scopes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from kvstrata.plan.questions import ProbePod, TellIsolation
 
 KIND = ConditionType.ISOLATION_VERIFIED
 READERS = 8
-"""In how many foreign scopes a probe looks."""
 
 SOON_S = 60.0
-"""How long after a probe the next one begins that keyspaces which changed ask for, or one that showed nothing."""
+"""Delay of the next probe after changed keyspaces or an inconclusive probe."""
 
 LATE_INTERVALS = 3
-"""After so many intervals without an answer what was shown is too old to be believed."""
+"""Intervals without an answer after which a result is too old."""
 
 _REASONS = {
     ProbeOutcome.FOREIGN_HIT: ModelReason.FOREIGN_HIT,
@@ -42,10 +41,8 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The condition IsolationVerified, and what status says of probes, in API form; None leaves it out.
-
-    `failed_now` is whether a failure was found that status does not tell of yet.
-    """
+    """The condition IsolationVerified, and the probe status in API form, None to omit it. `failed_now`: the failure is
+    not in status yet."""
 
     finding: Finding
     status: dict[str, Any] | None = field(default=None)
@@ -53,23 +50,22 @@ class Isolation:
 
 
 def failure_stands(model: CachedModel) -> bool:
-    """Whether a failure was found in the generation of the cache that is declared."""
+    """Whether a failure was found in the declared cache generation."""
     told = model.status.probe
     return bool(told and told.failure and told.failure.cache_generation >= model.spec.effective_cache_generation)
 
 
 def is_fenced(model: CachedModel) -> bool:
-    """Whether the model reuses nothing because of a failure."""
     return failure_stands(model) and model.spec.on_probe_failure is OnProbeFailure.FENCE_REUSE
 
 
 def probes_due(
     world: World, model: CachedModel, now: datetime
 ) -> tuple[tuple[ProbePod | TellIsolation, ...], float | None]:
-    """Return whom to ask now, and after how many seconds somebody is due next; None while nobody can be.
+    """Return the pods to ask now, and the seconds until the next is due; None if no pod can be asked.
 
-    A pod is asked when it never was (its processes, to be exact), when the interval is over, and soon after keyspaces
-    changed or a probe showed nothing. It has to have acknowledged the bundle by then.
+    A pod is due if its present processes were never asked, after the interval, and soon after changed keyspaces or an
+    inconclusive probe. It must have acknowledged the bundle.
     """
     told = model.status.probe
     telling = (TellIsolation(model.name, failure_stands(model)),) if told is not None and told.failure else ()
@@ -80,7 +76,7 @@ def probes_due(
     due, next_s = list[ProbePod](), list[float]()
     for pod in world.serving_pods(model.name):
         if not _can_be_asked(world, pod, revision):
-            # It is planned anew when it says so.
+            # Its acknowledgement triggers another plan.
             continue
         left_s = _left_s(world, model, pod, keyspaces, now)
         if left_s <= 0:
@@ -93,8 +89,8 @@ def probes_due(
 def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
     """Return what is proven of a model's isolation.
 
-    In this order: a failure that stands or was just found; nothing is reused, or no probe wanted; nobody serves; a pod
-    cannot be probed, was not yet, or not in a long time; a control missed, or there is one scope only; it is shown.
+    In this order: a standing or new failure; no reuse, or no probe wanted; no pods; a pod that cannot be probed, was
+    not yet, or not recently; a missed control, or a single scope; success.
     """
     told = model.status.probe
     before = told.to_kubernetes() if told is not None else None
@@ -121,7 +117,6 @@ def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
 
 
 def failure_message(pod: str, said: Probed) -> str:
-    """Return what a probe found, for people."""
     where = ", ".join(row.tier or row.medium for row in said.tiers if row.foreign_hits or row.altered_hits)
     if said.outcome is ProbeOutcome.WRONG_HIT:
         found = "blocks of one prompt were found for another"
@@ -172,7 +167,7 @@ def _doubt(
 def _shown(
     model: CachedModel, pods: int, shown: Sequence[Shown], before: dict[str, Any] | None, now: datetime
 ) -> Isolation:
-    """Return that it is shown; status and message are renewed once in an interval, not with each pod."""
+    """Return success; status and message change once per interval, not with each pod."""
     condition = model.status.condition(KIND)
     told = model.status.probe
     fresh = (
@@ -189,18 +184,18 @@ def _shown(
         "time": format_timestamp(oldest), "revision": revision, "pods": len(shown), "lookups": lookups,
         "controls": controls,
     }  # fmt: skip
-    # What failed in an earlier generation of the cache stays to be read.
+    # Keep the failure of an earlier cache generation on record.
     failure = {"failure": before["failure"]} if before and "failure" in before else {}
     return Isolation(true(KIND, ModelReason.ISOLATION_SHOWN, message), status | failure)
 
 
 def _report(world: World, pod: Pod) -> ProbeReport | None:
-    """Return a pod's last report, if the processes that it is of still run."""
+    """Return a pod's last report, if the same processes still run."""
     report, told = world.probes.get(pod.uid), world.states.get(pod.uid)
     if report is None or report.shown is None or told is None:
         return report
     said = report.shown.probed
-    # A cache server that is away has not changed yet.
+    # An absent cache server has not changed yet.
     same = said.gate_boot == told.state.gate_boot and said.cache_boot in (told.state.cache_boot, "")
     return report if same or not told.state.cache_boot else None
 
@@ -211,7 +206,7 @@ def _can_be_asked(world: World, pod: Pod, revision: int) -> bool:
 
 
 def _left_s(world: World, model: CachedModel, pod: Pod, keyspaces: str, now: datetime) -> float:
-    """Return in how many seconds a pod is to be asked, 0 or less for now."""
+    """Return the seconds until a pod is due, 0 or less for now."""
     report = _report(world, pod)
     if report is None:
         return 0.0
@@ -225,7 +220,7 @@ def _left_s(world: World, model: CachedModel, pod: Pod, keyspaces: str, now: dat
 
 
 def _holds(shown: Shown, keyspaces: str) -> bool:
-    """Whether a probe is as good as another one now would be."""
+    """Whether a new probe would add nothing."""
     return shown.keyspaces == keyspaces and shown.probed.outcome is ProbeOutcome.ISOLATED
 
 
@@ -234,7 +229,7 @@ def _failed(shown: Shown) -> bool:
 
 
 def _generation_is_out(model: CachedModel) -> bool:
-    """Whether all pods are of the declared generation: what pods of an earlier one find was found before."""
+    """Whether all pods are of the declared generation: findings of earlier pods are not new."""
     return (model.status.cache_generation or 0) == model.spec.effective_cache_generation
 
 
@@ -243,14 +238,13 @@ def _is_late(model: CachedModel, at: datetime, now: datetime) -> bool:
 
 
 def _shown_lately(model: CachedModel, now: datetime) -> bool:
-    """Whether status says that isolation was shown, and when is not too long ago: pods that joined have so long."""
+    """Whether status shows recent success, which new pods may rely on until their first probe."""
     told, condition = model.status.probe, model.status.condition(KIND)
     was_true = condition is not None and condition.status == "True"
     return was_true and told is not None and told.time is not None and not _is_late(model, told.time, now)
 
 
 def _keyspaces(world: World, model: CachedModel) -> str:
-    """Return a digest of the keyspaces that the model's bundle allows: it changes when one is rolled, comes or goes."""
     bundle = world.bundles[model.name].bundle
 
     def compute() -> str:

@@ -1,4 +1,4 @@
-"""Objects of ours and of others: what belongs to someone else is never taken over, what is no longer wanted goes."""
+"""Ownership of objects: foreign ones are never taken over, unwanted ones of the operator are deleted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from kvstrata.objects import labels
 from kvstrata.plan.actions import Decision, ReadForeign, Remove
 
 FOREIGN_S = 15.0
-"""How often to look whether objects of others still have the names that an object of ours needs."""
 
 
 def is_ours(live: Mapping[str, Any], owner: str) -> bool:
-    """Whether an object belongs to the one of UID `owner`.
-
-    A Secret may also be known by our label: one that a backup brought back has an owner of another UID, or none.
-    """
+    """Whether an object belongs to the one of UID `owner`. A Secret also by the operator's label: one restored from a
+    backup has an owner of another UID, or none."""
     metadata = live["metadata"]
     if live["kind"] != "Secret":
         return owner in controllers(live)
@@ -28,15 +25,13 @@ def is_ours(live: Mapping[str, Any], owner: str) -> bool:
 
 
 def has_our_label(live: Mapping[str, Any]) -> bool:
-    """Whether watches show an object to us."""
+    """Whether watches show the object."""
     return labels.OWNED.items() <= (live["metadata"].get("labels") or {}).items()
 
 
 def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> Decision | None:
-    """Return the decision that names all objects of others which have names that `owner` needs, None if there are none.
-
-    Of the `wanted` objects those are seen that watches show, of all others those that a write met.
-    """
+    """Return a decision that names foreign objects with names that `owner` needs, None if there are none. `wanted`
+    objects are compared with watches; further ones were found by writes."""
     shown = [
         slot
         for child in wanted
@@ -54,18 +49,16 @@ def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, A
 
 
 def read_foreign(world: World, owner: Resource) -> tuple[ReadForeign, ...]:
-    """Return the order to look again at what a write of `owner` met."""
     met = foreign_of(world, owner)
     return (ReadForeign(met),) if met else ()
 
 
 def foreign_of(world: World, owner: Resource) -> tuple[tuple[str, str], ...]:
-    """Return kind and name of each object of others that a write for `owner` met."""
     return tuple(sorted(slot for slot, uid in world.foreign.items() if uid == owner.uid))
 
 
 def left_by_predecessor(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return kind and name of the first wanted object that a deleted object of `owner`'s name controls, or None."""
+    """Return kind and name of the first wanted object controlled by a deleted predecessor of `owner`, or None."""
     of_its_name = (owner.INFO.kind, owner.name)
     for child in wanted:
         live = world.children.get((child["kind"], child["metadata"]["name"])) or {"metadata": {}}
@@ -76,7 +69,6 @@ def left_by_predecessor(world: World, owner: Resource, wanted: Iterable[Mapping[
 
 
 def no_longer_wanted(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> tuple[Remove, ...]:
-    """Return the deletion of every object that `owner` controls and that is not among `wanted`."""
     keep = {(child["kind"], child["metadata"]["name"]) for child in wanted}
     return tuple(
         Remove(*slot, metadata["uid"])
@@ -86,5 +78,4 @@ def no_longer_wanted(world: World, owner: Resource, wanted: Iterable[Mapping[str
 
 
 def controllers(live: Mapping[str, Any]) -> frozenset[str]:
-    """Return the UIDs of the objects that control `live`; there is one at most in a sound cluster."""
     return frozenset(owner["uid"] for owner in live["metadata"].get("ownerReferences") or () if owner.get("controller"))

@@ -1,4 +1,4 @@
-"""What plans have pods asked: chunks of prefixes, and whether isolation holds. Answers are facts of a later plan."""
+"""Requests to pods: chunks of prefixes and isolation probes. Answers are facts of a later plan."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from kvstrata.model.pods import Pod
 
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """Read a key of a ConfigMap that holds a prefix."""
-
     name: str
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class RenderPool:
-    """Ask a pod to name the chunks of a pool's prefixes, one after the other.
-
-    `pool` is the name of the object that is planned again with the answers, of kind `asker`: pools ask, and
-    invalidations of a prefix.
-    """
+    """Ask a pod to name the chunks of prefixes, one after the other. `pool` is the object that is planned again with
+    the answers, of kind `asker` (a pool or an invalidation)."""
 
     pool: str
     pod: Pod
@@ -32,10 +27,10 @@ class RenderPool:
 
 @dataclass(frozen=True, slots=True)
 class WarmPool:
-    """Have a pod compute prefixes of a version of a pool, one after the other.
+    """Have a pod compute prefixes of a pool's version, one after the other.
 
-    The version is the one whose keyspace begins with `scope` and whose manifest has this digest. `timeout_s` is for
-    each prefix, and `at_once` how many a model's pods compute at one time, of whichever pool.
+    The version's keyspace begins with `scope`, and `manifest` is its digest. `timeout_s` is per prefix, and `at_once`
+    limits concurrent computations of all the model's pods, for any pool.
     """
 
     pool: str
@@ -50,8 +45,6 @@ class WarmPool:
 
 @dataclass(frozen=True, slots=True)
 class InspectPool:
-    """Ask a pod what its tiers hold of a pool."""
-
     pool: str
     pool_uid: str
     pod: Pod
@@ -59,10 +52,8 @@ class InspectPool:
 
 @dataclass(frozen=True, slots=True)
 class ProbePod:
-    """Have a pod probe isolation under `revision` or a later one, in at most `readers` foreign scopes.
-
-    `keyspaces` is a digest of those that the bundle of that revision allows.
-    """
+    """Have a pod probe isolation under `revision` or a later one, in at most `readers` foreign scopes. `keyspaces` is a
+    digest of those in that revision's bundle."""
 
     model: str
     pod: Pod
@@ -73,7 +64,7 @@ class ProbePod:
 
 @dataclass(frozen=True, slots=True)
 class TellIsolation:
-    """Show by a metric whether a failure of a model's isolation stands."""
+    """Export whether an isolation failure stands as a metric."""
 
     model: str
     failed: bool

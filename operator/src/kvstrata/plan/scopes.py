@@ -1,4 +1,4 @@
-"""Scopes and epochs: whose blocks a tenant may reuse, and since when."""
+"""Scopes and epochs: which blocks a tenant may reuse, and since when."""
 
 from __future__ import annotations
 
@@ -15,39 +15,32 @@ from kvstrata.model.world import World
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A scope in its current epoch, and the object whose status holds it."""
-
     scope: Scope
     value: str
     rolls: int
     holder: Key
 
     def keyspace(self, domain_key: bytes) -> str:
-        """Return the keyspace that this scope has in this epoch."""
         return derive_keyspace(domain_key, self.scope, self.value)
 
     def to_status(self) -> dict[str, Any]:
-        """Return the form that it has in status."""
         return {"kind": str(self.scope.kind), "name": self.scope.name, "epoch": self.value, "rolls": self.rolls}
 
 
 def tenant_scope(policy: TenantCachePolicy) -> Scope:
-    """Return the scope that holds this policy's tenant alone."""
     return Scope(ScopeKind.TENANT, policy.spec.tenant)
 
 
 def group_scope(name: str) -> Scope:
-    """Return the scope of a TenantGroup's members."""
     return Scope(ScopeKind.GROUP, name)
 
 
 def pool_scope(name: str) -> Scope:
-    """Return the scope of a PrefixPool, into which its warmer alone writes."""
+    """Return the scope of a PrefixPool; only its warming writes to it."""
     return Scope(ScopeKind.POOL, name)
 
 
 def is_member(world: World, policy: TenantCachePolicy, name: str | None) -> bool:
-    """Whether the group of that name shares blocks and lists the policy's tenant."""
     group = world.groups.get(name or "")
     return (
         group is not None
@@ -58,10 +51,8 @@ def is_member(world: World, policy: TenantCachePolicy, name: str | None) -> bool
 
 
 def scope_in_force(world: World, policy: TenantCachePolicy) -> Scope:
-    """Return the scope that the policy puts its tenant into now.
-
-    Sharing takes both sides' consent: a policy that names a group which does not list its tenant stays isolated.
-    """
+    """Return the scope of the policy's tenant now. Sharing needs both sides' consent: a policy that names a group
+    without its tenant stays isolated."""
     match policy.spec.isolation:
         case Isolation.PUBLIC:
             return PUBLIC_SCOPE
@@ -72,7 +63,7 @@ def scope_in_force(world: World, policy: TenantCachePolicy) -> Scope:
 
 
 def current_epoch(world: World, policy: TenantCachePolicy) -> Epoch | None:
-    """Return the epoch of the scope in force, or None while its holder has not drawn one."""
+    """Return the epoch of the scope in force, or None while it is not drawn."""
     return epoch_of(world, policy, scope_in_force(world, policy))
 
 
@@ -86,7 +77,7 @@ def epoch_of(world: World, policy: TenantCachePolicy, scope: Scope) -> Epoch | N
 
 
 def shared_epoch(world: World, scope: Scope) -> ScopeStatus | None:
-    """Return what the holder of a shared scope says of it, whoever may use it; None for a scope that is gone."""
+    """Return a shared scope's status, regardless of access; None for a scope that is gone."""
     match scope.kind:
         case ScopeKind.GROUP:
             group = world.groups.get(scope.name)
@@ -98,7 +89,7 @@ def shared_epoch(world: World, scope: Scope) -> ScopeStatus | None:
 
 
 def former_scopes(world: World, policy: TenantCachePolicy) -> tuple[FormerScope, ...]:
-    """Return the shared scopes that the tenant has left and may have written to, as long as their epoch lives."""
+    """Return the shared scopes that the tenant has left and may have written to, while their epoch is in use."""
     shown = policy.status.scope
     left = [*policy.status.former_scopes]
     if shown is not None:
@@ -114,14 +105,13 @@ def former_scopes(world: World, policy: TenantCachePolicy) -> tuple[FormerScope,
 
 
 def held(status: ScopeStatus | None, scope: Scope) -> ScopeStatus | None:
-    """Return what a holder's status says of `scope`, or None if it speaks of another scope or of none."""
+    """Return `status` if it is about `scope`, else None."""
     if status and (str(status.kind), status.name) == (str(scope.kind), scope.name):
         return status
     return None
 
 
 def fresh_epoch(world: World, scope: Scope, holder: Key, previous: ScopeStatus | None) -> Epoch:
-    """Return a new epoch for `scope`, drawn from the plan's entropy."""
     return Epoch(scope, epoch_from_random(world.entropy[:16]), previous.rolls + 1 if previous else 0, holder)
 
 

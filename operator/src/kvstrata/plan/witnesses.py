@@ -1,4 +1,4 @@
-"""Who may still hold a revoked keyspace: every pod that lived when it was revoked, until it said otherwise."""
+"""Pods that may still hold a revoked keyspace: all that existed at its revocation, until they report otherwise."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from kvstrata.model.pods import Departure, Pod
 from kvstrata.model.world import World
 
 FENCE_MARGIN_S = 1
-"""A gate looks at the age of its policy ten times a second, and aborts what is late a moment after."""
+"""A gate checks the age of its policy ten times a second, and aborts late requests a moment after."""
 
 TOKEN_CACHE_S = 10
-"""For so long API servers go on accepting a token that they have just reviewed, though its pod is gone."""
+"""How long API servers accept a token that they reviewed before its pod was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A pod whose word is needed.
-
-    `fenced_by` is when it refuses all reuse by itself at the latest, None for never; `acked` the revision that it
-    enforced last as far as is known.
-    """
+    """A pod with a required acknowledgement. `fenced_by` is the latest time at which it refuses all reuse by itself,
+    None for never; `acked` the last revision known to be enforced."""
 
     model: str
     pod: str
@@ -33,7 +30,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How the witnesses stand. `open` are those that neither acknowledged nor are fenced or gone for certain."""
+    """`open` are the witnesses that neither acknowledged nor are fenced or certainly gone."""
 
     acked: int
     live: int
@@ -42,17 +39,13 @@ class Account:
 
 
 def witnesses_now(world: World, now: datetime) -> tuple[Witness, ...]:
-    """Return every pod that may serve with a policy that is revoked now, of models that are gone, too.
-
-    Live ones, and those that vanished without having ended and have not had the time to fence themselves off: their
-    nodes may be cut off.
-    """
+    """Return every pod that may serve with a policy that is revoked now, also of deleted models. Vanished pods count
+    until they ended or had time to fence themselves off: their nodes may be partitioned."""
     models = sorted({*world.pods, *world.departures})
     return tuple(witness for model in models for witness in witnesses_of(world, model, now))
 
 
 def witnesses_of(world: World, model: str, now: datetime) -> tuple[Witness, ...]:
-    """Return those of `witnesses_now` that are of one model, live ones first."""
     vanished = (_departed(world, model, gone) for gone in world.departures.get(model, ()) if not gone.clean)
     return (
         *(_witness(world, pod, now) for pod in world.live_pods(model)),
@@ -61,11 +54,11 @@ def witnesses_of(world: World, model: str, now: datetime) -> tuple[Witness, ...]
 
 
 def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping[str, int], now: datetime) -> Account:
-    """Return how far the witnesses, and pods that came since, enforce `revisions` (by model).
+    """Return how far the witnesses, and later pods, enforce `revisions` (by model).
 
     A pod is settled when it acknowledged, when the kubelet reported all of its containers as ended, or when its
-    `fenced_by` has passed. A pod that merely vanished from the API server may still run on a node that is cut off, so
-    it is settled by time only; one of a model that is gone has nobody to acknowledge to, so it must end.
+    `fenced_by` has passed. A vanished pod may still run on a partitioned node, so only time settles it; one of a
+    deleted model has no bundle to acknowledge, so it must end.
     """
     seen = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
     ended = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.finished}
@@ -90,16 +83,13 @@ def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping
 
 
 def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime) -> bool:
-    """Whether a witness, `known` as a live pod or not, has refused all reuse by itself by now."""
+    """Whether a witness has refused all reuse by itself by now; `known` is its live pod, if any."""
     return witness.fenced_by is not None and now >= witness.fenced_by and not _speaks(world, known, now)
 
 
 def _speaks(world: World, pod: Pod | None, now: datetime) -> bool:
-    """Whether a live pod says that its policy is fresh: then it is stuck, and has not fenced itself off.
-
-    A pod that cannot be asked any more keeps its last word for as long as it could have read on by its own rules; after
-    that it has fenced itself off by its own clock.
-    """
+    """Whether a live pod reports a fresh policy: then it is stuck, and not fenced. The last report of an unreachable
+    pod counts for as long as it could read under its own rules; after that it has fenced itself off."""
     told = world.states.get(pod.uid) if pod else None
     if pod is None or told is None or not told.state.fresh:
         return False
@@ -115,24 +105,22 @@ def _witness(world: World, pod: Pod, now: datetime) -> Witness:
 
 
 def _departed(world: World, model: str, gone: Departure) -> Witness:
-    """Return a vanished pod as a witness. Its token ended with its object, but for what API servers remember."""
+    """Return a vanished pod as a witness. Its token ended with its object, except for API servers' caches."""
     acked = max(gone.acked, _recorded(world, model, gone.uid))
     reads_until = gone.at + timedelta(seconds=TOKEN_CACHE_S)
     return Witness(model, gone.name, gone.uid, _fenced_by(world, model, acked, reads_until), acked)
 
 
 def _recorded(world: World, model: str, uid: str) -> int:
-    """Return the acknowledgement that the model's status recorded of a pod: another leader may have heard it."""
+    """Return the acknowledgement in the model's status, which another leader may have received."""
     found = world.models.get(model)
     witnesses = found.status.witnesses if found else ()
     return next((witness.acked or 0 for witness in witnesses if witness.uid == uid), 0)
 
 
 def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetime | None:
-    """Return when a pod that enforces revision `acked` and reads nothing after `since` refuses all reuse.
-
-    It follows the rules that it acknowledged last, so those of a newer revision say nothing about it.
-    """
+    """Return when a pod that enforces revision `acked` and reads nothing after `since` refuses all reuse. It follows
+    the rules that it acknowledged last, not newer ones."""
     committed = world.bundles.get(model)
     if committed is None or not committed.whole or acked < committed.bundle.root.rules_since:
         return None

@@ -1,7 +1,7 @@
-"""What the facts of an erasure amount to: which answers count, and which are still owed.
+"""What the facts of an erasure amount to: which answers count, and which are still missing.
 
-An answer counts if it was given after what it has to come after, by the processes that acknowledged. One that came too
-early, or was given by a process that is gone, proves nothing: it is asked for again.
+An answer counts if it came from the processes that acknowledged, after the event that it has to follow. An answer that
+came too early, or from a process that is gone, proves nothing: the operator asks again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
 def witnesses(erasure: Erasure) -> tuple[Witness, ...]:
-    """Return every pod that may have used what is revoked; none is known before the epochs are rolled."""
+    """Return every pod that may have used what is revoked; empty before the epochs are rolled."""
     rolled = erasure.only(Rolled)
     return rolled.witnesses if rolled else ()
 
 
 def standing_of(erasure: Erasure, uid: str) -> PodSeen | None:
-    """Return the word on a witness that counts: its end, or its acknowledgement, or that it is fenced.
-
-    Of several acknowledgements it is the one of the processes that erased, else the newest.
-    """
+    """Return the report about a witness that counts: that it ended, else that it acknowledged, else that it is fenced.
+    Among acknowledgements, one of the processes that erased comes first, then the newest."""
     seen = [one for one in erasure.of(PodSeen) if one.uid == uid]
     for wanted in (Standing.ENDED, Standing.ACKED, Standing.FENCED):
         if found := [one for one in seen if one.standing is wanted and _settles(erasure, one)]:
@@ -52,7 +50,6 @@ def standing_of(erasure: Erasure, uid: str) -> PodSeen | None:
 
 
 def has_acknowledged(erasure: Erasure, uid: str, boots: tuple[str, str]) -> bool:
-    """Whether these processes of a witness acknowledged."""
     return any(
         one.uid == uid and one.boots == boots and one.standing is Standing.ACKED and _settles(erasure, one)
         for one in erasure.of(PodSeen)
@@ -60,10 +57,8 @@ def has_acknowledged(erasure: Erasure, uid: str, boots: tuple[str, str]) -> bool
 
 
 def unreachable_at(erasure: Erasure) -> datetime | None:
-    """Return since when no witness reuses anything; None while one may.
-
-    A pod is settled from its first such word on: a cache server that starts anew later reads bundles without it.
-    """
+    """Return the time since which no witness reuses anything; None while one may. A pod stays settled from its first
+    such report: a cache server that restarts reads bundles without the epoch."""
     rolled = erasure.only(Rolled)
     if rolled is None:
         return None
@@ -77,23 +72,20 @@ def unreachable_at(erasure: Erasure) -> datetime | None:
 
 
 def window_ends(erasure: Erasure) -> datetime | None:
-    """Return when no write that had begun can still arrive in a shared tier."""
+    """Return the time after which no write that had begun can still arrive in a shared tier."""
     since = unreachable_at(erasure)
     return since + timedelta(seconds=WRITE_WINDOW_S) if since else None
 
 
 def keys_kept(erasure: Erasure) -> tuple[str, ...]:
-    """Return the fingerprints of data keys that are still in their custody."""
     rolled = erasure.only(Rolled)
     gone = {one.fingerprint for one in erasure.of(KeyRemoved)}
     return tuple(key.fingerprint for key in (rolled.keys if rolled else ()) if key.fingerprint not in gone)
 
 
 def keys_not_destroyed(erasure: Erasure, *, judged: bool) -> tuple[str, ...]:
-    """Return the fingerprints of removed keys whose custody can know their end, and has not said that no copy exists.
-
-    `judged` are those of which it said why not, the others those that it was not asked about yet.
-    """
+    """Return the fingerprints of removed keys in a KMS that did not confirm their destruction. With `judged`, those for
+    which the KMS gave a reason; otherwise those that were not asked about yet."""
     rolled = erasure.only(Rolled)
     able = [key.fingerprint for key in (rolled.keys if rolled else ()) if key.custody is not KeyCustody.SECRET]
     kept, gone = keys_kept(erasure), {one.fingerprint for one in erasure.of(KeyDestroyed)}
@@ -102,13 +94,12 @@ def keys_not_destroyed(erasure: Erasure, *, judged: bool) -> tuple[str, ...]:
 
 
 def tiers_at_hand(erasure: Erasure) -> tuple[SharedTier, ...]:
-    """Return the shared tiers of the order that still exist."""
     lost = {one.tier for one in erasure.of(TierLost)}
     return tuple(tier for tier in erasure.order.tiers if tier.name not in lost)
 
 
 def rounds(erasure: Erasure, tier: str, node: str) -> tuple[Deletion, ...]:
-    """Return the deletions from one primary that may count: those that began after the last write; oldest first."""
+    """Return the deletions from one primary that began after the last possible write; oldest first."""
     end = window_ends(erasure)
     own = [one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)]
     return tuple(sorted((one for one in own if end and one.began >= end), key=lambda one: one.round))
@@ -120,13 +111,12 @@ def next_round(erasure: Erasure, tier: str, node: str) -> int:
 
 
 def is_whole(deletion: Deletion) -> bool:
-    """Whether a deletion left nothing and every replica confirmed it."""
     emptied = deletion.remaining == NOTHING and not deletion.over_bound
     return deletion.state is JobState.DONE and emptied and deletion.replicas_in_step == deletion.replicas
 
 
 def last_whole(erasure: Erasure, tier: str, node: str) -> Deletion | None:
-    """Return the deletion after which a primary was empty, if no later look found something there."""
+    """Return the last deletion that left a primary empty; None if a later look found data there."""
     found = next((one for one in reversed(rounds(erasure, tier, node)) if is_whole(one)), None)
     look = look_at(erasure, tier)
     if found is None or found.ended is None:
@@ -136,25 +126,23 @@ def last_whole(erasure: Erasure, tier: str, node: str) -> Deletion | None:
 
 
 def look_at(erasure: Erasure, tier: str) -> Look | None:
-    """Return the newest look at a tier."""
     return next((one for one in erasure.of(Look) if one.tier == tier), None)
 
 
 def found_again(erasure: Erasure, tier: str) -> bool:
-    """Whether the newest look at a tier found something there."""
     look = look_at(erasure, tier)
     return look is not None and any(left != NOTHING for left in look.left.values())
 
 
 def answer_of(erasure: Erasure, uid: str) -> PodErased | None:
-    """Return a witness's newest answer to the order to erase, by processes that had acknowledged."""
+    """Return a witness's newest answer to the erase order from processes that had acknowledged."""
     own = [one for one in erasure.of(PodErased) if one.uid == uid]
     counting = [one for one in own if has_acknowledged(erasure, uid, one.boots) and _after_ack(erasure, one)]
     return max(counting, key=lambda one: (one.round, one.at, one.key), default=None)
 
 
 def is_empty(erasure: Erasure, witness: Witness) -> bool:
-    """Whether a witness that acknowledged erased each of its tiers, and was not seen to have something since."""
+    """Whether a witness that acknowledged erased each of its tiers, and no later probe found data."""
     if not witness.tiers:
         return True
     answer = answer_of(erasure, witness.uid)
@@ -164,17 +152,15 @@ def is_empty(erasure: Erasure, witness: Witness) -> bool:
 
 
 def is_reset(erasure: Erasure, uid: str) -> bool:
-    """Whether a witness's engine emptied its prefix cache."""
     return any(one.uid == uid for one in erasure.of(EngineReset))
 
 
 def cannot_reset(erasure: Erasure, uid: str) -> bool:
-    """Whether a witness's engine has no way to empty its prefix cache."""
     return any(one.uid == uid for one in erasure.of(EngineKept))
 
 
 def files_left(erasure: Erasure, witness: Witness) -> tuple[HeldTier, ...]:
-    """Return the tiers of a witness that ended whose files stay somewhere and were erased by nobody."""
+    """Return the tiers of an ended witness whose files outlive it and were not erased."""
     answer = answer_of(erasure, witness.uid)
     inherited = {one.tier for one in erasure.of(FilesErased) if one.uid == witness.uid}
     whole = answer is not None and not leaks(erasure, answer)
@@ -183,7 +169,7 @@ def files_left(erasure: Erasure, witness: Witness) -> tuple[HeldTier, ...]:
 
 
 def erased_at(erasure: Erasure) -> datetime | None:
-    """Return when the last copy was deleted that was deleted; None if none was."""
+    """Return when the last copy was deleted; None if none was."""
     moments = [one.ended for one in erasure.of(Deletion) if one.state is JobState.DONE and one.ended]
     moments += [one.at for one in erasure.of(PodErased)]
     moments += [one.at for one in erasure.of(FilesErased)]
@@ -191,13 +177,13 @@ def erased_at(erasure: Erasure) -> datetime | None:
 
 
 def counts(erasure: Erasure, look: Look) -> bool:
-    """Whether a look says something: it began when everything was deleted, and slots stood still meanwhile."""
+    """Whether a look counts: it began after all deletions, and slots did not move during it."""
     since = erased_at(erasure)
     return since is not None and look.began >= since and look.slots_before == look.slots_after
 
 
 def probe_of(erasure: Erasure, uid: str) -> PodProbed | None:
-    """Return what a witness said when it was asked after everything, by processes that acknowledged."""
+    """Return a witness's newest probe after all deletions, by processes that had acknowledged."""
     since = erased_at(erasure) or unreachable_at(erasure)
     if since is None:
         return None
@@ -207,7 +193,6 @@ def probe_of(erasure: Erasure, uid: str) -> PodProbed | None:
 
 
 def last_moment(erasure: Erasure) -> datetime:
-    """Return when something was last done or found."""
     looks = [look.ended for look in erasure.of(Look)]
     probes = [probe.at for probe in erasure.of(PodProbed)]
     removed = [moment(one.by.at) for one in erasure.of(KeyRemoved)]
@@ -216,7 +201,7 @@ def last_moment(erasure: Erasure) -> datetime:
 
 
 def leaks(erasure: Erasure, answer: PodErased) -> bool:
-    """Whether the witness had a key in the round of its answer that it should have missed."""
+    """Whether a probe of the same round still found a key."""
     return any(
         (one.uid, one.round) == (answer.uid, answer.round) and one.missed < one.asked for one in erasure.of(PodProbed)
     )
@@ -228,7 +213,7 @@ def _after_ack(erasure: Erasure, answer: PodErased) -> bool:
 
 
 def _settles(erasure: Erasure, seen: PodSeen) -> bool:
-    """Whether a word settles its witness, by the rules of receipts: the revision reached, the fence waited out."""
+    """Whether a report settles its witness, by the rules of receipts: the revision reached, the fence waited out."""
     rolled = erasure.only(Rolled)
     witness = next((one for one in witnesses(erasure) if one.uid == seen.uid), None)
     if rolled is None or witness is None:
@@ -250,5 +235,4 @@ def _settled_at(seen: PodSeen) -> datetime:
 
 
 def moment(text: str) -> datetime:
-    """Return a moment as receipts have it."""
     return datetime.fromisoformat(text)

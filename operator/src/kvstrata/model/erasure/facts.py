@@ -1,4 +1,4 @@
-"""What can be said of an erasure: each says who said it and when, and of two about the same one always stands."""
+"""Facts of an erasure. Each names its source and time; of two about the same subject always the same one stands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = Amount(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class HeldTier:
-    """A tier inside a pod that the order concerns. `outlives_pod` is whether its data stays when the pod is gone."""
+    """`outlives_pod`: whether the data stays when the pod is gone."""
 
     name: str
     medium: PodMedium
@@ -27,7 +27,7 @@ class HeldTier:
 
 
 class _Fact:
-    """`ABOUT` names the fields that say what a fact is about: of one kind and about the same there is one."""
+    """`ABOUT` names the fields that identify a fact among those of its kind."""
 
     __slots__ = ()
     WIRE: ClassVar[Wire] = Wire("a fact of an erasure", camel=True)
@@ -35,33 +35,27 @@ class _Fact:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What it is, and about what."""
         return (type(self).__name__, *(str(getattr(self, name)) for name in self.ABOUT))
 
     def _rank(self) -> float:
         return -_seconds(getattr(self, "at"))  # noqa: B009  (declared by each kind that does not rank otherwise)
 
     def stands_over(self, other: _Fact) -> bool:
-        """Whether this stands and not `other`: as a rule the first word, because what was so since then stays so.
-
-        If both are of one moment, it is the same one of them in any order.
-        """
+        """Whether this fact replaces `other`: by default the earlier one stands. The result does not depend on arrival
+        order."""
         return (self._rank(), repr(self)) > (other._rank(), repr(other))
 
 
 class _OfProcesses(_Fact):
-    """A pod's word, by its processes."""
-
     __slots__ = ()
 
     @property
     def boots(self) -> tuple[str, str]:
-        """Boot ids of the gate and the cache server that said it."""
         return getattr(self, "gate_boot"), getattr(self, "cache_boot")  # noqa: B009
 
 
 _LATER_S = 1e11
-"""More seconds than any moment has."""
+"""Larger than any timestamp in seconds."""
 
 
 def _seconds(at: Any) -> float:
@@ -70,8 +64,6 @@ def _seconds(at: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A pod that may use what is revoked, and the tiers inside it that the order concerns."""
-
     model: str
     uid: str
     name: str
@@ -89,11 +81,8 @@ class HeldKey:
 
 @dataclass(frozen=True, slots=True)
 class Rolled(_Fact):
-    """Every scope has its new epoch and every bundle carries it.
-
-    `witnesses` is every pod that lived at that moment, or had vanished without being fenced: pods that start later
-    read no bundle with an old epoch.
-    """
+    """Every scope has its new epoch and every bundle carries it. `witnesses`: every pod that existed then or had
+    vanished unfenced. Pods that start later never read an old epoch."""
 
     at: datetime
     revoked: tuple[Revoked, ...]
@@ -104,7 +93,7 @@ class Rolled(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class PodSeen(_OfProcesses):
-    """How a witness stands, as in a receipt (`PodFact`); of the same processes the first word stands."""
+    """State of a witness, as in a receipt (`PodFact`); the first report of the same processes stands."""
 
     ABOUT: ClassVar[tuple[str, ...]] = (
         "uid",
@@ -125,7 +114,7 @@ class PodSeen(_OfProcesses):
 
 @dataclass(frozen=True, slots=True)
 class PodErased(_OfProcesses):
-    """A pod's answer to the order to erase. `copies` is by tier, `round` counts how often it was ordered."""
+    """A pod's answer to the erase order. `copies` is by tier, `round` counts the orders."""
 
     ABOUT: ClassVar[tuple[str, ...]] = (
         "uid",
@@ -144,8 +133,6 @@ class PodErased(_OfProcesses):
 
 @dataclass(frozen=True, slots=True)
 class FilesErased(_Fact):
-    """Files of a pod that is gone were erased by `by`, a pod that took them over."""
-
     ABOUT: ClassVar[tuple[str, ...]] = (
         "uid",
         "tier",
@@ -160,8 +147,6 @@ class FilesErased(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class EngineReset(_Fact):
-    """A pod's engine emptied its prefix cache."""
-
     ABOUT: ClassVar[tuple[str, ...]] = ("uid",)
 
     uid: str
@@ -180,8 +165,6 @@ class EngineKept(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class PodProbed(_OfProcesses):
-    """What a pod said when it was asked for keys that it could have read before, after its answer of that round."""
-
     ABOUT: ClassVar[tuple[str, ...]] = (
         "uid",
         "round",
@@ -215,12 +198,12 @@ class KeyRemoved(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class KeyDestroyed(KeyRemoved):
-    """Somebody who can know says that no copy of a data key exists."""
+    """The KMS confirms that no copy of a data key exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyNotDestroyed(_Fact):
-    """Who can know cannot say, as things were, that no copy of a data key exists; `why` is for people."""
+    """The KMS cannot confirm that no copy of a data key exists; `why` is for people."""
 
     ABOUT: ClassVar[tuple[str, ...]] = (
         "fingerprint",
@@ -233,7 +216,7 @@ class KeyNotDestroyed(_Fact):
 
 
 class JobState(StrEnum):
-    """How a deletion stands. In the order in which it comes to be."""
+    """Later states replace earlier ones."""
 
     RUNNING = "Running"
     FAILED = "Failed"
@@ -242,11 +225,8 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deletion(_Fact):
-    """The deletion from one primary by one Job, and what it reported when it is done.
-
-    `round` counts the Jobs for this primary, `primaries` those that the tier had; `over_bound` is how many keys there
-    were beyond those that one Job takes on.
-    """
+    """The deletion from one primary by one Job, and its report. `round` counts the Jobs for this primary, `primaries`
+    those of the tier; `over_bound` is the number of keys beyond what one Job handles."""
 
     ABOUT: ClassVar[tuple[str, ...]] = (
         "tier",
@@ -271,14 +251,14 @@ class Deletion(_Fact):
     problem: str = ""
 
     def _rank(self) -> float:
-        # What a Job came to is heard twice if it is looked at again before it is kept: the first time stands.
+        # A Job's result may be observed twice before it is recorded: the first observation stands.
         return list(JobState).index(self.state) * _LATER_S - (_seconds(self.ended) if self.ended is not None else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Look(_Fact):
-    """The verifier's look at a tier: digests of the map of slots before and after, how many primaries it names, and
-    what was left on each that answered."""
+    """One verification of a tier: digests of the slot map before and after, the number of primaries, and what was left
+    on each that answered."""
 
     ABOUT: ClassVar[tuple[str, ...]] = ("tier",)
 
@@ -307,7 +287,8 @@ class TierLost(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class Verdict(_Fact):
-    """How it ended. From then on its facts are closed. `abandoned` is the reason of who gave it up."""
+    """The result; no fact but the receipt is added after it. `abandoned` is the reason given by the person who
+    abandoned it."""
 
     complete: bool
     reason: str
@@ -317,14 +298,11 @@ class Verdict(_Fact):
 
     @property
     def proves(self) -> bool:
-        """Whether everything is gone, by the facts."""
         return self.reason in (InvalidationReason.ERASED_AND_VERIFIED, InvalidationReason.NOTHING_HELD)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptWritten(_Fact):
-    """The receipt is in the chain."""
-
     digest: str
 
     def _rank(self) -> float:

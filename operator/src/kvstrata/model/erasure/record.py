@@ -1,11 +1,8 @@
-"""An erasure as an order and what was heard of it since: a set of facts that only grows, whoever gathers them.
+"""Record of an erasure: its order and a set of facts that only grows.
 
-A fact is what somebody said, with who and when. Of two facts about the same (`key`) one stands, always the same one,
-so it makes no difference in which order they arrive, how often, or between which of them the operator died. How far an
-erasure is follows from its facts (`model.erasure.evidence`) and is written nowhere. When it is judged (`Verdict`) its
-facts are closed: the receipt that is issued then is the same from wherever one starts again.
-
-`Surroundings` are what is so at this moment and proves nothing: whom one could ask, and which servers a tier has.
+Of two facts with the same `key` always the same one stands, so order, repetition and crashes make no difference.
+Progress follows from the facts (`model.erasure.evidence`) and is not stored. A `Verdict` closes them, so the receipt is
+the same after any restart. `Surroundings` is the present state, which proves nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +19,16 @@ from kvstrata.model.erasure.facts import Fact, HeldKey, ReceiptWritten, Verdict
 
 @dataclass(frozen=True, slots=True)
 class SharedTier:
-    """A shared tier that the order concerns."""
-
     name: str
     encrypted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ErasedPrefix:
-    """Chunks of one prefix. Their keyspaces live on: nobody may use them until the erasure is over
-    (`plan.bundle.paused`).
+    """Chunks of one prefix. Their keyspaces stay in use after the erasure and pause during it (`plan.bundle.paused`).
 
-    `chunks` are the chunk hashes as the pods of the model named them, in hexadecimal digits. `commitment` stands for
-    the prefix in the receipt, by the domain's key of when the erasure began; records of earlier versions lack it.
+    `chunks` are hexadecimal chunk hashes as pods named them. `commitment` represents the prefix in the receipt under
+    the domain key at the start of the erasure; empty in records of earlier versions.
     """
 
     model: str
@@ -44,12 +38,8 @@ class ErasedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class ErasureOrder:
-    """What was ordered. Nothing of it changes.
-
-    `keyspaces` are those that are revoked; they stay inside the cluster and are in no receipt. `tiers` are the shared
-    tiers concerned, `excluded_tiers` and `excluded_scopes` (names of groups, or `Public`) what is left as ordered.
-    `prefix` is set for a prefix only.
-    """
+    """The order, which never changes. `keyspaces` are revoked; they never leave the cluster and are in no receipt.
+    `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only."""
 
     subject: Subject
     started: datetime
@@ -73,13 +63,11 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """An order and its facts, by kind and key."""
-
     order: ErasureOrder
     facts: Mapping[tuple[str, ...], Fact] = field(default_factory=dict)
 
     def hearing(self, *heard: Fact) -> Erasure:
-        """Return the erasure with these facts, too. After its verdict only its receipt is news."""
+        """Return the erasure with these facts added. After its verdict it takes only the receipt."""
         facts = dict(self.facts)
         for fact in heard:
             if (Verdict.__name__,) in facts and not isinstance(fact, ReceiptWritten):
@@ -90,18 +78,18 @@ class Erasure:
         return replace(self, facts=facts)
 
     def of(self, kind: type[F]) -> tuple[F, ...]:
-        """Return the facts of one kind, in the order of their keys."""
+        """Return the facts of one kind, sorted by key."""
         found = [(key, fact) for key, fact in self.facts.items() if type(fact) is kind]
         return tuple(fact for _, fact in sorted(found, key=lambda item: item[0]))
 
     def only(self, kind: type[F]) -> F | None:
-        """Return the fact of a kind of which there is one."""
+        """Return the fact of a kind that occurs at most once."""
         return next(iter(self.of(kind)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TierNow:
-    """A shared tier at this moment. `message` says what is the matter if not all of its primaries answer."""
+    """A shared tier now. `message` is the problem if not all of its primaries answer."""
 
     primaries: tuple[str, ...]
     slots: str
@@ -111,8 +99,6 @@ class TierNow:
 
 @dataclass(frozen=True, slots=True)
 class PodNow:
-    """A pod that can be asked at this moment."""
-
     uid: str
     gate_boot: str
     cache_boot: str
@@ -120,12 +106,11 @@ class PodNow:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is so at this moment, as far as it matters to what can be ordered.
+    """The present state that decides what can be ordered.
 
-    `heirs` names by (uid, tier) the pod that has taken over files of one that is gone. `deletions_elsewhere` are Jobs
-    of other erasures that run. `custody_problem` says why keys cannot be removed, `receipt_problem` why no receipt can
-    be written, `abandoned` is the reason of a person who gives the erasure up; each may be empty. `unattended` is
-    since when the namespace goes, and with it whoever could decide what is to become of what is left; None if it stays.
+    `heirs` maps (uid, tier) to the pod that took over the files of a pod that is gone. `deletions_elsewhere` counts
+    running Jobs of other erasures. `abandoned` is the reason given by a person. `unattended` is when the deletion of
+    the namespace began; None if it stays.
     """
 
     operator: str
@@ -141,7 +126,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class LeftEpoch:
-    """An epoch that a scope leaves, and the one that it gets, empty if it ends with it. Neither is told to anybody."""
+    """An epoch that a scope leaves, and its successor; empty if the scope ends. Both are secret."""
 
     kind: ScopeKind
     name: str
@@ -151,13 +136,12 @@ class LeftEpoch:
 
 @dataclass(frozen=True, slots=True)
 class ErasureRecord:
-    """All that is kept of an erasure. Who has it can go on from there.
+    """Everything stored about an erasure, enough to resume it.
 
-    `namespace` and `invalidation` name the object that ordered it, which is a policy that was deleted where the order's
-    subject says so; `domain` is the domain's id. `epochs` and `keys` were written down before any epoch was rolled,
-    because afterwards nobody knows them. `named` gives by keyspace the names of chunks, as hexadecimal digits, which
-    tiers had before they were emptied: they are asked for afterwards. `named_tiers` are the tiers that were looked at
-    for that.
+    `invalidation` names the ordering object: a deleted policy if the order's subject says so. `domain` is the domain's
+    id. `epochs` and `keys` are written before any epoch is rolled, because they cannot be found afterwards. `named`
+    maps a keyspace to hexadecimal chunk names that tiers held before they were emptied, for probes; `named_tiers` were
+    read for it.
     """
 
     namespace: str
@@ -170,18 +154,15 @@ class ErasureRecord:
     named_tiers: tuple[str, ...] = ()
 
     def hearing(self, *heard: Fact) -> ErasureRecord:
-        """Return the record with these facts, too; itself if none of them is news."""
+        """Return the record with these facts added; itself if none of them is new."""
         after = self.erasure.hearing(*heard)
         return self if after.facts == self.erasure.facts else replace(self, erasure=after)
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureNow:
-    """An erasure as the leading process has it: what is kept, and what is so at this moment.
-
-    `troubles` says what orders have come to that are not carried out yet and are given again, `still` names the tiers
-    whose slots are not to move meanwhile.
-    """
+    """An erasure in the leading process. `troubles` are results of orders that did not succeed and are repeated,
+    `still` the tiers with slots that must not move."""
 
     record: ErasureRecord
     seen: Surroundings

@@ -1,7 +1,6 @@
-"""A managed cluster as it was found: its pods, and what the server in each said of itself and of the others.
+"""A managed cluster as observed: its pods, and what each server reports of itself and the others.
 
-Roles, slots and replication come from the servers, never from a pod's number; a pod's number says only which shard it
-is meant for.
+Roles, slots and replication come from the servers; a pod's number says only its intended shard.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ SlotRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ServerPod:
-    """A pod of a managed tier as the API server shows it; that of a single server is the first of shard 0.
+    """A pod of a managed tier as the API server shows it; a single server is the first of shard 0.
 
-    `shard` and `ordinal` are its place by name, `revision` the template that it was made from, `started` how often its
-    server's container was started before (a server that was started anew has a new identity and no memory). `starting`
-    is whether the server of its container's newest start has not answered the kubelet yet. `trouble` is why it does not
-    come up, as Kubernetes and the container say; empty while nothing is known to hinder it. `made_for_bytes` is the
-    memory that its server is started with, for which its container has room; 0 if unknown. `ends_by` is when a pod that
-    is being deleted has had all the time that it was given, None for any other. `controller` is the UID of the
-    StatefulSet that made it, empty if unknown.
+    `shard` and `ordinal` come from its name, `revision` is its template, `started` counts earlier starts of its
+    container (a restarted server has a new identity and no data). `starting`: the newest start has not answered the
+    kubelet yet. `trouble` is why it does not start, by Kubernetes and the container; empty if nothing is known.
+    `made_for_bytes` is the memory that its server is started with; 0 if unknown. `ends_by` is the end of the grace
+    period of a pod under deletion. `controller` is the UID of its StatefulSet, empty if unknown.
     """
 
     name: str
@@ -48,11 +45,11 @@ class ServerPod:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One line of CLUSTER NODES: what one server believes of another, or of itself.
+    """One line of CLUSTER NODES: a server's view of another, or of itself.
 
-    `failed` is what the majority agreed on, `suspected` what this server alone thinks. `primary` is the node id of a
-    replica's primary, None for a primary. `epoch` is its configuration epoch. `migrating` and `importing` tell, by the
-    slot, to or from which node id it is open; servers tell this of themselves only.
+    `failed` is agreed by the majority, `suspected` by this server alone. `primary` is the node id of a replica's
+    primary. `epoch` is its configuration epoch. `migrating` and `importing` map an open slot to the other node id;
+    servers report them only of themselves.
     """
 
     node_id: str
@@ -74,10 +71,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class SlotJob:
-    """One atomic migration of slots that a server knows of (Valkey 9), as CLUSTER GETSLOTMIGRATIONS tells it.
-
-    `operation` is `EXPORT` or `IMPORT`, `state` the server's word for where it is; `finished` whether it is over.
-    """
+    """One atomic migration of slots (Valkey 9), from CLUSTER GETSLOTMIGRATIONS. `operation` is `EXPORT` or `IMPORT`,
+    `state` the server's own term."""
 
     name: str
     operation: str
@@ -91,12 +86,11 @@ class SlotJob:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the server in a pod said of itself. Sizes and offsets are bytes.
+    """What the server in a pod reported of itself. Sizes and offsets are bytes.
 
-    `pod_uid` names the pod that was asked, `peers` has itself, too, under `node_id`. `link_up` is whether a replica is
-    in step with its primary, `offset` how far it has read, `ever_synced` whether it was in step since it became this
-    primary's. `node_timeout_ms` is after how much silence it suspects
-    another. `moves_atomically` is whether it has CLUSTER MIGRATESLOTS.
+    `peers` includes itself under `node_id`. `link_up`: a replica is in step with its primary. `offset` is how far it
+    has read, `ever_synced` whether it was in step since it follows this primary. `node_timeout_ms` is the silence after
+    which it suspects another. `moves_atomically`: it has CLUSTER MIGRATESLOTS.
     """
 
     pod_uid: str
@@ -120,22 +114,18 @@ class Server:
 
     @property
     def itself(self) -> Peer:
-        """Its own line."""
         return next(peer for peer in self.peers if peer.node_id == self.node_id)
 
     def peer(self, node_id: str) -> Peer | None:
-        """What it knows of another."""
         return next((peer for peer in self.peers if peer.node_id == node_id), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One look at a managed cluster: its pods by uid, and the servers that answered, by the uid of their pod.
+    """One look at a managed cluster: pods by UID, and the servers that answered, by their pod's UID.
 
-    `pods` must be all that there are: a server whose pod is not among them is taken for lost.
-
-    `silent` gives why a pod's server did not answer, by its uid: a reason and a message. `at_s` is the moment of the
-    look on a monotonic clock, in seconds.
+    `pods` must be complete: a server without a pod in it is taken for lost. `silent` gives reason and message for each
+    server that did not answer, by pod UID. `at_s` is the time on a monotonic clock, in seconds.
     """
 
     pods: Mapping[str, ServerPod]
@@ -144,20 +134,17 @@ class Cluster:
     at_s: float
 
     def by_node_id(self) -> Mapping[str, Server]:
-        """The servers that answered, by their name in the cluster."""
         return {server.node_id: server for server in self.servers.values()}
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a managed cluster is meant to be. `revision` is the pod template in force, by shard.
+    """The desired state of a managed cluster. `revisions` is the pod template in force, by shard.
 
-    `max_bytes_each` is a server's memory. `node_timeout_ms` is the silence after which servers suspect each other.
-    `doomed` are uids of pods whose StatefulSet is no more, so that they are about to be deleted, `locked_out` those of
-    pods whose servers admit no password that any Secret holds.
-    `drops` is whether slots move without what they hold; `movable_bytes` the largest value that is moved key by key,
-    larger ones are dropped as misses. `erased_by` names the CacheInvalidations that erase here, and for which slots are
-    to stay where they are.
+    `node_timeout_ms` is the silence after which servers suspect each other. `doomed` are UIDs of pods without a
+    StatefulSet, `locked_out` those of pods with servers that admit no password in any Secret. `drops`: slots move
+    without data. `movable_bytes` is the largest value moved key by key; larger ones are dropped as misses. `erased_by`
+    names the running CacheInvalidations, during which slots must not move.
     """
 
     shards: int
@@ -174,10 +161,8 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command to one server, sent only if that server is still `node_id`.
-
-    `words` hold no secret: where a command needs a password (MIGRATE), whoever sends it puts it in.
-    """
+    """One command to one server, sent only if that server is still `node_id`. `words` hold no secret: the sender
+    inserts the password that MIGRATE needs."""
 
     pod_uid: str
     node_id: str

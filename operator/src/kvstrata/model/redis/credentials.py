@@ -1,4 +1,4 @@
-"""Passwords and certificates of managed servers, as digests and moments: never the values themselves."""
+"""Passwords and certificates of managed servers, as digests and times, never as values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Where the passwords of a Secret are in their life."""
-
     CURRENT = "Current"
     STAGED = "Staged"
     OVERLAP = "Overlap"
@@ -20,12 +18,11 @@ class Stage(StrEnum):
 class PasswordFacts:
     """What the Secret of a managed tier's users says.
 
-    `admitted` gives by the user what admits it by the ACL file: `on`, and the digests (SHA-256, hexadecimal) of
-    passwords. `current`, `following` and `previous` give the digest of the password that is used, will be and was.
-    `marker` is the name of the user that stands for what all users may. `made` tells one line of passwords from
-    another: it stays when they are rotated, and differs when a Secret that was lost was made anew. `changed_at` is when
-    the Secret came into its stage, `rotated_at` since when the current passwords are used, `honoured` which wish to
-    rotate was last granted. `whole` is whether the Secret has every password and admits exactly those.
+    `admitted` gives each user's `on` and password digests (SHA-256, hexadecimal) by the ACL file; `current`,
+    `following` and `previous` map users to digests. `marker` is the name of the user that represents the permissions of
+    all users. `made` stays through rotations and differs when a lost Secret was recreated. `changed_at` is when the
+    stage began, `rotated_at` since when the current passwords are used, `honoured` the last rotation request that was
+    granted. `whole`: the Secret has every password and admits exactly those.
     """
 
     admitted: Mapping[str, frozenset[str]]
@@ -41,7 +38,7 @@ class PasswordFacts:
 
     @property
     def stage(self) -> Stage:
-        """Where the passwords are in their life: it follows from which there are, so that nothing can contradict it."""
+        """Derived from the passwords that exist, so that it cannot contradict them."""
         if self.following:
             return Stage.STAGED
         return Stage.OVERLAP if self.previous else Stage.CURRENT
@@ -51,10 +48,9 @@ class PasswordFacts:
 class TlsFacts:
     """What a Secret with a server certificate says.
 
-    `problem` says why servers cannot use it, `missing` which of its keys there are not. `fingerprint` is the
-    certificate's (SHA-256, hexadecimal), `trusted` those of the authorities in `ca.crt`, `names` what it is issued for
-    and `renew_at` when it should be replaced. `authority` is the operator's own, and `issued_by_it` whether it signed
-    the certificate. `changed_at` is when the operator last wrote the Secret.
+    `problem` says why servers cannot use it. `fingerprint` is the certificate's (SHA-256, hexadecimal), `trusted` those
+    of the authorities in `ca.crt`, `names` its subjects. `authority` is the operator's own, `issued_by_it` whether it
+    signed. `changed_at` is when the operator last wrote the Secret.
     """
 
     fingerprint: str
@@ -71,11 +67,11 @@ class TlsFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerCredentials:
-    """What one managed server has, as it said itself; nothing but `reason` and `message` if it did not answer.
+    """Credentials that one managed server reported; only `reason` and `message` are set if it did not answer.
 
-    `admitted` gives by the user what admits it: `on`, `nopass`, and digests of passwords; `marked` whether its users
-    may what the Secret says, `master` the digest of the password with which it follows a primary (empty for none) and
-    `certificate` the fingerprint of the one that it shows, None in plain text.
+    `admitted` gives each user's `on`, `nopass` and password digests; `marked`: its users' permissions match the Secret.
+    `master` is the digest of the password with which it follows a primary (empty for none), `certificate` the
+    fingerprint of its own, None in plain text.
     """
 
     server: str
@@ -88,7 +84,7 @@ class ServerCredentials:
 
     @property
     def answered(self) -> bool:
-        """Whether it let the operator in and answered everything."""
+        """Whether it admitted the operator and answered everything."""
         return not self.reason
 
 
@@ -96,8 +92,8 @@ class ServerCredentials:
 class CredentialLook:
     """One look at all servers of a managed tier, by name, and at the certificate of its user's own Secret, if any.
 
-    `unread` is why a Secret could not be read, empty if all could.
-    `told` is whether servers were told something right before: what differs still takes its time.
+    `unread` is why a Secret could not be read. `told`: servers were updated just before, so differences may be
+    transient.
     """
 
     servers: Mapping[str, ServerCredentials]

@@ -1,12 +1,8 @@
-"""The Job that deletes keyspaces from one tier, and what is made for it alone, in the operator's namespace.
+"""The Job that deletes keyspaces from one tier, and its Secret and NetworkPolicy.
 
-It is there and not beside the tier, because a namespace that is being deleted can hold no Job. So it brings what it
-needs along: a Secret with its order, and copies of the password and the certificate authority with which pods use the
-tier. Nobody but the operator has rights to that Secret, and the pod has no token. It may reach the tier and
-the cluster's DNS, and be reached by nobody.
-
-The Job is made first, suspended, and owns the rest, so that whatever was made goes with it, wherever its maker died.
-It begins when all is there.
+They are in the operator's namespace, because a namespace under deletion can hold no Job. The Secret holds the order and
+copies of the tier's password and certificate authority. The pod has no token and reaches only the tier and DNS. The Job
+is created first, suspended, and owns the rest, so that nothing is left behind after a crash.
 """
 
 from __future__ import annotations
@@ -30,23 +26,23 @@ CONTAINER = "delete"
 ORDER_FILE = "order.json"
 
 ACTIVE_DEADLINE_S = 3600
-"""How long one Job may take: the next round goes on where it was ended, and loses no count."""
+"""Limit of one Job: the next round continues, and no count is lost."""
 
 KEPT_S = 3600
-"""How long a Job that is over stays if its maker does not remove it, which it does when its report is on record."""
+"""How long a finished Job stays if the operator does not remove it."""
 
 PATIENCE_MS = 5_000
-"""How long a server may take to answer: a deletion has no caller who waits, and is begun anew if it gives up."""
+"""Timeout of a server: no request waits for a deletion, and one that gives up is repeated."""
 
 MAX_ORDER_BYTES = 900 * KIB
-"""Of an order in a Secret, which takes 1 MiB in all: 26,000 keyspaces."""
+"""Limit of an order, about 26,000 keyspaces; a Secret holds 1 MiB."""
 
 BASE_BYTES = 64 * MIB
 BYTES_OF_A_KEYSPACE = 16 * KIB
-"""What the program takes, and what it keeps of a keyspace's buckets (measured: 25 MiB, and 10 KiB of each)."""
+"""Memory of the program and of each keyspace's buckets (measured: 25 MiB and 10 KiB)."""
 
 DNS_PORTS = (53, 5353)
-"""Where the cluster's DNS listens: rules are about the pods behind its Service, some of which use the second."""
+"""Ports of the cluster's DNS: rules apply to the pods behind its Service, some of which listen on the second."""
 
 
 def deletion_order(
@@ -58,11 +54,11 @@ def deletion_order(
     identities: tuple[str, ...] = (),
     chunks: tuple[str, ...] = (),
 ) -> bytes:
-    """Return the order file; of `strays` only as many as fit, because another look names the rest.
+    """Return the order file, with as many `strays` as fit; another look names the rest.
 
-    With `identities` only what was computed under one of these goes, and the keyspaces stay in use.
+    With `identities`, only blocks computed under these are deleted, and the keyspaces stay in use.
 
-    Raises ValueError for keyspaces that are more than fit, and for a tier that is not in Redis.
+    Raises ValueError if the keyspaces do not fit, and for a tier that is not in Redis.
     """
     order: dict[str, Any] = {
         "domain": domain,
@@ -87,7 +83,7 @@ def deletion_order(
 
 
 def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: int, keyspaces: int) -> dict[str, Any]:
-    """Return the Job, suspended, for an order with so many keyspaces."""
+    """Return the suspended Job for an order with this number of keyspaces."""
     name = names.deletion_job(erasure, tier.name, round)
     own_labels = labels.of_deletion(erasure)
     memory = BASE_BYTES + keyspaces * BYTES_OF_A_KEYSPACE
@@ -105,7 +101,7 @@ def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: 
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        # It is killed without harm at any moment, and as the first process it would ignore the request to end.
+        # It can be killed at any moment, and as PID 1 it would ignore SIGTERM.
         "terminationGracePeriodSeconds": 1,
         "securityContext": pod_security(),
         "imagePullSecrets": [{"name": secret} for secret in ctx.image_pull_secrets],
@@ -119,7 +115,7 @@ def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: 
         "metadata": {"name": name, "namespace": ctx.operator_namespace, "labels": own_labels},
         "spec": {
             "suspend": True,
-            # One Job, one pod, one report: who retries is the next round.
+            # One Job, one pod, one report: the next round retries.
             "backoffLimit": 0,
             "activeDeadlineSeconds": ACTIVE_DEADLINE_S,
             "ttlSecondsAfterFinished": KEPT_S,
@@ -132,7 +128,6 @@ def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: 
 
 
 def needed_secrets(tier: CacheTier) -> Mapping[str, tuple[str, str]]:
-    """Return what a deletion from a tier needs of the Secrets beside it: file names, and each one's Secret and key."""
     link = _link(tier)
     sources = {PASSWORD_FILE: link.password, AUTHORITY_FILE: link.ca}
     return {file: source for file, source in sources.items() if source is not None}
@@ -146,10 +141,10 @@ def build_deletion_secret(job: Mapping[str, Any], order: bytes, files: Mapping[s
 
 
 def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dict[str, Any]:
-    """Return the policy of the Job's pod: it reaches the tier's servers and the cluster's DNS, and nobody reaches it.
+    """Return the policy of the Job's pod: egress to the tier's servers and DNS, no ingress.
 
-    Servers that the operator does not run have no pods that a policy could name: of those only ports are limited, and
-    of a cluster of them nothing, because its servers say themselves on which ports they are.
+    External servers have no pods to select, so only ports are limited. For an external cluster any port is allowed,
+    because its servers announce their ports.
     """
     dns = {"ports": [{"protocol": protocol, "port": port} for port in DNS_PORTS for protocol in ("UDP", "TCP")]}
     return {
@@ -165,7 +160,6 @@ def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dic
 
 
 def owner_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ownerReferences entry of what goes with a Job that was created."""
     about = job["metadata"]
     return {"apiVersion": "batch/v1", "kind": "Job", "name": about["name"], "uid": about["uid"]}
 

@@ -1,9 +1,8 @@
-"""Receipts as objects in the operator's namespace.
+"""Receipts as immutable ConfigMaps in the operator's namespace.
 
-A receipt is an immutable ConfigMap, because who may read evidence must not therefore be able to read the key that signs
-it. Its name says its domain and number, so the API server itself lets one record have one successor. It has no owner:
-it outlives what it is about. One that is too large for an object is cut into parts, which are named by their receipt's
-digest and written before the object that lists them: until that is there, there is no receipt.
+They are no Secrets, so that reading evidence does not require access to the signing key. The name holds domain and
+number, so the API server admits one successor per record. They have no owner and outlive their subject. The parts of a
+large receipt are named by its digest and written before the object that lists them.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ from kvstrata.contract.wire import canonical_json, digest_bytes
 from kvstrata.objects import labels, names
 
 MAX_PART_BYTES = 900 * 1024
-"""Bytes of a receipt in one object, of which a ConfigMap takes 1 MiB."""
+"""Limit of receipt bytes per object; a ConfigMap holds 1 MiB."""
 
 RECEIPT_DATA_KEY = "receipt.json"
 PARTS_DATA_KEY = "parts.json"
 
 
 def build_receipt(operator_namespace: str, receipt: bytes) -> tuple[dict[str, Any], ...]:
-    """Return the objects of a receipt, in the order in which they are to be created; the last one makes it count.
-
-    Raises ReceiptError for bytes that are no receipt.
-    """
+    """Return the objects of a receipt in creation order; the last one makes it valid. Raises ReceiptError for bytes
+    that are no receipt."""
     link = read_link(receipt)
     if len(receipt) <= MAX_PART_BYTES:
         return (_config_map(operator_namespace, names.receipt(link.head.domain, link.head.sequence), link,
@@ -46,11 +43,8 @@ def build_receipt(operator_namespace: str, receipt: bytes) -> tuple[dict[str, An
 
 
 def read_receipt_objects(objects: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bytes | ReceiptError]]:
-    """Yield each receipt among ConfigMaps by their names: the name of its object, and its bytes or what is wrong.
-
-    Nothing is taken from labels, which can be edited where data cannot. Parts that no receipt lists are left over from
-    one that was never finished, and are no receipts.
-    """
+    """Yield the object name of each receipt, with its bytes or its fault. Labels are ignored: they can be edited,
+    immutable data cannot. Parts that no receipt lists are leftovers."""
     for name, config_map in sorted(objects.items()):
         data = config_map.get("data") or {}
         if not name.startswith(names.RECEIPT_PREFIX):
@@ -69,10 +63,8 @@ def read_receipt_objects(objects: Mapping[str, Mapping[str, Any]]) -> Iterator[t
 
 
 def build_public_keys(operator_namespace: str, pems: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the ConfigMap that publishes public keys by key id: the current one, and all before it.
-
-    Receipts of a key that signs no more are still to be verified, so none is ever taken out.
-    """
+    """Return the ConfigMap of public keys by key id. Former keys stay, because their receipts must remain
+    verifiable."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -103,7 +95,7 @@ def _whole(data: Mapping[str, str], objects: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _pieces(receipt: bytes) -> Iterator[bytes]:
-    """Yield the bytes in pieces of whole characters, because a ConfigMap holds text."""
+    """Yield pieces that end at character boundaries, because a ConfigMap holds text."""
     start = 0
     while start < len(receipt):
         end = min(start + MAX_PART_BYTES, len(receipt))

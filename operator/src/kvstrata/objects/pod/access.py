@@ -1,8 +1,7 @@
-"""Who may open connections to gates and to managed Redis servers, and what a gate may do at the API server.
+"""Network access to gates and managed Redis servers, and the gate's rights at the API server.
 
-Only ingress is restricted. A pod has to reach the API server, and neither its address nor its port can be named in a
-NetworkPolicy in a way that holds on every cluster; a rule that is wide enough to work everywhere would not protect. A
-gate reads its own bundle and its callers' keys, by name, nothing else.
+Only ingress is restricted: no NetworkPolicy rule names the API server on every cluster and still protects. A gate reads
+its own bundle and its callers' keys, by name, nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kvstrata.objects.redis.server import managed_by_us
 
 
 def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
-    """Return the policy of a model's pods: callers of the namespace, the operator for control, health for all."""
+    """Return the policy of a model's pods: callers from the namespace, the operator for control, health for all."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -43,11 +42,8 @@ def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str
 
 
 def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, Any] | None:
-    """Return the policy of a managed Redis tier: pods that use the tier, the operator, and the pods of Jobs in its
-    namespace that delete from this very tier; None for other tiers.
-
-    Servers of a cluster reach one another, too, and nobody else their bus.
-    """
+    """Return the policy of a managed Redis tier; None for other tiers. Admitted are pods that use the tier, the
+    operator, and pods of its deletion Jobs. Only the servers reach the cluster bus."""
     managed = managed_by_us(tier)
     if managed is None:
         return None
@@ -88,7 +84,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def build_serviceaccount(model: CachedModel) -> dict[str, Any]:
-    """Return the ServiceAccount of a model's pods. No token is mounted by itself: only the gate gets one."""
+    """Return the ServiceAccount of a model's pods. Its token is mounted only in the gate."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -98,11 +94,8 @@ def build_serviceaccount(model: CachedModel) -> dict[str, Any]:
 
 
 def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False) -> dict[str, Any]:
-    """Return the Role. `shard_count` is the number of the bundle's shards, present and imminent, `has_pools` whether
-    there may be shards of pools, too: of these all are named at once, because pools come and go.
-
-    A Role has to name a shard before the root does, or gates cannot read the new bundle: apply it first.
-    """
+    """Return the Role. Apply it before the root: gates cannot read a shard that it does not name. `shard_count` counts
+    the bundle's present and imminent shards. With `has_pools` all possible pool shards are named."""
     shards = [names.bundle_shard(model.name, index, slot) for index in range(shard_count) for slot in SLOTS]
     if has_pools:
         shards += [names.pool_shard(model.name, index, slot) for index in range(MAX_POOLS) for slot in SLOTS]
@@ -122,7 +115,6 @@ def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False)
 
 
 def build_rolebinding(model: CachedModel) -> dict[str, Any]:
-    """Return the RoleBinding of the model's ServiceAccount to its Role."""
     name = names.model_child(model.name)
     return {
         "apiVersion": f"{RBAC}/v1",

@@ -1,7 +1,7 @@
-"""The cache container: LMCache's multi-process server, its own memory and every shared tier under our policy.
+"""The cache container: LMCache's multi-process server with its memory and every tier, under the operator's policy.
 
-Everything listens on loopback, telemetry is off, and no secret is in arguments or environment: LMCache prints its
-configuration to whoever asks.
+Everything listens on loopback, telemetry is off, and no secret is in arguments or environment, because LMCache prints
+its configuration on request.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ HEALTH_SCRIPT = (
 def build_container(
     domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
 ) -> dict[str, Any]:
-    """Return the native sidecar `cache`. `tiers` are those of the model, from fast to slow.
-
-    `nodefs_reserve_percent` of the node's own file system stay free of the tiers' files.
-    """
+    """Return the native sidecar `cache`. `tiers` are the model's, from fast to slow. `nodefs_reserve_percent` of the
+    node's file system stay free."""
     chosen = model.spec.engine.pod_template or PodTemplate()
     probe = ("python3", "-S", "-c", HEALTH_SCRIPT, str(paths.CACHE_HTTP_PORT))
     variables = {
@@ -87,14 +85,13 @@ def build_container(
 def arguments(
     domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
 ) -> list[str]:
-    """Return the cache server's arguments."""
     flags = [
         *("--host", "127.0.0.1", "--port", str(paths.CACHE_PORT)),
         *("--http-host", "127.0.0.1", "--http-port", str(paths.CACHE_HTTP_PORT)),
         *("--chunk-size", str(model.spec.cache_server.chunk_size_tokens)),
-        # LMCache multiplies by 2^30, whatever the flag's name says.
+        # LMCache multiplies by 2^30, despite the flag's name.
         *("--l1-size-gb", f"{sizing.l1_bytes(tiers) / GIB:.9g}", "--no-l1-use-lazy"),
-        # The memory's policy is the server module's alone: LMCache's own eviction knows no guarantee.
+        # The server module governs the memory: LMCache's own eviction knows no guarantees.
         *(
             "--eviction-policy",
             "noop",
@@ -103,8 +100,8 @@ def arguments(
         ),
     ]
     if any(tier.spec.medium is Medium.CPU for tier in tiers):
-        # What came from a slower tier stays. LMCache's default drops it when it was read, and a prompt that lives in
-        # Redis would cross the network at each use.
+        # Keep what came from a slower tier. LMCache's default drops it after reading, so a prompt in Redis would cross
+        # the network at each use.
         flags += ["--l2-prefetch-policy", "retain"]
     if needs_device_sharing(model):
         flags += ["--supported-transfer-mode", "lmcache_driven", "--isolated-ipc"]
@@ -118,11 +115,8 @@ def arguments(
 def adapter_params(
     domain_id: str, model: str, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
 ) -> tuple[dict[str, Any], ...]:
-    """Return the parameters of each policy adapter: one for each tier behind the memory, in the order of the model;
-    without any, one that only enforces.
-
-    The adapter acknowledges policies to the gate, so there is always one.
-    """
+    """Return the parameters of each policy adapter, one per tier behind the memory, in the model's order. Without such
+    a tier there is one without storage, because the adapter acknowledges policies to the gate."""
     behind: list[dict[str, Any] | None] = [
         _tier_params(tier) if tier.spec.medium is Medium.REDIS else nvme.params(tier, model, nodefs_reserve_percent)
         for tier in tiers
@@ -132,7 +126,7 @@ def adapter_params(
 
 
 def memory_config(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
-    """Return what the module is told that governs the server's memory, which also a model without a CPU tier has."""
+    """Return the configuration of the module that governs the server's memory, also without a CPU tier."""
     memory = next((tier for tier in tiers if tier.spec.medium is Medium.CPU), None)
     config: dict[str, Any] = {"domain": domain_id, "identity": identity, "tier": memory.name if memory else None}
     if memory is not None:
@@ -178,7 +172,7 @@ def _server_module(config: dict[str, Any]) -> str:
 
 
 def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
-    """Return the user's resources or the default; what files take of the node is asked for in either case."""
+    """Return the user's resources or the default; ephemeral storage for files is requested in either case."""
     chosen = chosen_amounts(model.spec.cache_server.resources, _default_resources(tiers))
     named = EPHEMERAL_STORAGE in {**chosen.get("requests", {}), **chosen.get("limits", {})}
     if named or not (space := _node_space(tiers)):

@@ -1,4 +1,4 @@
-"""The engine container: vLLM, which listens on a unix socket that only the gate mounts."""
+"""The engine container: vLLM on a unix socket that only the gate mounts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ trap 'kill "$engine"' TERM
 while wait "$engine"; code=$?; kill -0 "$engine" 2>/dev/null; do :; done
 exit "$code"
 """
-"""Removes the socket that an earlier start of this container left in the pod's volume: vLLM never unlinks it, and does
-not start while it is there. As a container's first process vLLM would ignore SIGTERM until it has loaded its weights,
-so the shell stays first, passes the signal on and ends as the engine ends."""
+"""Removes the socket of an earlier start: vLLM never unlinks it and does not start while it exists. As PID 1 vLLM would
+ignore SIGTERM until its weights are loaded, so the shell stays PID 1, forwards the signal and returns the exit code."""
 
 COMMAND = ("sh", "-c", START_SCRIPT, paths.ENGINE_SOCKET, "python3", "-m", "vllm.entrypoints.openai.api_server")
 CONNECTOR = "GuardedConnector"
@@ -31,13 +30,12 @@ CONNECTOR_MODULE = "kvstrata_sidecar.connector.guard"
 MIDDLEWARE = "kvstrata_sidecar.connector.reset.EngineReset"
 
 DRAIN_TIMEOUT_S = 120
-"""How long a pod that is going away lets requests run on."""
 
 DRAIN_SCRIPT = (
     "import os,sys,time; d=sys.argv[1]; end=time.monotonic()+float(sys.argv[2]); open(d+'/draining','w').close()\n"
     "while not os.path.exists(d+'/drained') and time.monotonic()<end: time.sleep(0.1)"
 )
-"""Tells the gate that the engine is about to stop, and waits until the gate has no request left."""
+"""Reports the coming stop to the gate and waits until the gate has no request left."""
 
 STARTUP_PERIOD_S = 2
 GPU = "nvidia.com/gpu"
@@ -46,11 +44,11 @@ HEALTH_SCRIPT = (
     "import socket,sys; c=socket.socket(socket.AF_UNIX); c.settimeout(4); c.connect(sys.argv[1]); "
     "c.sendall(b'GET /health HTTP/1.0\\r\\nHost: engine\\r\\n\\r\\n'); sys.exit(b' 200 ' not in c.recv(64))"
 )
-"""A probe without curl, which engine images do not have; `-S` keeps it at 20 ms."""
+"""A probe without curl, which engine images lack; `-S` keeps it at 20 ms."""
 
 
 def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
-    """Return the engine container. `tiers` are those of the model, from fast to slow."""
+    """`tiers` are the model's, from fast to slow."""
     spec = model.spec.engine
     chosen = spec.pod_template or PodTemplate()
     probe = ("python3", "-S", "-c", HEALTH_SCRIPT, paths.ENGINE_SOCKET)
@@ -85,7 +83,7 @@ def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str,
 
 
 def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
-    """Return the engine's arguments: the operator's, then the user's, which cannot name any of the operator's."""
+    """Return the operator's arguments, then the user's, which cannot override them."""
     spec = model.spec.model
     flags = [
         *("--model", weights(spec.source)),
@@ -109,16 +107,14 @@ def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
 
 
 def transfer_config(model: CachedModel) -> str:
-    """Return the JSON that connects the engine to its cache server, by the connector guard of the sidecar's packages.
-
-    Short times and `recompute`: a server that is slow or dead must become a miss, never an error or a dead engine.
-    """
+    """Return the JSON that connects the engine to its cache server through the connector guard. Short timeouts and
+    `recompute`: a slow or dead server must become a miss, never an error or a dead engine."""
     extra: dict[str, Any] = {
         "lmcache.mp.host": "tcp://127.0.0.1",
         "lmcache.mp.port": paths.CACHE_PORT,
         "lmcache.mp.mq_timeout": 3.0,
         "lmcache.mp.heartbeat_interval": 1.0,
-        # With it the engine starts, and serves, while its cache server is away.
+        # With it the engine starts and serves while its cache server is down.
         "kvstrata.chunk_tokens": model.spec.cache_server.chunk_size_tokens,
     }
     if needs_device_sharing(model):
@@ -135,25 +131,21 @@ def transfer_config(model: CachedModel) -> str:
 
 
 def weights(source: WeightsSource) -> str:
-    """Return what `--model` names: a repository, or a folder in the container."""
     if source.hub is not None:
         return source.hub.repository
     return source.path if source.path is not None else paths.WEIGHTS
 
 
 def requests_gpu(model: CachedModel) -> bool:
-    """Whether the engine's resources ask for accelerators."""
     chosen = model.spec.engine.resources
     return chosen is not None and (GPU in chosen.limits or GPU in chosen.requests)
 
 
 def needs_device_sharing(model: CachedModel) -> bool:
-    """Whether blocks move by handles of the accelerator's memory."""
     return model.spec.cache_server.effective_transfer is Transfer.GPU_IPC
 
 
 def weight_volumes(model: CachedModel) -> list[dict[str, Any]]:
-    """Return the volumes that weights and the hub's token come from."""
     source = model.spec.model.source
     if source.pvc is not None:
         return [{"name": "weights", "persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}]
@@ -172,7 +164,7 @@ def weight_volumes(model: CachedModel) -> list[dict[str, Any]]:
 def _weight_mounts(model: CachedModel) -> list[dict[str, Any]]:
     source = model.spec.model.source
     if source.pvc is not None:
-        # The apiserver refuses an absolute subPath; the volume's root is the absence of one.
+        # The apiserver rejects an absolute subPath; no subPath means the volume's root.
         return [mount("weights", paths.WEIGHTS, read_only=True, sub_path=(source.pvc.path or "").strip("/"))]
     if source.hub is None:
         return []
@@ -194,8 +186,8 @@ def _variables(model: CachedModel) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     if not requests_gpu(model):
-        # A CPU engine pins its threads to the first cores it sees, which every such pod of a node does: they fight for
-        # the same cores while others idle, and answers take tens of seconds. For cores of one's own, set it in `env`.
+        # A CPU engine pins its threads to the first cores, and all such pods of a node compete for these while others
+        # idle: answers take tens of seconds. To dedicate cores, set it in `env`.
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     source = model.spec.model.source
     if source.hub is None and (model.spec.model.tokenizer or "/").startswith("/"):
@@ -219,7 +211,7 @@ def _hbm_flags(tiers: Sequence[CacheTier]) -> list[str]:
 
 
 def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
-    """Return the user's resources, with what they cannot know: the CPU tier's memory, and one device for each rank."""
+    """Return the user's resources, plus the CPU tier's memory and one device per rank."""
     chosen = model.spec.engine.resources
     if chosen is None:
         return {}
@@ -230,6 +222,6 @@ def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]
     if requests_gpu(model):
         asked = [int(part[GPU].in_units) for part in (chosen.requests, chosen.limits) if GPU in part]
         devices = str(max(model.spec.engine.effective_tensor_parallel_size, *asked))
-        # Kubernetes wants extended resources with equal request and limit.
+        # Kubernetes requires equal request and limit for extended resources.
         requests[GPU] = limits[GPU] = devices
     return amounts(requests, limits)

@@ -1,4 +1,4 @@
-"""The gate container: the only one that callers reach and the only one with a token for the API server."""
+"""The gate container: the only one that callers reach, and the only one with an API server token."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ from kvstrata.objects.quantities import binary
 
 COMMAND = ("kvstrata-gate",)
 LISTENER_OFF = -1
-"""Port number that switches one of the gate's listeners off."""
+"""Port number that disables a listener of the gate."""
 
 
 def build_container(
     ctx: BuildContext, model: CachedModel, identity: str, limit_bytes: int = sizing.GATE_LIMIT_BYTES
 ) -> dict[str, Any]:
-    """Return the native sidecar `gate`. Its readiness is the pod's, because it speaks for the engine.
-
-    `limit_bytes` is its memory limit, unless the model sets one.
-    """
+    """Return the native sidecar `gate`. Its readiness is the pod's, because it answers for the engine. `limit_bytes` is
+    its memory limit, unless the model sets one."""
     spec = model.spec.gate
     return without_empty(
         {
@@ -71,12 +69,10 @@ def build_container(
 
 
 def caller_port_name(model: CachedModel) -> str:
-    """Return the name of the port that callers use: `https`, or `http` when TLS is disabled."""
     return "http" if model.spec.gate.tls_mode is TlsMode.DISABLED else "https"
 
 
 def caller_port(model: CachedModel) -> int:
-    """Return the pod's port that callers use."""
     return paths.HTTP_PORT if model.spec.gate.tls_mode is TlsMode.DISABLED else paths.HTTPS_PORT
 
 

@@ -1,8 +1,8 @@
 """The cache identity: a digest of everything that changes the bytes of a KV block.
 
-Blocks are stored under it, so a model never reads what another weight file, layout or kernel has computed, and a
-rollback finds its old blocks again. Arguments of the engine count unless they are known to leave KV bytes alone: a
-flag that nobody thought of costs a cold cache, never a wrong answer.
+Blocks are stored under it, so a model never reads blocks of other weights, layouts or kernels, and a rollback finds its
+old blocks again. Engine arguments count unless listed as neutral: an unknown flag costs a cold cache, never a wrong
+answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK_HASH_ALGORITHM = "blake3"
 
 KV_NEUTRAL_FLAGS = frozenset(
     {
-        # what is said about requests
+        # Logging and metrics.
         "--disable-fastapi-docs",
         "--disable-log-requests",
         "--disable-log-stats",
@@ -38,7 +38,7 @@ KV_NEUTRAL_FLAGS = frozenset(
         "--show-hidden-metrics-for-version",
         "--uvicorn-log-level",
         "--disable-access-log-for-endpoints",
-        # how requests are read and answers are written: other tokens have other hashes
+        # Parsing of requests and format of answers: other tokens have other hashes.
         "--allowed-headers",
         "--allowed-local-media-path",
         "--allowed-methods",
@@ -64,7 +64,7 @@ KV_NEUTRAL_FLAGS = frozenset(
         "--tool-call-parser",
         "--tool-parser-plugin",
         "--trust-request-chat-template",
-        # when and how much is computed, not what
+        # When and how much is computed, not what.
         "--api-server-count",
         "--async-scheduling",
         "--download-dir",
@@ -82,7 +82,7 @@ KV_NEUTRAL_FLAGS = frozenset(
         "--use-tqdm-on-load",
     }
 )
-"""Flags that leave KV bytes alone, with dashes, without a leading `no-`."""
+"""Flags that do not change KV bytes, with dashes and without a leading `no-`."""
 
 KV_NEUTRAL_VARIABLES = frozenset(
     {
@@ -105,7 +105,6 @@ KV_NEUTRAL_VARIABLES = frozenset(
         "VLLM_LOGGING_LEVEL",
     }
 )
-"""Environment variables that leave KV bytes alone."""
 
 SHORT_FLAGS = {
     "-dp": "--data-parallel-size",
@@ -123,15 +122,15 @@ _FLAG = re.compile(r"-{1,2}[A-Za-z]")
 
 
 def cache_identity(model: CachedModel, tiers: Sequence[CacheTier]) -> str:
-    """Return the cache identity, 16 hexadecimal digits. `tiers` are those of the model, in any order."""
+    """Return the cache identity, 16 hexadecimal digits. `tiers` are the model's, in any order."""
     return digest(_inputs(model, tiers))[:IDENTITY_HEX_DIGITS]
 
 
 def render_id(model: CachedModel) -> str:
-    """Return a digest of everything that decides which tokens a text or a chat becomes, 16 hexadecimal digits.
+    """Return a digest of everything that maps text to tokens, 16 hexadecimal digits.
 
-    Pods with one identity may differ in it: another chat template makes other tokens, and the same tokens the same
-    blocks. All arguments and variables count, because any of them may name a template or a tokenizer.
+    Pods of one identity may differ in it: another chat template makes other tokens, but equal tokens make equal blocks.
+    All arguments and variables count, because any may name a template or a tokenizer.
     """
     spec = model.spec
     inputs = {
@@ -151,8 +150,8 @@ def render_id(model: CachedModel) -> str:
 def kv_relevant_arguments(arguments: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the engine arguments that may change KV bytes as sorted (flag, values) pairs.
 
-    `--a=b` and `--a b` are one, underscores are dashes, short flags are long ones, and order between flags does not
-    matter; values keep theirs. Words before the first flag appear under an empty flag.
+    `--a=b` equals `--a b`, underscores equal dashes, short flags equal long ones. Order between flags does not matter,
+    order of values does. Words before the first flag are under an empty flag.
     """
     groups: list[tuple[str, list[str]]] = [("", [])]
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""Files of a tier in each pod: the volume that they are on, what it is charged with, what the adapter is told."""
+"""File tiers of a pod: volume, size and adapter parameters."""
 
 from __future__ import annotations
 
@@ -13,59 +13,52 @@ from kvstrata.objects.quantities import MIB, binary, round_up
 
 MARGIN_BYTES = 64 * MIB
 MARGIN_PERCENT = 2
-"""How much larger than the capacity a volume of the node is: directories, and files that are being removed."""
+"""Size of a node volume beyond the capacity: directories, and files under removal."""
 
 CLAIM_MARGIN_PERCENT = 5
-"""The same for a claimed volume, whose file system needs room of its own."""
+"""The same for a claimed volume, which includes the file system's own use."""
 
 CLAIM_FLOOR_PERCENT = 2
 BLOCK_BYTES_AT_LEAST = 256 << 10
 MOST_BLOCKS = 1 << 20
 FEWEST_BLOCKS = 1 << 14
 INDEX_BYTES_PER_BLOCK = 640
-"""What the index takes of the cache server's memory for each block (530 to 570 bytes were measured)."""
+"""Memory of the cache server's index per block (measured: 530 to 570 bytes)."""
 
 
 def file_tiers(tiers: Sequence[CacheTier]) -> list[CacheTier]:
-    """Return the tiers that keep files in the pod."""
     return [tier for tier in tiers if tier.spec.medium is Medium.NVME]
 
 
 def max_blocks(tier: CacheTier) -> int:
-    """Return how many blocks a pod's index of the tier has room for."""
+    """Return the capacity of a pod's index of the tier, in blocks."""
     return max(FEWEST_BLOCKS, min(MOST_BLOCKS, (tier.spec.capacity_bytes or 0) // BLOCK_BYTES_AT_LEAST))
 
 
 def index_bytes(tiers: Sequence[CacheTier]) -> int:
-    """Return what the indexes of all file tiers take of the cache server's memory, in whole MiB."""
+    """Return the memory of all file tiers' indexes in the cache server, in whole MiB."""
     return sum(round_up(max_blocks(tier) * INDEX_BYTES_PER_BLOCK) for tier in file_tiers(tiers))
 
 
 def node_bytes(tiers: Sequence[CacheTier]) -> int:
-    """Return how much of the node's own space the tiers take: what has to be asked of the scheduler."""
+    """Return the space that the tiers take on the node's file system, for the scheduler."""
     return sum(tier.spec.capacity_bytes or 0 for tier in file_tiers(tiers) if _is_of_the_node(tier))
 
 
 def mounts(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
-    """Return where the cache container finds the files; no other container sees them."""
     return [mount(_volume_name(tier), paths.nvme_directory(tier.name)) for tier in file_tiers(tiers)]
 
 
 def volumes(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
-    """Return the pod's volumes."""
     return [_volume(tier) for tier in file_tiers(tiers)]
 
 
 def claims_volumes(tiers: Sequence[CacheTier]) -> bool:
-    """Whether the pod claims a volume, whose files must not be given to its group one by one at each start."""
+    """Whether the pod claims a volume; the kubelet must not chown its files one by one at each start."""
     return any(_is_claimed(tier) for tier in file_tiers(tiers))
 
 
 def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str, Any]:
-    """Return what the adapter of a model's pods is told.
-
-    `nodefs_reserve_percent` of the node's file system have to stay free.
-    """
     spec = tier.spec
     told: dict[str, Any] = {
         "medium": str(Medium.NVME),
@@ -76,7 +69,7 @@ def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str
         "free_floor_percent": CLAIM_FLOOR_PERCENT if _is_claimed(tier) else nodefs_reserve_percent,
     }
     if spec.nvme is not None and spec.nvme.host_path is not None:
-        # The folder is all pods' of the node: each takes a place of its own in it.
+        # All pods of the node share the folder: each uses its own place in it.
         told["place"] = model
     if spec.encryption_required:
         told["encryption"] = "Required"
@@ -116,6 +109,6 @@ def _volume(tier: CacheTier) -> dict[str, Any]:
         return {"name": _volume_name(tier), "ephemeral": {"volumeClaimTemplate": template}}
     if spec is not None and spec.host_path is not None:
         return {"name": _volume_name(tier), "hostPath": {"path": spec.host_path.path, "type": "Directory"}}
-    # No limit of a container's own: the kubelet would hold the sum of these against all that the pod has.
+    # No limit per container: the kubelet would compare their sum with the use of the whole pod.
     limit_bytes = round_up(size_bytes + max(MARGIN_BYTES, size_bytes * MARGIN_PERCENT // 100))
     return {"name": _volume_name(tier), "emptyDir": {"sizeLimit": binary(limit_bytes)}}

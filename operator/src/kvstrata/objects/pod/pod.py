@@ -1,6 +1,6 @@
 """The pod of a CachedModel: gate, cache server and engine, start order, volumes and placement.
 
-`plugin` copies our packages into a volume, so that any upstream image of engine and cache works unmodified. `gate`
+`plugin` copies the product's packages into a volume, so that upstream images of engine and cache run unmodified. `gate`
 and `cache` are native sidecars: they start before the engine and end after it, so a rollout breaks no stream.
 """
 
@@ -27,7 +27,7 @@ RUN_AS = 65532
 SECRET_FILE_MODE = 0o440
 ACK_TOKEN_LIFETIME_S = 3600
 KUBE_TOKEN_LIFETIME_S = 3607
-"""The lifetime that Kubernetes gives its own tokens; it extends this one when the kubelet renews late."""
+"""Kubernetes' lifetime of its own tokens; it extends such a token when the kubelet renews late."""
 
 TERMINATION_MARGIN_S = 30
 
@@ -40,10 +40,7 @@ def pod_template(
     identity: str,
     shard_count: int = 1,
 ) -> dict[str, Any]:
-    """Return the template of a model's pods. `tiers` are those to use, from fast to slow.
-
-    `shard_count` is the number of the bundle's shards.
-    """
+    """`tiers` are the ones to use, from fast to slow; `shard_count` counts the bundle's shards."""
     chosen = model.spec.engine.pod_template or PodTemplate()
     own_labels = labels.of_model(model.name) | {labels.IDENTITY: identity, labels.RENDER: render_id(model)}
     for tier in tiers:
@@ -76,7 +73,6 @@ def pod_template(
 
 
 def plugin_container(ctx: BuildContext) -> dict[str, Any]:
-    """Return the init container that copies our packages to where cache and engine import them from."""
     return {
         "name": "plugin",
         "image": ctx.sidecar_image,
@@ -106,7 +102,6 @@ def _security(tiers: Sequence[CacheTier]) -> dict[str, Any]:
 
 
 def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any]:
-    """Return where pods may run: the user's choice, and unless they chose otherwise a spread over nodes."""
     spread = [dict(constraint) for constraint in chosen.topology_spread_constraints] or [
         {
             "maxSkew": 1,

@@ -1,7 +1,5 @@
-"""What runs a model and finds it: Deployment, Service, disruption budget and ServiceMonitor.
-
-Here, too, are the headless Service and the disruption budget of a managed Redis tier.
-"""
+"""Deployment, Service, disruption budget and ServiceMonitor of a model, and Service and budget of a managed Redis
+tier."""
 
 from __future__ import annotations
 
@@ -31,11 +29,8 @@ def build_deployment(
     identity: str,
     shard_count: int = 1,
 ) -> dict[str, Any]:
-    """Return the Deployment. A new pod is ready before an old one goes: an engine takes minutes to start.
-
-    `tiers` are those to use, from fast to slow; `identity` is `cache_identity` of the same arguments; `shard_count` is
-    the number of the bundle's shards.
-    """
+    """Return the Deployment. A new pod becomes ready before an old one is deleted: an engine takes minutes to start.
+    `tiers` are the ones to use, from fast to slow; `identity` is `cache_identity` of the same arguments."""
     warmup = model.spec.cache_server.warmup
     warm_up_s = warmup.timeout.in_seconds if warmup is not None else 0
     return {
@@ -60,11 +55,8 @@ def build_deployment(
 
 
 def build_pdb(model: CachedModel) -> dict[str, Any] | None:
-    """Return a budget of one voluntary disruption at a time; None below two replicas.
-
-    With a single replica a budget either protects nothing or keeps nodes from being drained for ever. Pods that are
-    not ready may always be evicted, so a crash loop does not block a drain.
-    """
+    """Return a budget of one voluntary disruption at a time; None below two replicas. With one replica a budget either
+    protects nothing or blocks drains for ever. Unready pods may always be evicted, so a crash loop blocks no drain."""
     if model.spec.engine.replicas < 2:
         return None
     own_labels, selector = labels.of_model(model.name), labels.selector_of_model(model.name)
@@ -72,10 +64,7 @@ def build_pdb(model: CachedModel) -> dict[str, Any] | None:
 
 
 def build_redis_pdb(tier: CacheTier) -> dict[str, Any] | None:
-    """Return a budget of one voluntary disruption at a time for all shards together; None for any other tier.
-
-    The operator itself replaces one server at a time, and waits until its replica is in step again.
-    """
+    """Return a budget of one voluntary disruption at a time for all shards together; None for any other tier."""
     managed = managed_by_us(tier)
     if managed is None or not managed.is_cluster:
         return None
@@ -102,10 +91,8 @@ HTTP_SERVICE_PORT = 80
 
 
 def build_model_service(model: CachedModel) -> dict[str, Any]:
-    """Return the Service of a model: its gates, for callers (443 or 80) and for scrapers (8081).
-
-    Target ports are numbers, because named ports of native sidecars are not resolved by every Kubernetes version.
-    """
+    """Return the Service of a model's gates, for callers (443 or 80) and scrapers (8081). Target ports are numbers: not
+    every Kubernetes version resolves named ports of native sidecars."""
     name = gate.caller_port_name(model)
     return {
         "apiVersion": "v1",
@@ -131,10 +118,8 @@ def build_model_service(model: CachedModel) -> dict[str, Any]:
 
 
 def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
-    """Return the headless Service of a managed Redis tier; None for any other tier.
-
-    Servers of a cluster are named in it before they are ready: they must find one another first.
-    """
+    """Return the headless Service of a managed Redis tier; None for any other tier. It publishes servers of a cluster
+    before they are ready, because they must find one another first."""
     managed = managed_by_us(tier)
     if managed is None:
         return None
@@ -156,7 +141,6 @@ def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
 
 
 def service_port(model: CachedModel) -> int:
-    """Return the Service's port for callers."""
     return HTTP_SERVICE_PORT if gate.caller_port_name(model) == "http" else HTTPS_SERVICE_PORT
 
 
@@ -164,7 +148,7 @@ SCRAPE_INTERVAL = "30s"
 
 
 def build_servicemonitor(model: CachedModel, crd_installed: bool) -> dict[str, Any] | None:
-    """Return the ServiceMonitor; None where that kind does not exist."""
+    """Return the ServiceMonitor; None if its CRD is not installed."""
     if not crd_installed:
         return None
     return {

@@ -1,9 +1,8 @@
-"""The StatefulSets of a managed Redis Cluster: one for each shard.
+"""The StatefulSets of a managed Redis Cluster, one per shard.
 
-Pods come up as empty nodes that know nobody; the operator forms the cluster out of them, and replaces them when their
-template changes. No node keeps its identity over a start: what it held is gone, and an old name with nothing behind it
-would mislead the others. Which pod of a shard is its primary is the cluster's business and changes at any time, so all
-pods of a shard are alike.
+Pods start as empty nodes; the operator forms the cluster and replaces pods when their template changes. A node gets a
+new identity at each start, because its data is gone and the old name would mislead the others. The primary of a shard
+may change at any time, so all pods of a shard are alike.
 """
 
 from __future__ import annotations
@@ -37,32 +36,29 @@ NODE_TIMEOUT_MS = 5000
 """Silence after which a server is suspected; when a majority agrees, its replica is promoted."""
 
 START_OVER_WAIT_S = 2 * NODE_TIMEOUT_MS // 1000
-"""How long a server that starts anew in its pod stays silent. Until the others have promoted a replica in its former
-self's place, it would load what is at the old address: nothing. They need the node time-out and some two seconds."""
+"""How long a restarted server stays silent. Before a replica is promoted in place of its former self (node timeout plus
+some two seconds), it would load from the old address, which is empty."""
 
 HAND_OVER_PATIENCE_S = 5
-"""How long a primary that is stopped waits for its replica to take over; servers give such an attempt up after that."""
+"""How long a stopping primary waits for its replica to take over; servers give up such an attempt after that."""
 
 SHUTDOWN_TIMEOUT_S = 5
 TERMINATION_GRACE_S = 30
-"""Room for handing over and for replicas to read what was written last, on a busy machine."""
+"""Time for the handover, and for replicas to read the last writes on a busy machine."""
 
 MIN_CORES_FOR_THREADS = 4
 MAX_IO_THREADS = 8
-"""Redis' own advice: no threads for fewer than four cores, leave one free, and more than eight hardly help."""
+"""Redis' advice: no threads below four cores, leave one free, and more than eight hardly help."""
 
 AUTH_FILES = (names.ACL_FILE_KEY, names.ADMIN_PASSWORD_KEY, names.REPLICATION_PASSWORD_KEY)
-"""What a server's pod gets of the tier's Secret; the password of the user data is no business of it."""
+"""Keys of the tier's Secret that a server's pod mounts; it does not need the data user's password."""
 
 
 def build_shard_statefulset(
     ctx: BuildContext, tier: CacheTier, shard: int, restart_token: str | None = None, servers: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the StatefulSet of one shard of a managed Redis Cluster; None for any other tier.
-
-    `restart_token` is any text that changes when every pod has to be replaced, `servers` how many the shard has now, if
-    that is not what spec asks for.
-    """
+    """Return the StatefulSet of one shard of a managed Redis Cluster; None for any other tier. A changed
+    `restart_token` replaces every pod. `servers` is the shard's present size, where it differs from spec."""
     managed = managed_by_us(tier)
     if managed is None or not managed.is_cluster:
         return None
@@ -84,7 +80,7 @@ def build_shard_statefulset(
 
 
 def cluster_arguments(tier: CacheTier) -> list[str]:
-    """Return the arguments of a cluster's servers. They are visible to all who may read the pod, and hold no secret."""
+    """Return the arguments of a cluster's servers. They appear in the pod spec and hold no secret."""
     part_bytes = sizing.shard_bytes(tier.spec)
     tls = ["--tls-cluster", "yes", "--tls-replication", "yes"] if redis_tls_secret(tier) is not None else []
     buffer_bytes = sizing.replication_buffer_bytes(part_bytes)
@@ -94,15 +90,15 @@ def cluster_arguments(tier: CacheTier) -> list[str]:
         *memory_arguments(sizing.redis_maxmemory_bytes(tier.spec)),
         *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
         *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
-        # What is lost are misses: the rest goes on being served, and no replica is too old to be promoted.
+        # Lost slots are misses: serve the rest, and promote a replica however old it is.
         *("--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0"),
-        # Replicas are placed by the operator.
+        # The operator places replicas.
         *("--cluster-allow-replica-migration", "no"),
         *("--cluster-announce-ip", "$(POD_IP)", "--replica-announce-ip", "$(POD_IP)"),
         *("--cluster-announce-hostname", f"$(POD_NAME).{names.redis_host(tier.name, tier.namespace)}"),
         *("--cluster-preferred-endpoint-type", "hostname"),
         *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
-        # A replica that has blocks and must load anew would need twice the memory without a file; none of it stays.
+        # A replica that reloads over its data would need twice the memory without a file; the file is deleted.
         *("--repl-diskless-load", "on-empty-db", "--rdb-del-sync-files", "yes"),
         *("--repl-backlog-size", str(sizing.replication_backlog_bytes(part_bytes))),
         *("--client-output-buffer-limit", f"replica {buffer_bytes} 0 0"),
@@ -138,7 +134,6 @@ def _container(ctx: BuildContext, tier: CacheTier, managed: RedisManaged) -> dic
 
 
 def _apart(selector: dict[str, str]) -> dict[str, Any]:
-    """Return an affinity by which pods of a shard go to different nodes where they can."""
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": selector}}
     weighted = {"weight": 100, "podAffinityTerm": term}
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}}
@@ -152,7 +147,7 @@ def _threads(managed: RedisManaged | None) -> list[str]:
 
 
 def _cores(resources: ResourceRequirements | None) -> Fraction:
-    """Return how many cores a server may use, or is sure of; 0 where nobody said."""
+    """Return the CPU limit, else the request, in cores; 0 if neither is set."""
     if resources is None:
         return Fraction(0)
     return ResourceQuantity(resources.limits.get("cpu") or resources.requests.get("cpu") or "0").in_units

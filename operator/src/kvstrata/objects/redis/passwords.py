@@ -1,7 +1,7 @@
-"""What the Secret of a managed tier's users holds at each stage of its passwords' life (`plan.redis.passwords`).
+"""Data of the Secret of a managed tier's users at each stage of rotation (`plan.redis.passwords`).
 
-Beside the password that is used (`password`) there may be the one that will be (`next-password`) or the one that was
-(`previous-password`), the same for each user; the ACL file admits all that are there.
+Beside `password` there may be `next-password` or `previous-password`, the same for each user; the ACL file admits all
+that exist.
 """
 
 from __future__ import annotations
@@ -16,35 +16,31 @@ from kvstrata.objects.redis.users import MARKER_PREFIX, user_words
 from kvstrata.objects.secret import PASSWORD_KEYS, redis_auth_data
 
 Draw = Callable[[], str]
-"""Returns a fresh password of 128 random bits or more, in ASCII."""
+"""Returns a fresh ASCII password of at least 128 random bits."""
 
 Values = Mapping[str, bytes]
 _FOLLOWING, _PREVIOUS = "next-", "previous-"
 
 
 def made(domain_id: str, there: Values, draw: Draw) -> dict[str, bytes]:
-    """Return the Secret's data with every password of `there` that can be used, and fresh ones for those that lack."""
     current = {user: _text(there.get(key)) or draw() for user, key in PASSWORD_KEYS.items()}
     return _data(domain_id, current, _all(there, _FOLLOWING), _all(there, _PREVIOUS))
 
 
 def staged(domain_id: str, there: Values, draw: Draw) -> dict[str, bytes]:
-    """Return the data with the passwords that follow, drawn now, admitted beside those that are used."""
     return _data(domain_id, _all(there, ""), {user: draw() for user in PASSWORD_KEYS}, {})
 
 
 def promoted(domain_id: str, there: Values) -> dict[str, bytes]:
-    """Return the data in which the passwords that follow are used, and those that were are still admitted."""
     return _data(domain_id, _all(there, _FOLLOWING), {}, _all(there, ""))
 
 
 def retired(domain_id: str, there: Values) -> dict[str, bytes]:
-    """Return the data without the passwords that were."""
     return _data(domain_id, _all(there, ""), {}, {})
 
 
 def to_try(there: Values, user: str) -> tuple[str, ...]:
-    """Return the passwords to try as `user`, in this order: a server with an older file has the previous one only."""
+    """Return the passwords to try as `user`, in order: a server with an older file has only the previous one."""
     several = (_all(there, prefix).get(user) for prefix in ("", _PREVIOUS, _FOLLOWING))
     return tuple(password for password in several if password)
 
@@ -52,7 +48,6 @@ def to_try(there: Values, user: str) -> tuple[str, ...]:
 def password_facts(
     there: Values, *, lineage: str, changed_at: datetime, rotated_at: datetime, honoured: str
 ) -> PasswordFacts:
-    """Return what is told of a Secret's data; the passwords themselves stay in it."""
     users = user_words(there.get(names.ACL_FILE_KEY, b""))
     sets = [_all(there, prefix) for prefix in ("", _FOLLOWING, _PREVIOUS)]
     held = {user: {_digest(one[user]) for one in sets if user in one} for user in PASSWORD_KEYS}
@@ -74,7 +69,7 @@ def password_facts(
 
 
 def admission(words: tuple[str, ...]) -> frozenset[str]:
-    """Return what of a user's rules decides whom it admits: `on` if it is, `nopass`, and digests of passwords."""
+    """Return the words that decide admission: `on`, `nopass`, and password digests."""
     return frozenset(word.removeprefix("#") for word in words if word in ("on", "nopass") or word.startswith("#"))
 
 
@@ -91,14 +86,14 @@ def _data(
 
 
 def _all(there: Values, prefix: str) -> dict[str, str]:
-    """Return the passwords of one set by user; of the following and previous ones all or none."""
+    """Return the passwords of one set by user; of next and previous ones all or none."""
     found = {user: _text(there.get(f"{prefix}{key}")) for user, key in PASSWORD_KEYS.items()}
     usable = {user: text for user, text in found.items() if text}
     return usable if not prefix or len(usable) == len(PASSWORD_KEYS) else {}
 
 
 def _text(value: bytes | None) -> str:
-    """Return a password that can be used, or nothing: what is not ASCII was put there by somebody else."""
+    """Return a usable password, or nothing: the operator writes only ASCII."""
     return value.decode() if value and value.isascii() else ""
 
 

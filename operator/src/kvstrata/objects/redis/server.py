@@ -1,7 +1,7 @@
-"""What the pods of all managed Redis servers have in common, single ones and those of a cluster.
+"""Common parts of the pods of managed Redis servers, single and clustered.
 
-Passwords are in an ACL file and never in arguments or environment, where everyone who may read the pod sees them.
-Nothing is kept on a disk: blocks can be computed again, and a copy on a disk would have to be erased.
+Passwords are in an ACL file, never in arguments or environment, which are visible in the pod. Nothing is on a disk:
+blocks can be recomputed, and a copy on disk would have to be erased.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kvstrata.objects.tier_link import redis_tls_secret
 
 
 def managed_by_us(tier: CacheTier) -> RedisManaged | None:
-    """Return what the spec says of servers that the operator runs; None for any other tier."""
+    """Return the spec of servers that the operator runs; None for any other tier."""
     return tier.spec.redis.managed if tier.spec.redis is not None else None
 
 
 @cache
 def script(name: str) -> str:
-    """Return a shell script that runs in a server's container, without its comments: another word in one would restart
-    every server. What it takes is in its head."""
+    """Return a shell script for a server's container, without comments: a changed comment would restart every
+    server."""
     text = resources.files(__package__).joinpath("scripts", f"{name}.sh").read_text()
     return "".join(
         line for line in text.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")
@@ -38,12 +38,10 @@ def script(name: str) -> str:
 
 
 def run(name: str, *arguments: object) -> list[str]:
-    """Return the command that runs a script with arguments."""
     return ["sh", "-c", script(name), name.replace("_", "-"), *map(str, arguments)]
 
 
 def listening_arguments(tier: CacheTier) -> list[str]:
-    """Return the arguments of redis-server that say where it listens, and whom it admits."""
     ports = ["--port", str(paths.REDIS_PORT)]
     if redis_tls_secret(tier) is not None:
         ports = [
@@ -57,7 +55,7 @@ def listening_arguments(tier: CacheTier) -> list[str]:
 
 
 def memory_arguments(maxmemory_bytes: int) -> list[str]:
-    """Return the arguments of redis-server that keep everything in so much memory. Adapters make room, not servers."""
+    """Return the arguments for memory-only storage. Adapters evict, not servers."""
     return [
         *("--maxmemory", str(maxmemory_bytes), "--maxmemory-policy", "noeviction"),
         *("--save", "", "--appendonly", "no", "--dir", paths.TEMPORARY),
@@ -65,7 +63,6 @@ def memory_arguments(maxmemory_bytes: int) -> list[str]:
 
 
 def client_options(tier: CacheTier) -> list[str]:
-    """Return the options with which redis-cli reaches the tier's servers from within their pods."""
     if redis_tls_secret(tier) is None:
         return []
     return ["--tls", "--cacert", f"{paths.REDIS_TLS}/{names.AUTHORITY_KEY}"]
@@ -74,7 +71,7 @@ def client_options(tier: CacheTier) -> list[str]:
 def server_container(
     ctx: BuildContext, tier: CacheTier, managed: RedisManaged, amounts: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the container of a server. `amounts` are its resources, `own` what only its kind of server has."""
+    """`amounts` are its resources, `own` the fields of this kind of server."""
     chosen = managed.pod_template or PodTemplate()
     probe = run("redis_ping", paths.REDIS_PORT, *client_options(tier))
     pull_policy = chosen.image_pull_policy or (ctx.image_pull_policy if managed.image is None else None)
@@ -99,7 +96,7 @@ def server_container(
 
 
 def server_volumes(tier: CacheTier, auth_keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a server's volumes; of the tier's Secret it gets `auth_keys` only."""
+    """Return a server's volumes; it gets only `auth_keys` of the tier's Secret."""
     volumes: list[dict[str, Any]] = [
         {"name": "tmp", "emptyDir": {}},
         {
@@ -120,7 +117,7 @@ def server_volumes(tier: CacheTier, auth_keys: Sequence[str]) -> list[dict[str, 
 def server_pod(
     chosen: PodTemplate, own_labels: Mapping[str, str], restart_token: str | None, spec: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the template of a server's pod: what all have, and `spec`. Another `restart_token` is another template."""
+    """Return the template of a server's pod. A changed `restart_token` replaces the pods."""
     annotations = {labels.TLS_REVISION: restart_token} if restart_token is not None else {}
     return {
         "metadata": without_empty(
@@ -141,7 +138,6 @@ def server_pod(
 def stateful_set(
     tier: CacheTier, name: str, own_labels: Mapping[str, str], selector: Mapping[str, str], spec: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a StatefulSet of a tier's servers, whose pods have names in its headless Service."""
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",

@@ -1,4 +1,4 @@
-"""The StatefulSet of a managed Redis tier that is a single server, in memory only."""
+"""The StatefulSet of a managed Redis tier with a single server, in memory only."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from kvstrata.objects.redis.server import (
 )
 
 TERMINATION_GRACE_S = 10
-"""There is nothing to save at the end."""
+"""Nothing needs to be saved at the end."""
 
 
 def build_redis_statefulset(
     ctx: BuildContext, tier: CacheTier, restart_token: str | None = None
 ) -> dict[str, Any] | None:
-    """Return the StatefulSet of a single managed Redis server; None for any other tier.
-
-    `restart_token` is any text that changes when the pod has to be replaced.
-    """
+    """Return the StatefulSet of a single managed Redis server; None for any other tier. A changed `restart_token`
+    replaces the pod."""
     managed = managed_by_us(tier)
     if managed is None or managed.is_cluster:
         return None
@@ -63,7 +61,7 @@ def build_redis_statefulset(
 
 
 def redis_arguments(tier: CacheTier) -> list[str]:
-    """Return the arguments of redis-server. They are visible to all who may read the pod, and hold no secret."""
+    """Return the arguments of redis-server. They appear in the pod spec and hold no secret."""
     return [*listening_arguments(tier), *memory_arguments(sizing.redis_maxmemory_bytes(tier.spec))]
 
 

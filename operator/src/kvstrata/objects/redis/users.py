@@ -1,14 +1,13 @@
-"""The users of managed Redis servers, as the lines of their ACL file.
+"""The users of managed Redis servers, as lines of their ACL file.
 
-The file holds digests of passwords, of each user one or, while passwords change, several. The default user is off.
+The file holds password digests, several per user during a rotation. The default user is off.
 
-* `data`, the data plane's: its own domain's keys, and of commands those that it sends. It cannot list keys, because
-  SCAN, RANDOMKEY and DBSIZE would show those of others. It may send scripts, in which the server checks every command
-  and key as if it were sent alone.
-* `admin`, the operator's: figures, settings, the cluster's topology, listing keys, and moving or dropping its domain's.
-  It reads no value. It may give users rights, so what it may not is a guard against mistakes and not against its thief.
-* `replication`, with which servers copy from one another. Valkey 9 moves slots with it, and checks what arrives as if
-  the user had sent it: so it may write its domain's keys. What it may not read it could copy.
+* `data`, the data plane's: its domain's keys, and the commands that it sends. It cannot list keys: SCAN, RANDOMKEY and
+  DBSIZE would show those of others. In its scripts the server checks every command and key.
+* `admin`, the operator's: figures, settings, topology, listing keys, and moving or dropping its domain's keys. It reads
+  no values. It may grant rights, so its limits guard against mistakes, not against theft of its password.
+* `replication`, for copies between servers. Valkey 9 moves slots with it and checks what arrives as sent by the user,
+  so it may write its domain's keys. It could copy what it may not read.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ REPLICATION_USER = "replication"
 USERS = (DATA_USER, ADMIN_USER, REPLICATION_USER)
 
 MARKER_PREFIX = "rules-"
-"""Begins the name of a user that is off and stands for what all others may: a server that has it was given exactly
-those rights. Servers tell rights in words of their own, Redis 7.0 not even in those that it was given, so that they
-cannot be compared otherwise."""
+"""Prefix of a disabled user that represents the rights of all others: a server that has it was given exactly those.
+Servers report rights in their own words, Redis 7.0 not even in those that it was given, so rights cannot be
+compared."""
 
 Passwords = Mapping[str, Sequence[str]]
-"""By the user, every password that admits it, the one to use first."""
 
 _ADMIN_COMMANDS = (
     "acl|getuser", "acl|load", "acl|setuser", "auth", "command|info", "config|get", "config|set", "info",
@@ -41,25 +39,25 @@ _MOVER_COMMANDS = (
     "asking", "exec", "migrate", "multi", "restore-asking", "select", "strlen", "unlink",
     "eval", "hdel", "hexists", "hget", "hincrby", "hset", "zrem", "zscore",
 )  # fmt: skip
-"""Moving slots key by key, for which a source comes to its target as this user, too, and taking a value that does not
-go along out of its bucket's index, by the script `discard`."""
+"""For moving slots key by key, where the source logs in to the target as this user, and for removing a value that is
+not moved from its bucket's index, by the script `discard`."""
 
 _NEVER_OF_A_CLUSTER = ("flushslots", "reset")
-"""What no repair needs and would lose blocks."""
+"""Would lose blocks and are not needed by any repair."""
 
 _TOPOLOGY_COMMANDS = (
     "addslots", "addslotsrange", "bumpepoch", "count-failure-reports", "countkeysinslot", "delslots", "delslotsrange",
     "failover", "flushslots", "forget", "getkeysinslot", "help", "info", "keyslot", "links", "meet", "myid", "nodes",
     "replicas", "replicate", "reset", "saveconfig", "set-config-epoch", "setslot", "shards", "slaves", "slots",
 )  # fmt: skip
-"""Every subcommand of CLUSTER that Redis 7.0 has. Servers refuse an ACL file with a word that they do not know, so that
-those which Valkey 9 needs to move slots can be allowed only by denying all others."""
+"""Every subcommand of CLUSTER in Redis 7.0. Servers reject an ACL file with an unknown word, so those that Valkey 9
+needs to move slots can be allowed only by denying all others."""
 
 _ARRIVING_COMMANDS = (
     "del", "exec", "hdel", "hincrby", "hmset", "hset", "multi", "persist", "pexpireat", "restore", "select", "set",
     "unlink", "zadd", "zrem",
 )  # fmt: skip
-"""What a server sends of slots that it moves: their keys, and what the data user's writes do to them meanwhile."""
+"""What a server sends when it moves slots: keys, and the data user's concurrent writes."""
 
 _RULES: Mapping[str, tuple[str, ...]] = {
     DATA_USER: ("-@all", *(f"+{command}" for command in COMMANDS)),
@@ -75,8 +73,8 @@ _RULES: Mapping[str, tuple[str, ...]] = {
         *(f"-cluster|{command}" for command in _TOPOLOGY_COMMANDS),
     ),
 }
-"""Commands by name, never by category: `@connection` holds CLIENT TRACKING, which tells every key that anybody touches,
-and `@scripting` holds SCRIPT FLUSH and FUNCTION, which reach every domain's scripts."""
+"""Commands by name, never by category: `@connection` includes CLIENT TRACKING, which shows every key in use, and
+`@scripting` includes SCRIPT FLUSH and FUNCTION, which reach every domain's scripts."""
 
 
 def users_acl(domain_id: str, passwords: Passwords) -> bytes:
@@ -91,20 +89,19 @@ def users_acl(domain_id: str, passwords: Passwords) -> bytes:
 
 
 def user_words(acl: bytes) -> dict[str, tuple[str, ...]]:
-    """Return the words of an ACL file by their user, as they follow its name in `ACL SETUSER`, in the file's order."""
+    """Return the words of each user in an ACL file, as in `ACL SETUSER`, in the file's order."""
     lines = (line.split() for line in acl.decode(errors="replace").splitlines())
     return {line[1]: tuple(line[2:]) for line in lines if len(line) > 1 and line[0] == "user"}
 
 
 def user_rules(user: str, domain_id: str, passwords: Sequence[str]) -> tuple[str, ...]:
-    """Return the rules of one user, as they follow its name in an ACL file and in `ACL SETUSER`."""
+    """Return the rules of one user, as in an ACL file and `ACL SETUSER`."""
     keys = f"~{domain_pattern(domain_id)}"
     return ("on", *map(_digest, passwords), keys, "resetchannels", *_RULES[user])
 
 
 def what_users_may(acl: bytes) -> str:
-    """Return what an ACL file allows to whom, without the digests: it differs when another version, or for another
-    domain, would write another file."""
+    """Return the ACL file without digests: it differs if a version or domain would write another file."""
     lines = acl.decode(errors="replace").splitlines()
     return "\n".join(" ".join(word for word in line.split() if not word.startswith("#")) for line in lines)
 

@@ -1,9 +1,8 @@
-"""Admission of guarantees: an object's status says which of those that it declares are reserved, and bundles follow it.
+"""Admission of guarantees: an object's status records which are reserved, and bundles follow the record.
 
-Whether a guarantee is admitted is decided from all claims on its tier together (`line`), so plans of different objects
-that look at the same world agree; it is recorded in the status of the object that declares it, before a bundle says so,
-because who came first and was given what does not follow from specs. What is compiled is what the record says as far
-as it stands: while a tier has less room than was admitted, the youngest have nothing.
+Admission follows from all claims on a tier together (`waiting_line`), so plans of different objects agree. It is
+recorded before a bundle uses it, because order of arrival does not follow from specs. While a tier has less room than
+was admitted, the youngest have nothing.
 """
 
 from __future__ import annotations
@@ -29,21 +28,20 @@ from kvstrata.plan.rules import budgets, first
 from kvstrata.plan.rules import policy as policy_chain
 
 EVERYWHERE = ""
-"""The place of a tier that all pods share, and of each tier within pods that of a model that may yet come."""
+"""The place of a tier that all pods share, and of a per-pod tier in pods of a model that may yet come."""
 
 FIRST_IN_LINE = 8
-"""How many of those that wait say who holds the room. The others say what does not change with each of them."""
+"""Number of waiting objects with a message that names the holders; messages further back stay constant."""
 
 MOST_EXACT = 10**17
 
 
 def key_of(resource: Holder) -> Key:
-    """Return the key of an object that may declare guarantees."""
     return Key(resource.INFO.kind, resource.namespace, resource.name)
 
 
 def line_for(world: World, tier: str) -> Line | None:
-    """Return who has what of a tier, or None if all that is declared or admitted fits, which is nearly always."""
+    """Return a tier's waiting line, or None if all that is declared or admitted fits, which is nearly always."""
     claims, found = world.claims.get(tier), world.tiers.get(tier)
     room = stored_bytes(found.spec) if found is not None else None
     if claims is None or found is None or room is None:
@@ -57,7 +55,7 @@ def line_for(world: World, tier: str) -> Line | None:
 
 
 def held_bytes(world: World, holder: Key, tier: str) -> int:
-    """Return what is admitted for an object on a tier and stands."""
+    """Return the admitted guarantee of an object on a tier that still fits."""
     claims = world.claims.get(tier)
     claim = claims.by_holder.get(holder) if claims is not None else None
     if claim is None or not claim.recorded_bytes:
@@ -67,12 +65,11 @@ def held_bytes(world: World, holder: Key, tier: str) -> int:
 
 
 def is_undecided(resource: Holder | None) -> bool:
-    """Whether an object declares guarantees and nothing was ever decided about them: no entry is compiled before."""
+    """Whether an object's guarantees are undecided: no entry is compiled before."""
     return resource is not None and resource.status.admission is None and bool(declared_guarantees(resource))
 
 
 def admitted_part(world: World, holder: Key, declared: Iterable[TierBudget]) -> tuple[TierBudget, ...]:
-    """Return budgets with no more guaranteed than was admitted for the object that declares them."""
     return tuple(
         TierBudget(
             budget.tier,
@@ -96,18 +93,17 @@ def held_by(world: World, resource: Holder | None) -> tuple[int, ...]:
 
 
 def lost_everywhere(world: World) -> tuple[Any, ...]:
-    """Return all that `admitted_part` reads besides the object itself, for any object there may be."""
+    """Return all that `admitted_part` reads besides the object, for any object."""
     lines = ((tier, line_for(world, tier)) for tier in sorted(world.claims))
     return tuple((tier, line.lost) for tier, line in lines if line is not None and line.lost)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is decided about one object's guarantees.
+    """The decision about one object's guarantees.
 
-    `admitted` is what it is to have, by tier, None where status has no word of it; `before` is what its status says.
-    `due` says that this is to be written before anything follows from it. `finding` is its condition Admitted, None
-    where it declares no guarantee.
+    `admitted` is the decision by tier, None without a status field; `before` are larger amounts in its status. `due`:
+    write this before anything follows from it. `finding` is its condition Admitted, None if it declares no guarantee.
     """
 
     admitted: Mapping[str, int] | None = None
@@ -117,11 +113,8 @@ class Verdict:
     finding: Finding | None = None
 
     def status(self, *, let_go: bool = True) -> dict[str, Any] | None:
-        """Return the field `admission` of status; a patch merges, so it always says all.
-
-        What it has and does not declare any more stays reserved without `let_go`: others get it when no bundle
-        promises it. What it lost goes at once.
-        """
+        """Return the field `admission` of status, always complete because patches merge. Without `let_go` guarantees
+        that are no longer declared stay reserved until no bundle promises them. Lost ones go at once."""
         if self.admitted is None:
             return None
         kept = self.admitted if let_go else {**self.admitted, **self.before}
@@ -132,7 +125,6 @@ class Verdict:
 
 
 def judge(world: World, resource: Holder, wrong: Decision | None) -> Verdict:
-    """Return what is decided about the guarantees of an object; `wrong` is what is wrong with its spec."""
     claims = world.claimants.get(key_of(resource))
     if not claims:
         return Verdict()
@@ -157,13 +149,12 @@ def judge(world: World, resource: Holder, wrong: Decision | None) -> Verdict:
 
 
 def admitted_by(writes: Iterable[StatusWrite]) -> dict[Key, dict[str, int]]:
-    """Return what statuses that are to be written say is admitted, in bytes by tier."""
     told = {write.key: write.status.get("admission") for write in writes}
     return {key: Admission.model_validate(said).by_tier for key, said in told.items() if said}
 
 
 def next_in_line(world: World, tier: str) -> tuple[Key, ...]:
-    """Return whose status may have to follow when something about the claims on a tier has changed."""
+    """Return the objects with a status that may change when a claim on the tier changes."""
     claims = world.claims.get(tier)
     if claims is None:
         return ()
@@ -176,18 +167,15 @@ def next_in_line(world: World, tier: str) -> tuple[Key, ...]:
 
 
 def waiting_for(world: World, tier: str) -> tuple[int, int]:
-    """Return how many objects wait for room in a tier, and for how many bytes more than they have."""
+    """Return how many objects wait for room in a tier, and for how many more bytes."""
     line = line_for(world, tier)
     waiting = line.waiting if line is not None else ()
     return len(waiting), sum(one.ask.wanted_bytes - line.kept[one.ask.holder] for one in waiting) if line else 0
 
 
 def _wanted(claim: Claim, wrong: Decision | None) -> tuple[int, bool]:
-    """Return what an object may have at most, and whether it may be given more than it has.
-
-    While its spec is wrong that is what it has, because its last valid one is in force. Of two policies for a tenant
-    the younger has nothing.
-    """
+    """Return an object's maximum, and whether it may receive more than it holds. While its spec is wrong it keeps what
+    it has, because its last valid spec is in force. Of two policies for a tenant the younger has nothing."""
     if wrong is None:
         return claim.declared_bytes, True
     if wrong.reason == PolicyReason.TENANT_CONFLICT:
@@ -208,7 +196,6 @@ def _problem(world: World, holder: Key) -> Decision | None:
 
 
 def _validity(world: World) -> tuple[Any, ...]:
-    """Return all that `_problem` and `_places` read besides the claims themselves."""
     return (
         tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
         tuple((name, model.spec.tier_names, model.metadata.labels) for name, model in sorted(world.models.items())),
@@ -224,10 +211,8 @@ def _line(
     pending: Mapping[Key, int],
     validity: tuple[Any, ...],
 ) -> Line:
-    """Return the line, with what was found out about each object the last time if neither it nor the world is another.
-
-    The line of a crowded tier is made anew with each of thousands of statuses, of which one is another than before.
-    """
+    """Return the line, reusing the previous result of each unchanged object. The line of a crowded tier is recomputed
+    with each of thousands of statuses, of which one has changed."""
     places = _places(world, tier)
     known: dict[Key, tuple[Claim, Any, Ask]] = world.memo.get((Ask, tier.name), validity, dict)
     asks = []
@@ -244,7 +229,7 @@ def _line(
 
 
 def _spec(world: World, holder: Key) -> Any:
-    """Return the spec that decides about an object's claim, besides the claim: one object for as long as it stays."""
+    """Return the spec that a claim depends on: the same object while unchanged."""
     match holder.kind:
         case "TenantCachePolicy":
             return world.policies[holder.name].spec
@@ -257,10 +242,8 @@ def _spec(world: World, holder: Key) -> Any:
 
 
 def _places(world: World, tier: CacheTier) -> tuple[str, ...]:
-    """Return where guarantees on a tier add up: in all of it, or in a pod of each model that lists it.
-
-    A guarantee on a tier within pods is one of each pod, so the number of pods changes nothing.
-    """
+    """Return where guarantees on a tier add up: in all of it, or in a pod of each model that lists it. A guarantee on a
+    per-pod tier holds in each pod, so the number of pods does not matter."""
     if not tier.spec.per_pod:
         return (EVERYWHERE,)
     return (EVERYWHERE, *(name for name, model in sorted(world.models.items()) if tier.name in model.spec.tier_names))
@@ -312,7 +295,6 @@ def _finding(
 
 
 def _shortage(tier: CacheTier, at: int, why: Waiting, line: Line) -> str:
-    """Return why a guarantee is not admitted, and who has the room; of those far back in the line what stays so."""
     room, ask = line.rooms[why.place], why.ask
     whose = f" of each pod of CachedModel {why.place}" if why.place else (" of each pod" if tier.spec.per_pod else "")
     kept = line.kept[ask.holder]
@@ -335,10 +317,8 @@ def _held(holders: Holders) -> str:
 
 
 def named(holder: Key) -> str:
-    """Return kind and name of an object."""
     return f"{holder.kind} {holder.name}"
 
 
 def _exact(size: int) -> str:
-    """Return a size as a quantity that the API takes back, which has eighteen digits at most."""
     return binary(size if size < MOST_EXACT else round_up(size, KIB))

@@ -1,4 +1,4 @@
-"""What is promised of tiers with budgets, memory of pods and Redis: whether it fits, and whether pods keep to it."""
+"""Guarantees on tiers with budgets: whether they fit, and whether pods enforce them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kvstrata.plan.budgets.admission import waiting_for
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 BUDGETED = (Medium.CPU, Medium.NVME, Medium.REDIS)
-"""Media whose pods keep budgets and say so."""
+"""Media with budgets that pods enforce and report."""
 
 
 def guaranteed_bytes(world: World, tier: CacheTier) -> int:
-    """Return how much of the tier is guaranteed: by what pods were told, in the pod of most, or in all of Redis."""
+    """Return the guaranteed bytes of a tier in committed bundles: the maximum of one pod, or the sum for Redis."""
     using = {
         name: committed
         for name, committed in world.bundles.items()
@@ -61,11 +61,8 @@ def _promised(bundle: Bundle, tier: str) -> Mapping[str, int]:
 
 
 def capacity_committed(world: World, tier: CacheTier) -> Finding:
-    """Return whether a tier has room for all guarantees: for those that pods were told of, and those that wait.
-
-    Pods know of more than fits only for as long as it takes to tell them which guarantees stand, after its capacity
-    was lowered.
-    """
+    """Return whether a tier has room for all guarantees, committed and waiting. Committed ones exceed it only briefly,
+    after its capacity was lowered."""
     kind = ConditionType.CAPACITY_COMMITTED
     room, promised = stored_bytes(tier.spec) or 0, guaranteed_bytes(world, tier)
     whose, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
@@ -91,10 +88,8 @@ def capacity_committed(world: World, tier: CacheTier) -> Finding:
 
 
 def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
-    """Whether a pod says that it keeps this tier's budgets; one without a cache server stores nothing.
-
-    Of NVMe and Redis the capacity that it divides is the word: an adapter of the version before tells of none.
-    """
+    """Whether a pod reports that it enforces this tier's budgets; one without a cache server stores nothing. For NVMe
+    and Redis a reported capacity counts: an adapter of the previous version reports none."""
     if state is None or not state.cache_boot:
         return state is not None
     told = next((one for one in state.tiers if one.name == tier.name and one.medium == tier.spec.medium), None)
@@ -104,12 +99,10 @@ def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
 
 
 def serving_with(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> list[Pod]:
-    """Return the pods that serve one of the models with this tier."""
     return [pod for model in models if tier.name in model.spec.tier_names for pod in world.serving_pods(model.name)]
 
 
 def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> tuple[list[Pod], list[Pod]]:
-    """Return the pods that serve one of the models with this tier, and those of them that do not keep its budgets."""
     serving = serving_with(world, tier, models)
     return serving, [pod for pod in serving if not keeps_budgets(_said(world, pod.uid), tier)]
 
@@ -121,12 +114,10 @@ def within_budget(
     nothing: str,
     levels: Sequence[Classification] = (),
 ) -> Finding:
-    """Return the condition WithinBudget of whoever declares `budgets` for `models`; `nothing` says that there are none.
+    """Return the condition WithinBudget of an object that declares `budgets`; `nothing` is the message without any.
 
-    `levels` are the classifications of the data of those who share the budgets, none for budgets that are not shared.
-
-    It is True only if every serving pod says of itself that it enforces what is declared. What is declared for media
-    without such a word is nobody's knowledge.
+    `levels` are the classifications in a shared scope, empty for budgets that are not shared. It is True only if every
+    serving pod reports enforcement, and unknown for media without such reports.
     """
     kind = ConditionType.WITHIN_BUDGET
     known = [(budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and _bounds(budget)]
@@ -185,7 +176,6 @@ def within_budget(
 
 
 def do_not_say(pods: set[str], what: str) -> str:
-    """Return a sentence that names some of the pods that do not say that they do `what`."""
     return f"{len(pods)} pods do not say that they {what}: {', '.join(sorted(pods)[:3])}"
 
 
@@ -205,6 +195,6 @@ def _said(world: World, uid: str) -> PodState | None:
 
 
 def overcommitted(tier: CacheTier) -> bool:
-    """Whether a tier's status says that pods were told of more guarantees than it can keep."""
+    """Whether a tier's status says that pods hold more guarantees than fit."""
     told = tier.status.condition(ConditionType.CAPACITY_COMMITTED)
     return told is not None and told.reason == TierReason.GUARANTEES_EXCEED_CAPACITY

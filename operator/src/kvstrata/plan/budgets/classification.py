@@ -1,8 +1,8 @@
-"""Which tiers a scope's data is kept off, because of how sensitive its tenants say that it is.
+"""Tiers that a scope's data is kept off, because of its classification.
 
-A tenant that says nothing counts as the strictest. Whoever shares a scope shares blocks, and a block tells nobody whose
-it is: a tier has to admit the strictest of a shared scope's tenants, and every other. So nobody who joins opens a tier,
-also not one that is for strict data alone. The engine's own memory holds every request and keeps nobody off it.
+A tenant without a classification counts as the strictest. Blocks of a shared scope do not show their tenant, so a tier
+must admit the classification of every tenant in it. A tenant that joins therefore opens no tier, not even one for
+strict data alone. The engine's own memory is not restricted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMED = 3
 
 
 class Snapshot:
-    """A world that equals itself alone: what follows from all of its policies is found once in each plan."""
+    """A world that equals only itself, to compute results of all policies once per plan."""
 
     __slots__ = ("_world",)
 
@@ -40,30 +40,29 @@ class Snapshot:
 
 
 def restricted_tiers(world: World) -> tuple[CacheTier, ...]:
-    """Return the tiers that take data of some classifications only, and of which pods keep the rest off, by name."""
+    """Return the tiers that admit some classifications only and can be closed to others, by name."""
     return tuple(tier for _, tier in sorted(world.tiers.items()) if _restricts(tier))
 
 
 def levels_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[Classification, ...]:
-    """Return how sensitive data in `scope` is, which the policy's tenant is in, the strictest first."""
+    """Return the classifications in `scope`, which includes the policy's tenant, strictest first."""
     shared = () if scope.kind is ScopeKind.TENANT else shared_levels(world, scope)
     return _strictest_first({policy.spec.effective_classification, *shared})
 
 
 def shared_levels(world: World, scope: Scope) -> tuple[Classification, ...]:
-    """Return the classifications of those who share a scope, the strictest first; none if nobody does."""
+    """Return the classifications of a shared scope's tenants, strictest first."""
     return _strictest_first(_shared(world).get(scope, {}))
 
 
 def shared_classifications(world: World) -> tuple[Any, ...]:
-    """Return all that `denied_tiers` reads of other policies, for any policy there may be."""
+    """Return all that `denied_tiers` reads of other policies, for any policy."""
     if not restricted_tiers(world):
         return ()
     return tuple(sorted((str(scope), _strictest_first(found)) for scope, found in _shared(world).items()))
 
 
 def denied_tiers(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[str, ...]:
-    """Return the tiers that data in `scope`, which the policy's tenant is in, must not be on."""
     tiers = restricted_tiers(world)
     levels = levels_of(world, policy, scope) if tiers else ()
     return tuple(tier.name for tier in tiers if refused_level(tier, levels) is not None)
@@ -75,10 +74,8 @@ def refused_level(tier: CacheTier, levels: Iterable[Classification]) -> Classifi
 
 
 def sharers_to_tell(world: World, *policies: TenantCachePolicy) -> frozenset[str]:
-    """Return the policies in whose shared scope a classification came or went with one policy's coming or changing.
-
-    `policies` are what that one was and is.
-    """
+    """Return the policies in shared scopes where a policy's change added or removed a classification. `policies` are
+    its old and new version."""
     if not restricted_tiers(world):
         return frozenset()
     shared = _shared(world)
@@ -101,10 +98,8 @@ def tiers_admitted(
     because: Callable[[Classification], str],
     models: Iterable[CachedModel],
 ) -> tuple[Finding, ...]:
-    """Return whether data of these classifications may be on all tiers of `models`; `because` says why it has one.
-
-    Where no tier asks for a classification, or nobody has any data, there is nothing to say.
-    """
+    """Return whether all tiers of `models` admit these classifications; `because` explains a classification. Empty if
+    no tier is restricted or there are no classifications."""
     restricted = restricted_tiers(world)
     if not restricted or not levels:
         return ()
@@ -130,8 +125,6 @@ def tiers_admitted(
 
 
 def because_of(world: World, scope: Scope) -> Callable[[Classification], str]:
-    """Return what tells where a classification of a shared scope comes from."""
-
     def tell(level: Classification) -> str:
         names = _shared(world)[scope][level]
         unsaid = "" if world.policies[names[0]].spec.classification else ", which says none"
@@ -141,8 +134,6 @@ def because_of(world: World, scope: Scope) -> Callable[[Classification], str]:
 
 
 def because_of_policy(policy: TenantCachePolicy, scope: Scope) -> Callable[[Classification], str]:
-    """Return what tells where a classification of a policy's data comes from."""
-
     def tell(level: Classification) -> str:
         if level == policy.spec.effective_classification:
             unsaid = policy.spec.classification is None
@@ -162,7 +153,6 @@ def _strictest_first(levels: Iterable[Classification]) -> tuple[Classification, 
 
 
 def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:
-    """Return, by shared scope and classification, the policies that have it, by name."""
     return world.memo.get((Classification, world.namespace), (Snapshot(world),), lambda: _of_shared_scopes(world))
 
 
@@ -176,9 +166,8 @@ def _of_shared_scopes(world: World) -> Mapping[Scope, Mapping[Classification, Se
 
 
 def _shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:
-    """Return the shared scopes that a policy counts in: where its spec puts the tenant, and where its status says that
-    the tenant is, because while a new spec is invalid pods go by the one before.
-    """
+    """Return the shared scopes of a policy: by its spec, and by its status, because pods use the previous spec while a
+    new one is invalid."""
     scopes, told = {scope_in_force(world, policy)}, policy.status.scope
     if told is not None and (told.kind != ScopeKind.GROUP or is_member(world, policy, told.name)):
         scopes.add(Scope(ScopeKind(told.kind), told.name))

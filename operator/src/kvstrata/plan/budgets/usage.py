@@ -1,8 +1,8 @@
-"""What scopes hold on each tier, as their pods say, beside what they may: rounded, and told again rarely.
+"""Usage of scopes on each tier, as reported by pods: rounded and rarely updated.
 
-Pods tell it every minute or so, and thousands of statuses must not follow each time: one is written when a figure is
-off by a good part of what was told last, and not within `TOLD_EVERY_S` of that. The first word about a tier waits for
-nothing: a tenant's use of memory is known before that of Redis, and would hide it for minutes.
+Pods report every minute or so, but a status is written only when a figure differs by `OFF_PERCENT` from the last one,
+and `TOLD_EVERY_S` after it. The first report about a tier is written at once: usage of memory is known before that of
+Redis and would delay it for minutes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kvstrata.objects.quantities import binary
 
 TOLD_EVERY_S = 300.0
 FORGOTTEN_AFTER_S = 3600.0
-"""What was told this long ago, and no pod speaks of any more although all do speak, is forgotten."""
+"""A figure this old is dropped if all pods report and none mentions it."""
 
 OFF_PERCENT = 25
 SMALLEST_BYTES = 1 << 16
 MOST_TIERS = 64
 
 _PER_POD = (Medium.CPU, Medium.NVME)
-"""Media of which a pod tells all that scopes hold, at once."""
+"""Media for which a pod reports all scopes at once."""
 
 Held = Mapping[str, Mapping[str, int]]
-"""By the digits of a scope and by tier, in bytes."""
+"""Bytes by scope digits and tier."""
 
 
 def usage_status(
@@ -46,10 +46,8 @@ def usage_status(
     shown: Usage | None,
     now: datetime,
 ) -> dict[str, Any] | None:
-    """Return the usage that a scope's status has from now on: what it has already, unless that is off.
-
-    `keyspace` is the scope's, None while it has none; `models` are those whose pods may hold its blocks.
-    """
+    """Return the new usage in a scope's status: the shown one, unless it is off. `keyspace` is None while the scope has
+    none; `models` are those with pods that may hold its blocks."""
     concerned = tuple(models)
     told = _told(shown)
     held: Mapping[str, int] = _held(world, concerned).get(keyspace[:SCOPE_DIGITS], {}) if keyspace else {}
@@ -87,7 +85,6 @@ def usage_status(
 
 
 def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
-    """Return policies, groups, pools and the domain if their usage in status is off by what the pods of a model say."""
     committed = world.bundles.get(model)
     if committed is None:
         return frozenset()
@@ -97,7 +94,7 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
         scope = keyspace[:SCOPE_DIGITS]
         if scope not in told_now:
             continue
-        # Status shows the highest word of all models, so one that holds less has no news.
+        # Status shows the highest report of all models.
         sizes = _highest(held[scope] for held in by_model if scope in held)
         shown: Usage | None = holder.status.usage if holder is not None else None
         at = shown.observed_at if shown else None
@@ -109,7 +106,7 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
 
 
 def _holders(world: World, bundle: Bundle) -> Iterator[tuple[str, Any]]:
-    """Yield each keyspace of a bundle with the object whose status tells what it holds, None where there is none."""
+    """Yield each keyspace of a bundle and the object that shows its usage, None if there is none."""
     for entry in bundle.entries.values():
         match entry.scope.kind:
             case ScopeKind.TENANT:
@@ -119,16 +116,14 @@ def _holders(world: World, bundle: Bundle) -> Iterator[tuple[str, Any]]:
             case _:
                 yield entry.keyspace, world.domain
     for name, shard in bundle.pools.items():
-        # While content is replaced, status tells of the one that readers have.
+        # While content is replaced, status shows the version that readers have.
         for version in shard.versions[:1]:
             yield version.keyspace, world.pools.get(name)
 
 
 def _held(world: World, models: Iterable[str]) -> Held:
-    """Return what scopes hold: of memory and files in the pod that holds most of it, of Redis by the highest word.
-
-    Pods look at a scope on Redis in turns, so what another one says may be some minutes old.
-    """
+    """Return what scopes hold: the highest report of any pod. Pods read scopes on Redis in turns, so a report may be
+    some minutes old."""
     by_scope: dict[str, list[Mapping[str, int]]] = {}
     for model in models:
         for scope, by_tier in _of_model(world, model).items():
@@ -165,7 +160,7 @@ def _states(world: World, model: str) -> list[PodState]:
 
 
 def _emptied(world: World, models: Sequence[str], tiers: Iterable[str]) -> dict[str, int]:
-    """Return which of these tiers hold nothing of a scope that no row names: memory and files, if all was told."""
+    """Return 0 for per-pod tiers that complete reports do not mention."""
     own = [name for name in tiers if name in world.tiers and world.tiers[name].spec.medium in _PER_POD]
     states = list(chain.from_iterable(_states(world, model) for model in models)) if own else []
     whole = bool(states) and not any(state.usage_left_out for state in states) and _all_speak(world, models)
@@ -173,7 +168,6 @@ def _emptied(world: World, models: Sequence[str], tiers: Iterable[str]) -> dict[
 
 
 def _all_speak(world: World, models: Iterable[str]) -> bool:
-    """Whether every serving pod was heard, with its cache server: of the others nobody knows what they hold."""
     return all(
         (said := world.states.get(pod.uid)) is not None and said.state.cache_boot
         for model in models
@@ -187,15 +181,12 @@ def _told(shown: Usage | None) -> dict[str, int]:
 
 
 def _is_first(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
-    """Whether something is held in a tier of which nothing was told yet; each tier is told so once."""
     return len(told) < MOST_TIERS and any(size > 0 and tier not in told for tier, size in held.items())
 
 
 def _is_off(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
-    """Whether what is held differs by a good part from what was told; a tier without news is as it was told.
-
-    Nothing in a tier of which nothing was told is no news.
-    """
+    """Whether usage differs enough from status; tiers without reports are unchanged, and 0 bytes are no first
+    report."""
     return any(size > 0 if (before := told.get(tier)) is None else _differ(before, size) for tier, size in held.items())
 
 
@@ -218,7 +209,6 @@ def _total(amounts: Iterable[int | None]) -> str | None:
 
 
 def _rounded(size_bytes: int) -> str:
-    """Return a size to an eighth or less of itself, as `~14Mi`."""
     if size_bytes < SMALLEST_BYTES:
         return f"~{binary(SMALLEST_BYTES)}" if size_bytes else "~0"
     step = max(SMALLEST_BYTES, 1 << (size_bytes.bit_length() - 3))
@@ -226,7 +216,7 @@ def _rounded(size_bytes: int) -> str:
 
 
 def _size(text: str | None) -> int | None:
-    """Return a size that a status tells; None for what this version did not write."""
+    """Return a size from status; None if this version did not write it."""
     try:
         return Quantity(text.removeprefix("~")).in_bytes if text else None
     except ValueError:

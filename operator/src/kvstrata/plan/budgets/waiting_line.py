@@ -1,8 +1,7 @@
-"""Who may have which guarantee of one tier: pure arithmetic over claims, without the objects behind them.
+"""Admission of guarantees on one tier: pure arithmetic over claims (ADR 0026).
 
-What was admitted stands before what asks; who asks is served by age, and nobody is passed by a younger one that wants
-room in the same place (ADR 0026). A *place* is where guarantees add up: all of a tier that pods share, or a pod of one
-model.
+Admitted guarantees come first. Requests are then admitted oldest first; a younger request never overtakes an older one
+that waits for the same place. A *place* is where guarantees add up: all of a shared tier, or a pod of one model.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from heapq import nlargest
 from kvstrata.model.refs import Key
 
 NAMED = 3
-"""How many of those that hold a place a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One object's part in the line for a tier.
+    """The guarantee that one object requests on a tier.
 
-    `wanted_bytes` is what it may have at most, `recorded_bytes` what status says is admitted, `pending_bytes` what a
-    write that is under way will say. `stands` is whether that was admitted for the places that it is about now: if not,
-    it is charged in all `charged` until the record is replaced, and asks anew. `asks` is whether it may be given more
-    than it has; who may not keeps nobody waiting.
+    `wanted_bytes` is its maximum, `recorded_bytes` is admitted by its status, `pending_bytes` by a status write under
+    way. `stands`: it was admitted for its present places. If not, it is charged in all of `charged` until its status is
+    replaced, and is decided again. `asks`: it may receive more than it has; if not, it blocks no other.
     """
 
     holder: Key
@@ -39,16 +36,13 @@ class Ask:
 
     @property
     def reserved_bytes(self) -> int:
-        """What others must leave alone."""
         return max(self.recorded_bytes, self.pending_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why an object has not what it asks for: `free_bytes` of `place` are not reserved for others.
-
-    `behind` is an older one that waits for the same place.
-    """
+    """Why a request is not admitted: only `free_bytes` of `place` are not reserved for others. `behind` is an older
+    request that waits for the same place."""
 
     ask: Ask
     place: str
@@ -58,19 +52,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds a place: the largest with what is reserved for them, and how many there are."""
-
     largest: tuple[tuple[Key, int], ...] = ()
     count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What follows for one tier.
+    """The result for one tier.
 
-    `kept` is what stands of what was admitted, `granted` what each is to have as soon as its status says so, `waiting`
-    those that have less than they ask for, eldest first, and `lost` those whose record does not stand. `rooms` and
-    `holders` are by place.
+    `kept` is still admitted, `granted` takes effect when status says so, `waiting` have less than they request, oldest
+    first, and `lost` are records that no longer fit. `rooms` (bytes) and `holders` are by place.
     """
 
     kept: Mapping[Key, int]
@@ -81,16 +72,16 @@ class Line:
     holders: Mapping[str, Holders] = field(default_factory=dict)
 
     def position(self, holder: Key) -> tuple[int, Waiting] | None:
-        """Return the place in the line of one that waits, from 0, and why; None for who does not wait."""
+        """Return the position of a waiting object, from 0, and the reason; None if it does not wait."""
         return next(((at, one) for at, one in enumerate(self.waiting) if one.ask.holder == holder), None)
 
 
 def line_up(asks: Iterable[Ask], rooms: Mapping[str, int]) -> Line:
-    """Return who has what of a tier whose places have `rooms` bytes.
+    """Decide which guarantees a tier admits; `rooms` are bytes by place.
 
-    Of what was admitted, the eldest is kept first, and who does not fit any more beside those loses its own. Then who
-    asks for more gets it, eldest first, if it fits beside all that is recorded or under way; where it does not, the
-    younger ones wait as well. One that would not fit even alone holds up nobody.
+    Admitted guarantees are kept oldest first; those that no longer fit are lost. Further requests are granted oldest
+    first if they fit beside all that is recorded or pending; a request that does not fit blocks younger ones, unless it
+    exceeds the whole place.
     """
     ordered = sorted(asks, key=lambda ask: ask.since)
     kept = _kept(ordered, rooms)
@@ -125,7 +116,7 @@ def _kept(ordered: Iterable[Ask], rooms: Mapping[str, int]) -> dict[Key, int]:
     kept = {}
     for ask in ordered:
         size = min(ask.wanted_bytes, ask.recorded_bytes) if ask.stands else 0
-        # What is kept beside one that lost its own must not depend on whether that was written down before.
+        # Another object's loss must give the same result before and after it is recorded.
         if not all(used[place] + size <= rooms[place] for place in ask.places):
             size = 0
         for place in ask.places:
@@ -137,7 +128,7 @@ def _kept(ordered: Iterable[Ask], rooms: Mapping[str, int]) -> dict[Key, int]:
 def _why_not(
     ask: Ask, closed: Mapping[str, Key], reserved: Mapping[str, int], rooms: Mapping[str, int]
 ) -> Waiting | None:
-    """Return why one that asks for more does not get it, None if it does."""
+    """Return why a request is not admitted, None if it is."""
     behind = None
     for place in ask.places:
         left = _left(ask, place, reserved, rooms)
@@ -149,7 +140,7 @@ def _why_not(
 
 
 def _left(ask: Ask, place: str, reserved: Mapping[str, int], rooms: Mapping[str, int]) -> int:
-    """Return what of a place is not reserved for others than `ask`."""
+    """Return the bytes of a place that are not reserved for objects other than `ask`."""
     own = ask.reserved_bytes if place in ask.charged else 0
     return rooms[place] - (reserved[place] - own)
 

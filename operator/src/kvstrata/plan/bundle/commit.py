@@ -1,4 +1,4 @@
-"""The bundle of one CachedModel: when its compiled policy changed, commit a new revision."""
+"""The bundle of one CachedModel: commits a new revision when its compiled policy changed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,8 @@ TIDY_AFTER_S = 60.0
 
 
 def plan_bundle(world: World, name: str) -> Plan:
-    """Return the commit that brings the bundle of model `name` up to date, or an empty plan.
-
-    Nothing is committed while an epoch that an entry needs is still to be drawn for the first time: the policy
-    that draws it asks again. Nor while an API server that was restored may have brought back what was invalidated, or
-    a Secret of others has the name of a part of the bundle.
-    """
+    """Return the commit that updates the bundle of model `name`, or an empty plan. Nothing is committed while the API
+    server may have been restored with invalidated data, or a foreign Secret has a name of the bundle."""
     model = world.models.get(name)
     if model is None or model.metadata.deleting or world.domain_key is None or not world.domain_id:
         return NO_PLAN
@@ -61,7 +57,7 @@ def plan_bundle(world: World, name: str) -> Plan:
     rules = rules_of(world, model)
     least = restore.least_revision(world)
     if committed and committed.bundle.root.revision <= least:
-        # It is of the history that came back, or was written before the key was replaced: nothing of it may stay.
+        # The bundle came back with a restore, or predates the domain key: drop all of it.
         before = committed.bundle.keyspaces
         entries = tuple(entry for entry in entries if entry.keyspace not in before)
         pools = {pool: shard for pool, shard in pools.items() if before.isdisjoint(v.keyspace for v in shard.versions)}
@@ -82,7 +78,7 @@ def plan_bundle(world: World, name: str) -> Plan:
 
 
 def _tidy(world: World, model: CachedModel, committed: CommittedBundle) -> Plan:
-    """Return the order to empty slots that no reader needs any more; as long as one of a pool may, look again."""
+    """Return the order to empty slots that no reader needs; check again while a pool's may become free."""
     emptied = empty_leftovers(world, model, committed)
     if emptied is not None:
         return Plan(actions=(emptied,))
@@ -90,7 +86,6 @@ def _tidy(world: World, model: CachedModel, committed: CommittedBundle) -> Plan:
 
 
 def _tiers_with_budgets(world: World, model: CachedModel) -> tuple[Key, ...]:
-    """Return the tiers that say how much of them this bundle guarantees."""
     return tuple(
         Key("CacheTier", world.namespace, name)
         for name in model.spec.tier_names
@@ -99,15 +94,13 @@ def _tiers_with_budgets(world: World, model: CachedModel) -> tuple[Key, ...]:
 
 
 def desired_entries(world: World, model: CachedModel, current: Bundle | None) -> tuple[Entry, ...]:
-    """Return the entries that the model's bundle should have, by tenant; one that is as it was is the same object.
-
-    A policy that is blocked keeps the entry that it has: while a new spec is invalid, the last enforced one stands.
-    """
+    """Return the desired entries by tenant; an unchanged one is the same object. A blocked policy keeps its entry:
+    while a new spec is invalid, the last enforced one stands."""
     entries: dict[str, Entry] = {}
     committed = current.entries if current else {}
     for share in _shares(world, model):
         if share.entry is not None:
-            # Of rivals for a tenant, the one that is not blocked stands.
+            # Of several policies for a tenant, the one that is not blocked counts.
             entries[share.tenant] = share.as_committed(committed.get(share.tenant), share.entry)
         elif not share.absent:
             kept = _kept(current, share.policy)
@@ -120,11 +113,8 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
 
 @dataclass(slots=True)
 class _Share:
-    """What one policy brings to a model's bundle.
-
-    `entry` is set if that follows from the policy alone; `absent` says that it brings nothing, whatever is committed.
-    `secret` is the data key of its `epoch`, or its id, that was there when it was compiled.
-    """
+    """The part of one policy in a model's bundle. `entry` is set if it follows from the policy alone; `absent`: there
+    is none, whatever is committed. `secret` is the data key of `epoch`, or its id, at compile time."""
 
     policy: TenantCachePolicy
     tenant: str
@@ -136,11 +126,10 @@ class _Share:
     _same: Entry | None = None
 
     def stands(self, world: World, policy: TenantCachePolicy) -> bool:
-        """Whether it is still what `policy` brings, if what all policies read is the same."""
         return self.policy is policy and world.data_keys.get(self.epoch) == self.secret
 
     def as_committed(self, old: Entry | None, entry: Entry) -> Entry:
-        """Return `old` if it enforces the same as `entry`, which is compared once for each of the two."""
+        """Return `old` if it enforces the same as `entry`; the comparison is cached."""
         if old is None:
             return entry
         if old is self._same and entry is self.entry:
@@ -152,11 +141,8 @@ class _Share:
 
 
 def _shares(world: World, model: CachedModel) -> list[_Share]:
-    """Return the policies' shares of the model's bundle, each taken over from the last plan if nothing in it changed.
-
-    Most plans follow an edit of one policy among thousands: what all of them may read is compared once, and of each
-    only that it is the same object as before.
-    """
+    """Return the policies' shares, reused from the last plan where nothing changed. Most plans follow an edit of one
+    policy among thousands: common inputs are compared once, policies by identity."""
     common = _common_inputs(world, model)
     name = (BUNDLE, model.name)
     before: dict[str, _Share] = world.memo.get(name, common, dict)
@@ -181,7 +167,7 @@ def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Shar
 
 
 def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
-    """Return all that `_share` reads besides the policy, for any policy there may be."""
+    """Return all that `_share` reads besides the policy, for any policy."""
     domain = world.domain
     return (
         world.domain_key,
@@ -200,13 +186,13 @@ def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
         model.spec.tier_names,
         shared_classifications(world),
         paused_epochs(world),
-        # Rivals for a tenant look at each other.
+        # Policies for the same tenant read each other.
         tuple([tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())]),
     )
 
 
 def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
-    """Return the entry that a policy has in the bundle; its tenant never changes."""
+    """Return the entry of a policy in the bundle; its tenant never changes."""
     own = current.entries.get(policy.spec.tenant) if current else None
     return own if own is not None and own.policy == policy.uid else None
 
@@ -216,12 +202,10 @@ def _unchanged(current: Bundle, entries: tuple[Entry, ...]) -> bool:
 
 
 def _differing(known: Mapping[str, Entry], entries: Iterable[Entry]) -> set[str]:
-    """Return the tenants whose entry is not the very one that is known."""
     return {entry.tenant for entry in entries if known.get(entry.tenant) is not entry}
 
 
 def _dated(entries: tuple[Entry, ...], current: Bundle | None, revision: int) -> tuple[Entry, ...]:
-    """Return `entries`, each as of the revision in which it changed last."""
     known = current.entries if current else {}
     return tuple([entry if known.get(entry.tenant) is entry else replace(entry, since=revision) for entry in entries])
 
@@ -229,7 +213,6 @@ def _dated(entries: tuple[Entry, ...], current: Bundle | None, revision: int) ->
 def _shards(
     committed: CommittedBundle | None, entries: tuple[Entry, ...]
 ) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
-    """Return where the shards of `entries` will be, and the bytes of those that are not there yet."""
     refs = committed.bundle.root.shards if committed else ()
     if committed is None or not refs or not all(ref.digest for ref in refs):
         return _written_anew(refs, split_into_shards(entries, minimum_count=len(refs)))
@@ -286,7 +269,7 @@ def _commit(
         model=model.name,
         model_uid=model.uid,
         revision=revision,
-        # A Lease that was deleted starts its count again; the bundle's own term keeps growing all the same.
+        # A deleted Lease restarts its count; the bundle's term keeps growing.
         term=max(world.term, committed.bundle.root.term if committed else 0, restore.least_term(world)),
         rules=rules,
         shards=refs,
@@ -311,10 +294,10 @@ def _commit(
 def _compiled(
     world: World, committed: CommittedBundle | None, entries: tuple[Entry, ...], revision: int
 ) -> dict[str, tuple[int, int]]:
-    """Return since which revision the bundle says what each policy's generation says.
+    """Return the revision since which the bundle reflects each policy's generation.
 
-    An entry that is taken out leaves no `since` behind, and may be taken out long after its policy was edited: when a
-    rival goes, a tier appears, a model loses a label. So every policy of that tenant counts from this revision.
+    A removed entry leaves no `since`, and may be removed long after an edit of its policy: when a rival goes, a tier
+    appears, or a model loses a label. So every policy of that tenant counts from this revision.
     """
     before = committed.compiled if committed else {}
     gone = (committed.bundle.entries.keys() if committed else set()) - {entry.tenant for entry in entries}
@@ -330,7 +313,7 @@ def _compiled(
 def _keyless(
     world: World, committed: CommittedBundle | None, held: frozenset[bytes | str], revision: int
 ) -> dict[str, int]:
-    """Return since which revision a bundle has not the data key of an epoch, for the epochs whose key is not `held`."""
+    """Return the revision since which a bundle lacks the data key of an epoch, for keys that are not `held`."""
     if not world.data_keys:
         return {}
     before = committed.keyless if committed else {}

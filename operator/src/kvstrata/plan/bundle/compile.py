@@ -30,19 +30,20 @@ from kvstrata.plan.scopes import current_epoch, epoch_of, scope_in_force
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a policy comes to: an entry (None while its epoch is not drawn), or what keeps the last one in force."""
+    """Result of compiling a policy: its entry, None while its epoch is not drawn, or the problem that keeps the last
+    one."""
 
     entry: Entry | None = None
     blocked: Decision | None = None
 
 
 def compile_policy(world: World, policy: TenantCachePolicy) -> Compiled:
-    """Return the bundle entry of a policy, without its `since`, compiled anew only when what it follows from did."""
+    """Return the bundle entry of a policy, without its `since`; memoized by `_inputs`."""
     return world.memo.get((TenantCachePolicy, policy.name), _inputs(world, policy), lambda: _compile(world, policy))
 
 
 def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
-    """Return all that `_compile` reads; where it is a part of an object only, that part, so that little else counts."""
+    """Return all that `_compile` reads, as narrowly as possible."""
     spec = policy.spec
     budgets = spec.tiers
     shared: tuple[Any, ...] = ()
@@ -66,7 +67,7 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
         _caps(world),
         denied_tiers(world, policy, scope_in_force(world, policy)),
         held_by(world, _holder(world, policy, scope_in_force(world, policy))),
-        # A refusal lists the tiers that there are.
+        # A refusal message lists the existing tiers.
         tuple(sorted(world.tiers)) if None in tiers else (),
         tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
         tuple(name in world.models for name in spec.models.names or ()) if spec.models else (),
@@ -102,17 +103,15 @@ def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
 
 
 def entry_in(world: World, model: CachedModel, entry: Entry) -> Entry:
-    """Return a policy's entry as the bundle of `model` has it: its pools, and data keys if its pods encrypt."""
+    """Return a policy's entry for the bundle of `model`: with its pools, and with data keys if its pods encrypt."""
     return of_model(world, model, as_held(world, model, entry))
 
 
 def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry:
-    """Return the last valid entry of a policy whose new spec is invalid, as far as others still allow it.
+    """Return the last valid entry of a policy with an invalid spec, limited to what is still allowed.
 
-    An invalid spec may not shield its tenant from an invalidation, or from a group, a pool or a tier that admits it no
-    more: the entry follows its scope's epoch, and what the tenant may no longer use or read is not reused. Nor does it
-    open a tier that was closed: the classification that it names may be part of what is wrong with it. And nothing is
-    kept for longer than its tier keeps anything: that the tier keeps less now may be what the spec is invalid for.
+    An invalid spec must not protect its tenant from invalidations, retention limits, or a group, pool or tier that no
+    longer admits it. It opens no closed tier either, because its new classification may be the invalid part.
     """
     holder = _holder(world, policy, kept.scope)
     budgets = admitted_part(world, key_of(holder), kept.budgets) if holder is not None else kept.budgets
@@ -127,7 +126,6 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
 
 
 def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[TierBudget, ...]:
-    """Return the budgets of the scope that the policy's tenant is in; shared scopes bring their own."""
     match scope.kind:
         case ScopeKind.GROUP:
             declared: tuple[ApiBudget, ...] = world.groups[scope.name].spec.tiers
@@ -150,7 +148,6 @@ def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[T
 
 
 def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> Holder | None:
-    """Return the object whose budgets are those of the scope that the policy's tenant is in."""
     match scope.kind:
         case ScopeKind.GROUP:
             return world.groups.get(scope.name)
@@ -161,7 +158,6 @@ def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> Holder | N
 
 
 def _without(budgets: tuple[TierBudget, ...], denied: tuple[str, ...]) -> tuple[TierBudget, ...]:
-    """Return budgets that keep a scope off the tiers in `denied`, whatever they were."""
     if not denied:
         return budgets
     by_tier = {budget.tier: budget for budget in budgets}
@@ -172,7 +168,7 @@ def _without(budgets: tuple[TierBudget, ...], denied: tuple[str, ...]) -> tuple[
 
 
 def _caps(world: World) -> tuple[tuple[str, int], ...]:
-    """Return how long anybody's blocks may live in CPU tiers; pods know it of Redis tiers by their parameters."""
+    """Return the retention limits of CPU tiers; for Redis tiers pods have them as parameters."""
     return tuple(
         (name, tier.spec.max_retention_s)
         for name, tier in sorted(world.tiers.items())
@@ -181,11 +177,8 @@ def _caps(world: World) -> tuple[tuple[str, int], ...]:
 
 
 def rules_of(world: World, model: CachedModel) -> Rules:
-    """Return what holds for all tenants of a model.
-
-    A model whose spec is not carried out keeps the reuse that is in force, but for Off, which is never wrong. One whose
-    isolation was found broken has none, if it is declared so.
-    """
+    """Return the rules for all tenants of a model. A model with an invalid spec keeps the reuse in force, except that
+    Off always applies. A model fenced after a failed isolation probe has none."""
     domain = world.domain_spec
     committed = world.bundles.get(model.name)
     reuse = str(model.spec.reuse_mode)
@@ -204,12 +197,10 @@ def rules_of(world: World, model: CachedModel) -> Rules:
 
 
 def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
-    """Whether the policy speaks for this model."""
     return policy.spec.covers(model.name, model.metadata.labels)
 
 
 def _shortened(world: World, budgets: tuple[TierBudget, ...]) -> tuple[TierBudget, ...]:
-    """Return budgets, by tier, that keep nothing for longer than their tiers do, nor what no budget is about."""
     capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
     named = {budget.tier: replace(budget, retention_s=_shorter(budget, world)) for budget in budgets}
     return tuple(budget for _, budget in sorted((capped | named).items()))

@@ -1,4 +1,4 @@
-"""Whether what was declared is in force: nothing is, before every live pod said so."""
+"""Whether declared policy is in force: every live pod must have acknowledged it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENFORCED = "Enforced"
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many of the live pods enforce a revision, and which do not yet."""
+    """Acknowledgements of a revision; `missing` names the pods without."""
 
     acked: int = 0
     live: int = 0
@@ -31,7 +31,6 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether no live pod is missing."""
         return not self.missing
 
     def __str__(self) -> str:
@@ -39,13 +38,11 @@ class Coverage:
 
 
 def rules_are_committed(world: World, model: CachedModel) -> bool:
-    """Whether the model's bundle carries the rules that its spec and the domain's declare now."""
     committed = world.bundles.get(model.name)
     return committed is not None and committed.bundle.root.rules == rules_of(world, model)
 
 
 def coverage(world: World, model: str, revision: int) -> Coverage:
-    """Return which serving pods of a model enforce at least `revision`."""
     pods = world.serving_pods(model)
     missing = tuple(pod.name for pod in pods if not _enforces(world, pod, revision))
     return Coverage(len(pods) - len(missing), len(pods), missing)
@@ -67,9 +64,9 @@ class Enforcement:
 def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) -> Enforcement:
     """Return whether `desired` is what all live pods of the policy's models enforce.
 
-    Enforced is True when every bundle holds the entry and every live pod acknowledged the revision that brought it,
-    Unknown/NoLivePods when nobody is there to enforce anything, False otherwise. An entry that lacks the key with which
-    a tier of its model encrypts is not what was declared: that tier refuses its keyspace.
+    Enforced is True when every bundle holds the entry and every live pod acknowledged its revision, Unknown/NoLivePods
+    without pods, False otherwise. An entry without the key for a tier that encrypts is not enforced: the tier refuses
+    its keyspace.
     """
     models = [model for _, model in sorted(world.models.items()) if selects(policy, model)]
     if not models:
@@ -95,11 +92,11 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             continue
         since = max(entry.since, committed.bundle.root.rules_since)
         if not settled:
-            # A generation may have taken something out of the bundle, which leaves no `since` behind.
+            # The generation may have removed an entry, which leaves no `since`.
             since = max(since, committed.holds_since(policy.uid, policy.generation))
         total += coverage(world, model.name, since)
     if not settled:
-        # What the policy no longer says must be gone everywhere, also from models that it no longer selects.
+        # Former contents must be gone everywhere, also from models that the policy no longer selects.
         chosen = {model.name for model in models}
         for name, committed in sorted(world.bundles.items()):
             if name in world.models and name not in chosen:
@@ -131,7 +128,6 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
 
 
 def bundles_lack(world: World, keyspaces: Set[str]) -> bool:
-    """Whether every model's bundle can be read and holds none of these keyspaces."""
     return all(
         committed is not None
         and committed.whole
@@ -142,16 +138,12 @@ def bundles_lack(world: World, keyspaces: Set[str]) -> bool:
 
 
 def needed_revision(root: Root, since: int, *, settled: bool) -> int:
-    """Return the revision that pods must enforce for something that last changed in revision `since`.
-
-    Before its generation was enforced once, the newest one: an entry that was taken out of the bundle leaves no `since`
-    behind, and a generation may have taken one out.
-    """
+    """Return the revision that pods must enforce for something that last changed in revision `since`. While its
+    generation is not settled, the newest one: a removed entry leaves no `since`."""
     return max(since, root.rules_since) if settled else root.revision
 
 
 def _bundles_that_still_hold(world: World, policy: TenantCachePolicy, chosen: frozenset[str]) -> list[str]:
-    """Return the models that the policy no longer selects and whose bundle has not dropped it yet."""
     return [
         name
         for name, committed in sorted(world.bundles.items())
@@ -160,13 +152,12 @@ def _bundles_that_still_hold(world: World, policy: TenantCachePolicy, chosen: fr
 
 
 def holds(bundle: Bundle, policy: TenantCachePolicy) -> bool:
-    """Whether the bundle has an entry that was compiled from this policy; its tenant never changes."""
+    """Whether the bundle has an entry of this policy; its tenant never changes."""
     own = bundle.entries.get(policy.spec.tenant)
     return own is not None and own.policy == policy.uid
 
 
 def enforced_finding(total: Coverage) -> Finding:
-    """Return the condition Enforced for a coverage of committed policy."""
     if not total.live:
         return unknown(
             ENFORCED, PolicyReason.NO_LIVE_PODS, "no pod serves these models, so there is nobody to enforce the policy"

@@ -1,8 +1,8 @@
-"""Scopes that pause: while one prefix of what they have is erased, nobody reuses or stores anything under them.
+"""Scopes that pause: while one of their prefixes is erased, no pod reuses or stores anything under them.
 
-Their keyspaces are as suspended ones: pods let go, acknowledge that, and erase their own copies of them. What servers
-have stays, but for the prefix, and is in use again when the erasure is over. Which scopes pause is in the status of the
-invalidation, so whoever begins to lead knows it before it writes a bundle.
+They are treated as suspended: pods drop and erase their copies. Data on servers stays, except for the prefix, and is
+used again afterwards. The invalidation's status lists the paused scopes, so that a new leader knows them before it
+writes a bundle.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from kvstrata.plan.scopes import Epoch
 
 
 def paused_epochs(world: World) -> frozenset[str]:
-    """Return the epochs that no pod may use until an erasure is over."""
     return world.memo.get((paused_epochs, world.namespace), (Snapshot(world),), lambda: _paused(world))
 
 
 def pauses(world: World, epoch: Epoch | None) -> bool:
-    """Whether a scope pauses in its epoch."""
     return epoch is not None and epoch.value in paused_epochs(world)
 
 

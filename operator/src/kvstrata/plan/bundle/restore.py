@@ -1,12 +1,11 @@
-"""An API server that was restored from a backup: known by pods that hold what it has forgotten, and answered at once.
+"""Restore of an API server from a backup: detected by pods that hold newer bundles.
 
-Every keyspace is derived from the domain's key. So one write, a new key, makes all unreachable that was cached before,
-whatever epochs came back with the backup; and revisions go on far above what any pod can hold, so that pods take
-bundles again. Two facts say how far that has come, and every step follows from them: the record in the domain's status,
-which is written first, and the record's id at the key's Secret. Until both agree no bundle is written.
+Every keyspace derives from the domain's key, so a new key makes all cached data unreachable, whatever epochs came back.
+Revisions continue far above any that a pod can hold, so that pods accept bundles again. The record in the domain's
+status is written first; no bundle is written until its id is at the key's Secret.
 
-A pod may lie. So its word counts only if the API server, asked after it, holds less; one that claims absurdly much is
-not believed, and one that was believed is not for a while, because true witnesses take the new bundle.
+A pod may lie: its report counts only if the API server, read after it, holds less. Absurd revisions are rejected, and
+one pod cannot trigger two restores within an hour, because honest pods accept the new bundle.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from kvstrata.plan.bundle.enforcement import Coverage, coverage
 from kvstrata.plan.conditions import Finding, false, true
 
 MAX_LEAD = 1 << 32
-"""How far ahead of the API server a pod may be: at ten commits a second, more than a decade."""
+"""Maximum lead of a pod over the API server: at ten commits a second, more than a decade."""
 MARGIN = 1 << 20
-"""How far above what is known to be held revisions go on: other pods may hold more than those that were heard."""
+"""Distance of new revisions from the highest reported one: unheard pods may hold more."""
 MAX_REVISION = 1 << 52
-"""Above it nobody is believed: status holds whole numbers up to 2**53."""
+"""Maximum credible revision: status holds integers up to 2**53."""
 BELIEVED_AGAIN_AFTER = timedelta(hours=1)
 MAX_WITNESSES = 16
 ID_BYTES = 16
@@ -40,8 +39,6 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A pod that holds what the API server does not: its revision and term, and those of the API server's bundle."""
-
     pod: str
     uid: str
     model: str
@@ -52,10 +49,10 @@ class Claim:
 
 
 def contradicts(state: PodState, model_uid: str, root: Root | None, root_digest: str) -> bool:
-    """Whether a pod serves under a root that cannot have come before this one: newer, or another of its revision.
+    """Whether a pod's root cannot precede this one: newer, or another of its revision.
 
-    Revisions and terms of a model's bundle only grow, so what was read after the pod spoke has to be as new. A pod of
-    another CachedModel of that name, and one of a version that does not tell what it holds, contradict nothing.
+    Revisions and terms only grow, so a root that was read after the pod's report must be as new. Pods of another
+    CachedModel of that name, or of a version without this report, contradict nothing.
     """
     if not state.revision or state.model_uid != model_uid:
         return False
@@ -67,10 +64,10 @@ def contradicts(state: PodState, model_uid: str, root: Root | None, root_digest:
 
 
 def claims(world: World) -> tuple[Claim, ...]:
-    """Return what live pods hold beyond the bundles that there are, most first.
+    """Return what live pods hold beyond the present bundles, highest revision first.
 
-    Where the status of the CachedModel tells of a newer bundle than there is, only that was lost or replaced: epochs
-    are in statuses, so nothing came back with it.
+    If the model's status names a newer bundle than exists, only the bundle was lost or replaced: epochs are in
+    statuses, so no old epoch came back.
     """
     found = []
     for name, model in world.models.items():
@@ -92,7 +89,7 @@ def claims(world: World) -> tuple[Claim, ...]:
 
 
 def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, Any] | None:
-    """Return the record of a restore that nobody has recorded yet, in API form; None if there is none."""
+    """Return the record of a new restore in API form; None if there is none."""
     known = domain.status.restored
     fresh = [claim for claim in claims(world) if not _covered(claim, known) and _doubt(claim, known, now) is None]
     if not fresh:
@@ -127,14 +124,12 @@ def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, An
 
 
 def key_is_old(world: World) -> bool:
-    """Whether the domain's key was drawn before the last restore that is recorded."""
     restored = world.domain.status.restored if world.domain is not None else None
     secret = world.secrets.get(names.DOMAIN_KEY_SECRET)
     return restored is not None and (secret is None or secret.drawn_for != restored.id)
 
 
 def holds_back(world: World, now: datetime | None = None) -> bool:
-    """Whether no bundle may be written, because it would bring back what was invalidated."""
     if key_is_old(world):
         return True
     known = world.domain.status.restored if world.domain is not None else None
@@ -142,19 +137,17 @@ def holds_back(world: World, now: datetime | None = None) -> bool:
 
 
 def least_revision(world: World) -> int:
-    """Return a revision that every bundle has to exceed."""
     restored = world.domain.status.restored if world.domain is not None else None
     return restored.revision if restored is not None else 0
 
 
 def least_term(world: World) -> int:
-    """Return a term that no bundle may fall below."""
     restored = world.domain.status.restored if world.domain is not None else None
     return restored.term if restored is not None else 0
 
 
 def restored_finding(world: World, domain: CacheDomain, now: datetime) -> tuple[Finding, ...]:
-    """Return how far the last restore was dealt with; nothing where there never was one."""
+    """Return the progress after the last restore; empty without one."""
     known = domain.status.restored
     doubted = [(claim, why) for claim in claims(world) if (why := _doubt(claim, known, now)) is not None]
     unheard = [(claim, why) for claim, why in doubted if not _covered(claim, known)]
@@ -181,7 +174,6 @@ def restored_finding(world: World, domain: CacheDomain, now: datetime) -> tuple[
 
 
 def record(domain: CacheDomain, finding: tuple[Finding, ...], now: datetime) -> dict[str, Any] | None:
-    """Return the record of the last restore in API form, with the time at which it was dealt with."""
     known = domain.status.restored
     if known is None:
         return None
@@ -190,17 +182,15 @@ def record(domain: CacheDomain, finding: tuple[Finding, ...], now: datetime) -> 
 
 
 def is_doubted(finding: tuple[Finding, ...]) -> bool:
-    """Whether a pod is not believed for now, so that it has to be heard again without any news."""
+    """Whether a pod is distrusted for now and must be read again later."""
     return any(found.reason == DomainReason.WITNESS_NOT_BELIEVED for found in finding)
 
 
 def announcement(found: dict[str, Any]) -> Decision:
-    """Return what is said of a restore when it is recorded."""
     return Decision(DomainReason.RESTORE_DETECTED, story_of(Restored.model_validate(found)))
 
 
 def story_of(known: Restored) -> str:
-    """Return what happened, in a sentence for people."""
     at = format_timestamp(known.detected_at)
     if not known.witnesses:
         return f"at {at} the API server was found to be older than pods; the domain's key is new since"
@@ -221,12 +211,11 @@ def _told(claim: Claim) -> str:
 
 
 def _covered(claim: Claim, known: Restored | None) -> bool:
-    """Whether what the pod holds is below what bundles go on from after the last restore that is recorded."""
     return known is not None and claim.revision <= known.revision and claim.term <= known.term
 
 
 def _doubt(claim: Claim, known: Restored | None, now: datetime | None) -> str | None:
-    """Return why a pod is not believed, or None; without a time as if none had passed since it was."""
+    """Return why a pod is not believed, or None. Without `now` no time has passed since it was last believed."""
     if claim.revision - claim.known_revision > MAX_LEAD or claim.term - claim.known_term > MAX_LEAD:
         return "no operator commits that often"
     if claim.revision + MARGIN > MAX_REVISION:

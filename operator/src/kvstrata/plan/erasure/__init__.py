@@ -1,1 +1,1 @@
-"""Erasures: what is gathered, what is outstanding, the next step, the receipt."""
+"""Erasures: facts from the world, outstanding orders, the next step, the receipt."""

@@ -1,4 +1,4 @@
-"""New epochs for scopes: written into the status that holds them, each only while it still has the old one."""
+"""New epochs for scopes: written into the status that holds them, if it still has the old one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from kvstrata.plan.scopes import held as epoch_held
 
 
 def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
-    """Yield the writes for scopes that still have an epoch which is to go.
-
-    A policy that is being deleted is in no bundle, and keeps its epoch: by that its own erasure finds what there was.
-    """
+    """Yield the writes for scopes that still have an old epoch. A deleted policy is in no bundle and keeps its epoch,
+    by which its own erasure finds its data."""
     listed = tuple(intents)
     for rolled in listed:
         scope = Scope(ScopeKind(rolled.kind), rolled.name)
@@ -31,22 +29,20 @@ def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[Statu
         if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None or leaves(world, holder):
             continue
         epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
-        # What the scope held under the old epoch says nothing of the new one.
+        # Usage under the old epoch does not apply to the new one.
         yield StatusWrite(holder, version, {"scope": epoch, "usage": None})
     yield from _pool_rolls(world, listed)
 
 
 def leaves(world: World, holder: Key) -> bool:
-    """Whether the holder of a scope's epoch is a policy that is being deleted: its scope ends, and gets no other."""
+    """Whether the holder is a deleted policy: its scope ends and gets no new epoch."""
     policy = world.policies.get(holder.name) if holder.kind == TenantCachePolicy.INFO.kind else None
     return policy is not None and policy.metadata.deleting
 
 
 def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
-    """Yield the writes for pools that still have an epoch which is to go, in force or to come.
-
-    The new one is that of content that nobody has computed, so it is not published.
-    """
+    """Yield the writes for pools that still have an old epoch, current or next. The new epoch has no computed content,
+    so it is not published."""
     gone: dict[str, dict[str, str]] = {}
     for intent in intents:
         if ScopeKind(intent.kind) is ScopeKind.POOL and intent.old_epoch and intent.new_epoch:
@@ -67,13 +63,11 @@ def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[Status
 
 
 def holder_of(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None]:
-    """Return the object whose status holds a scope's epoch, and what it says."""
     key, status, _ = _holder_with_version(world, scope)
     return key, status
 
 
 def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None, str]:
-    """Return the object whose status holds a scope's epoch, what it says, and its resourceVersion."""
     match scope.kind:
         case ScopeKind.GROUP:
             group = world.groups.get(scope.name)

@@ -1,10 +1,8 @@
-"""The prefix that an invalidation names: what it says, and which chunks pods make of it.
+"""The prefix of an invalidation, and its chunks as named by pods.
 
-Pods name chunks by the engine's tokenizer and the cache server's hash, as they do for pools. Every live pod of the
-model has to have the newest template, has to answer, and has to agree: one with another template makes other chunks of
-the same chat. Only whole chunks that no continuation changes are of the prefix: what follows it, and the end of it that
-fills no chunk, have names that depend on what callers sent. What pods that are gone made of a chat with another
-template, or any pod of the same messages with `tools`, has other names, which nobody can tell afterwards.
+Every live pod of the model must have the newest template, answer and agree, because another template makes other chunks
+of the same chat. Only whole chunks that no continuation changes belong to the prefix: names of later ones depend on
+callers. Chunks of former templates, or of the same messages with `tools`, have other names, which cannot be found.
 """
 
 from __future__ import annotations
@@ -30,9 +28,8 @@ _NAME = "content"
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Where the naming of a prefix stands: its `chunks`, as hexadecimal digits, or why there are none (`objection`) or
-    none yet (`pending`). `questions` are to be asked now, `again_s` is when there may be more.
-    """
+    """Progress of naming a prefix: `chunks` in hexadecimal, or why there are none (`objection`) or none yet
+    (`pending`)."""
 
     chunks: tuple[str, ...] = field(default=(), repr=False)
     objection: Decision | None = None
@@ -42,7 +39,6 @@ class Prefix:
 
 
 def source_of(prefix: PrefixScope) -> PrefixSource:
-    """Return what a prefix says, in the form in which it is rendered."""
     content = prefix.content
     if content.text is not None:
         return PrefixSource(text=content.text)
@@ -53,7 +49,6 @@ def source_of(prefix: PrefixScope) -> PrefixSource:
 
 
 def chunks_of(world: World, invalidation: CacheInvalidation, now: datetime) -> Prefix:
-    """Return which chunks pods make of an invalidation's prefix, as far as they said."""
     prefix = invalidation.spec.scope.prefix
     model = world.models.get(prefix.model_ref.name) if prefix is not None else None
     if prefix is None or model is None:
@@ -69,7 +64,7 @@ def chunks_of(world: World, invalidation: CacheInvalidation, now: datetime) -> P
     if said.agreed is None:
         why = said.pending.message if said.pending is not None else "pods are asked"
         waiting = Decision(R.NAMING_CHUNKS, f"pods are to name the chunks of the prefix: {why}")
-        # A pod that is away, or has another template, is to be looked at again sooner than those that answered.
+        # An absent pod, or one with another template, is asked again sooner than those that answered.
         again_s = min(said.again_s or ASK_AGAIN_S, ASK_AGAIN_S)
         return Prefix(pending=waiting, questions=said.questions, again_s=again_s)
     hashes = said.agreed.hashes

@@ -1,8 +1,6 @@
-"""What the world tells of an erasure: the order and what has to be written down before anything is rolled, which pods
-are its witnesses, and what each of them has said since.
+"""Facts of an erasure from the world: order, what must be recorded before any roll, witnesses and their reports.
 
-The scopes, revisions and pods are those that the invalidation's status names: it was written, conditionally, by the
-same plan that rolls epochs for lazy ones.
+Scopes, revisions and pods come from the invalidation's status, written by the plan that rolls epochs for lazy ones too.
 """
 
 from __future__ import annotations
@@ -56,14 +54,12 @@ from kvstrata.plan.witnesses import Witness as Held
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
 
 OWN_MEMORY = ""
-"""What pods call the memory of a cache server whose model lists no CPU tier."""
+"""Pods' name for the memory of a cache server without a CPU tier."""
 
 
 def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None:
-    """Return what is to be kept of an eager invalidation whose epochs are about to be rolled.
-
-    None as long as its intent is not in its status, or the domain has no identity, and once it has ended.
-    """
+    """Return the record of an eager invalidation before its epochs are rolled. None while its intent is not in its
+    status or the domain has no identity, and after its end."""
     status, started = invalidation.status, invalidation.status.start_time
     if invalidation.finished or started is None or not status.scopes or world.identity is None:
         return None
@@ -90,13 +86,13 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         prefix=_erased_prefix(domain_key, prefix, chunks) if prefix is not None else None,
         versions=versions(world, _shared(world, invalidation)),
     )
-    # What stays of a keyspace is read with the same keys again.
+    # The rest of a keyspace stays readable with the same keys.
     keys = keys_held(world, domain, epochs if prefix is None else ())
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
 
 
 def versions(world: World, tiers: Iterable[CacheTier]) -> tuple[Component, ...]:
-    """Return with which versions an erasure begins: this operator's, and those that servers of tiers told it."""
+    """Return the versions at the start of an erasure: of this operator and of tiers' servers."""
     reports = [report for tier in tiers if (report := report_of(world, tier)) is not None and report.version]
     servers = Counter((report.software, report.version) for report in reports)
     return (
@@ -106,22 +102,18 @@ def versions(world: World, tiers: Iterable[CacheTier]) -> tuple[Component, ...]:
 
 
 def left_out(scopes: Iterable[Scope]) -> tuple[str, ...]:
-    """Return shared scopes as an order names what it leaves out."""
     return tuple("Public" if scope.kind is ScopeKind.PUBLIC else scope.name for scope in scopes)
 
 
 def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[HeldKey, ...]:
-    """Return the data keys of epochs, as far as there are any."""
     return tuple(
         _held_key(world.data_keys[one.old], _commitment(domain, one)) for one in epochs if one.old in world.data_keys
     )
 
 
 def lacks_keys(world: World, record: ErasureRecord) -> bool:
-    """Whether keys of what is erased are still being unwrapped, so that their ids are not known yet.
-
-    With its CacheDomain a namespace loses its KMS: from then on none is to come. The keys of a prefix stay.
-    """
+    """Whether keys to erase are still being unwrapped, so that their ids are unknown. Without its CacheDomain a
+    namespace has no KMS, so none will come. The keys of a prefix stay."""
     going = world.domain is not None and record.erasure.order.prefix is None
     return going and any(
         left.old in world.keys_unwrapping and left.old not in world.data_keys for left in record.epochs
@@ -135,7 +127,7 @@ def _held_key(kept: bytes | str, revoked: str) -> HeldKey:
 
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
-    """Return that every bundle follows, once the invalidation's status says so, and what is revoked can be named."""
+    """Return the fact that every bundle follows, once status says so and the revoked scopes can be named."""
     status = invalidation.status
     if status.rolled_time is None:
         return None
@@ -162,7 +154,7 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
 
 
 def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
-    """Return what becomes unreachable, as receipts list it: of tenants the one that the order names."""
+    """Return what becomes unreachable, as in receipts; only the ordered tenant is named."""
     subject = record.erasure.order.subject
     named = subject.scope_name if subject.scope is ScopeForm.TENANT else None
     return tuple(
@@ -177,7 +169,7 @@ def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
 
 
 def words(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...], now: datetime) -> Iterator[PodSeen]:
-    """Yield what witnesses have said, or what is known of them, as far as it is news."""
+    """Yield new reports of witnesses, or facts about them."""
     erasure = record.erasure
     stated = erasure.only(Rolled)
     revisions = {target.model: target.revision for target in stated.targets} if stated else {}
@@ -202,7 +194,6 @@ def words(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...],
 
 
 def pods_at_hand(world: World, erasure: Erasure) -> dict[str, PodNow]:
-    """Return the witnesses that can be asked now."""
     live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
     found = {}
     for witness in witnesses(erasure):
@@ -213,7 +204,6 @@ def pods_at_hand(world: World, erasure: Erasure) -> dict[str, PodNow]:
 
 
 def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLost]:
-    """Yield the shared tiers of the order that were removed."""
     for tier in tiers_at_hand(erasure):
         found = world.tiers.get(tier.name)
         if found is None or found.metadata.deleting:
@@ -221,7 +211,7 @@ def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLo
 
 
 def tier_away(world: World, tier: CacheTier) -> str:
-    """Return why a tier's servers need not be asked now: who asks them all the time has no answer. Empty if it has."""
+    """Return why a tier's servers do not answer the regular checks; empty if they do."""
     report = report_of(world, tier)
     if report is None:
         ready = tier.status.condition(ConditionType.READY)
@@ -230,13 +220,11 @@ def tier_away(world: World, tier: CacheTier) -> str:
 
 
 def is_unheard(world: World, tier: CacheTier) -> bool:
-    """Whether this process has no word of a tier's servers yet, good or bad: it has just begun to lead, or they are
-    new."""
+    """Whether this process has no report of a tier's servers yet: it just became leader, or they are new."""
     return report_of(world, tier) is None
 
 
 def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:
-    """Return the epoch whose data key has a fingerprint."""
     revoked = next((key.revoked for key in record.keys if key.fingerprint == fingerprint), None)
     return next((one for one in record.epochs if _commitment(record.domain, one) == revoked), None)
 
@@ -252,7 +240,6 @@ def _acknowledged(world: World, pod: Pod, needed: int | None) -> PodSeen | None:
 
 
 def _fence(world: World, witness: Witness, fenced_by: datetime, now: datetime) -> Fence | None:
-    """Return why a witness counts as fenced, by the rules that it enforced last."""
     committed = world.bundles.get(witness.model)
     if committed is None or not committed.whole:
         return None
@@ -279,7 +266,7 @@ def _subject(invalidation: CacheInvalidation) -> Subject:
 
 
 def _successor(world: World, rolled: RolledScope) -> str:
-    """Return the epoch that a scope gets; empty for one that ends, also if that was decided after it was drawn."""
+    """Return a scope's new epoch; empty if it ends, also if that was decided after the draw."""
     holder, _ = holder_of(world, Scope(ScopeKind(rolled.kind), rolled.name))
     return "" if leaves(world, holder) else rolled.new_epoch or ""
 
@@ -289,7 +276,7 @@ def _erased_prefix(domain_key: bytes, prefix: PrefixScope, chunks: tuple[str, ..
 
 
 def _of_prefix(world: World, prefix: PrefixScope, record: ErasureRecord) -> tuple[Revoked, ...] | None:
-    """Return what stands for a prefix. Records of earlier versions lack it: then the key has to be there."""
+    """Return a prefix's commitment; for records of earlier versions it needs the domain's key."""
     kept = record.erasure.order.prefix
     commitment = kept.commitment if kept is not None else ""
     if not commitment:
@@ -300,7 +287,7 @@ def _of_prefix(world: World, prefix: PrefixScope, record: ErasureRecord) -> tupl
 
 
 def _prefix_commitment(domain_key: bytes, prefix: PrefixScope) -> str:
-    """Return what stands for a prefix: its text can be guessed, so it takes the domain's key to confirm it."""
+    """Return a commitment under the domain's key, because a prefix's text can be guessed."""
     return prefix_commitment(domain_key, prefix.model_ref.name, source_of(prefix).digest)
 
 
@@ -318,7 +305,7 @@ def _commitment(domain: str, left: LeftEpoch) -> str:
 
 
 def _shared(world: World, invalidation: CacheInvalidation) -> list[CacheTier]:
-    """Return the shared tiers that the order concerns: all of the namespace, whoever lists them now."""
+    """Return the namespace's shared tiers that the order includes, whether or not a model lists them."""
     chosen = {tier.name for tier in invalidation.spec.tiers}
     tiers = [tier for _, tier in sorted(world.tiers.items()) if tier.spec.medium is Medium.REDIS]
     return [tier for tier in tiers if (not chosen or tier.name in chosen) and not tier.metadata.deleting]
@@ -332,7 +319,7 @@ def _is_excluded(tier: CacheTier, invalidation: CacheInvalidation) -> bool:
 def inside(
     model: CachedModel | None, tiers: Mapping[str, CacheTier], chosen: Set[str] = frozenset()
 ) -> tuple[HeldTier, ...]:
-    """Return the tiers inside a model's pods that an order concerns; without any that are `chosen`, all."""
+    """Return the tiers in a model's pods that an order includes; an empty `chosen` means all."""
     listed = [tiers[name] for name in (model.spec.tier_names if model else ()) if name in tiers]
     held = tuple(
         HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, tier.spec.outlives_pods)

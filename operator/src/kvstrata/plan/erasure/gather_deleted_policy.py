@@ -1,8 +1,7 @@
-"""What the world tells of an erasure whose order is a policy that is deleted, because its namespace creates nothing any
-more: there is no invalidation whose status says what is so, and what there was is going meanwhile.
+"""Facts of an erasure ordered by a deleted policy, because its namespace accepts no new objects.
 
-What is gone already is known from `World.ending`, as far as this process saw it go. Of a policy that it found deleted
-when it began, it says that a tier may have been lost of which nobody knows.
+There is no invalidation, and objects disappear meanwhile: `World.ending` has those that this process saw. If the policy
+was deleted before this process began, a tier may have been lost unseen, and the record says so.
 """
 
 from __future__ import annotations
@@ -26,14 +25,12 @@ from kvstrata.plan.rules.invalidation import shared_by
 from kvstrata.plan.witnesses import witnesses_now
 
 UNKNOWN = ""
-"""Stands for tiers that may have been there, and that nobody saw."""
+"""Represents tiers that may have been removed unseen."""
 
 
 def begin(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureRecord | None:
-    """Return what is to be kept of the erasure; None if nobody knows any more by which names its blocks go.
-
-    The namespace waits for it, so it ends in time, and what is left then is residue: nobody stays who could decide.
-    """
+    """Return the record of the erasure; None if the names of the tenant's blocks are lost. The namespace waits for it,
+    so it has a time limit and the rest is residue: no person remains to decide."""
     told, identity = policy.status.scope, world.identity
     if identity is None or told is None or told.kind != ScopeKind.TENANT:
         return None
@@ -60,7 +57,7 @@ def begin(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureReco
 
 
 def rolled(world: World, record: ErasureRecord, now: datetime) -> Rolled | None:
-    """Return that no bundle has the policy, once that is so."""
+    """Return the fact that no bundle has the policy, once true."""
     if not bundles_lack(world, frozenset(record.erasure.order.keyspaces)):
         return None
     tiers, models = _tiers(world), {**world.ending.models, **world.models}
@@ -85,7 +82,6 @@ def _tiers(world: World) -> dict[str, CacheTier]:
 
 
 def _lost(world: World, policy: TenantCachePolicy, now: datetime) -> Iterator[TierLost]:
-    """Yield tiers of files that stay on nodes when they are removed, and what may have been removed unseen."""
     for name, tier in sorted(world.ending.tiers.items()):
         if name not in world.tiers and tier.spec.outlives_pods:
             yield TierLost(name, now)

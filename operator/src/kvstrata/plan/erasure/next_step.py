@@ -1,12 +1,8 @@
-"""The next step of an erasure: a pure function of the facts so far, of what is so now, and of the moment.
+"""The next step of an erasure: a pure function of the facts, the present state and the time.
 
-No phase is stored. Each rule looks whether what it is for is there, and says otherwise what to order and what to wait
-for; the first that does stands. So whoever goes on after a crash, or begins to lead, comes to the same step, and every
-order may be given again: it names its round, and who has done it answers with what was done then.
-
-What an answer has to come after is part of whether it counts (`erasurefacts`): a deletion that began within the write
-window, or a look from before the last deletion, is as if it had not been made. Conditions are true by `claims`, the
-rules by which the receipt will be read.
+No phase is stored. Each rule checks its goal and, if it is not met, returns what to order and wait for; the first such
+rule wins. So a new leader reaches the same step, and orders are idempotent: each names its round. Late or early answers
+do not count (`evidence`). Conditions follow `claims`, the rules for reading receipts.
 """
 
 from __future__ import annotations
@@ -51,24 +47,24 @@ from kvstrata.plan.erasure.orders import (
 from kvstrata.plan.erasure.receipt import facts_of, proven
 
 PATIENCE_S = 600
-"""How long copies that nobody can reach are waited for when nothing else is left, and the order has no deadline."""
+"""How long unreachable copies are waited for when nothing else is left and the order has no deadline."""
 
 RESIDUE_PATIENCE_S = 60
-"""The same where the order allows residue: a pod that starts anew has time to come back."""
+"""The same if the order allows residue: time for a restarting pod to return."""
 
 STILL_S = 3600
-"""For how long the slots of a tier stand still for one erasure, counted from when nobody reuses anything any more: one
-that waits longer, for a server or for ever, has its deletions and looks made again if slots move."""
+"""How long slots of a tier stay still for one erasure, from when no pod reuses anything. If it takes longer, deletions
+and looks are repeated when slots move."""
 
 ENDING_LIMIT_S = 900
-"""How long an erasure may go on in a namespace that is being deleted, which waits for it."""
+"""Limit of an erasure in a namespace under deletion, which waits for it."""
 
 LOOK_AGAIN_S = 5.0
-"""When to look again at what others do, if they do not say so themselves."""
+"""When to check again without notification."""
 
 
 class ErasurePhase(StrEnum):
-    """How far an erasure is, for people; it decides nothing."""
+    """Progress for people; decides nothing."""
 
     ROLLING = "Rolling"
     AWAITING_ACKS = "AwaitingAcks"
@@ -82,32 +78,25 @@ class ErasurePhase(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen."""
         return self in (ErasurePhase.COMPLETE, ErasurePhase.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """Write the verdict as a fact, which closes the facts."""
-
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class IssueReceipt:
-    """Append these facts to the domain's chain (`plan.erasure.receipt_chain`); they are the same however often this is
-    ordered.
-    """
+    """Append these facts to the domain's chain (`plan.erasure.receipt_chain`); idempotent."""
 
     facts: ReceiptFacts
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to order, why, and when to look again if nothing happens.
-
-    `still` names tiers whose slots must not move meanwhile.
-    """
+    """Orders, their reason, and when to check again without events. Slots of the tiers in `still` must not move
+    meanwhile."""
 
     phase: ErasurePhase
     decision: Decision
@@ -119,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ErasureCase:
-    """All that a rule looks at. `holds` is what the facts prove."""
+    """Input of the rules. `holds` is what the facts prove."""
 
     erasure: Erasure
     seen: Surroundings
@@ -128,7 +117,6 @@ class ErasureCase:
 
 
 def next_step(erasure: Erasure, seen: Surroundings, now: datetime) -> Step:
-    """Return the next step of an erasure."""
     case = ErasureCase(erasure, seen, now, proven(erasure))
     step = next(step for rule in RULES if (step := rule(case)) is not None)
     if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
@@ -137,7 +125,6 @@ def next_step(erasure: Erasure, seen: Surroundings, now: datetime) -> Step:
 
 
 def finish(case: ErasureCase) -> Step | None:
-    """An erasure that was judged is over when its receipt is written, and not before."""
     verdict, receipt = case.erasure.only(Verdict), case.erasure.only(ReceiptWritten)
     if verdict is None:
         return None
@@ -151,14 +138,14 @@ def finish(case: ErasureCase) -> Step | None:
 
 
 def roll(case: ErasureCase) -> Step | None:
-    """Epochs are rolled by the plan of the invalidation, eager or not."""
+    """The plan of the invalidation rolls epochs, eager or not."""
     if case.erasure.only(Rolled) is not None:
         return None
     return _waiting(ErasurePhase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
 
 
 def await_pods(case: ErasureCase) -> Step | None:
-    """Every witness acknowledged, ended, or fenced itself off."""
+    """Every witness acknowledged, ended, or is fenced."""
     if unreachable_at(case.erasure) is not None:
         return None
     unsettled = [pod.name for pod in witnesses(case.erasure) if standing_of(case.erasure, pod.uid) is None]
@@ -167,7 +154,7 @@ def await_pods(case: ErasureCase) -> Step | None:
 
 
 def revoke(case: ErasureCase) -> Step | None:
-    """Data keys go when no pod needs them any more, and before anything is deleted."""
+    """Data keys are removed when no pod needs them any more, and before any deletion."""
     kept = keys_kept(case.erasure)
     if not kept:
         return None
@@ -178,7 +165,7 @@ def revoke(case: ErasureCase) -> Step | None:
 
 
 def destroy(case: ErasureCase) -> Step | None:
-    """A custody that can know whether a copy of a key is left is asked, once everybody who had it may have let go."""
+    """The KMS is asked for the destruction of keys once every holder may have dropped them."""
     open_keys = keys_not_destroyed(case.erasure, judged=False)
     if not open_keys:
         return None
@@ -189,10 +176,8 @@ def destroy(case: ErasureCase) -> Step | None:
 
 
 def wait_out_writes(case: ErasureCase) -> Step | None:
-    """What is deleted while a write may still arrive would have to be deleted again.
-
-    In pods what arrives under a keyspace that is gone goes by itself; one that lives on would keep it.
-    """
+    """A deletion before the last possible write would have to be repeated. In pods, late writes under a revoked
+    keyspace disappear; under the surviving keyspace of a prefix they would stay."""
     end = window_ends(case.erasure)
     if end is None or case.now >= end or not (tiers_at_hand(case.erasure) or case.erasure.order.prefix):
         return None
@@ -202,7 +187,7 @@ def wait_out_writes(case: ErasureCase) -> Step | None:
 
 
 def finish_verified(case: ErasureCase) -> Step | None:
-    """What is proven needs no second proof: servers that change afterwards change nothing of it."""
+    """A proof stays valid when servers change afterwards."""
     if _engines_owed(case):
         return None
     if Claim.VERIFIED in case.holds:
@@ -213,22 +198,20 @@ def finish_verified(case: ErasureCase) -> Step | None:
 
 
 def erase(case: ErasureCase) -> Step | None:
-    """Every primary by a Job, some at a time, and every pod by itself."""
+    """Each primary by a Job, a few at a time; each pod by itself."""
     owed = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
     return _step(case, ErasurePhase.ERASING, R.ERASING, owed)
 
 
 def verify(case: ErasureCase) -> Step | None:
-    """The operator looks itself, once everything that can be erased is."""
+    """The operator looks itself, after all deletions."""
     owed = tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
     return _step(case, ErasurePhase.VERIFYING, R.VERIFYING, owed)
 
 
 def finish_short(case: ErasureCase) -> Step:
-    """Nothing is left to do, and something is left: that is said, waited for, allowed, or a failure.
-
-    Where the namespace goes, only copies that somebody may yet reach are waited for: what is gone does not come back.
-    """
+    """Copies are left and nothing more can be ordered: wait, accept the residue, or fail. In a namespace under deletion
+    only reachable copies are waited for: what is gone does not return."""
     owed = _owed(case)
     late = next((why for why in owed.stuck if why.reason == R.LATE_COPIES), None)
     if late is not None:
@@ -245,7 +228,7 @@ def finish_short(case: ErasureCase) -> Step:
         return _judged(case, False, why.reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
-    # Who had not let go of a key may have ended since.
+    # A holder of a key may have ended since.
     late_keys = keys_not_destroyed(case.erasure, judged=True)
     orders = (DestroyKeys(case.erasure.order.uid, late_keys),) if late_keys else ()
     return Step(ErasurePhase.ERASING, Decision(why.reason, until), orders, left_s, _still(case))
@@ -271,10 +254,9 @@ def _owed(case: ErasureCase) -> Owed:
 
 
 def _step(case: ErasureCase, phase: ErasurePhase, reason: R, owed: Owed) -> Step | None:
-    """Return the step that carries out what is owed; None if nothing can be ordered or waited for."""
     if not (owed.orders or owed.waiting):
         return None
-    # What is out of the ordinary is said first.
+    # Unusual reasons first.
     whys = sorted(owed.waiting, key=lambda why: why.reason == reason)
     shown = list(dict.fromkeys(why.message for why in whys))
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
@@ -311,14 +293,12 @@ def _own_deadline(case: ErasureCase) -> datetime | None:
 
 
 def _deadline(case: ErasureCase) -> datetime | None:
-    """Return the order's own deadline, or what its namespace leaves it if that is sooner."""
     own, going = _own_deadline(case), case.seen.unattended
     ends = going + timedelta(seconds=ENDING_LIMIT_S) if going is not None else None
     return min((moment for moment in (own, ends) if moment is not None), default=None)
 
 
 def _cut_short(case: ErasureCase, step: Step) -> Step:
-    """Return the verdict instead of a step that comes too late, or that nobody wants any more."""
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
         verdict = Verdict(False, R.ABANDONED, message, case.now, case.seen.abandoned)
@@ -351,7 +331,6 @@ def _unproven(case: ErasureCase) -> str:
 
 
 def _findings(case: ErasureCase, step: Step) -> Iterable[Finding]:
-    """Yield the conditions: each by the claim that it stands for, the end by its receipt."""
     why = step.decision
     for kind, claim, reason in (
         (ConditionType.LOGICALLY_INVALID, Claim.UNREACHABLE, R.LOGICALLY_INVALID),
@@ -369,7 +348,7 @@ def _findings(case: ErasureCase, step: Step) -> Iterable[Finding]:
 
 
 def _keys_lacking(case: ErasureCase, claim: Claim) -> Decision | None:
-    """Return why keys are not revoked or destroyed, where that is not what is being done about it."""
+    """Return why keys are not revoked or destroyed, if another cause than the present step."""
     rolled = case.erasure.only(Rolled)
     if rolled is None or claim not in (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED):
         return None

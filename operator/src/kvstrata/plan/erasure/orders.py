@@ -1,7 +1,6 @@
-"""What an erasure owes: orders that can be given now, what is waited for, and what nobody can do.
+"""Outstanding work of an erasure: possible orders, what is waited for, and what no order can change.
 
-An order names its round. Who has carried it out answers with what was found then, so that one that is given twice, by
-one operator or by two, does no harm and loses no count.
+An order names its round. A repeated one is answered with the first result, so it does no harm and loses no count.
 """
 
 from __future__ import annotations
@@ -35,34 +34,29 @@ from kvstrata.model.erasure.record import Erasure, Surroundings
 from kvstrata.plan.actions import Decision
 
 MAX_DELETIONS_AT_ONCE = 4
-"""Jobs of all erasures that run at a time: deleting takes time from servers that serve."""
+"""Concurrent Jobs of all erasures: deletions slow down serving servers."""
 
 MAX_ROUNDS = 3
-"""How often a server or a pod is emptied before what keeps coming back is named as a fault."""
+"""Attempts to empty a server or pod before returning data is reported as a fault."""
 
 BACKOFF_S = 10
-"""How long after a Job that failed, or left something, the next begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeKeys:
-    """Take these data keys out of their custody."""
-
     erasure: str
     fingerprints: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DestroyKeys:
-    """Have the custody of these removed data keys make sure that no copy exists, and say whether it is so."""
-
     erasure: str
     fingerprints: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StartDeletion:
-    """Create the Job that deletes from one primary, in the operator's namespace; its name follows from this."""
+    """Create the deletion Job for one primary in the operator's namespace; its name follows from this."""
 
     erasure: str
     tier: str
@@ -74,7 +68,7 @@ class StartDeletion:
 
 @dataclass(frozen=True, slots=True)
 class AskPodToErase:
-    """Ask a pod to erase these of its tiers; of `heir_of`, a pod that is gone, if that is not empty."""
+    """Ask a pod to erase these tiers: its own, or files of `heir_of`, a pod that is gone."""
 
     erasure: str
     uid: str
@@ -87,16 +81,12 @@ class AskPodToErase:
 
 @dataclass(frozen=True, slots=True)
 class ResetEngine:
-    """Ask a pod to empty its engine's prefix cache, for all tenants."""
-
     erasure: str
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyTier:
-    """Look at every primary of a tier, with the slot map before and after. The operator does it itself."""
-
     erasure: str
     tier: str
     primaries: tuple[str, ...]
@@ -119,26 +109,24 @@ Order = RevokeKeys | DestroyKeys | StartDeletion | AskPodToErase | ResetEngine |
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What is owed. `waiting` is why others are waited for, `stuck` what no order can change."""
+    """`waiting` is why others are waited for, `stuck` what no order can change."""
 
     orders: tuple[Order, ...] = ()
     waiting: tuple[Decision, ...] = ()
     stuck: tuple[Decision, ...] = ()
 
     def __add__(self, other: Owed) -> Owed:
-        """Return both."""
         return Owed(self.orders + other.orders, self.waiting + other.waiting, self.stuck + other.stuck)
 
 
 def names(of: Iterable[str]) -> str:
-    """Return names for a sentence: the first three, and how many more."""
     listed = sorted(of)
     more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
     return ", ".join(listed[:3]) + more
 
 
 def deletions_owed(erasure: Erasure, seen: Surroundings, now: datetime) -> Owed:
-    """Every primary that the tiers have now is to be emptied after the last write."""
+    """Every present primary of the tiers must be emptied after the last write."""
     running = [one for one in erasure.of(Deletion) if one.state is JobState.RUNNING and _is_newest(erasure, one)]
     room = MAX_DELETIONS_AT_ONCE - seen.deletions_elsewhere - len(running)
     owed = Owed()
@@ -157,7 +145,8 @@ def deletions_owed(erasure: Erasure, seen: Surroundings, now: datetime) -> Owed:
 
 
 def pods_owed(erasure: Erasure, seen: Surroundings) -> Owed:
-    """Every witness that acknowledged erases what it holds; files of one that is gone, who took them over."""
+    """Every acknowledged witness erases what it holds; files of an ended one are erased by the pod that took them
+    over."""
     owed = Owed()
     for witness in witnesses(erasure):
         word = standing_of(erasure, witness.uid)
@@ -173,7 +162,7 @@ def pods_owed(erasure: Erasure, seen: Surroundings) -> Owed:
 
 
 def reset_owed(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
-    """Where the order says so, the engine of every pod that acknowledged is emptied."""
+    """If ordered, the engine of every acknowledged pod is reset."""
     if erasure.order.subject.hbm is not Hbm.RESET_ENGINE or is_reset(erasure, witness.uid):
         return Owed()
     if cannot_reset(erasure, witness.uid):
@@ -183,7 +172,7 @@ def reset_owed(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
 
 
 def tiers_to_look_at(erasure: Erasure, seen: Surroundings) -> Owed:
-    """Every tier is looked at once everything is deleted, over the same map of slots."""
+    """Every tier is read after all deletions, over an unchanged slot map."""
     owed = Owed()
     for tier in tiers_at_hand(erasure):
         servers, look = seen.tiers.get(tier.name), look_at(erasure, tier.name)
@@ -201,7 +190,7 @@ def tiers_to_look_at(erasure: Erasure, seen: Surroundings) -> Owed:
 
 
 def probes_owed(erasure: Erasure, seen: Surroundings) -> Owed:
-    """Every pod that acknowledged and lives is asked for what it could have read."""
+    """Every acknowledged live pod is asked for keys that it could have read."""
     owed = Owed()
     for witness in witnesses(erasure):
         word = standing_of(erasure, witness.uid)
@@ -291,7 +280,6 @@ def _files(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
 
 
 def _ask(erasure: Erasure, seen: Surroundings, witness: Witness, order: Order) -> Owed:
-    """Return an order to a witness, if it can be asked, and the processes that would answer have acknowledged."""
     pod = seen.pods.get(witness.uid)
     if pod is None:
         why = f"pod {witness.name} acknowledged and cannot be asked any more: it has to end, or to come back"

@@ -1,10 +1,8 @@
-"""Deletion of a TenantCachePolicy with `deletionPolicy: Erase`: its object stays until a receipt says what became of
-what the tenant had cached.
+"""Deletion of a TenantCachePolicy with `deletionPolicy: Erase`: the object stays until the erasure has a receipt.
 
-The order is a CacheInvalidation, whose name follows from the policy. In a namespace that is being deleted the API
-server creates nothing any more: there the policy itself is the order, and its record, in the operator's namespace, all
-that there is of the erasure. The epoch stays in the status of the policy and no new one takes its place, so an operator
-that tries again erases the same.
+The order is a CacheInvalidation with a name derived from the policy. A namespace under deletion accepts no new objects:
+there the policy itself is the order, and the record in the operator's namespace is all that exists. The epoch stays in
+the policy's status and is not replaced, so a retry erases the same.
 """
 
 from __future__ import annotations
@@ -29,42 +27,42 @@ from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
 
 FINALIZER = "kvstrata.io/erase"
 ABANDON = "kvstrata.io/abandon-erasure"
-"""Annotation by which a person gives an erasure up; its value is the reason, which the receipt repeats."""
+"""Annotation by which a person abandons an erasure; its value is the reason, which the receipt repeats."""
 
 
 KEPT_FOR_S = 24 * 3600
-"""How long the CacheInvalidation stays when it has finished; its receipt stays for good."""
+"""How long a finished CacheInvalidation stays; its receipt stays for good."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizer:
-    """Set the finalizer, before anything of the tenant is cached under an epoch of the policy."""
+    """Set the finalizer, before anything is cached under an epoch of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropFinalizer:
-    """Let the object go. `unproven` says why no receipt tells of it, where one was to."""
+    """Release the object. `unproven` says why there is no receipt, if there should be one."""
 
     unproven: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateInvalidation:
-    """Create the CacheInvalidation that erases; its name follows from the policy, so there is one."""
+    """Create the erasing CacheInvalidation; its derived name makes it unique."""
 
     invalidation: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class EraseWithoutObject:
-    """Begin, or go on with, the erasure that has this uid, kept in the operator's namespace."""
+    """Begin or continue the erasure with this uid, recorded in the operator's namespace."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonErasure:
-    """Have the erasure end as given up for this reason, with a receipt; one that never began gets one, too."""
+    """End the erasure as abandoned for this reason, with a receipt, even if it never began."""
 
     uid: str
     reason: str
@@ -75,12 +73,11 @@ DeletionOrder = SetFinalizer | DropFinalizer | CreateInvalidation | EraseWithout
 
 @dataclass(frozen=True, slots=True)
 class DeletionCase:
-    """A policy, and what there is about its erasure.
+    """A policy and the state of its erasure.
 
-    `draws` is the scope of which the policy is about to get an epoch. `erasing` is the CacheInvalidation under the
-    derived name, `kept` are the uids of erasures that have begun, `receipt` the digest of the receipt of that one, or
-    of the erasure without an object. `namespace_deleting` is whether nothing can be created any more, `nameable`
-    whether it is known by which names the tenant's blocks go, and whose receipts theirs is one of.
+    `draws` is the scope of an epoch about to be drawn. `erasing` is the CacheInvalidation with the derived name, `kept`
+    are uids of erasures that have begun, `receipt` the digest of its receipt. `namespace_deleting`: nothing can be
+    created any more. `nameable`: the domain's key and id are known.
     """
 
     policy: TenantCachePolicy
@@ -93,29 +90,27 @@ class DeletionCase:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the CacheInvalidation erases this policy."""
         return self.erasing is not None and self.erasing.metadata.annotations.get(ERASES) == self.policy.uid
 
     @property
     def abandoned(self) -> str:
-        """For what reason a person gave the erasure up; empty if nobody did."""
+        """The reason given by the person who abandoned the erasure; empty if none."""
         return self.policy.metadata.annotations.get(ABANDON, "").strip()
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionStep:
-    """What to do next, if anything, and why the object is still there, if it is to be."""
+    """The next order, if any, and why the object still exists."""
 
     order: DeletionOrder | None = None
     decision: Decision | None = None
 
 
 def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bool:
-    """Whether the deletion of a policy erases something: what is under an epoch that nobody shares.
+    """Whether deleting a policy erases something: data under an epoch that is not shared.
 
-    `draws` is the scope of which it is about to get an epoch. As long as its status has one of its own, that is still
-    to be erased, whatever it is about to get. What a tenant shares stays when it leaves, so one that only ever shared
-    leaves nothing to be erased; nor does one without an epoch.
+    `draws` is the scope of an epoch about to be drawn; an unshared epoch in status counts until it is erased. Shared
+    data stays when a tenant leaves.
     """
     told = policy.status.scope
     kinds = {draws.kind if draws is not None else None, ScopeKind(told.kind) if told is not None else None}
@@ -123,22 +118,17 @@ def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bo
 
 
 def invalidation_name(policy: TenantCachePolicy) -> str:
-    """Return the name of the CacheInvalidation that erases a policy: it has at most 40 characters, and a policy of the
-    same name that comes later gets another."""
+    """Return the name of the erasing CacheInvalidation: at most 40 characters, and unique to the policy's uid."""
     return f"erase-{policy.name[:20].rstrip('-.')}-{digest([policy.name, policy.uid])[:12]}"
 
 
 def reason_of(policy: TenantCachePolicy) -> str:
-    """Return what a receipt gives as the reason."""
     return f"TenantCachePolicy {policy.name} was deleted"
 
 
 def build_invalidation(policy: TenantCachePolicy) -> dict[str, Any]:
-    """Return the CacheInvalidation that erases a policy.
-
-    Scopes that the tenant shares are left, and named as residue: what others reuse does not go because one leaves. It
-    has no owner: a deletion in the foreground would delete it with the policy, before it has done its work.
-    """
+    """Return the CacheInvalidation that erases a policy. Shared scopes are excluded and named as residue. It has no
+    owner: foreground deletion would delete it with the policy."""
     return {
         "apiVersion": "kvstrata.io/v1alpha1",
         "kind": CacheInvalidation.INFO.kind,
@@ -158,7 +148,6 @@ def build_invalidation(policy: TenantCachePolicy) -> dict[str, Any]:
 
 
 def plan_deletion(case: DeletionCase) -> DeletionStep:
-    """Return the next step for a policy's finalizer; it goes when a receipt is there, and not before."""
     policy = case.policy
     has = FINALIZER in policy.metadata.finalizers
     if not policy.metadata.deleting:
@@ -167,7 +156,7 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
         return DeletionStep(DropFinalizer() if has else SetFinalizer())
     if not has:
         return DeletionStep()
-    # Nothing was ever under an epoch of its own, or its owner changed their mind: nothing is left to wait for.
+    # No epoch of its own was ever used, or its owner changed the deletion policy.
     if not needs_finalizer(policy) or case.receipt is not None:
         return _last(case)
     if case.abandoned:
@@ -182,7 +171,7 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
 
 
 def _given_up(case: DeletionCase) -> DeletionStep:
-    """Have the erasure that is under way say so in its receipt, or one that begins for this alone."""
+    """Abandon the running erasure, or begin one just for the receipt."""
     erasing = case.erasing if case.is_ours else None
     uid = erasing.uid if erasing is not None and erasing.uid in case.kept else case.policy.uid
     if uid == case.policy.uid and not _can_be_named(case):
@@ -192,12 +181,12 @@ def _given_up(case: DeletionCase) -> DeletionStep:
 
 
 def _can_be_named(case: DeletionCase) -> bool:
-    """Whether the erasure can begin, in a namespace in which nothing that is missing comes back."""
+    """Whether the erasure can begin; in a namespace under deletion nothing missing returns."""
     return case.nameable or case.policy.uid in case.kept or not case.namespace_deleting
 
 
 def _unnamed() -> DeletionStep:
-    """Let it go with its namespace: without the domain's key nobody can tell which blocks were whose, nor reach one."""
+    """Release it: without the domain's key no block can be attributed or reached."""
     return DeletionStep(
         DropFinalizer(
             "the namespace is being deleted, and the key and id of its domain went before an operator saw it: nothing "
@@ -207,7 +196,7 @@ def _unnamed() -> DeletionStep:
 
 
 def _last(case: DeletionCase) -> DeletionStep:
-    """Let it go, unless the receipt on record is of an erasure that failed and nobody gave up."""
+    """Release it, unless the erasure failed and was not abandoned."""
     erasing = case.erasing if case.is_ours else None
     erases = needs_finalizer(case.policy) and not case.abandoned
     if erases and erasing is not None and erasing.status.phase is Phase.FAILED:
@@ -233,20 +222,20 @@ def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:
 ERASES_ON_DELETION = "ErasesOnDeletion"
 
 LOOK_AGAIN_S = 5.0
-"""When to look again at what is under way."""
+"""When to check work in progress again."""
 
 LOOK_AGAIN_STUCK_S = 60.0
-"""The same where a person has to do something, which tells of itself."""
+"""The same if a person must act; their change triggers a plan anyway."""
 
 STUCK = frozenset({PolicyReason.ERASURE_FAILED, PolicyReason.NAME_TAKEN})
-"""Reasons for which only a person can do anything."""
+"""Reasons that need a person."""
 
 
 def finalizer_due(policy: TenantCachePolicy, draws: Scope | None) -> Plan | None:
-    """Return the plan that sets or drops the finalizer of a policy that lives; None if it is as it has to be.
+    """Return the plan that sets or drops the finalizer of a live policy; None if it is right.
 
-    `draws` is the scope of which it is about to get an epoch: the finalizer is there before anything can be cached
-    under it, and goes after the status names the epoch that is shared instead.
+    `draws` is the scope of an epoch about to be drawn: the finalizer precedes anything cached under it, and is dropped
+    after the status names a shared epoch instead.
     """
     step = plan_deletion(DeletionCase(policy, draws=draws))
     match step.order:
@@ -263,7 +252,7 @@ def finalizer_due(policy: TenantCachePolicy, draws: Scope | None) -> Plan | None
 
 
 def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Plan:
-    """Return the plan for a policy that is being deleted; bundles are planned, too, because they are without it."""
+    """Return the plan for a policy under deletion, including bundles without it."""
     step = plan_deletion(_case(world, policy))
     bundles = tuple(Key(BUNDLE, world.namespace, model) for model in sorted(world.models))
     why = step.decision
@@ -280,7 +269,7 @@ def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Pl
 
 
 def plan_creation_refused(policy: TenantCachePolicy, child: str, sentence: str, now: datetime) -> Plan:
-    """Return the plan that tells that `child`, which is to erase a deleted policy, cannot be created, and why."""
+    """Return the plan that reports why `child`, which should erase a deleted policy, cannot be created."""
     why = Decision(
         PolicyReason.CREATION_REFUSED,
         f"{child}, which is to erase what the tenant has cached, is refused: {sentence}; admit it (it is tried "
@@ -290,16 +279,12 @@ def plan_creation_refused(policy: TenantCachePolicy, child: str, sentence: str, 
 
 
 def plan_departed(world: World, name: str) -> Plan:
-    """Return the plan for a policy that is gone."""
     bundles = tuple(Key(BUNDLE, world.namespace, model) for model in sorted(world.models))
     return Plan(actions=ends_of_predecessors(world, name), enqueue=bundles)
 
 
 def ends_of_predecessors(world: World, name: str) -> tuple[EndErasure, ...]:
-    """Return orders to let go what is kept of erasures whose order was itself a policy of this name that is gone.
-
-    One that is there now is another, unless it has the uid.
-    """
+    """Return orders to remove finished records of former policies of this name, identified by uid."""
     there = world.policies.get(name)
     return tuple(
         EndErasure(TenantCachePolicy.INFO.kind, name, uid)
@@ -312,7 +297,7 @@ def ends_of_predecessors(world: World, name: str) -> tuple[EndErasure, ...]:
 
 
 def erases(policy: TenantCachePolicy) -> tuple[Finding, ...]:
-    """Return whether the deletion of a policy erases something; nothing of one that does not want it."""
+    """Return whether deleting a policy erases something; empty if its deletion policy is not Erase."""
     if policy.spec.effective_deletion_policy is not DeletionPolicy.ERASE:
         return ()
     if FINALIZER in policy.metadata.finalizers:
@@ -344,7 +329,6 @@ def _case(world: World, policy: TenantCachePolicy) -> DeletionCase:
 
 
 def _receipt(world: World, policy: TenantCachePolicy) -> str | None:
-    """Return the digest of the receipt of the erasure that the policy was itself the order of."""
     found = world.erasures.get(policy.uid)
     written = found.record.erasure.only(ReceiptWritten) if found is not None else None
     return written.digest if written is not None else None

@@ -1,4 +1,4 @@
-"""The facts of an erasure as a receipt lists them, and what they prove."""
+"""The facts of an erasure in a receipt, and what they prove."""
 
 from __future__ import annotations
 
@@ -59,12 +59,11 @@ from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
 def proven(erasure: Erasure) -> frozenset[Claim]:
-    """Return what the facts prove by the rules of receipts: conditions say no more than the receipt will."""
     return frozenset(claims(facts_of(erasure)))
 
 
 def facts_of(erasure: Erasure) -> ReceiptFacts:
-    """Return the facts as a receipt lists them. It can be asked at any time; once there is a verdict they are final."""
+    """Return the facts as in a receipt; final once there is a verdict."""
     rolled, verdict = erasure.only(Rolled), erasure.only(Verdict)
     pods = tuple(_pod(erasure, witness) for witness in witnesses(erasure))
     tiers = tuple(_tier(erasure, tier) for tier in erasure.order.tiers)
@@ -117,7 +116,6 @@ def _residue(erasure: Erasure, facts: ReceiptFacts) -> tuple[ResidueItem, ...]:
 
 
 def _owed(erasure: Erasure) -> Iterator[ResidueItem]:
-    """Yield what nobody answered for when it ended, and what the rows of a receipt do not show by themselves."""
     unanswered: dict[str, int] = {}
     for witness in witnesses(erasure):
         seen = standing_of(erasure, witness.uid)
@@ -154,7 +152,6 @@ def _pod(erasure: Erasure, witness: Witness) -> PodFact:
 
 
 def _copies(erasure: Erasure, witness: Witness, tier: HeldTier) -> Copies | None:
-    """Return what was erased of a pod's tier in all rounds; None if nobody said so, or more was seen since."""
     files = [one for one in erasure.of(FilesErased) if (one.uid, one.tier) == (witness.uid, tier.name)]
     if files:
         return files[0].copies
@@ -196,8 +193,8 @@ def _newest(erasure: Erasure, tier: str) -> list[Deletion]:
 def _tier(erasure: Erasure, tier: SharedTier) -> TierFact:
     """Return a tier's row. Its primaries are those of the last look, else those of the deletions.
 
-    What was deleted from a primary that has lost that role since is counted by who took over from it: tombstones, which
-    count, are replicated. It is in no row if nobody did.
+    Deletions from a former primary are counted by its successor, because tombstones are replicated; without a successor
+    they are in no row.
     """
     look = look_at(erasure, tier.name)
     look = look if look and counts(erasure, look) else None
@@ -236,7 +233,6 @@ def _node(erasure: Erasure, tier: str, node: str, look: Look | None) -> NodeFact
 
 
 def _verification(erasure: Erasure) -> Verification | None:
-    """Return the look afterwards, which is over when each tier was looked at and each pod asked."""
     looks = [look for tier in tiers_at_hand(erasure) if (look := look_at(erasure, tier.name))]
     since = erased_at(erasure)
     acked = [

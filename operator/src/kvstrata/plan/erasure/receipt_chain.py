@@ -1,8 +1,7 @@
 """From the facts of an erasure to the next receipt of its domain's chain.
 
-The receipt of an order is found again by the order's uid, whatever was written of it elsewhere: one that dies between
-writing it and saying so in a status finds the same. The next number's object can be created once only, so two that
-write at the same time end in one chain. Nothing here is drawn or read off a clock: moments come with the facts.
+An order's receipt is found by the order's uid, so a crash after writing it is harmless. An object name per number can
+be created only once, so concurrent writers make one chain. All times come with the facts.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from kvstrata.contract.receipt.record import HandOver, HandOverKind, Head, Link,
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """A domain's chain as it is stored, and what the CacheDomain's status tells of it, which may be older or newer.
-
-    `stored` are records whose signatures were checked: a chain is not continued behind what somebody else put there.
-    """
+    """A domain's stored chain, and the CacheDomain's status about it, which may be older or newer. Signatures of
+    `stored` were checked, so the chain never continues after a foreign record."""
 
     domain_id: str
     namespace: str
@@ -30,7 +27,7 @@ class ChainState:
 
 @dataclass(frozen=True, slots=True)
 class KeysInUse:
-    """Key ids of what can sign: the current key, since when it does, and the one before if it is still there."""
+    """Key ids of available signing keys: the current one, with its start, and the previous one if it still exists."""
 
     current: str
     since: str
@@ -39,17 +36,15 @@ class KeysInUse:
 
 @dataclass(frozen=True, slots=True)
 class IssueReceipt:
-    """Sign this record and create its objects, the one that is named by its number last; then plan again.
-
-    If that one exists, another wrote it: read the chain anew.
-    """
+    """Sign this record and create its objects, the numbered one last; then plan again. If that one exists, another
+    process wrote it: read the chain again."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Receipted:
-    """The receipt is there: its digest, and how the chain stands."""
+    """The receipt exists: its digest, and the state of the chain."""
 
     digest: str
     count: int
@@ -58,7 +53,7 @@ class Receipted:
 
 @dataclass(frozen=True, slots=True)
 class ChainConflict:
-    """The chain cannot be continued: what is stored contradicts itself, or what status tells."""
+    """The chain cannot be continued: stored records contradict each other or the status."""
 
     message: str
 
@@ -67,10 +62,8 @@ ReceiptStep = IssueReceipt | Receipted | ChainConflict
 
 
 def plan_receipt(chain: ChainState, keys: KeysInUse, erasure: Erasure) -> ReceiptStep:
-    """Return the next step towards the receipt of an erasure, which is the last when it is Receipted.
-
-    A chain whose newest record another key signed is handed over first.
-    """
+    """Return the next step towards an erasure's receipt; Receipted is the last. If another key signed the newest
+    record, a hand-over comes first."""
     place = _place(chain)
     if isinstance(place, ChainConflict):
         return place
@@ -84,7 +77,7 @@ def plan_receipt(chain: ChainState, keys: KeysInUse, erasure: Erasure) -> Receip
 
 
 def plan_hand_over(chain: ChainState, keys: KeysInUse) -> IssueReceipt | ChainConflict | None:
-    """Return the hand-over that a chain needs before the previous key may go; None if it needs none."""
+    """Return the hand-over required before the previous key may be removed; None if none is."""
     place = _place(chain)
     if isinstance(place, ChainConflict):
         return place
@@ -94,7 +87,7 @@ def plan_hand_over(chain: ChainState, keys: KeysInUse) -> IssueReceipt | ChainCo
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The newest record: its number, its digest, and which key signs behind it, None if that is not known."""
+    """The newest record: number, digest, and the next signer, None if unknown."""
 
     sequence: int = 0
     digest: str | None = None
@@ -102,10 +95,8 @@ class _Place:
 
 
 def _place(chain: ChainState) -> _Place | ChainConflict:
-    """Return where the chain stands, by what is stored and by what status tells.
-
-    Records that status counts and nobody finds were deleted: the chain goes on behind them, so that the hole shows.
-    """
+    """Return the end of the chain, by stored records and status. Records counted in status but missing were deleted:
+    the chain continues after them, so that the gap shows."""
     by_sequence = {link.head.sequence: link for link in chain.stored}
     if len(by_sequence) != len(chain.stored):
         return ChainConflict("two stored receipts have one number: verify the chain, and keep both as evidence")
@@ -125,10 +116,10 @@ def _place(chain: ChainState) -> _Place | ChainConflict:
 
 
 def _hand_over(chain: ChainState, place: _Place, keys: KeysInUse) -> Record | None:
-    """Return the record by which the chain goes over to the current key, if another signs it.
+    """Return the record that hands the chain over to the current key, if another signs it.
 
-    The key before signs it too, if it is there. Where the newest record is lost, and with it which key signed it, the
-    current key goes on: if it was another's, that shows as a key that changed.
+    The previous key signs it if it exists. If the newest record is lost, its signer is unknown and the current key
+    continues; a change of key is then visible.
     """
     if place.signer is None or place.signer == keys.current:
         return None

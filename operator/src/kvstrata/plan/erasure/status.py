@@ -1,4 +1,4 @@
-"""What the status of an eager invalidation says while it is carried out and when it has ended."""
+"""Status of an eager invalidation during and after its erasure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ MAX_TROUBLES = 3
 
 
 def tell(invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took: str) -> tuple[StatusWrite, ...]:
-    """Return the status write for how an erasure stands; each condition is true by the facts that are kept."""
     erasure = found.record.erasure
     step = next_step(erasure, found.seen, now)
     why = Decision(step.decision.reason, _message(step.decision.message, found))
@@ -57,7 +56,6 @@ def _message(message: str, found: ErasureNow) -> str:
 
 
 def _amounts(facts: ReceiptFacts) -> dict[str, Any]:
-    """Return what was deleted from shared tiers, by the word of who deleted."""
     rows: list[dict[str, Any]] = [
         {
             "name": tier.tier,

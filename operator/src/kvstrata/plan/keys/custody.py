@@ -1,10 +1,9 @@
-"""Key custody: where a domain's data keys are kept, what a change of it means, and whether the operator has them.
+"""Key custody: where a domain's data keys are kept, and when that may change.
 
-A key cannot move: where it was, copies of it may be left, so what is cached under it would be called better kept than
-it is. Rolling all epochs instead would empty the whole domain's cache at once. So a change of custody is refused while
-there are keys; a domain without any changes freely.
+A key cannot move: copies may remain in the former custody. Rolling all epochs instead would empty the domain's cache at
+once. So a change is refused while there are keys.
 
-The custody in force is the one in the CacheDomain's status: it is written before the first key is drawn.
+The custody in force is in the CacheDomain's status, written before the first key is drawn.
 """
 
 from __future__ import annotations
@@ -24,23 +23,20 @@ from kvstrata.plan.scopes import pool_scope
 
 
 def custody_of(domain: CacheDomain) -> KeyCustody:
-    """Return where the domain's spec wants data keys to be kept."""
     return KeyCustody(str(domain.spec.effective_key_custody))
 
 
 def in_force(domain: CacheDomain) -> KeyCustody:
-    """Return where the domain's data keys are kept, and the next ones will be."""
     return KeyCustody(str(domain.status.key_custody or KeyCustody.SECRET))
 
 
 def to_adopt(world: World, domain: CacheDomain) -> KeyCustody | None:
-    """Return the custody that the status is to name, because the spec does and there are no keys; None if it does."""
     wanted = custody_of(domain)
     return wanted if wanted is not in_force(domain) and not world.data_keys else None
 
 
 def refused_change(world: World, domain: CacheDomain) -> Decision | None:
-    """Return why the custody that the spec names cannot be, None if it is in force or will be."""
+    """Return why the spec's custody cannot be adopted, None if it can."""
     wanted, present = custody_of(domain), in_force(domain)
     if wanted is present or not world.data_keys:
         return None
@@ -55,7 +51,7 @@ def refused_change(world: World, domain: CacheDomain) -> Decision | None:
 
 
 def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding, ...]:
-    """Return whether the operator has every key, nothing where they are in Secrets; of `lost` epochs nobody has one."""
+    """Return whether the operator has every key, empty for keys in Secrets; `lost` counts unrecoverable ones."""
     if in_force(domain) is KeyCustody.SECRET:
         return ()
     kind = ConditionType.KEYS_AT_HAND
@@ -71,10 +67,8 @@ def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding,
 
 
 def named_in_bundles(world: World) -> dict[str, str]:
-    """Return by epoch the id of the key that bundles name for its keyspace: what a former operator left behind.
-
-    Epochs of which no bundle names a key are left out, and so is everything while the domain's key is not known.
-    """
+    """Return by epoch the key id in bundles, left by a former operator. Epochs without one are omitted; empty while the
+    domain's key is unknown."""
     if world.domain_key is None:
         return {}
     named: dict[str, str] = {}

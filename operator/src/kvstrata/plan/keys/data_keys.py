@@ -1,19 +1,12 @@
-"""Data keys: which epochs have one, what entries say of it, and when one may go.
+"""Data keys: which epochs have one, how entries reference it, and when it may be dropped.
 
-A key is drawn for every epoch in use as soon as a tier requires encryption, in Secrets of the domain. It lives as long
-as its epoch, also while no tier requires it: a tier that requires it again finds its blocks again. From the moment at
-which it is dropped nobody can read what it encrypted, so that is done last: when no status names its epoch, no bundle
-has its key, and every pod that may hold an older bundle has acknowledged a revision without it, or is gone for certain.
+Every epoch in use gets a key as soon as a tier requires encryption, and keeps it for life, so that blocks are found
+again. A key is dropped when no status names its epoch, no bundle has it, and every pod with an older bundle has
+acknowledged a revision without it or is gone for certain. After a restore of the API server all are redrawn, because
+dropped ones are back. Until a key exists, encrypting tiers refuse the keyspace and the policy is not enforced.
 
-After a restore of the API server all of them are drawn anew, because those that were dropped since the backup are back.
-They are replaced at once: what they encrypted is unreachable by the domain's new key, which is there before.
-
-An entry never waits for its key: until it is there, tiers that require encryption refuse the keyspace, and its policy
-is not called enforced.
-
-Where a KMS wraps keys (`plan.keys.custody`) bundles name them. A key that the KMS cannot unwrap any more is lost: the
-scope whose status names its epoch gets another epoch, as for an invalidation, because a second key for the same epoch
-would be taken for the first.
+Bundles name keys that a KMS wraps (`plan.keys.custody`). The scope of a lost key gets a new epoch, because a second key
+for the same epoch would be taken for the first.
 """
 
 from __future__ import annotations
@@ -39,19 +32,17 @@ from kvstrata.plan.scopes import Epoch
 from kvstrata.plan.witnesses import account_for, witnesses_now
 
 LOOK_AGAIN_S = 60.0
-"""When to look again at keys that may not go yet: pods that vanished count as gone by time alone."""
+"""When to check unused keys again: vanished pods count as gone only after some time."""
 
 HOLDERS = frozenset({"CacheDomain", "PrefixPool", "TenantCachePolicy", "TenantGroup"})
-"""Kinds whose status names epochs."""
 
 
 def encrypts(world: World) -> bool:
-    """Whether a tier of the domain is to hold ciphertext."""
     return any(map(_encrypts, world.tiers.values()))
 
 
 def keys_of(world: World, epoch: Epoch) -> tuple[BundledKey, ...]:
-    """Return the data keys of a scope in its epoch; none while they are not drawn, or not needed."""
+    """Return the data keys of an epoch; empty while not drawn or not needed."""
     kept = world.data_keys.get(epoch.value) if encrypts(world) else None
     if not kept:
         return ()
@@ -62,22 +53,20 @@ def keys_of(world: World, epoch: Epoch) -> tuple[BundledKey, ...]:
 
 
 def is_lost(world: World, epoch: str | None) -> bool:
-    """Whether a scope needs another epoch, because the key of this one is lost."""
+    """Whether a scope needs a new epoch, because this one's key is lost."""
     return epoch in world.keys_lost and encrypts(world)
 
 
 def as_held(world: World, model: CachedModel, entry: Entry) -> Entry:
-    """Return a policy's entry as the bundle of `model` has it: pods that encrypt nothing get no keys."""
+    """Return a policy's entry for the bundle of `model`, without keys if its pods do not encrypt."""
     return entry if not entry.keys or seals(world, model) else replace(entry, keys=())
 
 
 def seals(world: World, model: CachedModel) -> bool:
-    """Whether a tier of the model is to hold ciphertext."""
     return any(_encrypts(world.tiers[name]) for name in model.spec.tier_names if name in world.tiers)
 
 
 def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
-    """Return what is to be done about the domain's Secrets of data keys."""
     if not (world.data_keys or encrypts(world)):
         return Plan()
     used = epochs_in_use(world)
@@ -122,7 +111,6 @@ def _plan_in_kms(world: World, used: set[str], now: datetime) -> Plan:
 
 
 def _came_back(world: World, name: str) -> bool:
-    """Whether a Secret of data keys is older than the last restore of the API server."""
     restored = world.domain.status.restored if world.domain is not None else None
     secret = world.secrets.get(name)
     return restored is not None and secret is not None and secret.drawn_for != restored.id
@@ -140,7 +128,6 @@ def _by_secret(epochs: Iterable[str]) -> dict[str, set[str]]:
 
 
 def epochs_in_use(world: World) -> set[str]:
-    """Return the epochs that statuses name."""
     scopes = [
         *(policy.status.scope for policy in world.policies.values()),
         *(group.status.scope for group in world.groups.values()),
@@ -151,21 +138,19 @@ def epochs_in_use(world: World) -> set[str]:
 
 
 def epochs_with_a_future(world: World) -> set[str]:
-    """Return the epochs that statuses name and that go on: those whose key is drawn if there is none."""
+    """Return the epochs in use that do not end with their policy: those that get a key."""
     return epochs_in_use(world) - _ending(world)
 
 
 def _ending(world: World) -> set[str]:
-    """Return the epochs of policies that are being deleted: whoever erases them removes their keys for good."""
+    """Return the epochs of policies under deletion: their erasure removes the keys for good."""
     scopes = [policy.status.scope for policy in world.policies.values() if policy.metadata.deleting]
     return {scope.epoch for scope in scopes if scope is not None and scope.kind == ScopeKind.TENANT}
 
 
 def _droppable(world: World, unused: Iterable[str], now: datetime) -> tuple[str, ...]:
-    """Return those of the epochs that no status names whose key nobody can need any more.
-
-    That no status names one is known only if all of them can be read and none can be news to come.
-    """
+    """Return the unused epochs with a key that no pod can need. Whether a status names one is known only if all are
+    readable and none may still arrive."""
     left = [epoch for epoch in unused if epoch in world.judged_epochs]
     whole = all(committed.whole for committed in world.bundles.values())
     if not left or not whole or any(key.kind in HOLDERS for key in world.unreadable):

@@ -1,1 +1,1 @@
-"""One plan for each kind: from the world and the time to objects, actions and status."""
+"""One plan per kind: from the world and the time to objects, actions and status."""

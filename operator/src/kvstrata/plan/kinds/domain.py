@@ -1,4 +1,4 @@
-"""CacheDomain: the namespace's identity, its key, its public epoch, and a summary of its pods."""
+"""CacheDomain: the namespace's identity, key and public epoch, and a summary of its pods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ DOMAIN_ID_BYTES = 8
 
 
 def plan_domain(world: World, now: datetime) -> Plan:
-    """Return the plan for the namespace's domain: create it, give it id and epoch, give it a key, report."""
     domain = world.domain
     if domain is None:
         return Plan(actions=(Create(_new_domain(world.namespace)),)) if _inhabited(world) else Plan()
@@ -152,7 +151,6 @@ def _keys(world: World, domain: CacheDomain) -> tuple[Finding, ...]:
 
 
 def _admitted(verdict: Verdict, wrong: Decision | None) -> tuple[Finding, ...]:
-    """Return whether the guarantees of the public scope are reserved, nothing where it has none."""
     if verdict.finding is None:
         return ()
     return (false(ConditionType.ADMITTED, wrong.reason, wrong.message) if wrong else verdict.finding,)

@@ -1,4 +1,4 @@
-"""TenantGroup: the epoch that its members share, and whether every member's pods know it."""
+"""TenantGroup: the epoch that its members share, and its enforcement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEMBERS_RESOLVED = "MembersResolved"
 
 
 def plan_group(world: World, name: str, now: datetime) -> Plan:
-    """Return the plan for one group: draw its epoch when it has none or its cacheGeneration changed, then report."""
+    """Return the plan for one group; it draws an epoch if there is none or cacheGeneration changed."""
     group = world.groups.get(name)
     followers = _followers(world, name)
     if group is None or group.metadata.deleting:
@@ -92,7 +92,6 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
 
 
 def _admitted(verdict: Verdict, stalled: Decision | None) -> tuple[Finding, ...]:
-    """Return whether the group's guarantees are reserved, nothing of one that declares none."""
     if verdict.finding is None:
         return ()
     return (false(ConditionType.ADMITTED, stalled.reason, stalled.message) if stalled else verdict.finding,)
@@ -116,10 +115,8 @@ def _shares_blocks(group: TenantGroup) -> bool:
 
 
 def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | None]:
-    """Return the condition Enforced, and None for coverage while a bundle has yet to follow the group.
-
-    Of a group that shares pools only, members are in scopes of their own: what it gives them is in their entries.
-    """
+    """Return the condition Enforced, and coverage, None while a bundle is out of date. With PoolsOnly, members are in
+    scopes of their own: their entries hold what the group gives them."""
     scope = group_scope(group.name)
     total = Coverage()
     members = _member_policies(world, group)
@@ -146,7 +143,6 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
 
 
 def _of_tiers(world: World, group: TenantGroup, stalled: Decision | None) -> tuple[Finding, ...]:
-    """Return whether the budgets are kept, and whether the tiers take what the members share."""
     scope, models = group_scope(group.name), world.models.values()
     levels = shared_levels(world, scope)
     budgets = within_budget(world, group.spec.tiers, models, "the group sets no limit", levels)
@@ -177,7 +173,7 @@ def _joined(world: World, group: TenantGroup) -> frozenset[str]:
 
 
 def _is_committed(world: World, model: str, policy: TenantCachePolicy, entries: Mapping[str, Entry]) -> bool:
-    """Whether a bundle holds what a member's policy comes to; a blocked policy says so itself."""
+    """Whether a bundle holds a member's compiled policy; a blocked policy reports that itself."""
     selected = world.models.get(model)
     compiled = compile_policy(world, policy)
     if selected is None or compiled.blocked or not selects(policy, selected):

@@ -1,8 +1,8 @@
-"""CacheInvalidation: new epochs first, then every pod's word that the old ones are gone.
+"""CacheInvalidation: new epochs first, then every pod's acknowledgement that the old ones are gone.
 
-The order of writes makes it resumable: the intent (which scope goes from which epoch to which) is written into the
-invalidation's own status before any epoch changes; a scope is rolled only while it still has the old epoch; and the
-revisions to wait for are read off bundles that no longer hold the old keyspaces.
+The order of writes makes it resumable: the intent (scope, old and new epoch) is in the invalidation's status before any
+epoch changes; a scope is rolled only while it has the old epoch; and the revisions to wait for are those of bundles
+without the old keyspaces.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPLETE = "Complete"
 FAILED = "Failed"
 
 LOOK_AGAIN_S = 5.0
-"""When to order again what keeps or ends an erasure."""
+"""When to repeat orders about an erasure."""
 
 
 def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
@@ -69,9 +69,8 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
 
 
 def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
-    """Return the next step of an eager one whose intent is written: epochs are rolled by the same plan as for a lazy
-    one, once it is kept what nobody can tell afterwards; everything else follows from what is kept.
-    """
+    """Return the next step of an eager invalidation with a written intent. Epochs are rolled as for a lazy one, after
+    the record exists; all else follows from the record."""
     order = CarryOutErasure(invalidation.INFO.kind, invalidation.name, invalidation.uid)
     found = world.erasures.get(invalidation.uid)
     if found is None:
@@ -81,18 +80,17 @@ def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
         step = _roll(world, invalidation, now)
         return replace(step, actions=(*step.actions, order))
     if invalidation.spec.scope.prefix is not None and verdict is not None and not verdict.proves:
-        # Its keyspaces would be in use again, and what is left of it with them.
+        # Otherwise its keyspaces and the rest of the prefix would be in use again.
         writes = tuple(epoch_writes(world, invalidation.status.scopes))
         if writes:
             return Plan(actions=(order,), statuses=writes, enqueue=(*_followers(world), _key(invalidation)))
     told = erasurestatus.tell(invalidation, found, now, _took(invalidation, now))
-    # Its own status does not wake it, and what is kept may go when it has finished.
+    # Its own status does not wake it, and its record may be removed.
     over = (*_followers(world), _key(invalidation)) if _finishes(told) else ()
     return Plan(actions=(order,), statuses=told, enqueue=over)
 
 
 def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datetime, order: CarryOutErasure) -> Plan:
-    """Have it taken up. What is kept of a prefix needs the names of its chunks, which pods may have to say again."""
     named = Prefix()
     if invalidation.spec.scope.prefix is not None and invalidation.status.rolled_time is None:
         named = prefix_chunks(world, invalidation, now)
@@ -111,7 +109,7 @@ def _finishes(told: tuple[StatusWrite, ...]) -> bool:
 
 
 def _end(world: World, invalidation: CacheInvalidation) -> Plan:
-    """Have it end, and nothing be kept of it any more, unless a receipt is owed for what is kept."""
+    """End it and remove its record, unless a receipt is owed."""
     found = world.erasures.get(invalidation.uid)
     owed = found is not None and found.record.erasure.only(ReceiptWritten) is None
     order = (CarryOutErasure if owed else EndErasure)(invalidation.INFO.kind, invalidation.name, invalidation.uid)
@@ -169,8 +167,7 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
 
 
 def _ends(policy: TenantCachePolicy) -> list[dict[str, Any]]:
-    """Return the epoch that a policy leaves for good when it is deleted: it stays in its status, so that one that has
-    to try again erases the same."""
+    """Return the epoch of a deleted policy, which stays in its status so that a retry erases the same."""
     told = policy.status.scope
     if told is None or told.kind != ScopeKind.TENANT:
         return []
@@ -188,11 +185,8 @@ def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Prefi
 
 
 def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
-    """Return which epochs a scope leaves and which it gets; each scope's draw differs, from one plan's entropy.
-
-    A pool whose content is being replaced has two, of which the second may take over at any time. The scope of a policy
-    that is being deleted gets none.
-    """
+    """Return a scope's old and new epochs, drawn per scope from the plan's entropy. A pool under replacement has two,
+    because the next may take over at any time. The scope of a deleted policy gets none."""
     holder, status = holder_of(world, scope)
     epochs = [status.epoch if status else ""]
     if scope.kind is ScopeKind.POOL and (following := world.pools[scope.name].status.next) is not None:
@@ -203,9 +197,8 @@ def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
 
 
 def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
-    """Write the epochs that are still old; when none is, go on to waiting for the pods. Scopes that only pause keep
-    theirs: bundles leave them out because this invalidation names them.
-    """
+    """Write new epochs; when all are written, wait for the pods. Paused scopes keep theirs: bundles omit them because
+    of this invalidation."""
     writes = tuple(epoch_writes(world, invalidation.status.scopes)) if invalidation.spec.scope.prefix is None else ()
     if writes:
         followers = _followers(world)
@@ -239,7 +232,6 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
 
 
 def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
-    """Whether every model's bundle can be read and holds no keyspace of an epoch that this invalidation left."""
     if world.identity is None:
         return False
     domain_key, _ = world.identity

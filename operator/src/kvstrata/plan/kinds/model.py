@@ -1,4 +1,4 @@
-"""CachedModel: its pods and what surrounds them, and how far they are."""
+"""CachedModel: its pods and the objects around them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from kvstrata.plan.witnesses import witnesses_of
 
 
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
-    """Return the plan for one model. While a spec is stalled, the objects of the last good one stay as they are."""
     model = world.models.get(name)
     if model is None or model.metadata.deleting:
         return Plan((TellIsolation(name, failed=False), TellFormer(name, 0)))
@@ -97,7 +96,6 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
 
 
 def _conflicting(world: World, model: CachedModel, now: datetime, conflict: Decision) -> Plan:
-    """Write nothing but status while objects of others have names of the model's."""
     findings = (*kstatus(conflict, None, conflict), *_observed(world, model, now))
     statuses = write_status(model, now, findings, _counts(world, model, now))
     return Plan(actions=read_foreign(world, model), statuses=statuses, wake_after_s=FOREIGN_S)
@@ -112,7 +110,6 @@ def _listed(world: World, model: CachedModel) -> tuple[CacheTier, ...]:
 
 
 def _usable(world: World, model: CachedModel) -> tuple[CacheTier, ...]:
-    """Return the tiers that pods use, each with the servers that are in force."""
     listed = (tier for tier in _listed(world, model) if not first(tier_chain.RULES, world, tier))
     return tuple(using for tier in listed if (using := in_force(tier)) is not None)
 
@@ -137,7 +134,7 @@ def _children(
             service_monitors=ctx.service_monitors,
         )
 
-    # Objects follow from specs: a status that was written, of the model or of a tier, makes none of them anew.
+    # Objects follow from specs: a status write rebuilds none.
     own = (model.spec, model.name, model.namespace, model.uid, model.metadata.labels)
     of_tiers = tuple((tier.name, tier.uid, tier.spec) for tier in tiers)
     inputs = (ctx, domain_id, own, of_tiers, identity, shard_count, has_pools)
@@ -191,15 +188,14 @@ def _report(
         fields["cacheGeneration"] = model.spec.effective_cache_generation
     ordered = tiers_ordered(_listed(world, model))
     findings = (*kstatus(None, pending, ready), tiers_bound, ordered, enforced, isolated, rolled_out)
-    # Which pods hold a policy must be known to whoever leads next, so that is never put off.
+    # The next leader must know which pods hold a policy, so a change is never delayed.
     same_witnesses = {witness["uid"] for witness in fields["witnesses"]} == {w.uid for w in model.status.witnesses}
-    # Nor may it be put off that isolation was found broken: whoever leads next fences reuse by it.
+    # The next leader fences reuse by a probe failure, so that is not delayed either.
     urgent = not same_witnesses or isolation(world, model, now).failed_now or former.urgent
     return write_status(model, now, findings, fields, can_wait=pending is not None and not urgent)
 
 
 def _is_written(world: World, children: tuple[Mapping[str, Any], ...]) -> bool:
-    """Whether the Deployment on the server is the one that this plan wants."""
     wanted = next(child for child in children if child["kind"] == "Deployment")
     return missing(world.memo, world.children.get(("Deployment", wanted["metadata"]["name"])), wanted) is None
 
@@ -213,7 +209,6 @@ def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
 
 
 def _observed(world: World, model: CachedModel, now: datetime) -> tuple[Finding, Finding, Finding]:
-    """Return RolledOut, PolicyEnforced and IsolationVerified as the pods show them."""
     return _rolled_out(world, model), _enforced(world, model), isolation(world, model, now).finding
 
 
@@ -275,7 +270,6 @@ def _tiers_bound(world: World, model: CachedModel) -> Finding:
 
 
 def _next_fence_s(world: World, model: CachedModel, now: datetime) -> float | None:
-    """Return when the next pod that vanished is certain to have fenced itself off, and is a witness no more."""
     live = {pod.uid for pod in world.live_pods(model.name)}
     moments = [
         witness.fenced_by
@@ -291,7 +285,7 @@ def _counts(world: World, model: CachedModel, now: datetime) -> dict[str, Any]:
     deployment = world.children.get(("Deployment", names.model_child(model.name)))
     status: Mapping[str, Any] = (deployment or {}).get("status") or {}
     total = coverage(world, model.name, revision or 0)
-    # One that vanished stays a witness until it has fenced itself off: whoever leads next must wait for it, too.
+    # A vanished pod stays a witness until it is fenced: the next leader must wait for it too.
     witnesses = witnesses_of(world, model.name, now)[:MAX_WITNESSES]
     return {
         "replicas": status.get("replicas") or 0,

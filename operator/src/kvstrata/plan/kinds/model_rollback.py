@@ -1,11 +1,8 @@
-"""Former identities of a model: kept for a rollback for a while, then their blocks are deleted from Redis tiers.
+"""Former identities of a model: kept for a rollback, then their blocks are deleted from Redis tiers.
 
-Every name in a tier holds the identity that computed the block. So pods of another one find nothing of it from their
-start on, and nothing has to be deleted for that: deletion gives back room, no more. That is why it waits for
-`rollbackWindow`, and why blocks that it does not reach, because nobody knows of them any more, may go by their age.
-
-Status names an identity before anything follows from it: it is written down while pods of it still run, when the last
-of them was gone, and which round of its deletion runs. Whoever leads next goes on from there.
+Every name in a tier holds the identity that computed the block, so pods of another identity never find it; deletion
+only frees space. Therefore it waits for `rollbackWindow`, and blocks that it cannot find may expire. Status records
+each step first, so that a new leader continues.
 """
 
 from __future__ import annotations
@@ -29,10 +26,8 @@ from kvstrata.plan.redis.backend import in_force
 
 FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 1800.0
-"""To what the pause grows between two rounds of a deletion that fails: what it waits for may last."""
 
 LOOK_AGAIN_S = 60.0
-"""How soon it is looked again whether another model still has an identity."""
 
 SOON_S = 1.0
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -40,10 +35,8 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class FormerCaches:
-    """What status says of former identities, in API form, what is asked for, and when to plan again.
-
-    `ends` are deletions that may go on no further. `urgent` is whether status says something by which others go on.
-    """
+    """Former identities for status, in API form, and what follows. `ends` are deletions to stop. `urgent`: status has
+    something on which others depend."""
 
     fields: Mapping[str, Any]
     questions: tuple[ReclaimQuestion, ...] = ()
@@ -54,7 +47,7 @@ class FormerCaches:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What one former identity comes to. No `phase` means that it is done with, or in use again."""
+    """The result for one former identity. Without `phase` it is finished, or in use again."""
 
     identity: str
     phase: FormerPhase | None
@@ -78,10 +71,8 @@ class _Judged:
 
 
 def former_caches(world: World, model: CachedModel, identity: str, now: datetime, *, rolled_out: bool) -> FormerCaches:
-    """Return what becomes of the identities that a model had before `identity`.
-
-    `rolled_out` is whether its pods run the newest template, and no others are left as far as the Deployment says.
-    """
+    """Return the state of the identities that a model had before `identity`. `rolled_out`: its pods run the newest
+    template, and by the Deployment no others are left."""
     told = {one.identity: one for one in model.status.former_identities}
     shared = any(tier.spec.medium is Medium.REDIS for tier in world.tiers.values())
     known = _known(world, model, told) - {identity} if shared else set[str]()
@@ -112,14 +103,12 @@ def former_caches(world: World, model: CachedModel, identity: str, now: datetime
 
 
 def reclaimable_tiers(tiers: Iterable[CacheTier]) -> tuple[CacheTier, ...]:
-    """Return the tiers that hold blocks which outlive their pods, with the servers that pods use, by name."""
     shared = (tier for tier in tiers if tier.spec.medium is Medium.REDIS and not tier.metadata.deleting)
     using = (found for tier in shared if (found := in_force(tier)) is not None)
     return tuple(sorted(using, key=lambda tier: tier.name))
 
 
 def keyspaces_in_force(bundles: Iterable[CommittedBundle]) -> tuple[str, ...]:
-    """Return the keyspaces of all these bundles, those of suspended tenants and of pools among them."""
     found = set[str]()
     for committed in bundles:
         found |= {entry.keyspace for entry in committed.bundle.entries.values()}
@@ -128,7 +117,6 @@ def keyspaces_in_force(bundles: Iterable[CommittedBundle]) -> tuple[str, ...]:
 
 
 def _known(world: World, model: CachedModel, told: Mapping[str, FormerIdentity]) -> set[str]:
-    """Return every identity of which there is a trace: in status, on the Deployment, on pods."""
     deployment = world.children.get(("Deployment", names.model_child(model.name)))
     template = deployment["spec"]["template"]["metadata"] if deployment is not None else {}
     deployed = (template.get("labels") or {}).get(labels.IDENTITY)
@@ -161,7 +149,7 @@ def _judge(
 
 
 def _reclaim(world: World, told: FormerIdentity, cache: FormerCache, now: datetime) -> _Judged:
-    """Return how the deletion goes on. The round that runs is in status before it is begun."""
+    """Return the next state of the deletion. A round is in status before it begins."""
     turn, blocks, size = told.round or 1, told.blocks or 0, told.bytes or 0
 
     def going_on(message: str, question: ReclaimFormer | None, wake_after_s: float | None = None) -> _Judged:
@@ -185,7 +173,6 @@ def _reclaim(world: World, told: FormerIdentity, cache: FormerCache, now: dateti
 
 
 def _pause_left_s(before: ReclaimReport | None, turn: int, now: datetime) -> float:
-    """Return how many seconds a round has to wait after the one before it, which failed; 0 if nobody knows of one."""
     if before is None:
         return 0.0
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(turn - 2, 10))
@@ -195,7 +182,6 @@ def _pause_left_s(before: ReclaimReport | None, turn: int, now: datetime) -> flo
 def _ends(
     world: World, model: CachedModel, told: Iterable[FormerIdentity], judged: Iterable[_Judged]
 ) -> Iterable[FormerCache]:
-    """Yield the former caches whose deletion may go on no further, and those that status has done with."""
     phases = {one.identity: one.phase or FormerPhase.RECLAIMING for one in judged}
     orders = set[str]()
     for one in told:
@@ -210,7 +196,6 @@ def _ends(
 
 
 def _holder(world: World, model: CachedModel, name: str, now: datetime) -> str | None:
-    """Return another model that has an identity, or keeps it for a rollback of its own."""
     for other in world.models.values():
         if other.uid == model.uid or other.metadata.deleting:
             continue
@@ -223,10 +208,8 @@ def _holder(world: World, model: CachedModel, name: str, now: datetime) -> str |
 
 
 def _of_pods(world: World, model: str) -> set[str]:
-    """Return the identities of pods that have not ended."""
     return {pod.identity for pod in (world.pods.get(model) or {}).values() if pod.identity and not pod.finished}
 
 
 def _marks(entries: Iterable[Mapping[str, Any]]) -> set[tuple[Any, ...]]:
-    """Return what of entries others go on by."""
     return {(one["identity"], one["phase"], one.get("unusedSince"), one.get("round")) for one in entries}

@@ -1,4 +1,4 @@
-"""TenantCachePolicy: the tenant's scope and epoch, and whether the policy is in force."""
+"""TenantCachePolicy: the tenant's scope and epoch, and the policy's enforcement."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ ADMITTED = "Admitted"
 def plan_policy(world: World, name: str, now: datetime) -> Plan:
     """Return the plan for one policy.
 
-    An epoch that is missing or due to be replaced is drawn and written first, and so is what is decided about its
-    guarantees: the bundle is compiled from what the API server holds, so that no keyspace is ever served whose epoch
-    could be lost, and nothing is guaranteed that the next leader could give to somebody else.
+    A missing or due epoch, and admission, are written to status first. Bundles are compiled from what the API server
+    holds, so no keyspace depends on an epoch that could be lost, and the next leader cannot give a guarantee away.
     """
     policy = world.policies.get(name)
     if policy is None:
@@ -73,10 +72,8 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
 
 
 def _epoch(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Epoch | None, Epoch | None]:
-    """Return the epoch in force and, when this policy must write a new one into its status, that one.
-
-    A blocked policy stays in the scope that it has, because its last valid spec does.
-    """
+    """Return the epoch in force, and the epoch that this policy must write into its status, if any. A blocked policy
+    stays in its scope, because its last valid spec does."""
     shown = policy.status.scope
     if blocked and shown and not _roll_is_due(world, policy):
         return None, None
@@ -100,7 +97,6 @@ def _generation_due(policy: TenantCachePolicy) -> bool:
 
 
 def _roll_is_due(world: World, policy: TenantCachePolicy) -> bool:
-    """Whether the tenant's own scope needs another epoch, by its owner's wish or because nobody has its key."""
     own = held(policy.status.scope, tenant_scope(policy))
     return _generation_due(policy) or (own is not None and is_lost(world, own.epoch))
 
@@ -156,7 +152,7 @@ def _report(
         *_declared(world, policy, blocked, verdict),
     )
     bundles = _bundles(world) if not blocked and not enforcement.committed else ()
-    # What status says of this generation may not outlast what is so.
+    # Status must not claim enforcement of this generation any longer than true.
     claims = policy.status.is_true(ENFORCED) and policy.status.observed_generation == policy.generation
     can_wait = pending is not None and stalled is None and not claims
     statuses = write_status(policy, now, findings, fields, can_wait=can_wait)
@@ -164,7 +160,7 @@ def _report(
 
 
 def _usage(world: World, policy: TenantCachePolicy, entry: Entry | None, now: datetime) -> dict[str, object] | None:
-    """Return what the tenant's own scope holds; of a shared one the group tells."""
+    """Return the usage of the tenant's own scope; a group reports a shared one."""
     if entry is None or entry.scope.kind is not ScopeKind.TENANT:
         return None
     declared = {budget.name for budget in policy.spec.tiers}
@@ -184,7 +180,6 @@ def _waiting(
 def _declared(
     world: World, policy: TenantCachePolicy, blocked: Decision | None, verdict: Verdict
 ) -> tuple[Finding, ...]:
-    """Return the conditions that do not wait for pods to acknowledge this spec."""
     return (
         _admitted(blocked, verdict),
         _within_budget(world, policy, blocked),

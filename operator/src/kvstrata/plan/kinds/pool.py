@@ -1,8 +1,8 @@
-"""PrefixPool: what it says, what pods make of it, which epoch it has, and what becomes of it then.
+"""PrefixPool: its sources, renderings and epochs, and the life of its content.
 
-An epoch is drawn for every new content and written into the status first, alone, as those of policies are. New content
-of a pool that is published waits in `status.next`, so that readers keep the old; with `invalidation: Eager`, or while
-nobody reads yet, it takes the place of the old at once.
+New content gets a new epoch, written into status first and alone, as for policies. Beside published content it waits in
+`status.next`, so that readers keep the old; with `invalidation: Eager`, or without readers, it replaces the old at
+once.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _COMPUTED = (*_WARMED, "bytes", "usage", "next")
 
 
 def plan_pool(world: World, name: str, now: datetime) -> Plan:
-    """Return the plan for one pool.
-
-    What readers have stands whatever is wrong with the spec, with its sources or with what pods make of them.
-    """
+    """Return the plan for one pool. Published content stays, whatever is wrong with spec, sources or renderings."""
     pool = world.pools.get(name)
     if pool is None or pool.metadata.deleting:
         return Plan()
@@ -128,7 +125,6 @@ def _next_step(world: World, pool: PrefixPool) -> tuple[Key, ...]:
 
 
 def _succession(world: World, pool: PrefixPool, model: CachedModel, now: datetime) -> dict[str, Any] | None:
-    """Return the fields of a status in which content takes over, or is computed anew because its time is near."""
     promoted = promotion(world, model, pool)
     if promoted is not None:
         return promoted
@@ -150,36 +146,32 @@ def _usage(world: World, pool: PrefixPool, model: CachedModel, now: datetime) ->
 
 
 def _slot(pool: PrefixPool) -> PrefixPoolStatus | NextContent:
-    """Return the part of status that speaks of the newest content: `next`, or the status itself."""
     return pool.status.next or pool.status
 
 
 def _is_rendered(pool: PrefixPool) -> bool:
-    """Whether the newest content has a manifest: what is asked of pods from then on is only whether they agree."""
     return _slot(pool).manifest_digest is not None
 
 
 def _drawn(world: World, pool: PrefixPool, content: Content) -> dict[str, Any] | None:
-    """Return the fields of a status in which `content` has an epoch of its own, None if it has one."""
     status, generation = pool.status, pool.spec.effective_cache_generation
     due = status.cache_generation is not None and status.cache_generation != generation
     due = due or any(is_lost(world, epoch) for epoch in status.epochs)
     if status.scope is not None and not due and _slot(pool).content_digest == content.digest:
         return None
     if status.next is not None and not due and status.content_digest == content.digest:
-        # It says again what readers have.
+        # The sources are back at the published content.
         return {"next": None}
     return _fresh_slot(world, pool, content)
 
 
 def _fresh_slot(world: World, pool: PrefixPool, content: Content) -> dict[str, Any]:
-    """Return the fields of a status in which `content` has a fresh epoch, where nobody or only the next reads it."""
     status = pool.status
     scope = _fresh_epoch(world, pool).to_status()
     acted_on = {"cacheGeneration": pool.spec.effective_cache_generation}
     readable = status.scope is not None and status.published and not is_lost(world, status.scope.epoch)
     if readable and pool.spec.effective_invalidation is PoolInvalidation.LAZY:
-        # A patch merges: what is not said of the new content would stay from the one before.
+        # A patch merges: fields that are not cleared would keep the old content's values.
         cleared = dict.fromkeys((*_RENDERED, *_WARMED))
         return acted_on | {"next": {**cleared, "scope": scope, "contentDigest": content.digest}}
     cleared = dict.fromkeys((*_RENDERED, *_COMPUTED))
@@ -194,7 +186,7 @@ def _fresh_epoch(world: World, pool: PrefixPool) -> Epoch:
 
 
 def _instability(world: World, pool: PrefixPool, model: CachedModel, agreed: Agreed) -> Decision | None:
-    """Return an objection if all pods now make something else of the same content than they made before."""
+    """Return an objection if all pods now render the same content differently than before."""
     slot = _slot(pool)
     before = slot.manifest_digest
     if before is None or before == agreed.manifest or slot.render_id != newest_render_id(world, model):
@@ -209,10 +201,8 @@ def _instability(world: World, pool: PrefixPool, model: CachedModel, agreed: Agr
 def _rendered_fields(
     world: World, pool: PrefixPool, model: CachedModel, content: Content, agreed: Agreed
 ) -> dict[str, Any]:
-    """Return what status is to say of the rendering, in the slot that it belongs to; nothing if it does.
-
-    Another template that makes the same tokens changes nothing but its name; one that makes others is new content.
-    """
+    """Return the status fields of the rendering; empty if unchanged. Another template with the same tokens changes only
+    its name; other tokens make new content."""
     slot = _slot(pool)
     rendered: dict[str, Any] = {
         "renderID": newest_render_id(world, model),
@@ -237,7 +227,6 @@ def _rendered_fields(
 def _findings(
     world: World, pool: PrefixPool, stalled: Decision | None, pending: Decision | None, warm: Finding | None = None
 ) -> tuple[Finding, ...]:
-    """Return all conditions; `warm` is that of what pods were asked, None if they were not."""
     model = world.models.get(pool.spec.model_ref.name)
     cause = stalled or pending or Decision(PoolReason.RENDERING, "pods make tokens of its prefixes")
     known, awaited = published(world, model, pool, cause)
@@ -254,6 +243,5 @@ def _findings(
 
 
 def _admitted(world: World, pool: PrefixPool) -> tuple[Finding, ...]:
-    """Return whether what is pinned is guaranteed, nothing where there is nothing to guarantee."""
     finding = judge(world, pool, None).finding
     return (finding,) if finding is not None else ()

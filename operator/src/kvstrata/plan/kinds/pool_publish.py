@@ -1,4 +1,4 @@
-"""Which content of a pool readers have: whether pods know it, when new content takes over, when it is due again."""
+"""A pool's published content: whether pods know it, when new content takes over, and when it is renewed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvstrata.plan.pools.shards import committed_version, contents
 from kvstrata.plan.scopes import Epoch
 
 RENEW_AFTER = 3, 4
-"""Which part of its retention a pool's content may have behind it before it is computed anew, beside itself."""
+"""Fraction of its retention after which a pool's content is recomputed."""
 
 _OF_A_CONTENT = ("contentDigest", "renderID", "manifestDigest", "tokens", "chunks", "prefixes")
 
@@ -31,10 +31,8 @@ _OF_A_CONTENT = ("contentDigest", "renderID", "manifestDigest", "tokens", "chunk
 def published(
     world: World, model: CachedModel | None, pool: PrefixPool, cause: Decision
 ) -> tuple[Finding, Decision | None]:
-    """Return whether every serving pod knows what readers are to have, and what that waits for.
-
-    `cause` is why there is nothing for readers yet, where that is so.
-    """
+    """Return whether every serving pod knows the published content, and what it waits for. `cause` is why nothing is
+    published yet."""
     kind = ConditionType.PUBLISHED
     slots = [slot for slot in contents(pool) if slot.published]
     if not slots or model is None:
@@ -54,10 +52,8 @@ def published(
 
 
 def promotion(world: World, model: CachedModel, pool: PrefixPool) -> dict[str, Any] | None:
-    """Return the fields of a status in which the content to come is the one in force; None before it is time.
-
-    It is time when every pod sends readers to the new content, and none is left that makes the old one's tokens.
-    """
+    """Return the status fields that promote the next content; None before it is time. It is time when every pod directs
+    readers to the new content, and no pod renders the old one."""
     following = pool.status.next
     if following is None or not following.published:
         return None
@@ -74,7 +70,7 @@ def promotion(world: World, model: CachedModel, pool: PrefixPool) -> dict[str, A
 
 
 def renewal_due(world: World, model: CachedModel, pool: PrefixPool) -> datetime | None:
-    """Return when what readers have is to be computed anew, so that it is there before the old ends; None for never."""
+    """Return when the published content must be recomputed before it expires; None for never."""
     status = pool.status
     found = committed_version(world, model, pool, status)
     if found is None or status.next is not None or not status.published or status.warmed_at is None:
@@ -86,13 +82,11 @@ def renewal_due(world: World, model: CachedModel, pool: PrefixPool) -> datetime 
 
 
 def renewal(pool: PrefixPool, drawn: Epoch) -> dict[str, Any]:
-    """Return the fields of a status in which the content in force is computed anew beside itself."""
     told = pool.status.to_kubernetes()
     return {"next": {name: told.get(name) for name in _OF_A_CONTENT} | {"scope": drawn.to_status()}}
 
 
 def within_guarantee(world: World, pool: PrefixPool) -> Finding:
-    """Return whether pods keep what is guaranteed to what is pinned; what is not pinned has no budget."""
     slot = next((slot for slot in contents(pool) if slot.published), None)
     pinned = pool.spec.is_pinned and slot is not None
     model = world.models.get(pool.spec.model_ref.name)

@@ -1,7 +1,7 @@
-"""A pool's content from the moment at which its manifest is known: warmed, published, replaced, mended.
+"""A pool's content after rendering: warmed, published, replaced, repaired.
 
-Each step is one write of the pool's status, from which the bundle follows, so an operator that dies between two of them
-goes on where it was. What pods hold is asked of them again and again, and is no intent.
+Each step is one write of the pool's status, from which the bundle follows, so a new leader continues. What pods hold is
+read repeatedly and not stored as intent.
 """
 
 from __future__ import annotations
@@ -37,19 +37,14 @@ from kvstrata.plan.questions import InspectPool, WarmPool
 from kvstrata.plan.rules import pool as chain
 
 MAX_RETRY_S = 600.0
-"""How long a pod that computed in vain is left alone at most: from RETRY_S on twice as long each time."""
+"""Maximum pause of a pod after failures; it doubles from RETRY_S."""
 
 AGAIN_S = 30.0
-"""The same for one that computed all of it, and yet a tier lacks some: it was evicted, or lost."""
+"""Pause of a pod that computed everything, when a tier lost or evicted some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What comes next for a pool, and what is so now.
-
-    `fields` are those of status; `pending` is what is waited for, `stalled` what only a person can change.
-    """
-
     warm: Finding
     fields: Mapping[str, Any] = field(default_factory=dict)
     stalled: Decision | None = None
@@ -60,10 +55,9 @@ class Step:
 
 
 def live(world: World, model: CachedModel, pool: PrefixPool, content: Content | None, now: datetime) -> Step:
-    """Return the next step of the newest content of a pool, which has a manifest."""
     slot = pool.status.next or pool.status
     found = committed_version(world, model, pool, slot)
-    # What other tiers hold says nothing of those that it is to be kept in now.
+    # Holdings of other tiers do not apply to the present ones.
     if found is None or found[1].tiers != chain.tiers_of(world, pool):
         waiting = Decision(PoolReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
         return Step(_cold(slot, pool, waiting), pending=waiting, enqueue=(Key(BUNDLE, world.namespace, model.name),))
@@ -96,7 +90,6 @@ def _judged(
     content: Content | None,
     now: datetime,
 ) -> Step:
-    """Return the next step by what pods hold."""
     if not held.known:
         asking = Decision(PoolReason.WARMING, "pods are asked what they hold of it")
         told = _cold(slot, pool, asking)
@@ -110,7 +103,7 @@ def _judged(
     if slot.published:
         return Step(warm, written(slot, rows))
     if pool.spec.is_pinned and not is_whole_content(slot):
-        # What it takes is known now, and has to be admitted before readers are told of it.
+        # The measured size must be admitted before readers are directed to it.
         measured = Decision(PoolReason.WARMING, "every chunk is stored; what they take is written down")
         own = Key(pool.INFO.kind, world.namespace, pool.name)
         return Step(warm, written(slot, rows), pending=measured, enqueue=(own,))
@@ -120,19 +113,16 @@ def _judged(
 
 
 def written(slot: Slot, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of status that say `fields` of a content, in force or to come."""
     if not isinstance(slot, NextContent):
         return {**fields, "bytes": _size(fields["tiers"])}
     return {"next": {**slot.to_kubernetes(), **fields}}
 
 
 def _size(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return how large one copy of all chunks is."""
     return binary(max((row["bytes"] for row in rows), default=0))
 
 
 def _able(world: World, model: CachedModel, since: int) -> tuple[list[Pod], Decision | None]:
-    """Return the pods of the newest template that know the version and can be asked, or why there is none."""
     serving = [pod for pod in world.serving_pods(model.name) if not pod.deleting]
     newest = [pod for pod in serving if pod.render_id == newest_render_id(world, model)]
     if not serving:
@@ -168,7 +158,7 @@ def _warming(
     content: Content | None,
     now: datetime,
 ) -> Step:
-    """Return which pods compute what is missing: one for shared tiers, and each that lacks some of its own."""
+    """Return the pods that compute missing chunks: one for shared tiers, and each that lacks some of its own."""
     refused = _refusal(world, pods, version, content)
     why = _why_cold(world, model, pool, slot, held, content, now)
     warm = false(ConditionType.WARM, (refused or why).reason, (refused or why).message)
@@ -207,7 +197,7 @@ def _order(pool: PrefixPool, pod: Pod, version: PoolVersion, prefixes: tuple[Pre
 
 
 def _missing(world: World, pod: Pod, held: Held, content: Content) -> Mapping[str, PrefixSource]:
-    """Return the prefixes that have a chunk which is missing, by digest; all of them where that cannot be told."""
+    """Return the prefixes with missing chunks, by digest; all if unknown."""
     lost = {bytes.fromhex(one) for word in held.words.values() for one in word.missing}
     found = {}
     for digest, source in content.distinct.items():
@@ -220,7 +210,6 @@ def _missing(world: World, pod: Pod, held: Held, content: Content) -> Mapping[st
 
 
 def _refusal(world: World, pods: Sequence[Pod], version: PoolVersion, content: Content | None) -> Decision | None:
-    """Return what no other attempt can mend."""
     named = {digest: name for name, digest in content.digests.items()} if content is not None else {}
     for pod in pods:
         for digest, told in warmed(world, pod, version).items():
@@ -268,7 +257,7 @@ def _why_cold(
 
 
 def _wait_s(told: WarmReport | None, now: datetime) -> float:
-    """Return how long to wait until a pod is asked to compute a prefix again: longer with each time in vain."""
+    """Return the pause before a pod computes a prefix again; longer after each failure."""
     if told is None:
         return 0.0
     pause_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(told.failures - 1, 10)) if told.failures else AGAIN_S
@@ -280,7 +269,6 @@ def _cold(slot: Slot, pool: PrefixPool, why: Decision) -> Finding:
 
 
 def as_told(pool: PrefixPool) -> Finding:
-    """Return what status says of whether it is warm: nobody was asked since."""
     told = pool.status.condition(ConditionType.WARM)
     if told is None:
         return unknown(ConditionType.WARM, PoolReason.WARMING, "pods are asked what they hold of it")
@@ -288,6 +276,6 @@ def as_told(pool: PrefixPool) -> Finding:
 
 
 def _row(row: PoolTierState, size: int) -> dict[str, Any]:
-    """Return what status says of a tier; `size` is what all chunks took when they were there, which is guaranteed."""
+    """Return a tier's status row; `size` is its guaranteed size when complete."""
     measured = row.bytes if is_whole(row) else max(row.bytes, size)
     return {"name": row.name, "stored": row.stored, "expected": row.expected, "bytes": measured}

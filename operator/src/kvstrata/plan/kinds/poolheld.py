@@ -1,4 +1,4 @@
-"""What pods hold of a pool's version: what they said of it, whom to ask when, and who has most of it."""
+"""Holdings of a pool's version in pods, and which pods to ask when."""
 
 from __future__ import annotations
 
@@ -16,35 +16,31 @@ from kvstrata.model.world import World
 from kvstrata.plan.questions import InspectPool, WarmPool
 
 LOOK_AGAIN_S = 300.0
-"""How often pods are asked what they hold of a pool that is warm."""
+"""Interval of inspections of a warm pool."""
 
 WATCH_S = 10.0
 """The same while chunks are missing."""
 
 RETRY_S = 5.0
-"""How long a pod is left alone that did not say what it holds, or that computed in vain for the first time."""
+"""Pause of a pod that did not answer, or after its first failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What pods hold of a version: a row for each tier, None where nobody told yet; and the word of each pod."""
-
     rows: Mapping[str, PoolTierState | None]
     words: Mapping[str, PoolVersionState]
 
     @property
     def known(self) -> bool:
-        """Whether every tier was told of."""
         return all(row is not None for row in self.rows.values())
 
     @property
     def complete(self) -> bool:
-        """Whether every tier holds every chunk."""
         return bool(self.rows) and all(is_whole(row) for row in self.rows.values())
 
 
 def held_of(world: World, pods: Sequence[Pod], pool: PrefixPool, version: PoolVersion) -> Held:
-    """Return what pods hold: of a shared tier by the best word, of a tier in pods by that of the pod that has least."""
+    """Return the holdings: the best report of a shared tier, the lowest of a per-pod tier."""
     words = {pod.uid: word for pod in pods if (word := _word(world, pod, pool, version)) is not None}
     rows: dict[str, PoolTierState | None] = {}
     for name in version.tiers:
@@ -59,7 +55,6 @@ def held_of(world: World, pods: Sequence[Pod], pool: PrefixPool, version: PoolVe
 
 
 def _word(world: World, pod: Pod, pool: PrefixPool, version: PoolVersion) -> PoolVersionState | None:
-    """Return what the processes that a pod has now said of a version."""
     said = world.holdings.get(pod.uid, {}).get(pool.uid)
     state = world.states[pod.uid].state
     if said is None or said.report is None:
@@ -73,7 +68,6 @@ def _word(world: World, pod: Pod, pool: PrefixPool, version: PoolVersion) -> Poo
 def inspections(
     world: World, pods: Sequence[Pod], pool: PrefixPool, version: PoolVersion, held: Held, now: datetime
 ) -> tuple[tuple[InspectPool | WarmPool, ...], float]:
-    """Return which pods to ask what they hold, and after how long to ask again."""
     every_s = LOOK_AGAIN_S if held.complete else WATCH_S
     per_pod = any(is_per_pod(world, name) for name in version.tiers)
     concerned = pods if per_pod else by_merit(world, pods, version, held)[:1]
@@ -84,7 +78,7 @@ def inspections(
 
 
 def _age_s(world: World, pod: Pod, pool: PrefixPool, held: Held, now: datetime) -> float | None:
-    """Return how long ago a pod was asked; None if it is to be asked now: it was never, or in vain."""
+    """Return the seconds since a pod was asked; None to ask now."""
     said = world.holdings.get(pod.uid, {}).get(pool.uid)
     if said is None:
         return None
@@ -93,13 +87,12 @@ def _age_s(world: World, pod: Pod, pool: PrefixPool, held: Held, now: datetime) 
 
 
 def warmed(world: World, pod: Pod, version: PoolVersion) -> dict[str, WarmReport]:
-    """Return what became of computing a version in a pod, by the prefix's digest."""
     scope = version.keyspace[:SCOPE_DIGITS]
     return {digest: told for (of, digest), told in world.warmed.get(pod.uid, {}).items() if of == scope}
 
 
 def by_merit(world: World, pods: Iterable[Pod], version: PoolVersion, held: Held) -> list[Pod]:
-    """Return pods in the order in which they are chosen to compute: who fails last, who has most of it first."""
+    """Sort pods: fewest failures first, then by chunks held."""
 
     def rank(pod: Pod) -> tuple[int, int, str]:
         word = held.words.get(pod.uid)
@@ -110,10 +103,8 @@ def by_merit(world: World, pods: Iterable[Pod], version: PoolVersion, held: Held
 
 
 def is_per_pod(world: World, tier: str) -> bool:
-    """Whether each pod has a tier of its own by this name."""
     return tier in world.tiers and world.tiers[tier].spec.per_pod
 
 
 def is_whole(row: PoolTierState | None) -> bool:
-    """Whether a tier is known to hold every chunk."""
     return row is not None and 0 < row.expected <= row.stored

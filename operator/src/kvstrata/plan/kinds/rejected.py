@@ -1,4 +1,4 @@
-"""Objects that are rejected: children that the API server refuses, and own objects that this version cannot read.
+"""Children that the API server rejects, and objects that this version cannot read.
 
 The latter come from a newer CRD, or were changed by hand.
 """
@@ -20,10 +20,10 @@ MOST_CHARACTERS = 4000
 
 
 def plan_refused(world: World, key: Key, child: str, sentence: str, now: datetime) -> Plan:
-    """Return the plan that tells of a refusal: of the conditions only Ready, Reconciling and Stalled change.
+    """Return the plan that reports a rejection of `child`; only Ready, Reconciling and Stalled change.
 
-    `child` is kind and name of what was refused, `sentence` what the API server said. The next plan that is carried
-    out in full replaces them. A policy that is deleted, and is not erased because of it, says that it gives no access.
+    `sentence` is from the API server. The next complete plan replaces the conditions. A deleted policy also reports
+    that it gives no access.
     """
     policy = world.policies.get(key.name) if key.kind == TenantCachePolicy.INFO.kind else None
     if policy is not None and policy.metadata.deleting:
@@ -46,7 +46,7 @@ REASON = "InvalidSpec"
 
 
 def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
-    """Say what cannot be read; what was in force before stays in force."""
+    """Report the problem; the last enforced state stays in force."""
     found = world.unreadable[key]
     if found.told:
         return Plan()

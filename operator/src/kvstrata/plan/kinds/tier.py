@@ -41,22 +41,20 @@ PROBE_EVERY_S = 15.0
 PROBE_WHILE_DOWN_S = 3.0
 PREDECESSOR_S = 2.0
 FULL_PERCENT = 90
-"""From here on a pod's word that its block was refused counts, although the server's own figure is below its bound:
-what a write needs on its way in counts for the server, too. Below it, the pod has not tried since there is room."""
+"""Above this use a pod's report of a refused block counts, because the server also counts memory for incoming writes.
+Below it, the pod has not tried since space was freed."""
 
 _UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None, "guaranteed": None}
-"""What a stalled tier says of its servers, which nobody asks, and of its use by pods, which there is none of."""
+"""Status of a stalled tier, which is neither checked nor used."""
 
 
 _PROGRESS = ("progress", "shardsReady", "replicas", "used")
-"""What of status counts how far a cluster is on its way, whose conditions say what it has reached."""
+"""Status fields of a cluster's progress; conditions report the results."""
 
 
 def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
-    """Return the plan for one tier. A stalled tier keeps the servers that it has.
-
-    Whoever may now be given a guarantee on it, or has to know that there is less room, is planned next.
-    """
+    """Return the plan for one tier. A stalled tier keeps its servers. Objects with guarantees affected by it are
+    planned next."""
     tier = world.tiers.get(name)
     if tier is None or tier.metadata.deleting:
         return Plan()
@@ -152,7 +150,6 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
 def _children(
     world: World, ctx: BuildContext, tier: CacheTier, members: Mapping[int, int] | None
 ) -> tuple[dict[str, Any], ...]:
-    """Return the tier's objects, built anew only when something that they come from has changed."""
     token = restart_token(world, tier)
     return world.memo.get(
         (redis_tier_children, tier.name),
@@ -162,7 +159,7 @@ def _children(
 
 
 def _after_predecessor(world: World, tier: CacheTier, now: datetime, fields: Mapping[str, Any], left: str) -> Plan:
-    """Make nothing while anything is left of a tier of this name that was deleted."""
+    """Create nothing while objects of a deleted tier of this name remain."""
     waiting = Decision(
         TierReason.PREDECESSOR_REMAINS,
         f"{left} belongs to a CacheTier {tier.name} that was deleted: Kubernetes removes it, and then this one's is "
@@ -174,14 +171,13 @@ def _after_predecessor(world: World, tier: CacheTier, now: datetime, fields: Map
 
 
 def _conflicting(world: World, tier: CacheTier, now: datetime, fields: Mapping[str, Any], conflict: Decision) -> Plan:
-    """Write nothing but status while objects of others have names of the tier's."""
     findings = (*kstatus(conflict, None, conflict), *promises(world, tier))
     statuses = write_status(tier, now, findings, {**fields, **_UNKNOWN_USE})
     return Plan(actions=read_foreign(world, tier), statuses=statuses, wake_after_s=FOREIGN_S)
 
 
 def _paced(tier: CacheTier, writes: tuple[StatusWrite, ...]) -> tuple[StatusWrite, ...]:
-    """Have what only tells how far a cluster has come wait: it changes with every look, begins and ends once."""
+    """Delay writes that only report a cluster's progress, except its beginning and end."""
     under_way = tier.status.progress is not None
     return tuple(
         replace(one, can_wait=under_way and bool(one.status.get("progress", True)) and tells_only(tier, one, _PROGRESS))
@@ -192,7 +188,6 @@ def _paced(tier: CacheTier, writes: tuple[StatusWrite, ...]) -> tuple[StatusWrit
 def _readiness(
     tier: CacheTier, report: BackendReport | None, reachable: Finding, room: Finding, domain: str
 ) -> tuple[Decision | None, Decision]:
-    """Return what stands between a tier and Ready, and what Ready says otherwise."""
     pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
     before = said_before(tier, ConditionType.READY)
     if pending is None and report is None and is_external(tier) and before is not None and before.status == "False":
@@ -205,7 +200,6 @@ def _readiness(
 
 
 def _server(tier: CacheTier) -> ManagedServer:
-    """Return the one server of a managed tier, which its Service leads to."""
     host = names.redis_host(tier.name, tier.namespace)
     return ManagedServer(names.redis(tier.name), f"{host}:{paths.REDIS_PORT}", host)
 
@@ -213,7 +207,7 @@ def _server(tier: CacheTier) -> ManagedServer:
 def _shards(
     world: World, tier: CacheTier, reachable: Finding, report: BackendReport | None
 ) -> tuple[int | None, int | None]:
-    """Return how many servers there are and how many answer; of a cluster as pods see it, else as the operator does."""
+    """Return the numbers of servers and of answering ones; for clusters as reported by pods."""
     if not tier.spec.is_cluster:
         return 1, 1 if reachable.status == "True" else 0
     if managed_cluster(tier) is not None:
@@ -236,7 +230,7 @@ def _shards(
 
 
 def _order(world: World, tier: CacheTier) -> ProbeBackend | None:
-    """Return how the tier's server is asked, or None if it has none; of a cluster the next one, if one is away."""
+    """Return the probe of the tier's server, None if it has none; in a cluster the next one, if one is down."""
     link = redis_link(tier)
     if link is None:
         return None
@@ -260,7 +254,7 @@ def _order(world: World, tier: CacheTier) -> ProbeBackend | None:
 
 
 def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
-    """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
+    """Probe when the last answer is older than the interval, not on every plan."""
     report, order = report_of(world, tier), _order(world, tier)
     if order is None or (report and (now - report.at).total_seconds() < _interval_s(world, tier) - 0.5):
         return ()
@@ -268,10 +262,8 @@ def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, 
 
 
 def _interval_s(world: World, tier: CacheTier) -> float:
-    """Return how long an answer is good for: not for long if the server was away, or others say that all is not well.
-
-    An outage can be shorter than the pause between two questions; what Kubernetes and the pods tell makes it seen.
-    """
+    """Return how long an answer is valid: short if the server was down or others report problems. An outage may be
+    shorter than the interval; reports from Kubernetes and pods reveal it."""
     report = report_of(world, tier)
     doubtful = _pods_without(world, tier) or _pods_refused(world, tier) or _server_is_not_ready(world, tier)
     doubtful = doubtful or external.missing(tier, report, world.domain_id or "") is not None
@@ -279,7 +271,6 @@ def _interval_s(world: World, tier: CacheTier) -> float:
 
 
 def _server_is_not_ready(world: World, tier: CacheTier) -> bool:
-    """Return whether Kubernetes says so of a server that the operator runs."""
     server = world.children.get(("StatefulSet", names.redis(tier.name)))
     if server is None or not (tier.spec.redis and tier.spec.redis.managed):
         return False
@@ -314,12 +305,10 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
 
 
 def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
-    """Return why no server answers: of those that the operator runs first why their pods do not come up.
+    """Return why no server answers; for managed servers first why their pods do not start.
 
-    Of a cluster's that someone else runs, which are asked in turn, it is what holds of the first.
-
-    Each fails in words of its own, and a status that followed the turn would be written anew with every answer. What
-    was told stands until the first one is asked.
+    For an external cluster, asked in turn, it is the first server's reason, which stands until that one is asked again:
+    reasons differ, and the status would otherwise change with every answer.
     """
     if why := hindrance(world, tier):
         return Decision(TierReason.SERVERS_DO_NOT_START, why)
@@ -333,7 +322,6 @@ def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
 
 
 def _pods_without(world: World, tier: CacheTier) -> list[str]:
-    """Return the names of the pods whose adapter has given this tier up for now."""
     return sorted(
         told.state.pod
         for told in world.states.values()
@@ -342,7 +330,6 @@ def _pods_without(world: World, tier: CacheTier) -> list[str]:
 
 
 def _pods_refused(world: World, tier: CacheTier) -> list[str]:
-    """Return the names of the pods whose newest block the server had no memory for."""
     return sorted(
         told.state.pod
         for told in world.states.values()
@@ -351,7 +338,7 @@ def _pods_refused(world: World, tier: CacheTier) -> list[str]:
 
 
 def _room(world: World, tier: CacheTier) -> Finding:
-    """Return whether the server takes new blocks. Full is not unreachable: what it has is still served."""
+    """Return whether the server takes new blocks. A full one still serves what it has."""
     report = report_of(world, tier)
     if report is None:
         before = said_before(tier, ConditionType.HAS_ROOM)
@@ -362,7 +349,7 @@ def _room(world: World, tier: CacheTier) -> Finding:
         away = _why_away(world, tier, report)
         return unknown(ConditionType.HAS_ROOM, away.reason, away.message)
     refused = _pods_refused(world, tier)
-    # What one server of a cluster says of its memory says nothing of the others'.
+    # Memory of one server says nothing about the rest of a cluster.
     bounded = report.max_bytes > 0 and not tier.spec.is_cluster
     if bounded and not report.evicts:
         share = 100 * report.used_bytes / report.max_bytes

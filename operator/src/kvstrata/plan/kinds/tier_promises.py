@@ -1,6 +1,6 @@
-"""What a tier promises of its blocks and whether it holds: its conditions besides being reachable.
+"""Conditions of a tier besides BackendReachable.
 
-A tier of files in each pod is judged by what the pods that serve with it report: whether they use it, and have room.
+File tiers are judged by reports of the pods that use them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from kvstrata.plan.conditions import Finding, false, true, unknown
 def promises(
     world: World, tier: CacheTier, unused: Decision | None = None, report: BackendReport | None = None
 ) -> tuple[Finding, ...]:
-    """Return the conditions of a tier that tell what holds of its blocks.
-
-    `unused` is why no pod uses it, as a stalled one, and `report` what its server answered last.
-    """
+    """Return the conditions about a tier's blocks. `unused` is why no pod uses it, `report` the server's last
+    answer."""
     return (
         _encrypted(world, tier, unused),
         _committed(world, tier, unused),
@@ -34,10 +32,10 @@ def promises(
 
 
 def _encrypted(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
-    """Return whether what is stored is ciphertext, by the word of every serving pod of the models that list the tier.
+    """Return whether stored blocks are encrypted, as reported by every serving pod of the models that list the tier.
 
-    A pod that requires it stores nothing else, so its word counts at whichever revision it is. One that says nothing
-    of it may run an adapter of the version before.
+    A pod that requires encryption stores nothing else, at any revision. One without a report may run an earlier
+    adapter.
     """
     kind = ConditionType.ENCRYPTED
     if tier.spec.medium not in (Medium.REDIS, Medium.NVME):
@@ -95,7 +93,7 @@ def _committed(world: World, tier: CacheTier, unused: Decision | None) -> Findin
 def _eviction(
     world: World, tier: CacheTier, unused: Decision | None, report: BackendReport | None
 ) -> tuple[Finding, ...]:
-    """Return whether a full Redis tier makes room; in pods the cache server does."""
+    """Return whether a full Redis tier evicts; in pods the cache server does."""
     kind = ConditionType.EVICTS_WHEN_FULL
     if tier.spec.medium is not Medium.REDIS:
         return ()
@@ -116,7 +114,7 @@ def _eviction(
 
 
 def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[Finding, ...]:
-    """Return whether nothing outlives the tier's maxRetention; every bundle entry says it to pods for a CPU tier."""
+    """Return whether blocks respect the tier's maxRetention; for a CPU tier it is in every bundle entry."""
     kind = ConditionType.RETENTION_KEPT
     if tier.spec.max_retention is None:
         return ()
@@ -135,7 +133,7 @@ def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[
 
 
 def _if_pods_say(world: World, tier: CacheTier, unused: Decision | None, what: str, kept: Finding) -> Finding:
-    """Return `kept` if every pod that serves with the tier says that it does `what`, else that nobody knows."""
+    """Return `kept` if every serving pod of the tier reports that it does `what`, else unknown."""
     if unused:
         return unknown(kept.type, unused.reason, "no pod uses the tier for now")
     pods, silent = silent_pods(world, tier, world.models.values())
@@ -147,13 +145,12 @@ def _if_pods_say(world: World, tier: CacheTier, unused: Decision | None, what: s
 
 
 USED_STEPS = 20
-"""`used` is reported in twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
+"""`used` is rounded to twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
 
 _NAMED = 3
 
 
 def file_findings(world: World, tier: CacheTier) -> tuple[Finding, Finding]:
-    """Return BackendReachable and HasRoom."""
     told = _told(world, tier)
     if not told:
         pods = serving_with(world, tier, world.models.values())
@@ -169,7 +166,7 @@ def file_findings(world: World, tier: CacheTier) -> tuple[Finding, Finding]:
 
 
 def used_share(world: World, tier: CacheTier) -> str | None:
-    """Return how much of the capacity the pod has used that uses most, None while none has told."""
+    """Return the highest use of any pod as a share of the capacity, None without reports."""
     told, capacity_bytes = _told(world, tier), tier.spec.capacity_bytes
     if not told or not capacity_bytes:
         return None
@@ -207,7 +204,6 @@ def _room(told: dict[str, TierState]) -> Finding:
 
 
 def _told(world: World, tier: CacheTier) -> dict[str, TierState]:
-    """Return what each pod in contact says of the tier, by name, in order."""
     found = {
         pod.name: state
         for pod in serving_with(world, tier, world.models.values())

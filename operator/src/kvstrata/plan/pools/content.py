@@ -1,4 +1,4 @@
-"""What a PrefixPool says: its prefixes, with what ConfigMaps hold, and a digest of all of it.
+"""Content of a PrefixPool: its prefixes, with values of ConfigMaps, and a digest.
 
 ConfigMaps are read once a minute and when their pool changes: a watch would keep all ConfigMaps of a cluster in memory.
 """
@@ -21,15 +21,12 @@ from kvstrata.plan.questions import ReadSource
 
 READ_AGAIN_S = 60.0
 READ_AT_AN_EDIT_S = 2.0
-"""How old what was read may be when the pool itself was edited: who edits both does so in turn."""
+"""Maximum age of values after an edit of the pool: both are often edited together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The prefixes of a pool by name, in the order of its spec.
-
-    `digest` is that of what they say: names, order and repetitions make no difference to it.
-    """
+    """The prefixes of a pool by name, in the order of its spec. `digest` ignores names, order and repetitions."""
 
     prefixes: Mapping[str, PrefixSource] = field(repr=False)
     digests: Mapping[str, str]
@@ -37,16 +34,13 @@ class Content:
 
     @property
     def distinct(self) -> Mapping[str, PrefixSource]:
-        """The different prefixes by digest."""
         return {self.digests[name]: source for name, source in self.prefixes.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is known of a pool's content now: the content, or what stands in the way, or nothing before all is read.
-
-    `questions` are the keys of ConfigMaps to read now, and `again_s` is when to look at them again.
-    """
+    """A pool's content, or why there is none, or neither before all is read. `questions` are ConfigMap keys to read
+    now."""
 
     content: Content | None = None
     objection: Decision | None = None
@@ -55,7 +49,7 @@ class Sources:
 
 
 def content_of(world: World, pool: PrefixPool) -> Content | Decision | None:
-    """Return the content of a pool by what was read last, or what is wrong with it; None before all of it was read."""
+    """Return the content of a pool by the last reads, or its problem; None before all was read."""
     texts: dict[tuple[str, str], str] = {}
     for where in _named(pool):
         found = world.sources.get(where)
@@ -73,7 +67,6 @@ def _named(pool: PrefixPool) -> list[tuple[str, str]]:
 
 
 def read_sources(world: World, pool: PrefixPool, now: datetime) -> Sources:
-    """Return the content of a pool as far as it is known. What was read last stands until it is read again."""
     named = _named(pool)
     reports = {where: world.sources.get(where) for where in named}
     ages = {where: (now - found.at).total_seconds() for where, found in reports.items() if found is not None}
@@ -108,7 +101,7 @@ def _content(pool: PrefixPool, texts: Mapping[tuple[str, str], str]) -> Content 
 
 
 def _source(prefix: Prefix, texts: Mapping[tuple[str, str], str]) -> PrefixSource | None:
-    """Return what a prefix says, None if that is nothing. Raises ContractError for a document that is no chat."""
+    """Return a prefix's source, None if empty. Raises ContractError for a document that is no chat."""
     if prefix.text is not None:
         return PrefixSource(text=prefix.text)
     if prefix.token_ids is not None:

@@ -1,7 +1,7 @@
-"""Who reads which PrefixPool: a tenant whose policy lists the pool, and whom the pool lists.
+"""Readers of PrefixPools: a tenant reads a pool if its policy lists the pool and the pool lists the tenant.
 
-Pods see keyspaces and no tenants, so tenants that share one read what each of them may: a pool that one of them may not
-read is read by none. That part is `effective_pools`, which gates follow, too; here it is told to those whom it costs.
+Pods see keyspaces, not tenants, so tenants that share one read only pools that all of them may read. Gates compute that
+too (`effective_pools`); here affected tenants get a condition.
 """
 
 from __future__ import annotations
@@ -24,28 +24,26 @@ from kvstrata.plan.conditions import Finding, false, true
 POOLS_RESOLVED = "PoolsResolved"
 
 Lacking = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""By keyspace and by pool: the tenants for whose sake the others do not read it."""
+"""By keyspace and pool: the tenants that may not read it, so that no tenant of the keyspace does."""
 
 
 def present(world: World, name: str) -> PrefixPool | None:
-    """Return the pool of that name, unless it is going."""
+    """Return the pool of that name, unless it is under deletion."""
     pool = world.pools.get(name)
     return pool if pool is not None and not pool.metadata.deleting else None
 
 
 def lists(world: World, pool: PrefixPool, tenant: str) -> bool:
-    """Whether a pool's readers include a tenant, by itself or as a member of a group."""
     readers = pool.spec.readers
     return bool(readers.public) or tenant in readers.tenants or any(_has(world, g, tenant) for g in readers.groups)
 
 
 def may_read(world: World, tenant: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the named pools that exist and list the tenant, in their order."""
     return tuple(name for name in names if (pool := present(world, name)) and lists(world, pool, tenant))
 
 
 def of_model(world: World, model: CachedModel, entry: Entry) -> Entry:
-    """Return an entry as the bundle of `model` has it: with the pools that are of this model."""
+    """Return an entry with only the pools of `model`."""
     if not entry.pools:
         return entry
     own = tuple(n for n in entry.pools if n in world.pools and world.pools[n].spec.model_ref.name == model.name)
@@ -53,7 +51,6 @@ def of_model(world: World, model: CachedModel, entry: Entry) -> Entry:
 
 
 def reading_inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
-    """Return all that decides which pools the policy's tenant may read, besides the policy."""
     pools = [pool for name in policy.spec.pool_names if (pool := present(world, name)) is not None]
     groups = {name for pool in pools for name in pool.spec.readers.groups}
     return (
@@ -63,7 +60,6 @@ def reading_inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
 
 
 def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding:
-    """Return whether the tenant may read all pools that its policy lists."""
     names = policy.spec.pool_names
     if not names:
         return true(POOLS_RESOLVED, PolicyReason.NO_POOLS, "the policy reads no pool")
@@ -81,7 +77,7 @@ def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | 
 
 
 def narrowed_anew(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> frozenset[str]:
-    """Return the UIDs of policies whose tenants may find that others of their scope changed what all of it reads."""
+    """Return the UIDs of policies with pools in a scope where other entries changed the readable pools."""
     touched = {entry.keyspace for entry in _changed_readers(before, after)}
     if not touched:
         return frozenset()
@@ -89,7 +85,7 @@ def narrowed_anew(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> fr
 
 
 def _changed_readers(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Iterator[Entry]:
-    """Yield entries of shared scopes that came, went, or read something else, as they were and as they are."""
+    """Yield entries of shared scopes that came, went or changed their pools, old and new."""
     for one, other in ((before, after), (after, before)):
         for tenant, entry in one.items():
             twin = other.get(tenant)

@@ -1,10 +1,8 @@
-"""What the pods of a model made of a pool's prefixes, whom to ask, and whether they agree.
+"""Renderings of a pool's prefixes by a model's pods, which pods to ask, and whether they agree.
 
-Every serving pod with the model's newest template is asked, because any of them will make tokens of its callers'
-requests: one that makes others could neither be warmed for nor read what was warmed. One that cannot be asked now holds
-nobody up; it is asked when it is back. That is for pools: what is to be erased every live pod has to have named
-(`by_all`), because a copy whose name nobody asked for is found again. What a pod said counts for the processes that
-said it, and is asked again after `RENDER_AGAIN_S`: a template may write an hour or a day into its text.
+Every serving pod with the newest template is asked, because one with other tokens could not use what was warmed. An
+unreachable pod blocks no pool. For an erasure every live pod must answer (`by_all`), because a copy under an unknown
+name would be found again. An answer expires after `RENDER_AGAIN_S`: a template may include the time.
 """
 
 from __future__ import annotations
@@ -29,16 +27,14 @@ from kvstrata.plan.pools.content import Content, content_of
 from kvstrata.plan.questions import RenderPool
 
 ASK_AGAIN_S = 10.0
-"""When a pod that did not answer, or has started anew since, is asked again."""
 
 RENDER_AGAIN_S = 6 * 3600.0
 _SHOWN = 8
-"""How many digits of a digest a message has, and how many pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all pods made of a pool's content: the manifest of its chunks, and tokens and chunks of each prefix."""
+    """The common rendering: the manifest of all chunks, and tokens and chunks of each prefix."""
 
     manifest: str
     hashes: bytes = field(repr=False)
@@ -46,21 +42,16 @@ class Agreed:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all prefixes together."""
         return sum(one.tokens for one in self.prefixes.values())
 
     @property
     def chunks(self) -> int:
-        """Different chunks of all prefixes."""
         return len(self.hashes) // CHUNK_HASH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Renderings:
-    """Where the rendering of a pool stands: `agreed`, or why not yet (`pending`), or never (`objection`).
-
-    `questions` are to be asked now, `again_s` is when there may be more.
-    """
+    """State of a pool's rendering: `agreed`, or why not yet (`pending`), or never (`objection`)."""
 
     agreed: Agreed | None = None
     objection: Decision | None = None
@@ -70,7 +61,6 @@ class Renderings:
 
 
 def newest_render_id(world: World, model: CachedModel) -> str:
-    """Return the render id of pods with the model's newest template."""
     return world.memo.get((render_id, model.name), (model.spec,), lambda: render_id(model))
 
 
@@ -84,10 +74,8 @@ def render(
     asker: str = PrefixPool.INFO.kind,
     by_all: bool = False,
 ) -> Renderings:
-    """Return where the rendering of `content` stands, for the object of kind `asker` that has this name.
-
-    With `by_all` nothing is agreed as long as a live pod has another template, or has not answered.
-    """
+    """Return the state of rendering `content`, for the object of kind `asker` and this name. With `by_all` nothing is
+    agreed while a live pod has another template, or has not answered."""
     wanted = newest_render_id(world, model)
     serving = [pod for pod in world.serving_pods(model.name) if not pod.deleting]
     pods = list(world.live_pods(model.name)) if by_all else serving
@@ -118,7 +106,7 @@ def render(
 
 
 def rendered_manifest(world: World, pool: PrefixPool, digest: str) -> bytes | None:
-    """Return the chunks' hashes of that digest if a pod made them of the pool's content of now; None otherwise."""
+    """Return the chunk hashes with that digest, if a pod rendered them from the present content; else None."""
     content = content_of(world, pool)
     if not isinstance(content, Content):
         return None
@@ -145,7 +133,6 @@ def _nobody(model: CachedModel, serving: list[Pod]) -> Decision:
 
 
 def _differing(model: CachedModel, pods: list[Pod], wanted: str) -> Decision:
-    """Return who may make other chunks of a chat than pods with the model's newest template do."""
     others = [pod for pod in pods if pod.render_id != wanted]
     more = " and others have" if others[1:] else " has"
     return Decision(
@@ -156,7 +143,6 @@ def _differing(model: CachedModel, pods: list[Pod], wanted: str) -> Decision:
 
 
 def _said(world: World, pod: Pod, wanted: str, content: Content) -> dict[str, Rendered]:
-    """Return what a pod's processes of now made of the prefixes, by digest."""
     verified = world.states.get(pod.uid)
     reports = world.renders.get(pod.uid, {})
     if verified is None:
@@ -174,7 +160,7 @@ def _said(world: World, pod: Pod, wanted: str, content: Content) -> dict[str, Re
 def _asked(
     world: World, pod: Pod, said: Mapping[str, Rendered], content: Content, now: datetime
 ) -> tuple[tuple[PrefixSource, ...], float | None]:
-    """Return what to ask a pod now, and after how long there may be more to ask."""
+    """Return the prefixes to ask a pod for now, and seconds until the next."""
     if not _can_be_asked(world, pod):
         return (), None
     reports = world.renders.get(pod.uid, {})
@@ -185,7 +171,7 @@ def _asked(
 
 
 def _can_be_asked(world: World, pod: Pod) -> bool:
-    """Whether a pod's gate, engine and cache server are all there; its state says when they are back."""
+    """Whether a pod's gate, engine and cache server are all present."""
     verified = world.states.get(pod.uid)
     if verified is None or not verified.in_contact or not pod.ip:
         return False
@@ -199,7 +185,6 @@ def _wait_s(report: RenderReport | None, valid: bool, now: datetime) -> float:
 
 
 def _objection(content: Content, said: Iterable[Mapping[str, Rendered]]) -> Decision | None:
-    """Return what no further answer can mend, of the first prefix that has it."""
     answers = list(said)
     for name, digest in content.digests.items():
         for made in (answer[digest] for answer in answers if digest in answer):
@@ -255,7 +240,7 @@ def _size_problem(name: str, made: Rendered) -> Decision | None:
 
 
 def _manifests(content: Content, said: Mapping[Pod, Mapping[str, Rendered]]) -> dict[Pod, str]:
-    """Return the manifest of each pod that made all prefixes. Pods that agree share the work."""
+    """Return the manifest of each pod that rendered all prefixes; equal ones are computed once."""
     known: dict[tuple[bytes, ...], str] = {}
     manifests: dict[Pod, str] = {}
     for pod, made in said.items():

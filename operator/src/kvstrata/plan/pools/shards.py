@@ -1,8 +1,7 @@
-"""Pools in a model's bundle: which versions its pods know of, where their shards go, and which slots are to be emptied.
+"""Pools in a model's bundle: their versions, the place of their shards, and slots to empty.
 
-A version is there from the moment at which its manifest is known, so that it can be warmed, and has readers once the
-pool's status says that it is published. Both are written into status first: what a status does not say is never
-committed, and what is committed can be compiled anew from the status and the shards that there are.
+A version is included once its manifest is known, so that it can be warmed, and has readers once status says published.
+Both are written into status first, and a bundle can be compiled again from status and shards.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ from kvstrata.plan.rules.pool import pools_of
 from kvstrata.plan.scopes import Epoch, held, pool_scope
 
 POOL_RETENTION_S = 7 * 86_400
-"""How long a pool's blocks live at most: those of a pool that is gone must end by themselves, wherever they are."""
+"""Maximum lifetime of a pool's blocks: those of a deleted pool must expire everywhere."""
 
 Slot = PrefixPoolStatus | NextContent
-"""A part of a pool's status that tells of one content."""
 
 
 def contents(pool: PrefixPool) -> tuple[Slot, ...]:
-    """Return the parts of a pool's status that tell of a content, the one that readers are to ask first in front."""
+    """Return the parts of a pool's status with content, the one that readers ask first in front."""
     found: list[Slot] = [pool.status] if pool.status.scope is not None else []
     if pool.status.next is not None:
         found.insert(0 if pool.status.next.published else len(found), pool.status.next)
@@ -48,10 +46,8 @@ def contents(pool: PrefixPool) -> tuple[Slot, ...]:
 
 
 def desired_pools(world: World, model: CachedModel, known: Mapping[str, PoolShard]) -> dict[str, PoolShard]:
-    """Return the pools that a bundle should have, by name; one that is as it was is the same object.
-
-    A version whose manifest nobody knows any more is left out until its prefixes are rendered again.
-    """
+    """Return the desired pools of a bundle by name; an unchanged one is the same object. A version with a lost manifest
+    is left out until it is rendered again."""
     shards: dict[str, PoolShard] = {}
     for pool in pools_of(world, model):
         before = known.get(pool.name)
@@ -69,7 +65,6 @@ def desired_pools(world: World, model: CachedModel, known: Mapping[str, PoolShar
 def committed_version(
     world: World, model: CachedModel, pool: PrefixPool, slot: Slot
 ) -> tuple[PoolRef, PoolVersion] | None:
-    """Return the version of a content in the bundle that pods were told of, and where that is."""
     committed = world.bundles.get(model.name)
     if committed is None or pool.name not in committed.pool_indexes:
         return None
@@ -82,7 +77,6 @@ def committed_version(
 
 
 def keyspace_of(world: World, pool: PrefixPool, slot: Slot) -> str | None:
-    """Return the keyspace of one content of a pool."""
     epoch = _epoch(world, pool, slot)
     return epoch.keyspace(world.domain_key) if epoch is not None and world.domain_key is not None else None
 
@@ -120,7 +114,6 @@ def _version(
 
 
 def known_manifest(world: World, pool: PrefixPool, digest: str | None, before: PoolShard | None) -> bytes | None:
-    """Return the chunks' hashes of that digest, from the pool's shard or from what pods made of its content now."""
     if digest is None:
         return None
     for version in before.versions if before is not None else ():
@@ -130,18 +123,15 @@ def known_manifest(world: World, pool: PrefixPool, digest: str | None, before: P
 
 
 def _tiers(world: World, model: CachedModel, pool: PrefixPool, own: PoolVersion | None) -> tuple[str, ...]:
-    """Return the tiers that hold a version: while the spec is wrong those of before, as far as they still may."""
+    """Return a version's tiers: while the spec is wrong the former ones, as far as still usable."""
     if first(chain.RULES, world, pool) is None:
         return chain.tiers_of(world, pool)
     return tuple(name for name in (own.tiers if own is not None else ()) if chain.is_usable(world, model, name))
 
 
 def _guaranteed(world: World, pool: PrefixPool) -> dict[int, dict[str, int]]:
-    """Return what is guaranteed to each published content of a pinned pool, by its place among `contents`.
-
-    It is as much as was measured when it was warm, as far as that was admitted; the one that is asked first
-    comes first.
-    """
+    """Return the guarantees of each published content of a pinned pool, by position in `contents`. Each gets its
+    measured warm size, as far as admitted, in order."""
     if not pool.spec.is_pinned:
         return {}
     left: dict[str, int] = {}
@@ -158,10 +148,8 @@ def _guaranteed(world: World, pool: PrefixPool) -> dict[int, dict[str, int]]:
 def _budgets(
     world: World, model: CachedModel, tiers: tuple[str, ...], sizes: Mapping[str, int]
 ) -> tuple[TierBudget, ...]:
-    """Return what a version may keep where, and for how long; `sizes` is what is guaranteed to it.
-
-    There is no limit: nothing but its chunks is stored under a pool, so it bounds itself.
-    """
+    """Return a version's budgets; `sizes` are its guarantees. There is no limit: only its own chunks are stored under a
+    pool."""
     budgets = []
     for name in sorted(model.spec.tier_names):
         tier = world.tiers.get(name)
@@ -177,7 +165,7 @@ def _budgets(
 
 
 def _before_ready_s(world: World, pool: PrefixPool, tiers: tuple[str, ...]) -> int:
-    """Return how long a new pod waits for the pool's chunks in its own memory; 0 where they are not kept there."""
+    """Return how long a new pod waits for the pool's chunks in its own memory; 0 if they are not kept there."""
     warmup = pool.spec.effective_warmup
     in_pods = any(name in world.tiers and world.tiers[name].spec.medium is Medium.CPU for name in tiers)
     return min(warmup.timeout_s, MAX_BEFORE_READY_S) if warmup.is_before_ready and in_pods else 0
@@ -185,8 +173,6 @@ def _before_ready_s(world: World, pool: PrefixPool, tiers: tuple[str, ...]) -> i
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the shards of pools will be, the bytes of those that are not there yet, and each pool's index."""
-
     refs: tuple[PoolRef, ...]
     changed: dict[int, bytes] = field(repr=False)  # they hold data keys
     indexes: dict[str, int]
@@ -195,10 +181,8 @@ class Placed:
 def place(
     committed: CommittedBundle | None, known: Mapping[str, PoolShard], pools: Mapping[str, PoolShard], revision: int
 ) -> Placed:
-    """Return where the shards of `pools` go in the bundle of `revision`; `known` are those that pods may have.
-
-    A pool keeps its index for life, and an index that was given up waits until no other is free.
-    """
+    """Place the shards of `pools` in the bundle of `revision`; `known` are those that pods may have. A pool keeps its
+    index for life; a freed index is reused only when no other is free."""
     refs = {ref.index: ref for ref in committed.bundle.root.pools} if committed is not None else {}
     before = committed.pool_indexes if committed is not None else {}
     indexes = {name: before[name] for name in pools if name in before}
@@ -222,22 +206,18 @@ def place(
 
 
 def are_placed(committed: CommittedBundle, pools: Mapping[str, PoolShard]) -> bool:
-    """Whether a bundle has these very pools, each in a shard that can be read."""
     known, refs = committed.bundle.pools, committed.bundle.root.pools
     same = len(known) == len(pools) == len(refs) and all(known.get(name) is shard for name, shard in pools.items())
     return same and all(ref.digest for ref in refs)
 
 
 def changed_pools(before: Mapping[str, PoolShard], after: Mapping[str, PoolShard]) -> frozenset[str]:
-    """Return the pools of which a commit says something else than the one before."""
     return frozenset(name for name in {*before, *after} if before.get(name) is not after.get(name))
 
 
 def leftovers(world: World, model: CachedModel, committed: CommittedBundle) -> dict[str, str]:
-    """Return the slots that no reader needs and that still hold something: names of Secrets and their versions.
-
-    They hold data keys, and hashes by which a text can be guessed, of what was replaced or deleted.
-    """
+    """Return the versions of unused slots with contents, by Secret name. They hold data keys and guessable hashes of
+    what was replaced or deleted."""
     named = {names.pool_shard(model.name, ref.index, ref.slot) for ref in committed.bundle.root.pools}
     return {
         name: world.secrets[name].resource_version
@@ -247,11 +227,8 @@ def leftovers(world: World, model: CachedModel, committed: CommittedBundle) -> d
 
 
 def empty_leftovers(world: World, model: CachedModel, committed: CommittedBundle) -> EmptySecrets | None:
-    """Return the order to empty what no reader needs, once every live pod has the newest root; None before.
-
-    What an erasure wants emptied goes as soon as no pod reuses anything of it: a reader that comes too late for a slot
-    reads the root again.
-    """
+    """Return the order to empty unused slots, once every live pod has the newest root; None before. For an erasure it
+    is due as soon as no pod reuses anything: a reader that misses a slot reads the root again."""
     found = leftovers(world, model, committed)
     revision = committed.bundle.root.revision
     if any(world.acked_revision(pod) < revision for pod in world.live_pods(model.name)):
@@ -261,11 +238,8 @@ def empty_leftovers(world: World, model: CachedModel, committed: CommittedBundle
 
 
 def spent_slots(world: World, model: CachedModel, committed: CommittedBundle) -> dict[str, str]:
-    """Return the free slots of tenants' shards that still hold something while an erasure waits for keys to go.
-
-    A bundle writes what changed into the other slot of a shard: what it said before stays there until the next change,
-    data keys too.
-    """
+    """Return the free slots of tenants' shards with contents while an erasure waits for keys to go. A change is written
+    to a shard's other slot, so the former contents, with data keys, stay until the next change."""
     going = [now.record.erasure for now in world.erasures.values()]
     if not any(keys_kept(erasure) and unreachable_at(erasure) for erasure in going):
         return {}

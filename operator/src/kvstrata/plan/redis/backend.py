@@ -1,4 +1,4 @@
-"""What a Redis tier's server answered last, what status said of it before, and which servers pods use."""
+"""The last answer of a Redis tier's server, earlier conditions, and the servers that pods use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstrata.objects.tier_link import RedisLink, redis_link, servers
 
 
 def report_of(world: World, tier: CacheTier) -> BackendReport | None:
-    """Return the last answer of a server that the spec names now; what another one answered says nothing of it."""
+    """Return the last answer, if it came from a server in the present spec with the same parameters."""
     report, link = world.backends.get(tier.name), redis_link(tier)
     if report is None or link is None or report.endpoint not in addresses(link):
         return None
@@ -20,38 +20,33 @@ def report_of(world: World, tier: CacheTier) -> BackendReport | None:
 
 
 def asked_as(link: RedisLink) -> tuple[str | None, tuple[str, str] | None, tuple[str, str] | None]:
-    """Return with which user, password and certificate authority the operator asks, the latter as (Secret, key)."""
+    """Return user, password and certificate authority of the operator's requests, the latter as (Secret, key)."""
     if link.operator_username is not None:
         return link.operator_username, link.operator_password, link.ca
     return link.username, link.password, link.ca
 
 
 def addresses(link: RedisLink) -> list[str]:
-    """Return a tier's addresses as servers are named in reports."""
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in link.endpoints]
 
 
 def said_before(tier: CacheTier, condition: ConditionType = ConditionType.BACKEND_REACHABLE) -> Condition | None:
-    """Return what was last said of this spec's server: an operator that has just started repeats it until it asked."""
+    """Return the last condition of this spec's generation, which a new leader repeats until it has an answer."""
     found = tier.status.condition(condition)
     return found if found is not None and found.observed_generation == tier.generation else None
 
 
 def external_of(tier: CacheTier) -> RedisExternal | None:
-    """Return the servers that someone else runs, by the tier's spec."""
     return tier.spec.redis.external if tier.spec.redis is not None else None
 
 
 def is_external(tier: CacheTier) -> bool:
-    """Whether someone else runs the tier's servers."""
     return external_of(tier) is not None
 
 
 def in_force(tier: CacheTier) -> CacheTier | None:
-    """Return the tier with the servers that pods use, None if they use none of it yet.
-
-    A tier that was ready before external servers were checked is one that pods use.
-    """
+    """Return the tier with the servers that pods use, None if there are none yet. A tier that was ready before external
+    servers were checked is in use."""
     declared, taken = external_of(tier), tier.status.external
     if declared is None or taken == declared:
         return tier
@@ -63,6 +58,5 @@ def in_force(tier: CacheTier) -> CacheTier | None:
 
 
 def servers_held(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
-    """Return the servers that a tier names, and those that pods use for it meanwhile."""
     using = in_force(tier)
     return servers(tier) | (servers(using) if using is not None else frozenset())

@@ -1,12 +1,8 @@
-"""The life of a managed tier's certificate: renewed, loaded without a restart, and proven by what servers show.
+"""The life of a managed tier's certificate: renewed, reloaded without a restart, verified by handshakes.
 
-The kubelets bring a Secret's files to the pods within a minute or two; until then a server that is told to load them
-loads the former ones, and is told again. That it has the new one is proven by the certificate that it shows in a new
-handshake.
-
-A new authority of the operator is trusted before anything is issued by it, and the former one until every server shows
-a certificate of the new: clients read `ca.crt` at each connect and get it late. Of a Secret that the tier's user made,
-its user does the same by listing both authorities in `ca.crt`.
+Kubelets update a Secret's files within a minute or two; a server that reloads earlier must repeat it. A new authority
+is trusted before it issues anything, and the former one until every server shows the new certificate: clients read
+`ca.crt` at each connect, with delay. For a user's own Secret, the user lists both authorities in `ca.crt`.
 """
 
 from __future__ import annotations
@@ -24,16 +20,12 @@ from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S, Step, listed, unheard
 
 ASK_AGAIN_S = 5.0
-"""How soon a server is told again to load files that the kubelet may have brought meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateTerms:
-    """What is asked of a tier's certificate.
-
-    `servers` names those that run, `secret` is where the certificate is, `names` what it has to be issued for and
-    `issued` whether the operator issues it.
-    """
+    """Requirements of a tier's certificate. `servers` are the running ones, `names` the required subjects, `issued`
+    whether the operator issues it."""
 
     servers: tuple[str, ...]
     secret: str
@@ -45,8 +37,6 @@ class CertificateTerms:
 
 @dataclass(frozen=True, slots=True)
 class CertificateCase:
-    """All that a rule looks at: what the Secret says, what is asked, what servers said, by name, and the moment."""
-
     facts: TlsFacts
     terms: CertificateTerms
     looks: Mapping[str, ServerCredentials]
@@ -54,12 +44,10 @@ class CertificateCase:
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """The servers that did not show a certificate."""
         return tuple(name for name in self.terms.servers if name not in self.looks or not self.looks[name].answered)
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The servers that show another certificate than the Secret's."""
         return tuple(
             name
             for name in self.terms.servers
@@ -84,10 +72,8 @@ def trust(case: CertificateCase) -> Step | None:
 
 
 def issue(case: CertificateCase) -> Step | None:
-    """A certificate is issued anew when it ends soon, lacks a name or is of another authority.
-
-    One that is still good waits until clients trust the new authority; one that has ended serves nobody.
-    """
+    """A certificate is replaced when it expires soon, lacks a name or has another authority. A valid one waits until
+    clients trust the new authority; an expired one does not."""
     facts = case.facts
     lacking = bool(facts.names) and not facts.names.issuperset(case.terms.names)
     old = facts.renew_at is not None and facts.renew_at <= case.now
@@ -101,7 +87,6 @@ def issue(case: CertificateCase) -> Step | None:
 
 
 def load(case: CertificateCase) -> Step | None:
-    """Every server that answers shows the certificate of the Secret."""
     if not case.others:
         return None
     why = Decision(
@@ -113,7 +98,7 @@ def load(case: CertificateCase) -> Step | None:
 
 
 def distrust(case: CertificateCase) -> Step | None:
-    """Former authorities go when no server needs them and clients have had time to see the new certificate."""
+    """Former authorities are removed when no server needs them and clients have had time to see the new certificate."""
     if case.facts.trusted == {case.facts.authority}:
         return None
     left_s = _left_s(case, case.terms.overlap_s)
@@ -132,11 +117,8 @@ RULES: tuple[Callable[[CertificateCase], Step | None], ...] = (
 
 
 def certificate_finding(case: CertificateCase, step: Step | None) -> Finding:
-    """Return the condition CertificateCurrent; `step` is the next one.
-
-    It holds when every server shows the certificate of the Secret, which is valid; that clients still trust a former
-    authority does not speak against it.
-    """
+    """Return the condition CertificateCurrent; `step` is the next one. It holds when every server shows the Secret's
+    valid certificate, even if clients still trust a former authority."""
     condition, secret, facts = ConditionType.CERTIFICATE_CURRENT, case.terms.secret, case.facts
     if facts.problem:
         return false(

@@ -1,6 +1,6 @@
-"""The managed cluster of a CacheTier: what it is meant to be, and what the last look at its servers says of it.
+"""The managed cluster of a CacheTier: its goal, and the state at the last look.
 
-What to do next with the servers is decided in `topology`, look by look; here they meet the world of a namespace.
+`topology` decides the next step of the servers; this module connects it to the world.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from kvstrata.plan.redis.backend import addresses, asked_as, is_external, said_b
 from kvstrata.plan.redis.topology import Step, Verdict
 
 STUCK_AFTER_S = 60.0
-"""How much longer than it was given a pod takes that is stuck: a kubelet that lives tells its end within seconds."""
+"""Delay after its deadline before a pod is stuck: a live kubelet reports its end within seconds."""
 
 
 def server_pods(world: World, tier: CacheTier) -> Collection[ServerPod]:
-    """Return the pods of a tier's servers. One of another kind that had its name may not be gone yet."""
+    """Return the pods of a tier's servers, without those of the other kind under the same name."""
     pods = world.servers.get(tier.name, {}).values()
     return tuple(pod for pod in pods if names.is_single_server(tier.name, pod.name) is not tier.spec.is_cluster)
 
 
 def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
-    """Return which server's pod should have ended long before `at` and is still there, and what a person can do.
+    """Return the decision about a pod that should have ended long before `at`, and what a person can do.
 
-    As on a node that is lost: nobody can say that its server has ended, so no other pod may have its name. The operator
-    does not take that on itself: whoever deletes the pod vouches for it.
+    On a lost node nothing confirms the end of its server, so no other pod may take its name. The operator does not
+    force the deletion: a person must vouch for it.
     """
     pods = sorted(server_pods(world, tier), key=lambda pod: pod.name)
     stuck = [pod for pod in pods if pod.ends_by and (at - pod.ends_by).total_seconds() > STUCK_AFTER_S]
@@ -58,7 +58,7 @@ def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
 
 
 def hindrance(world: World, tier: CacheTier) -> str:
-    """Return which server's pod does not come up, why, and how many more; empty if nothing is known to hinder any."""
+    """Return which server's pod does not start, why, and how many more; empty if none is known."""
     hindered = sorted((pod for pod in server_pods(world, tier) if pod.trouble), key=lambda pod: pod.name)
     if not hindered:
         return ""
@@ -68,12 +68,8 @@ def hindrance(world: World, tier: CacheTier) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What is known of a tier's cluster.
-
-    `members` is how many servers each shard has now, which is more than spec asks for while one has yet to hand over.
-    `pending` is what stands between the tier and Ready, None if nothing does: neither moving slots nor a roll take
-    readiness away. `servers` are all that run, `order` is what is to be done with them.
-    """
+    """State of a tier's cluster. `members` counts the servers of each shard, more than in spec while one must hand
+    over. `pending` is why the tier is not Ready; moving slots or a roll do not affect that."""
 
     members: Mapping[int, int]
     findings: tuple[Finding, ...]
@@ -84,13 +80,12 @@ class ClusterState:
 
 
 def managed_cluster(tier: CacheTier) -> RedisManaged | None:
-    """Return what the spec says of a cluster that the operator runs; None for any other tier."""
+    """Return the spec of a managed cluster; None for any other tier."""
     managed = tier.spec.redis.managed if tier.spec.redis is not None else None
     return managed if managed is not None and managed.is_cluster else None
 
 
 def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
-    """Return what is known of the tier's cluster; None for a tier that has none of the operator's."""
     managed = managed_cluster(tier)
     if managed is None:
         return None
@@ -113,7 +108,7 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
 
 
 def _judged(world: World, tier: str, report: ClusterReport | None, goal: Goal) -> tuple[Step | None, Verdict | None]:
-    """Return what follows from the last look. A tier is planned more often than its servers are looked at."""
+    """Return the result of the last look, memoized because a tier is planned more often."""
     if report is None or report.cluster is None:
         return None, None
     cluster, moved = report.cluster, report.moved
@@ -136,7 +131,7 @@ def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
 
 
 def _doomed(world: World, tier: CacheTier) -> frozenset[str]:
-    """Return the pods that are deleted next, because their StatefulSet is gone; one of its name may be there again."""
+    """Return the pods to be deleted because their StatefulSet is gone, even if a new one has its name."""
 
     def is_there(pod: ServerPod) -> bool:
         live = world.children.get(("StatefulSet", names.redis_shard(tier.name, pod.shard)))
@@ -146,7 +141,6 @@ def _doomed(world: World, tier: CacheTier) -> frozenset[str]:
 
 
 def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:
-    """Return the pods whose servers refused every password that there is when they were last told of passwords."""
     look = world.credentials.get(tier.name)
     refused = (
         {name for name, seen in look.servers.items() if seen.reason == TierReason.WRONG_PASSWORD} if look else set()
@@ -155,7 +149,7 @@ def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:
 
 
 def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
-    """Return the template in force for a shard's pods; None until Kubernetes has seen the newest."""
+    """Return the template in force for a shard's pods; None until Kubernetes has observed the newest."""
     live = world.children.get(("StatefulSet", names.redis_shard(tier.name, shard)))
     status = (live.get("status") or {}) if live is not None else {}
     if live is None or status.get("observedGeneration") != live["metadata"].get("generation"):
@@ -164,11 +158,8 @@ def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
 
 
 def _members(goal: Goal, pods: Collection[ServerPod], step: Step | None, cluster: Cluster | None) -> Mapping[int, int]:
-    """Return how many servers each shard is to have now.
-
-    Kubernetes takes the highest ordinals away, whatever they hold: so nothing shrinks while anything is left to do, and
-    a shard that is no longer wanted goes when the servers say that it has no slots.
-    """
+    """Return the number of servers for each shard. Kubernetes removes the highest ordinals, whatever they hold: so
+    nothing shrinks before all steps are done, and an unwanted shard goes when its servers report no slots."""
     members = dict.fromkeys(range(goal.shards), 1 + goal.replicas)
     settled = cluster is not None and step is None
     drained = step.drained if step is not None else ()
@@ -208,12 +199,11 @@ def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServe
 
 
 def known_as(pod: ServerPod) -> str:
-    """Return a name for people that no other pod has: the next one of a shard has the same name."""
+    """Return a unique name for people: the next pod of a shard has the same name."""
     return f"{pod.name} ({pod.uid[:8]})"
 
 
 def _hindered(verdict: Verdict, why: str, stuck: Decision | None) -> Verdict:
-    """Return the verdict with why servers do not come up, in what it says of what is missing, or do not go."""
     told = ("" if verdict.replication_healthy else why, stuck.message if stuck is not None else "")
     why = "; ".join(filter(None, told))
     if not why or verdict.settled:
@@ -227,7 +217,6 @@ def _hindered(verdict: Verdict, why: str, stuck: Decision | None) -> Verdict:
 
 
 def _why_locked(goal: Goal, pods: int) -> Decision | None:
-    """Return what happens while servers let nobody in: they are replaced, and nobody can tell what they hold."""
     if not goal.locked_out:
         return None
     return Decision(
@@ -259,10 +248,8 @@ def _slots(
 
 
 def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
-    """Return what is said of slots and replicas where the operator runs no cluster; `reachable` tells of the servers.
-
-    The slots of a cluster that someone else runs are told with what has to hold of external servers.
-    """
+    """Return the conditions about slots and replicas without a managed cluster. Slots of an external cluster are among
+    the checks of external servers."""
     if is_external(tier):
         sentence = "whoever runs the servers looks after their replicas, which the operator does not ask"
         replication = unknown(ConditionType.REPLICATION_HEALTHY, TierReason.NOT_MANAGED, sentence)
@@ -278,24 +265,22 @@ def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
 
 
 def _why(tier: CacheTier, verdict: Verdict) -> TierReason:
-    """Return why slots are not covered: a cluster that was never formed lacks nothing yet."""
     forming = verdict.empty or (verdict.uncovered == SLOTS and not was_formed(tier))
     return TierReason.SLOTS_UNCOVERED if verdict.uncovered and not forming else TierReason.PROGRESSING
 
 
 def was_formed(tier: CacheTier) -> bool:
-    """Whether the tier's cluster has served all slots before, so that to form it again is to have lost everything."""
+    """Whether the tier's cluster has ever served all slots; otherwise forming it loses nothing."""
     return tier.status.formed_at is not None
 
 
 def holds_anything(tier: CacheTier) -> bool:
-    """Whether the tier's cluster has served since it lost everything last, so that its slots may hold blocks."""
+    """Whether the tier's cluster has served since it last lost everything, so that its slots may hold blocks."""
     formed, loss = tier.status.formed_at, tier.status.last_loss
     return formed is not None and not (loss is not None and loss.slots == SLOTS and loss.at > formed)
 
 
 def _newest_loss(tier: CacheTier, report: ClusterReport | None) -> Loss | None:
-    """Return the last loss of blocks that is known, of those that status and this process know of."""
     told = tier.status.last_loss
     known = [Loss(told.at, told.slots)] if told is not None else []
     known += [report.lost] if report is not None and report.lost is not None else []
@@ -303,13 +288,11 @@ def _newest_loss(tier: CacheTier, report: ClusterReport | None) -> Loss | None:
 
 
 def _formed_again(tier: CacheTier, report: ClusterReport | None) -> bool:
-    """Whether everything was lost since all slots were last served."""
     formed, loss = tier.status.formed_at, _newest_loss(tier, report)
     return formed is not None and loss is not None and loss.slots == SLOTS and loss.at > formed
 
 
 def _everything_lost(tier: CacheTier, report: ClusterReport | None, verdict: Verdict) -> Decision | None:
-    """Return what is said of a cluster that has lost all that it held and does not serve again yet."""
     formed = tier.status.formed_at
     if formed is None or not (verdict.empty or _formed_again(tier, report)):
         return None
@@ -321,7 +304,7 @@ def _everything_lost(tier: CacheTier, report: ClusterReport | None, verdict: Ver
 
 
 def _history(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Mapping[str, Any]:
-    """Return what status keeps of formations and losses, which no look can know."""
+    """Return the status fields of formations and losses, which no look can know."""
     fields: dict[str, Any] = {}
     if (loss := _newest_loss(tier, report)) is not None:
         fields["lastLoss"] = {"at": format_timestamp(loss.at), "slots": loss.slots}

@@ -1,7 +1,7 @@
-"""Passwords and certificates of a managed tier: its Secrets, what its servers are told, and what is said of both.
+"""Passwords and certificates of a managed tier: Secrets, orders to servers, conditions.
 
-The rules are in `passwords` and `certificates`; here they meet the world of a namespace. Servers are told and looked at
-in rounds, each of which ends with a look; orders follow from the look before.
+The rules are in `passwords` and `certificates`. Servers are updated in rounds that end with a look; orders follow from
+the previous look.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ from kvstrata.plan.redis.certificates import ASK_AGAIN_S, CertificateCase, Certi
 from kvstrata.plan.redis.passwords import ROTATE_EVERY_S, PasswordCase, PasswordTerms, Step, password_finding
 
 LOOK_EVERY_S = 30.0
-"""How old a look may be when all was well: a server that started with older files is found within this time."""
+"""Maximum age of a good look: a server that started with older files is found within this time."""
 
 TURNED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Tending:
-    """What a managed tier's credentials ask for, what is said of them, and when to plan again.
-
-    `hindrance` is why servers cannot start with the Secrets that there are, None if nothing is known of that.
-    """
+    """Actions and conditions of a managed tier's credentials. `hindrance` is why servers cannot start with the present
+    Secrets, None if unknown."""
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
@@ -54,15 +52,13 @@ class Tending:
 
 
 def has_secrets(world: World, tier: CacheTier) -> bool:
-    """Whether the Secrets that the operator makes for a managed tier are all there; without them nothing can start."""
+    """Whether the operator's Secrets of a managed tier all exist; servers cannot start without them."""
     return all(name in world.secrets for name in _own_secrets(tier))
 
 
 def predecessors_secret(world: World, tier: CacheTier) -> str | None:
-    """Return a Secret of this tier's name that belongs to others only, as to a tier that was deleted; None if not.
-
-    Servers must not be made with it: Kubernetes removes it, with passwords that they would then wait for in vain.
-    """
+    """Return a Secret of this name that belongs to a deleted tier; None if there is none. New servers must not use it:
+    Kubernetes removes it, and its passwords are lost."""
     for name in _own_secrets(tier):
         found = world.secrets.get(name)
         if found is not None and found.owners and tier.uid not in found.owners:
@@ -71,19 +67,16 @@ def predecessors_secret(world: World, tier: CacheTier) -> str | None:
 
 
 def restart_token(world: World, tier: CacheTier) -> str:
-    """Return what changes when servers must start anew: with a new line of passwords, because the old one was lost.
-
-    Everything else about users and certificates reaches servers that run.
-    """
+    """Return a value that changes when servers must restart: only when lost passwords were recreated. All other changes
+    of users and certificates reach running servers."""
     users = world.secrets.get(names.redis_auth(tier.name))
     return digest([users.passwords.made if users and users.passwords else ""])[:12]
 
 
 def missing_secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -> tuple[EnsureSecret, ...]:
-    """Return the Secrets that lack or cannot be used as they are."""
     wanted = []
     users = world.secrets.get(names.redis_auth(tier.name))
-    # An earlier version allowed its pods less, and a domain that was made anew has other keys.
+    # An earlier version had other rights, and a recreated domain has other keys.
     broken = users is not None and (
         users.users != what_users_may(users_acl(domain_id, {})) or users.passwords is None or not users.passwords.whole
     )
@@ -128,11 +121,8 @@ def tend_credentials(
     *,
     follows: bool = False,
 ) -> Tending:
-    """Return what is to be done for the passwords and the certificate of these servers, which are all that run.
-
-    `domain_id` is the domain whose keys users may reach, `follows` whether servers follow primaries, and so need a
-    password for it.
-    """
+    """Return the actions for passwords and certificate of all running servers. `domain_id` limits the users' keys;
+    `follows`: servers follow primaries and need a password for it."""
     look = world.credentials.get(tier.name)
     kept = CredentialLook({}, now) if look is None else look
     running = tuple(server.name for server in servers)
@@ -146,7 +136,7 @@ def tend_credentials(
     actions: tuple[Action, ...] = turns
     secret = redis_tls_secret(tier)
     foreign = secret is not None and secret != names.redis_tls(tier.name)
-    # Without a whole certificate no server starts, and none would ever be there to look at it for.
+    # Without a complete certificate no server starts, so its Secret is read without servers too.
     if due_s <= 0 and (servers or foreign):
         actions += (
             TendServers(tier.name, servers, names.redis_auth(tier.name), secret, orders, foreign, follows=follows),
@@ -160,7 +150,7 @@ def tend_credentials(
 
 
 _HINDER_A_START = (TierReason.INVALID_TLS_SECRET, TierReason.SECRET_NOT_FOUND)
-"""What a Secret may lack without which the kubelet starts no server; those that run go on."""
+"""Missing Secrets or keys that prevent a start; running servers continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +233,6 @@ def _on_certificate(
 
 
 def _unread(secret: str, look: CredentialLook) -> Finding:
-    """Return what is said of a certificate whose Secret could not be read."""
     if look.unread:
         return false(ConditionType.CERTIFICATE_CURRENT, TierReason.SECRET_NOT_FOUND, look.unread)
     sentence = f"Secret {secret} has not been read yet"
@@ -251,7 +240,7 @@ def _unread(secret: str, look: CredentialLook) -> Finding:
 
 
 def _as_told(tier: CacheTier, finding: Finding) -> Finding:
-    """Return what was last said instead: an operator that has just started repeats it until it has looked."""
+    """Return the last condition: a new leader repeats it until its first look."""
     told = tier.status.condition(finding.type)
     if told is None or told.observed_generation != tier.generation:
         return finding
@@ -269,8 +258,8 @@ def _merged(steps: list[Step]) -> dict[str, tuple[Order, ...]]:
 def _due_s(
     look: CredentialLook | None, running: tuple[str, ...], orders: dict[str, tuple[Order, ...]], now: datetime
 ) -> float:
-    """Return in how many seconds the next round is due: at once for orders that are news, soon while one had no effect
-    yet or a server is silent."""
+    """Return the seconds until the next round: 0 for new orders, short while one had no effect or a server is
+    silent."""
     if look is None or any(name not in look.servers for name in running):
         return 0.0
     if orders and not look.told:
@@ -285,7 +274,6 @@ def _own_secrets(tier: CacheTier) -> tuple[str, ...]:
 
 
 def _asked(tier: CacheTier) -> str:
-    """Return the wish to rotate that the tier carries, empty for none."""
     return tier.metadata.annotations.get(labels.ROTATE_PASSWORDS, "")
 
 

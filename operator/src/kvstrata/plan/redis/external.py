@@ -1,8 +1,8 @@
-"""Servers that someone else runs: whether pods may depend on them, and what of them pods use meanwhile.
+"""External servers: whether pods may depend on them, and which servers pods use meanwhile.
 
-Pods take up external servers once all required checks have passed at the same time. From then on they keep them,
-whatever becomes of the servers, until others that the spec names have passed: a tier that gets worse is told in its
-status, and costs misses; taking it away would restart every pod, and cost what their memory holds, too.
+Pods adopt external servers once all required checks have passed together, and keep them until other servers in spec
+pass. A tier that gets worse reports it in status and causes misses; removing it would restart every pod and lose their
+memory too.
 """
 
 from __future__ import annotations
@@ -28,22 +28,19 @@ from kvstrata.plan.rules import first
 from kvstrata.plan.rules import tier as tier_chain
 
 OLDEST_REDIS = (7, 0)
-"""ZMSCORE and ZRANGE with BYSCORE are of 6.2; how scripts are told of full memory and whose rights count in them is of
-7.0, the oldest that the data plane is tested on. Valkey began with what Redis 7.2 had."""
+"""Redis 6.2 has ZMSCORE and ZRANGE with BYSCORE; 7.0 has the script semantics for full memory and rights, and is the
+oldest tested version. Valkey began with the features of Redis 7.2."""
 
 MAX_NAMED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A tier, what its servers said, and the domain whose keys pods will use there."""
-
     tier: CacheTier
     report: ExternalReport
     domain: str
 
     def whose(self, servers: Iterable[ServerFacts]) -> str:
-        """Return words for those of the servers that something is wrong with."""
         if not self.tier.spec.is_cluster:
             return "the server"
         named = sorted(server.address for server in servers)
@@ -54,7 +51,7 @@ Check = Callable[[Checked], Decision | None]
 
 
 def modes_agree(checked: Checked) -> Decision | None:
-    """Pods speak to a cluster or to one server; each refuses what the other takes."""
+    """Clients of a cluster and of a single server are incompatible."""
     wanted = checked.tier.spec.is_cluster
     others = [one for one in checked.report.answering if one.in_cluster_mode is (not wanted)]
     if not others:
@@ -68,7 +65,7 @@ def modes_agree(checked: Checked) -> Decision | None:
 
 
 def takes_writes(checked: Checked) -> Decision | None:
-    """A replica refuses blocks; in a cluster the primaries are asked, whichever servers the endpoints are."""
+    """A replica refuses blocks. In a cluster the primaries are checked, whatever the endpoints are."""
     if checked.tier.spec.is_cluster or not any(one.is_replica for one in checked.report.answering):
         return None
     return Decision(
@@ -77,7 +74,6 @@ def takes_writes(checked: Checked) -> Decision | None:
 
 
 def is_new_enough(checked: Checked) -> Decision | None:
-    """Commands and script rules are those of Redis 7.0."""
     old = [one for one in checked.report.answering if one.software == "Redis" and _is_old(one.version)]
     if not old:
         return None
@@ -109,7 +105,7 @@ def user_may(checked: Checked) -> Decision | None:
 
 
 def slots_are_covered(checked: Checked) -> Decision | None:
-    """What falls on a slot without a server that answers is a miss."""
+    """Blocks in a slot without an answering server are misses."""
     report = checked.report
     if not checked.tier.spec.is_cluster or not report.mapped:
         return None
@@ -130,7 +126,7 @@ def slots_are_covered(checked: Checked) -> Decision | None:
 
 
 def is_large_enough(checked: Checked) -> Decision | None:
-    """Guarantees are given out of the tier's capacity; servers that hold less cannot keep them."""
+    """Guarantees are based on the tier's capacity, which the servers must have."""
     stored, bounds = stored_bytes(checked.tier.spec) or 0, [one.max_bytes for one in checked.report.answering]
     if not all(bounds) or not bounds or sum(bounds) >= stored or len(bounds) < len(checked.report.servers):
         return None
@@ -143,7 +139,7 @@ def is_large_enough(checked: Checked) -> Decision | None:
 
 
 def makes_no_room_itself(checked: Checked) -> Decision | None:
-    """A server that evicts knows no tenants: it deletes blocks, and their index, by an order of its own."""
+    """An evicting server ignores tenants and deletes blocks and their index in its own order."""
     evicting = [one for one in checked.report.answering if one.eviction not in ("", "noeviction")]
     if not evicting:
         return None
@@ -157,7 +153,7 @@ def makes_no_room_itself(checked: Checked) -> Decision | None:
 
 
 def is_bounded(checked: Checked) -> Decision | None:
-    """Pods keep blocks within the capacity; what else is on a server without a bound nobody limits."""
+    """Pods limit only blocks; other data on an unbounded server has no limit."""
     unbounded = [one for one in checked.report.answering if one.version and not one.max_bytes]
     if not unbounded:
         return None
@@ -176,29 +172,24 @@ REQUIRED: tuple[Check, ...] = (
     slots_are_covered,
     is_large_enough,
 )
-"""What has to hold before pods use the servers, in the order in which it is told."""
+"""Required before pods use the servers, in the order of reporting."""
 
 WARNINGS: tuple[Check, ...] = (makes_no_room_itself, is_bounded)
-"""What is told only."""
 
 
 def missing(tier: CacheTier, report: BackendReport | None, domain: str) -> Decision | None:
-    """Return the first required check that an external tier's servers failed when they answered last."""
     return _first(REQUIRED, _checked(tier, report, domain))
 
 
 def warning(tier: CacheTier, report: BackendReport | None, domain: str) -> Decision | None:
-    """Return the first of the other checks that they failed."""
     return _first(WARNINGS, _checked(tier, report, domain))
 
 
 def suitability(
     tier: CacheTier, report: BackendReport | None, away: Decision | None, domain: str
 ) -> tuple[Finding, ...]:
-    """Return the conditions of a tier whose servers someone else runs; nothing for others.
-
-    `away` is why no server answers, if that is so. Before any was asked, what was said last stands.
-    """
+    """Return the conditions of an external tier; empty for others. `away` is why no server answers. Before the first
+    answer the last conditions stand."""
     if not is_external(tier):
         return ()
     kinds = [ConditionType.SERVERS_SUITABLE, *([ConditionType.SLOTS_COVERED] if tier.spec.is_cluster else [])]
@@ -213,7 +204,7 @@ def suitability(
 
 
 def servers_to_use(tier: CacheTier, report: BackendReport | None, domain: str) -> dict[str, Any] | None:
-    """Return the tier's status.external: what spec names now if it passed, else what it was."""
+    """Return status.external: the spec's servers if they passed, else the former ones."""
     declared, using = external_of(tier), in_force(tier)
     if declared is None:
         return None
@@ -223,10 +214,8 @@ def servers_to_use(tier: CacheTier, report: BackendReport | None, domain: str) -
 
 
 def is_awaited(world: World, tier: CacheTier) -> bool:
-    """Whether pods use nothing of the tier yet, and its status does not tell yet what its servers say.
-
-    That is over within seconds, and saves pods that start with the tier a start without it.
-    """
+    """Whether pods use nothing of the tier yet and its check is pending. It lasts seconds, and saves new pods a start
+    without the tier."""
     if tier.metadata.deleting or in_force(tier) is not None or first(tier_chain.RULES, world, tier):
         return False
     before = said_before(tier, ConditionType.SERVERS_SUITABLE)
@@ -234,7 +223,7 @@ def is_awaited(world: World, tier: CacheTier) -> bool:
 
 
 _FIELDS = tuple(field.alias or name for name, field in RedisExternal.model_fields.items())
-"""In the API's form; those that are absent are removed by None, because a status is merged."""
+"""Field names of the API; absent ones are set to None, because a status is merged."""
 
 
 def _checked(tier: CacheTier, report: BackendReport | None, domain: str) -> Checked | None:

@@ -1,17 +1,16 @@
-"""The life of a managed tier's passwords: from one to the next without a server that lacks the one which is used.
+"""The life of a managed tier's passwords: rotation without a server that lacks the one in use.
 
-The Secret says where they are in it (`Stage`), and every step is one write of the Secret or commands that may be given
-twice, so whoever begins to lead goes on from what it finds:
+The Secret gives the `Stage`; every step is one write of the Secret or idempotent commands, so a new leader continues:
 
 1. current: one password for each user;
-2. staged: the following ones are in the Secret's ACL file, and every server is told; nobody uses them yet, and the
-   kubelets have time to bring the file to the pods, so that a server which starts anew admits them, too;
-3. overlap: they are the ones that are used, and the previous are still admitted, because pods read the file with the
-   password at each connect and get it late;
-4. current: the previous ones are admitted no more.
+2. staged: the next ones are in the Secret's ACL file and on every server, but not used yet, while kubelets bring the
+   file to the pods for servers that restart;
+3. overlap: the next ones are in use, and the previous are still admitted, because pods read the file at each connect
+   and get it late;
+4. current: the previous ones are no longer admitted.
 
-A server whose users differ from the Secret's is told at every stage: that is how they get there, and how one that
-started with an older file is healed.
+A server with users that differ from the Secret is updated at every stage, which also repairs one that started with an
+older file.
 """
 
 from __future__ import annotations
@@ -28,21 +27,18 @@ from kvstrata.plan.actions import Decision, Order, Turn
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 SETTLE_S = 120
-"""How long files of Secrets take to reach all pods: the kubelet looks once a minute, with some spread and a cache."""
+"""Time for files of Secrets to reach all pods: kubelets sync once a minute, with jitter and a cache."""
 
 OVERLAP_S = 600
-"""How long the previous passwords are admitted after the following took their place."""
+"""How long the previous passwords stay admitted."""
 
 ROTATE_EVERY_S = 90 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordTerms:
-    """What is asked of a tier's passwords.
-
-    `servers` names those that run, `asked` is the wish to rotate that the tier carries now, empty for none, and
-    `follows` the user as whom servers follow a primary, None where none does.
-    """
+    """Requirements of a tier's passwords. `servers` are the running ones, `asked` is the present rotation request,
+    empty for none, and `follows` the user for replication, None without replicas."""
 
     servers: tuple[str, ...]
     asked: str = ""
@@ -54,10 +50,8 @@ class PasswordTerms:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do next: orders to servers or one turn of the Secret, why, and when to look again if nothing happens.
-
-    Without orders and turn it says what is waited for.
-    """
+    """The next step: orders to servers or one turn of the Secret, and when to check again without events. Without both,
+    `decision` says what is waited for."""
 
     decision: Decision
     orders: Mapping[str, tuple[Order, ...]]
@@ -70,8 +64,6 @@ Looks = Mapping[str, ServerCredentials]
 
 @dataclass(frozen=True, slots=True)
 class PasswordCase:
-    """All that a rule looks at: what the Secret says, what is asked, what servers said, by name, and the moment."""
-
     facts: PasswordFacts
     terms: PasswordTerms
     looks: Looks
@@ -79,14 +71,12 @@ class PasswordCase:
 
     @property
     def answering(self) -> tuple[ServerCredentials, ...]:
-        """The servers that said what they have."""
         return tuple(
             self.looks[name] for name in self.terms.servers if name in self.looks and self.looks[name].answered
         )
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """The servers that did not."""
         answered = {server.server for server in self.answering}
         return tuple(name for name in self.terms.servers if name not in answered)
 
@@ -97,7 +87,6 @@ def next_step(case: PasswordCase) -> Step | None:
 
 
 def tell_servers(case: PasswordCase) -> Step | None:
-    """Every server that answers has the users of the Secret, with exactly its passwords."""
     differing = [server.server for server in case.answering if not _has_users(case.facts, server)]
     if not differing:
         return None
@@ -106,7 +95,7 @@ def tell_servers(case: PasswordCase) -> Step | None:
 
 
 def tell_followers(case: PasswordCase) -> Step | None:
-    """Servers follow their primary with the current password, which by now every server admits."""
+    """Servers follow their primary with the current password, which every server admits by now."""
     if case.terms.follows is None:
         return None
     wanted = case.facts.current.get(case.terms.follows)
@@ -118,7 +107,7 @@ def tell_followers(case: PasswordCase) -> Step | None:
 
 
 def promote(case: PasswordCase) -> Step | None:
-    """The following passwords are used once every server admits them, from memory and from its file."""
+    """The next passwords are used once every server admits them, in memory and in its file."""
     if case.facts.stage is not Stage.STAGED:
         return None
     why = "the following passwords are admitted beside the current ones, and used once every server has them"
@@ -126,7 +115,7 @@ def promote(case: PasswordCase) -> Step | None:
 
 
 def retire(case: PasswordCase) -> Step | None:
-    """The previous passwords go when everybody has had time to read the new ones, and no server lacks them."""
+    """The previous passwords are dropped after every pod had time to read the new ones, and no server lacks these."""
     if case.facts.stage is not Stage.OVERLAP:
         return None
     why = "the previous passwords are still admitted, because pods read the new ones late"
@@ -134,7 +123,6 @@ def retire(case: PasswordCase) -> Step | None:
 
 
 def begin(case: PasswordCase) -> Step | None:
-    """A rotation begins when one is asked for, or the passwords are old."""
     why = due(case)
     if why is None:
         return None
@@ -154,7 +142,7 @@ RULES: tuple[Callable[[PasswordCase], Step | None], ...] = (
 
 
 def due(case: PasswordCase) -> str | None:
-    """Return why the passwords are to be rotated, or None."""
+    """Return why the passwords must be rotated, or None."""
     if case.terms.asked and case.terms.asked != case.facts.honoured:
         return "a rotation of the passwords was asked for"
     if due_at(case.facts, case.terms) <= case.now:
@@ -163,16 +151,12 @@ def due(case: PasswordCase) -> str | None:
 
 
 def due_at(facts: PasswordFacts, terms: PasswordTerms) -> datetime:
-    """Return when the passwords are to be rotated for their age."""
     return facts.rotated_at + timedelta(seconds=terms.rotate_every_s)
 
 
 def password_finding(case: PasswordCase, step: Step | None) -> Finding:
-    """Return the condition PasswordsCurrent; `step` is the next one.
-
-    It holds when every server has the passwords of the Secret, and they are not older than they may be; that the
-    previous ones are still admitted does not speak against it.
-    """
+    """Return the condition PasswordsCurrent; `step` is the next one. It holds when every server has the Secret's
+    passwords and they are not overdue, even if the previous are still admitted."""
     condition = ConditionType.PASSWORDS_CURRENT
     lost = [name for name, server in case.looks.items() if server.reason == TierReason.WRONG_PASSWORD]
     if lost:
@@ -199,7 +183,6 @@ def password_finding(case: PasswordCase, step: Step | None) -> Finding:
 
 
 def unheard(condition: ConditionType, silent: Iterable[str], looks: Looks) -> Finding:
-    """Return a condition that nobody can tell, with what the first of these servers failed by."""
     failed = [looks[name] for name in sorted(silent) if name in looks]
     if not failed:
         return unknown(condition, TierReason.PROGRESSING, f"{listed(silent)} has not been asked yet")
@@ -207,13 +190,12 @@ def unheard(condition: ConditionType, silent: Iterable[str], looks: Looks) -> Fi
 
 
 def listed(servers: Iterable[str]) -> str:
-    """Return names for a sentence, three of them at the most."""
     several = sorted(servers)
     return ", ".join(several[:3]) + (f" and {len(several) - 3} more" if len(several) > 3 else "")
 
 
 def _turn(case: PasswordCase, turn: Turn, why: Decision, pause_s: int) -> Step:
-    """Return the turn if its time has come and no server is unheard of, else what it waits for."""
+    """Return the turn if its time has come and every server answered, else what it waits for."""
     left_s = (case.facts.changed_at - case.now).total_seconds() + pause_s
     if left_s > 0:
         return Step(why, {}, again_s=left_s)

@@ -1,4 +1,4 @@
-"""What can be wrong with budgets, whoever has them: a policy, a group or the public scope."""
+"""Problems of budgets of a policy, a group or the public scope."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from kvstrata.plan.actions import Decision
 
 
 def problem(world: World, budgets: Iterable[TierBudget], field: str) -> Decision | None:
-    """Return what is wrong with the first bad budget, or None. `field` is where the budgets stand in the spec.
-
-    The reasons are the same words on every kind.
-    """
     listed = tuple(budgets)
     return missing_tier(world, listed, field) or next(
         (found for budget in listed if (found := misfit(budget, world.tiers[budget.name], field))), None
@@ -25,7 +21,6 @@ def problem(world: World, budgets: Iterable[TierBudget], field: str) -> Decision
 
 
 def missing_tier(world: World, budgets: Iterable[TierBudget], field: str) -> Decision | None:
-    """Every tier with a budget must be there."""
     for budget in budgets:
         if budget.name not in world.tiers:
             known = ", ".join(sorted(world.tiers)) or "none"

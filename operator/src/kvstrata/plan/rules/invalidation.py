@@ -1,4 +1,4 @@
-"""What a CacheInvalidation asks for, and whether this version can do it."""
+"""Scopes of a CacheInvalidation, and whether this version can carry it out."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvstrata.plan.rules import first
 from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, scope_in_force, tenant_scope
 
 MAX_ERASED_SCOPES = 2_048
-"""Scopes of one erasure: what is kept of it, with keys, names of chunks and the word of pods, is a Secret of 1 MiB."""
+"""Scopes of one erasure: its record, with keys, chunk names and reports, is a Secret of 1 MiB."""
 
 
 def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """Whether engines emptied their memory is a part of what an erasure waits for."""
+    """Only an erasure waits for the reset of engines."""
     if invalidation.spec.effective_hbm is HbmHandling.ROLL_SCOPES or invalidation.spec.mode is InvalidationMode.EAGER:
         return None
     return Decision(
@@ -29,7 +29,7 @@ def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) 
 
 
 def leaves_nothing_of_a_prefix(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """The keyspaces of a prefix live on: what is left in an engine, a tier or on a node would be found again."""
+    """The keyspaces of a prefix stay in use: copies left in an engine, a tier or on a node would be found again."""
     spec = invalidation.spec
     if spec.scope.prefix is None:
         return None
@@ -50,7 +50,7 @@ def leaves_nothing_of_a_prefix(world: World, invalidation: CacheInvalidation) ->
 
 
 def is_of_a_policy_that_is_deleted(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """One that a policy's deletion ordered is about that policy alone, and not about another of the same tenant."""
+    """An invalidation ordered by a policy's deletion applies to that policy only."""
     if ERASES not in invalidation.metadata.annotations or erased_policy(world, invalidation) is not None:
         return None
     return Decision(
@@ -92,7 +92,7 @@ def names_something_that_exists(world: World, invalidation: CacheInvalidation) -
 
 
 def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """What a sharing tenant wrote is read by others: the user must choose between their hits and its traces."""
+    """Other tenants read a sharing tenant's blocks: the user must choose between their hits and its traces."""
     shared = _shared_with_others(world, invalidation)
     if not shared or invalidation.spec.shared_scopes is not None:
         return None
@@ -105,7 +105,7 @@ def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalida
 
 
 def is_no_more_than_can_be_written_down(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """Each epoch that is left is noted before anything is rolled: in a status, and of an erasure in a Secret."""
+    """Every old epoch is recorded before any roll: in a status, and for an erasure in a Secret."""
     eager = invalidation.spec.mode is InvalidationMode.EAGER
     most = MAX_ERASED_SCOPES if eager else MAX_SCOPES
     scopes = scopes_to_roll(world, invalidation)
@@ -131,16 +131,15 @@ RULES = (
 
 
 def refusal(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """Return why this invalidation cannot be carried out, or None."""
     return first(RULES, world, invalidation)
 
 
 def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
-    """Return the scopes that get a new epoch, in order, each once; of a prefix those that pause meanwhile."""
+    """Return the scopes to roll, sorted and unique; for a prefix those to pause."""
     scope = invalidation.spec.scope
     if scope.group is not None:
         return (group_scope(scope.group),)
-    # A pool that has no epoch yet has computed nothing.
+    # A pool without an epoch has computed nothing.
     pools = {pool_scope(name) for name, pool in world.pools.items() if pool.status.scope is not None}
     if scope.pool is not None:
         return tuple(pools & {pool_scope(scope.pool)})
@@ -162,7 +161,6 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
 
 
 def erased_policy(world: World, invalidation: CacheInvalidation) -> TenantCachePolicy | None:
-    """Return the policy whose deletion ordered an invalidation, as long as it is there."""
     uid = invalidation.metadata.annotations.get(ERASES, "")
     policy = world.policies.get(world.policy_names.get(uid, ""))
     if policy is None or policy.uid != uid or not policy.metadata.deleting:
@@ -171,9 +169,8 @@ def erased_policy(world: World, invalidation: CacheInvalidation) -> TenantCacheP
 
 
 def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
-    """Return the scopes that the order's tenants may have written to and that it leaves: those that the user chose to
-    leave, and of a prefix the pools of its model, which have content of their own.
-    """
+    """Return excluded scopes with possible data of the order's tenants: by choice of the user, and for a prefix the
+    pools of its model, which have their own content."""
     prefix = invalidation.spec.scope.prefix
     pools: set[Scope] = set()
     if prefix is not None:
@@ -190,12 +187,10 @@ def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scop
 
 
 def residue(invalidation: CacheInvalidation) -> str:
-    """Return what the user chose to leave, in words, or nothing."""
     return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""
 
 
 def _kept_on_nodes(world: World) -> list[str]:
-    """Return the tiers whose files stay on a node when their pod is gone, of any model."""
     listed = {name for model in world.models.values() for name in model.spec.tier_names}
     return sorted(name for name in listed if (tier := world.tiers.get(name)) is not None and tier.spec.outlives_pods)
 
@@ -205,13 +200,11 @@ def _own_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scop
 
 
 def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
-    """Whether the tenant has an epoch of its own, be it by its spec or by the last valid one."""
     own = tenant_scope(policy)
     return scope_in_force(world, policy) == own or held(policy.status.scope, own) is not None
 
 
 def _policies_of_tenant(world: World, invalidation: CacheInvalidation) -> list[TenantCachePolicy]:
-    """Return the policies that an invalidation of tenants is about."""
     if ERASES in invalidation.metadata.annotations:
         policy = erased_policy(world, invalidation)
         return [policy] if policy is not None else []
@@ -220,7 +213,6 @@ def _policies_of_tenant(world: World, invalidation: CacheInvalidation) -> list[T
 
 
 def _policies_of_model(world: World, name: str) -> list[TenantCachePolicy]:
-    """Return the policies that are for a model, or of which its bundle still has what they said before."""
     model, committed = world.models[name], world.bundles.get(name)
     served = {entry.policy for entry in committed.bundle.entries.values()} if committed else set()
     return [
@@ -240,7 +232,6 @@ def shared_by(world: World, *policies: TenantCachePolicy) -> tuple[Scope, ...]:
 
 
 def _shared_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
-    """Return the scopes that these share with others, and those that they have left and may have written to."""
     listed = list(policies)
     scopes = {scope_in_force(world, policy) for policy in listed}
     scopes |= {Scope(ScopeKind(f.kind), f.name) for policy in listed for f in former_scopes(world, policy)}

@@ -1,4 +1,4 @@
-"""What can be wrong with a CachedModel that schema and CEL cannot see, and what this version does not carry out."""
+"""Problems of a CachedModel that schema and CEL cannot see, and features that this version lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from kvstrata.plan.rules.tier import reserved, sentence
 
 
 def tiers_exist(world: World, model: CachedModel) -> Decision | None:
-    """Every tier that the model lists must be there."""
     missing = [name for name in model.spec.tier_names if name not in world.tiers]
     if not missing:
         return None
@@ -31,7 +30,6 @@ def tiers_exist(world: World, model: CachedModel) -> Decision | None:
 
 
 def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
-    """A pod has one HBM and one CPU tier at the most."""
     for medium in (Medium.HBM, Medium.CPU):
         names = [name for name in model.spec.tier_names if world.tiers[name].spec.medium is medium]
         if len(names) > 1:
@@ -43,7 +41,6 @@ def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
 
 
 def callers_can_be_authenticated(world: World, model: CachedModel) -> Decision | None:
-    """The gate knows API keys."""
     if model.spec.gate.authentication.api_keys is not None:
         return None
     return Decision(
@@ -53,7 +50,6 @@ def callers_can_be_authenticated(world: World, model: CachedModel) -> Decision |
 
 
 def timing_is_exact(world: World, model: CachedModel) -> Decision | None:
-    """Answers are passed on at once."""
     if model.spec.gate.timing_mode is TimingMode.EXACT:
         return None
     return Decision(
@@ -75,7 +71,7 @@ def chunks_are_whole_blocks(world: World, model: CachedModel) -> Decision | None
 
 
 def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | None:
-    """What is loaded before requests come has to stay somewhere, and to come from somewhere."""
+    """Warmup needs a memory tier and a source tier."""
     media = {world.tiers[name].spec.medium for name in model.spec.tier_names}
     if model.spec.cache_server.warmup is None or (Medium.CPU in media and media & {Medium.NVME, Medium.REDIS}):
         return None
@@ -98,7 +94,7 @@ def names_own_secrets(world: World, model: CachedModel) -> Decision | None:
 
 
 def _block_size(arguments: Sequence[str]) -> int | None:
-    """Return the value of --block-size, written as one argument or as two, or None if there is no number."""
+    """Return the value of --block-size, in one argument or two, or None without a number."""
     for number, argument in enumerate(arguments):
         flag, equals, value = argument.replace("_", "-").partition("=")
         if flag == "--block-size":
@@ -122,7 +118,7 @@ _MEMORY = (Medium.HBM, Medium.CPU)
 
 
 def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
-    """Return condition TiersOrdered for `tiers` in the order of spec.tiers. It is a warning: pods work all the same."""
+    """Return the warning TiersOrdered for `tiers` in the order of spec.tiers; pods work regardless."""
     kind = ConditionType.TIERS_ORDERED
     for faster, slower in combinations(tiers, 2):
         if slower.spec.medium in _MEMORY and _rank(slower) < _rank(faster):
@@ -147,16 +143,13 @@ def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
 
 
 def _rank(tier: CacheTier) -> int:
-    """Return in which order media serve; NVMe and Redis in the order of the spec."""
+    """Return the serving order of media; NVMe and Redis in the order of the spec."""
     return _MEMORY.index(tier.spec.medium) if tier.spec.medium in _MEMORY else len(_MEMORY)
 
 
 def _comparable(faster: CacheTier, slower: CacheTier) -> bool:
-    """Whether sizes tell who holds more.
-
-    All pods share Redis, and what they hold for themselves overlaps: so it is certain only that it should hold what one
-    pod does, and of files behind Redis nothing is.
-    """
+    """Whether sizes show which tier holds more. Pods share Redis and their own tiers overlap, so Redis must only hold
+    as much as one pod; file tiers behind Redis are not comparable."""
     return faster.spec.per_pod or not slower.spec.per_pod
 
 

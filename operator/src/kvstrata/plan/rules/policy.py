@@ -1,4 +1,4 @@
-"""What can be wrong with a TenantCachePolicy that schema and CEL cannot see.
+"""Problems of a TenantCachePolicy that schema and CEL cannot see.
 
 `BLOCKING` rules keep the last enforced policy in force; `ISOLATING` ones let the policy act, with the tenant isolated.
 """
@@ -16,7 +16,7 @@ FIELD = "spec.tiers"
 
 
 def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
-    """Of two policies for one tenant the older stands, unless it is being deleted."""
+    """Of two policies for one tenant the older applies, unless it is under deletion."""
     winner = by_seniority(world, policy.spec.tenant)[0]
     if seniority(winner) >= seniority(policy):
         return None
@@ -28,7 +28,6 @@ def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decisi
 
 
 def tiers_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
-    """Every tier that the policy names must be there."""
     return budgets.missing_tier(world, policy.spec.tiers, FIELD)
 
 
@@ -43,7 +42,7 @@ def budgets_fit_their_tiers(world: World, policy: TenantCachePolicy) -> Decision
 
 
 def models_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
-    """Every model that the policy names must be there; a selector may select none."""
+    """Named models must exist; a selector may select none."""
     chosen = policy.spec.models
     for name in (chosen.names if chosen else None) or ():
         if name not in world.models:
@@ -55,7 +54,6 @@ def models_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
 
 
 def group_exists(world: World, policy: TenantCachePolicy) -> Decision | None:
-    """A policy that shares in a group needs that group."""
     if policy.spec.isolation is not Isolation.GROUP or policy.spec.group_name in world.groups:
         return None
     return Decision(
@@ -82,12 +80,11 @@ ISOLATING = (group_exists, group_lists_the_tenant)
 
 
 def by_seniority(world: World, tenant: str) -> list[TenantCachePolicy]:
-    """Return the policies for a tenant, the one that stands first; those that are being deleted stand behind all."""
+    """Return the policies for a tenant, the applicable one first and those under deletion last."""
     return sorted((world.policies[name] for name in world.policies_of_tenant.get(tenant, ())), key=seniority)
 
 
 def seniority(policy: TenantCachePolicy) -> tuple[bool, float, str]:
-    """Return what orders policies for one tenant: by age, after whether they are being deleted."""
     created = policy.metadata.creation_timestamp
     return (policy.metadata.deleting, created.timestamp() if created else 0.0, policy.uid)
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a PrefixPool that schema and CEL cannot see, before anybody is asked."""
+"""Problems of a PrefixPool that schema and CEL cannot see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from kvstrata.plan.actions import Decision
 
 
 def model_exists(world: World, pool: PrefixPool) -> Decision | None:
-    """Prefixes are made of a model's tokens."""
     name = pool.spec.model_ref.name
     if name in world.models:
         return None
@@ -25,7 +24,6 @@ def model_exists(world: World, pool: PrefixPool) -> Decision | None:
 
 
 def tiers_exist(world: World, pool: PrefixPool) -> Decision | None:
-    """Every tier that the pool names must be there."""
     for tier in pool.spec.tiers:
         if tier.name not in world.tiers:
             known = ", ".join(sorted(world.tiers)) or "none"
@@ -38,7 +36,6 @@ def tiers_exist(world: World, pool: PrefixPool) -> Decision | None:
 
 
 def tiers_are_the_models(world: World, pool: PrefixPool) -> Decision | None:
-    """Only a tier of the model can hold its chunks."""
     model = world.models[pool.spec.model_ref.name]
     for tier in pool.spec.tiers:
         if tier.name not in model.spec.tier_names:
@@ -56,7 +53,7 @@ def tiers_are_the_models(world: World, pool: PrefixPool) -> Decision | None:
 
 
 def tiers_can_be_shared(world: World, pool: PrefixPool) -> Decision | None:
-    """The engine's own memory keeps what it computes apart by reader."""
+    """The engine's own memory keeps blocks of readers apart."""
     for name in tiers_of(world, pool):
         if world.tiers[name].spec.medium is Medium.HBM:
             return Decision(
@@ -68,7 +65,7 @@ def tiers_can_be_shared(world: World, pool: PrefixPool) -> Decision | None:
 
 
 def tiers_admit_pools(world: World, pool: PrefixPool) -> Decision | None:
-    """Pools have no classification, so a tier that asks for one gets none of them."""
+    """Pools have no classification, so restricted tiers admit none."""
     for name in tiers_of(world, pool):
         if world.tiers[name].spec.allowed_classifications is not None:
             return Decision(
@@ -80,7 +77,7 @@ def tiers_admit_pools(world: World, pool: PrefixPool) -> Decision | None:
 
 
 def has_room_in_the_bundle(world: World, pool: PrefixPool) -> Decision | None:
-    """Pods read so many pools and no more."""
+    """A bundle has a maximum of pools; the oldest have priority."""
     model = world.models[pool.spec.model_ref.name]
     if any(one.uid == pool.uid for one in pools_of(world, model)):
         return None
@@ -105,7 +102,7 @@ def template_arguments_can_be_sent(world: World, pool: PrefixPool) -> Decision |
 
 
 def tiers_of(world: World, pool: PrefixPool) -> tuple[str, ...]:
-    """Return the names of the tiers that hold the pool: those that it names, else the slowest of its model."""
+    """Return the tiers that hold the pool: those in its spec, else the slowest of its model."""
     if pool.spec.tiers:
         return tuple(tier.name for tier in pool.spec.tiers)
     model = world.models.get(pool.spec.model_ref.name)
@@ -115,7 +112,6 @@ def tiers_of(world: World, pool: PrefixPool) -> tuple[str, ...]:
 
 
 def is_usable(world: World, model: CachedModel, tier: str) -> bool:
-    """Whether a tier of the model could hold a pool."""
     found = world.tiers.get(tier)
     if found is None or tier not in model.spec.tier_names or found.spec.medium is Medium.HBM:
         return False
@@ -134,12 +130,11 @@ RULES = (
 
 
 def pools_of(world: World, model: CachedModel) -> tuple[PrefixPool, ...]:
-    """Return the pools of a model that its bundle has room for, eldest first."""
+    """Return the pools of a model that fit into its bundle, oldest first."""
     own = [p for p in world.pools.values() if p.spec.model_ref.name == model.name and not p.metadata.deleting]
     return tuple(sorted(own, key=seniority)[:MAX_POOLS])
 
 
 def seniority(pool: PrefixPool) -> tuple[float, str]:
-    """Return what orders the pools of a model by age."""
     created = pool.metadata.creation_timestamp
     return (created.timestamp() if created else 0.0, pool.uid)

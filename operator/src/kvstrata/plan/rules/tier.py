@@ -1,9 +1,9 @@
-"""What can be wrong with a CacheTier that schema and CEL cannot see, and what this version does not provide.
+"""Problems of a CacheTier that schema and CEL cannot see, and features that this version lacks.
 
-A tier with a decision is not used by any pod: what it promises (encryption, classification) would not be kept.
+No pod uses a tier with a decision, because its promises (encryption, classification) would not be kept.
 
-Secrets that users name must be their own, never the operator's: the domain key, the operator's authority and passwords
-of tiers stand in Secrets of the same namespace, and images that a user chooses would mount them.
+Secrets in specs must be the user's own: the operator's keys, authority and passwords are in Secrets of the same
+namespace, and images chosen by a user could mount them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvstrata.plan.redis.backend import servers_held
 
 
 def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | None:
-    """The engine's memory holds every request that it serves, whosoever it is."""
+    """The engine's memory holds every request that it serves."""
     if tier.spec.medium is not Medium.HBM or tier.spec.allowed_classifications is None:
         return None
     return Decision(
@@ -31,10 +31,8 @@ def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | Non
 
 
 def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
-    """Two tiers on one server would count, bound and expire each other's blocks, whose names tell no tier.
-
-    All adapters use database 0. The elder keeps its servers, whichever models list it.
-    """
+    """Two tiers on one server would count, limit and expire each other's blocks, which carry no tier name. All adapters
+    use database 0. The older tier keeps its servers, whichever models list it."""
     own, age = servers(tier), seniority(tier)
     for name, other in sorted(world.tiers.items()):
         if name == tier.name or (managed_by_us(tier) and managed_by_us(other)):
@@ -51,13 +49,12 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
 
 
 def _held(world: World, name: str) -> tuple[frozenset[tuple[tuple[str, ...], int]], tuple[float, str]]:
-    """Return the servers that a tier holds, and its age. Every tier's plan asks this of all others."""
+    """Return the servers that a tier holds, and its age; memoized because every tier's plan reads all others."""
     tier = world.tiers[name]
     return world.memo.get((servers_held, name), (tier,), lambda: (servers_held(tier), seniority(tier)))
 
 
 def seniority(tier: CacheTier) -> tuple[float, str]:
-    """Return what orders tiers by age."""
     created = tier.metadata.creation_timestamp
     return (created.timestamp() if created else 0.0, tier.uid)
 
@@ -86,12 +83,10 @@ RESERVED_PREFIXES = ("kvstrata-", "kvs-")
 
 
 def reserved(names: Iterable[str | None]) -> str | None:
-    """Return the first name that belongs to the operator, or None."""
     return next((name for name in names if name and name.startswith(RESERVED_PREFIXES)), None)
 
 
 def sentence(name: str, field: str) -> str:
-    """Return what to tell the user."""
     return f"{field} names Secret {name}, which is the operator's own: use a Secret whose name begins neither with " + (
         " nor with ".join(RESERVED_PREFIXES)
     )

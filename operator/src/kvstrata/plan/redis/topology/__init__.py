@@ -1,7 +1,7 @@
-"""What to do next with a managed cluster: rules over one look at it, without memory.
+"""The next step of a managed cluster: stateless rules over one look at it.
 
-The first rule with something to do decides; when none has, the cluster is settled. Whoever is ended after any command
-finds what remains by looking anew, because each rule speaks of what is, never of what was begun.
+The first rule with something to do decides; without one the cluster is settled. After a crash the next look finds the
+rest, because rules depend only on the observed state.
 """
 
 from __future__ import annotations
@@ -60,23 +60,22 @@ RULES: tuple[Rule, ...] = (
     stand_still(_HAS_TIME),
     *_HAS_TIME,
 )
-"""In their order. What repairs comes before what is waited for, and what disrupts comes last: only a cluster to which
-no rule before objects is scaled or rolled, and not while somebody erases from it."""
+"""In order: repairs, then waits, then disruption. A cluster is scaled or rolled only when no earlier rule objects, and
+not during an erasure."""
 
 
 def step(cluster: Cluster, goal: Goal) -> Step | None:
-    """Return what is to be done, or waited for, now; None if the cluster is as it is meant to be."""
+    """Return the step to take or wait for; None if the cluster matches its goal."""
     return _first(View(cluster, goal))
 
 
 def verdict(cluster: Cluster, goal: Goal) -> Verdict:
-    """Return how the cluster is."""
     view = View(cluster, goal)
     return judge(view, _first(view))
 
 
 def look(cluster: Cluster, goal: Goal, moved: int = 0) -> tuple[Step | None, Verdict]:
-    """Return both of one look, since which so many slots have moved as the step says."""
+    """Return step and verdict of one look; `moved` slots have moved since."""
     view = View(cluster, goal)
     found = _first(view)
     return found, judge(view, found, moved)

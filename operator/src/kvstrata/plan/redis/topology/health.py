@@ -1,4 +1,4 @@
-"""What a cluster waits for that no command hastens, and whether it is well."""
+"""Conditions that the rules wait for, and the health of a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstrata.plan.redis.topology.view import View, count
 
 
 def covered(view: View) -> Step | None:
-    """Wait until every slot has a server that answers and all servers say the same of every slot."""
+    """Wait until every slot has an answering server and all servers agree on every slot."""
     if owners := [owner for owner in view.slots if owner not in view.servers]:
         names = ", ".join(view.name(owner) for owner in owners)
         reason = StepReason.WAITING_FOR_FAILOVER if any(map(view.replicas, owners)) else StepReason.WAITING_FOR_SERVERS
@@ -34,15 +34,13 @@ def covered(view: View) -> Step | None:
 
 
 def whole(view: View) -> Step | None:
-    """Wait until every shard has all its pods, all answer, are ready, and all replicas are in step.
-
-    Of a pod that is one too many nothing is needed. It may be so because it never came up.
-    """
+    """Wait until every shard has all its pods, all answer and are ready, and all replicas are in step. A surplus pod is
+    not needed; it may have never started."""
     silent = [pod.name for pod in view.pods if pod.uid not in view.cluster.servers and not _is_idle_surplus(view, pod)]
     if silent:
         return Step(StepReason.WAITING_FOR_SERVERS, f"no answer from {', '.join(silent)}")
     wanted = 1 + view.goal.replicas
-    # One too many does not stand in for one that is missing: it is about to go.
+    # A surplus server does not replace a missing one: it is about to go.
     staying = {shard: [one for one in view.in_shard(shard) if view.stays(view.pod(one))] for shard in view.shards}
     short = [shard for shard in view.shards if len(staying[shard]) < wanted]
     if short:
@@ -57,32 +55,29 @@ def whole(view: View) -> Step | None:
 
 
 def _is_idle_surplus(view: View, pod: ServerPod) -> bool:
-    """Whether a pod is one too many in its shard, and no server in it has, or may have, slots."""
     if view.stays(pod) or pod.shard not in view.shards or pod.uid in view.cluster.servers:
         return False
     return not any(where is pod and owner in view.slots for owner, where in view.away.items())
 
 
 def uncovered(view: View) -> tuple[SlotRange, ...]:
-    """The slots that no answering server has."""
     away = (piece for owner, pieces in view.slots.items() if owner not in view.servers for piece in pieces)
     return tuple(sorted((*view.unowned, *away)))
 
 
 def shards_ready(view: View) -> int:
-    """How many shards have slots, a primary that serves and all their replicas in step."""
     return sum(_is_ready(view, shard) for shard in view.shards)
 
 
 def replicas_missing(view: View) -> int:
-    """How many replicas the shards lack that are in step with their primary; all of those without a primary."""
+    """Number of replicas that are missing or out of step; all of those without a primary."""
     primaries = (view.primary(shard) for shard in view.shards)
     there = (len(in_step(view, primary)) if primary is not None else 0 for primary in primaries)
     return sum(max(0, view.goal.replicas - found) for found in there)
 
 
 def in_step(view: View, primary: Server) -> list[Server]:
-    """A primary's replicas that have read all that it sent them."""
+    """A primary's replicas that have read all its data."""
     return [server for server in view.replicas(primary.node_id) if server.link_up and not server.syncing]
 
 
@@ -92,7 +87,6 @@ def _is_ready(view: View, shard: int) -> bool:
 
 
 def _follows(view: View, server: Server) -> bool:
-    """Whether a server does its part in its shard: it has slots, or is in step with who has."""
     if server.node_id in view.slots:
         return True
     primary = view.primary(view.pod(server).shard)
@@ -100,7 +94,6 @@ def _follows(view: View, server: Server) -> bool:
 
 
 def _agrees(view: View, server: Server) -> bool:
-    """Whether a server says of every slot what is so."""
     return all(peer.slots == view.slots.get(peer.node_id, ()) for peer in server.peers if not peer.handshake)
 
 

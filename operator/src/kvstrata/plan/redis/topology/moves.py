@@ -1,7 +1,7 @@
-"""Rules for slots on their way: open ones, scaling and draining.
+"""Rules for slots in motion: open ones, scaling and draining.
 
-What is under way is finished before anything new begins, also when the goal has changed meanwhile: a slot that is open
-takes no stores. A few slots go at a time, so that each look tells how far it has come and a changed goal counts soon.
+A move under way is finished before another begins, even after a change of goal, because an open slot takes no stores.
+Few slots move at a time, so that each look shows progress and a changed goal applies soon.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from kvstrata.plan.redis.topology.steps import MoveOrder, Rule, Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count, ranges, to
 
 SLOTS_AT_ONCE = 256
-"""How many slots an order has that are moved key by key, or dropped."""
+"""Slots per order that are moved key by key, or dropped."""
 
 SLOTS_PER_JOB = 1_024
-"""How many slots one atomic job takes: each forks its source once, whatever it moves."""
+"""Slots per atomic job: each job forks its source once, whatever its size."""
 
 
 def jobs_under_way(view: View) -> Step | None:
-    """Atomic moves that servers are at are waited for, and given up if they hang."""
     orders = [
         MoveOrder(job.source, job.target, job.slots, atomic=True, drops=False, movable_bytes=view.goal.movable_bytes)
         for server in view.servers.values()
@@ -32,7 +31,7 @@ def jobs_under_way(view: View) -> Step | None:
 
 
 def open_slots(view: View) -> Step | None:
-    """Slots that are open between two servers: the move goes on if both are there, or else is closed at the owner."""
+    """Slots open between two servers: the move continues if both exist, or is closed at the owner."""
     commands: list[Command] = []
     slots: dict[tuple[str, str], list[int]] = {}
     awaited: list[int] = []
@@ -62,11 +61,8 @@ def open_slots(view: View) -> Step | None:
 
 
 def towards_lost(view: View) -> Step | None:
-    """Slots that are open between a server and an identity that is gone, while the server still says so.
-
-    Whoever forgets an identity forgets what was open towards it, and keeps keys that nobody can find. What had come
-    from a lost server stays where it came to, with the slot if nobody else has that now.
-    """
+    """Slots open towards a lost identity. Forgetting the identity would forget the open move and leave unreachable
+    keys. Keys that came from a lost server stay at their target, with the slot if no other server has it now."""
     commands: list[Command] = []
     slots: dict[tuple[str, str], list[int]] = {}
     for slot, ends in sorted(_open(view).items()):
@@ -91,14 +87,13 @@ def towards_lost(view: View) -> Step | None:
 
 
 def spread(view: View) -> Step | None:
-    """Every shard has its part of the slots, and shards beyond the goal have none."""
     found = _transfers(view)
     if not found:
         return None
     going = sorted({view.name(one.target) for one in found if view.leaves(view.pod(view.servers[one.target]))})
     if going:
         return Step(StepReason.WAITING_FOR_PODS, f"before slots go there: {', '.join(going)} is being deleted")
-    # A server that joined refuses everything until it has been with the majority for a while.
+    # A new server refuses requests until it has been with the majority for a while.
     refusing = sorted({view.name(one.target) for one in found if not view.servers[one.target].cluster_ok})
     if refusing:
         return Step(StepReason.WAITING_FOR_SERVERS, f"before slots go there: {', '.join(refusing)} does not serve yet")
@@ -114,7 +109,6 @@ def spread(view: View) -> Step | None:
 
 
 def removal(view: View) -> Step | None:
-    """Shards beyond the goal whose servers have no slots go: first their pods, then the others forget them."""
     beyond = {pod.shard for pod in view.pods if pod.shard >= view.goal.shards}
     owners = {view.pod(view.servers[node]).shard for node in view.slots if node in view.servers}
     owners |= {view.away[node].shard for node in view.slots if node in view.away}
@@ -128,21 +122,18 @@ def removal(view: View) -> Step | None:
 
 
 RESCUE: tuple[Rule, ...] = (towards_lost,)
-"""Slots that are open towards an identity that is gone. Before that is forgotten."""
+"""Slots open towards a lost identity; before it is forgotten."""
 
 REPAIR: tuple[Rule, ...] = (jobs_under_way, open_slots)
-"""Slots that are open between two servers: moves that were begun are continued or closed. Before the capacity."""
+"""Slots open between two servers; before the capacity."""
 
 SCALE: tuple[Rule, ...] = (spread, removal)
-"""Slots where the goal wants them, and shards that are drained. After the capacity, before a roll."""
+"""Slots to spread, and drained shards; after the capacity, before a roll."""
 
 
 def progress(view: View, moved: int = 0) -> str:
-    """How far the slots have come: of shards that are being filled what they have of their part, of shards that are
-    being drained what they gave of the part that they had while all shards were there.
-
-    `moved` have gone since the look.
-    """
+    """Describe progress: slots received by growing shards, or given by shards under removal. `moved` slots have moved
+    since the look."""
     leaders = _leaders(view)
     sizes = {node: count(found) for node, found in view.slots.items()}
     total = done = 0
@@ -161,12 +152,11 @@ def progress(view: View, moved: int = 0) -> str:
 
 
 def left_to_move(view: View) -> int:
-    """How many slots are not where the goal wants them, as far as all owners answer."""
     return sum(len(one.slots) for one in _transfers(view))
 
 
 def _transfers(view: View) -> tuple[Transfer, ...]:
-    """What has to move; nothing while a server with slots, or one that is to have some, does not answer."""
+    """Required transfers; none while a server with slots, or one that needs some, does not answer."""
     leaders = _leaders(view)
     if not leaders or any(node not in view.servers for node in view.slots):
         return ()
@@ -174,13 +164,13 @@ def _transfers(view: View) -> tuple[Transfer, ...]:
 
 
 def _leaders(view: View) -> Mapping[int, str]:
-    """The primary of every shard that there is to be, those without slots too; empty if one has none."""
+    """The primary of every desired shard, also without slots; empty if one has none."""
     found = {shard: leader for shard in view.shards if (leader := view.leader(shard)) is not None}
     return {shard: leader.node_id for shard, leader in found.items()} if len(found) == len(view.shards) else {}
 
 
 def _open(view: View) -> Mapping[int, Sequence[Server]]:
-    """The servers at which each slot is open. A replica's word does not count: it cannot be told to close one."""
+    """The servers at which each slot is open, without replicas, which cannot close one."""
     found: dict[int, list[Server]] = {}
     for server in view.servers.values():
         if server.itself.is_primary:
@@ -190,7 +180,7 @@ def _open(view: View) -> Mapping[int, Sequence[Server]]:
 
 
 def _is_stale(server: Server, slot: int, owner: Server) -> bool:
-    """Whether a slot is open at a server that it neither goes from nor to, and that may have no keys of it."""
+    """Whether a slot is open at a server that is neither source nor target of its move."""
     if server.node_id == owner.node_id:
         return slot not in server.itself.migrating
     return slot not in server.itself.importing
@@ -204,11 +194,8 @@ def _close(server: Server, slot: int, owner: Server) -> Command:
 
 
 def _target(view: View, slot: int, owner: Server, ends: Iterable[Server]) -> str:
-    """Where an open slot goes on to; the owner itself if the move has to be closed.
-
-    An importer goes on if it imports from the owner or from one that is no more, whose successor the owner is; keys
-    that came from anybody else are left over from another move.
-    """
+    """The target of an open slot; the owner itself if the move must be closed. An importer continues if it imports from
+    the owner or its lost predecessor; other keys are left from another move."""
     meant = owner.itself.migrating.get(slot)
     if meant is not None:
         heir = _heir(view, meant)
@@ -224,7 +211,7 @@ def _target(view: View, slot: int, owner: Server, ends: Iterable[Server]) -> str
 
 
 def _heir(view: View, node: str) -> str | None:
-    """The primary that has what a node had: itself, or whose replica it has become. None if it is gone."""
+    """The primary that has a node's data: itself, or its new primary. None if it is gone."""
     server = view.servers.get(node)
     if server is not None and not server.itself.is_primary:
         server = view.servers.get(server.itself.primary or "")
@@ -232,10 +219,8 @@ def _heir(view: View, node: str) -> str | None:
 
 
 def _behind(view: View, pairs: Iterable[tuple[str, str]]) -> Step | None:
-    """Wait for servers that are to take slots and have not heard of the epoch under which their owner has them.
-
-    They would claim them under a lower one, lose them to the owner's last word of before, and nobody would have them.
-    """
+    """Wait for targets that do not know the epoch under which the owner has its slots. They would claim the slots under
+    a lower epoch, lose them to the owner's last message, and no server would have them."""
     found = [target for source, target in pairs if _epoch(view, source) > view.servers[target].current_epoch]
     if not found:
         return None
@@ -266,10 +251,8 @@ def _sentences(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> It
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Slots that one node has too many and another too few, in the order in which they are to go.
-
-    Whatever part of them went first, what is transferred from then on continues it: ranges grow at one end.
-    """
+    """Slots to move from one node to another, in order. After a partial move a new transfer continues it: ranges grow
+    at one end."""
 
     source: str
     target: str
@@ -277,21 +260,16 @@ class Transfer:
 
 
 def parts(owned: Mapping[str, int], nodes: Sequence[str]) -> Mapping[str, int]:
-    """How many slots each of `nodes` is to have: equally many, or one more for those that have most already.
-
-    Of equals the last get one more, as in 16,384 slots that are cut at `16384 * n // nodes`.
-    """
+    """Number of slots for each of `nodes`: equal parts, with the remainder at those that have most already. Of equal
+    ones the last get it, as in 16,384 slots cut at `16384 * n // nodes`."""
     each, more = divmod(sum(owned.values()), len(nodes))
     most = sorted(range(len(nodes)), key=lambda place: (-owned.get(nodes[place], 0), -place))[:more]
     return {node: each + (place in most) for place, node in enumerate(nodes)}
 
 
 def transfers(owned: Mapping[str, Sequence[SlotRange]], nodes: Sequence[str]) -> tuple[Transfer, ...]:
-    """What has to move so that `nodes` have all slots in equal parts, and others none; nothing that need not.
-
-    Ranges stay whole where they can: what lies beside slots of the taker goes first, from the near end on, then whole
-    ranges, then the ends of ranges.
-    """
+    """The minimal transfers that give `nodes` all slots in equal parts, and others none. Ranges stay whole if possible:
+    first slots beside the target's, from the near end, then whole ranges, then ends."""
     sizes = {node: count(ranges) for node, ranges in owned.items()}
     wanted = parts(sizes, nodes)
     surplus = {node: size - wanted.get(node, 0) for node, size in sizes.items() if size > wanted.get(node, 0)}
@@ -326,7 +304,6 @@ def transfers(owned: Mapping[str, Sequence[SlotRange]], nodes: Sequence[str]) ->
 
 
 def side_by_side(found: Sequence[Transfer]) -> Iterator[Transfer]:
-    """Those of the transfers that can be under way at once: no node takes part in two."""
     busy: set[str] = set()
     for one in found:
         if not busy & {one.source, one.target}:
@@ -342,7 +319,7 @@ def _beside(pieces: Sequence[SlotRange], others: Sequence[SlotRange]) -> list[tu
 
 
 def stand_still(rules: Sequence[Rule]) -> Rule:
-    """Return the rule that stands before these: while slots stand still it waits where they would do something."""
+    """Return a rule that waits for an erasure where `rules` would act."""
 
     def rule(view: View) -> Step | None:
         if not view.goal.erased_by:

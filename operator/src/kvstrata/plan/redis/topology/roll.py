@@ -1,7 +1,6 @@
-"""Pods of a former template are replaced: replicas first, then primaries after they handed over; and memory is set
-to what the capacity asks for.
+"""Replacement of pods with a former template: replicas first, then primaries after a failover. Also memory changes.
 
-One at a time for the whole tier, and only when nothing else is missing; whoever asks twice names the same pod.
+One pod at a time for the whole tier, when nothing is missing; a repeated call names the same pod.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from kvstrata.plan.redis.topology.steps import Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count, to
 
 FAILOVER_PAUSE_S = 1.0
-"""A failover that is asked for again begins anew; it takes a tenth of this on servers that answer."""
+"""A repeated failover starts again; it takes a tenth of this on servers that answer."""
 
 
 def replace_broken(view: View) -> Step | None:
-    """Delete a pod of a former template that does not serve: nothing is disrupted, and only the new one can help.
-
-    One that may still have slots waits until the others agree that it failed, and a replica had its chance.
-    """
+    """Delete an outdated pod that does not serve: only a new one can help. One that may still have slots waits until
+    the others agree that it failed, and for its replicas."""
     for pod in view.pods:
         if not outdated(view, pod) or pod.deleting or pod.ready or pod.uid in view.cluster.servers:
             continue
@@ -36,11 +33,8 @@ def replace_broken(view: View) -> Step | None:
 
 
 def replace_useless(view: View) -> Step | None:
-    """Delete a pod of a former template whose server was never in step with its primary: it has nothing to lose.
-
-    It may never come to be, as when its image cannot load what the others' image sends: then only another template
-    helps, and everything waits for it. One at a time, when all others are ready.
-    """
+    """Delete an outdated pod with a server that was never in step with its primary: it has nothing to lose. Its image
+    may be unable to load the others' data; then everything waits for the new template."""
     for pod in view.pods:
         server = view.cluster.servers.get(pod.uid)
         if server is None or not outdated(view, pod) or server.itself.is_primary or server.ever_synced:
@@ -51,12 +45,11 @@ def replace_useless(view: View) -> Step | None:
 
 
 def replace_locked_out(view: View) -> Step | None:
-    """Delete the next pod whose server admits no password that anybody has, which is so after their Secret was lost.
+    """Delete the next pod with a server that admits no known password, after the loss of their Secret.
 
-    Nobody can ask such a server for anything, not even for a failover, so what it holds is lost. But one goes at a
-    time, the next when all others are ready again, so that clients that are still connected keep what they can. Only
-    one of a former template, or whose server was started anew from files that were there before: any other would be
-    refused again.
+    Such a server accepts no command, so its data is lost. One goes at a time, so that connected clients keep what they
+    can. Only an outdated pod, or one with a server that restarted on former files, is replaced: others would be refused
+    again.
     """
     refused = [pod for pod in view.pods if _is_locked_out(view, pod)]
     if any(pod.deleting or not pod.ready for pod in view.pods):
@@ -71,13 +64,11 @@ def replace_locked_out(view: View) -> Step | None:
 
 
 def _is_locked_out(view: View, pod: ServerPod) -> bool:
-    """Whether a server refused the password, and every other that there is when it was last told of them."""
     reason, _ = view.cluster.silent.get(pod.uid, ("", ""))
     return pod.uid in view.goal.locked_out and reason == TierReason.WRONG_PASSWORD
 
 
 def _held(view: View, pod: ServerPod) -> list[str]:
-    """Return the identities with slots that the silent server of a pod may still be."""
     return [owner for owner, where in view.away.items() if where is pod and owner in view.slots]
 
 
@@ -86,19 +77,15 @@ def _pieces(view: View, owners: Iterable[str]) -> tuple[SlotRange, ...]:
 
 
 def hand_over(view: View) -> Step | None:
-    """Have a primary whose pod is one too many hand over to a replica that is to stay.
-
-    Not to one that is to be replaced: it would have to hand over at once again, and to nobody else.
-    """
+    """Fail over from a primary in a surplus pod to a replica that stays. Not to an outdated one, which would have to
+    fail over again."""
     surplus = [pod for pod in view.pods if not view.stays(pod) and pod.shard in view.shards]
     return _fail_over(view, surplus, lambda heir: view.stays(heir) and not outdated(view, heir), "one too many")
 
 
 def roll(view: View) -> Step | None:
-    """Delete the next pod of a former template, or have its primary hand over first.
-
-    Pods that are one too many go anyway; until then they may keep the slots of one that is replaced.
-    """
+    """Delete the next outdated pod, or first fail over from its primary. Surplus pods go anyway; until then they may
+    keep the slots of a replaced one."""
     due = [pod for pod in view.pods if outdated(view, pod) and view.stays(pod)]
     for pod in due:
         server = view.cluster.servers[pod.uid]
@@ -115,7 +102,6 @@ def roll(view: View) -> Step | None:
 
 
 def _fail_over(view: View, pods: Iterable[ServerPod], accepted: Callable[[ServerPod], bool], why: str) -> Step | None:
-    """Have the first of these primaries hand over that has somebody to hand over to in an accepted pod."""
     for pod in pods:
         server = view.cluster.servers.get(pod.uid)
         if server is None:
@@ -130,20 +116,17 @@ def _fail_over(view: View, pods: Iterable[ServerPod], accepted: Callable[[Server
 
 
 def outdated(view: View, pod: ServerPod) -> bool:
-    """Whether a pod is of a former template."""
     wanted = view.goal.revisions.get(pod.shard)
     return wanted is not None and pod.revision != wanted
 
 
 SPARE_PERCENT = 20
-"""By how much a server may have more than its pod was made for: containers have a quarter more, for fragmentation."""
+"""Allowed growth beyond a pod's original memory: containers have a quarter more, for fragmentation."""
 
 
 def resize(view: View) -> Step | None:
-    """Set the memory of servers that have another.
-
-    What is more than its container has room for, a server gets with its new pod: else the kernel would end it.
-    """
+    """Set `maxmemory` of servers that differ. An increase beyond its container's memory waits for the new pod, or the
+    kernel would kill the server."""
     wanted = view.goal.max_bytes_each
     commands = tuple(
         to(server, "CONFIG", "SET", "maxmemory", wanted)
@@ -156,11 +139,8 @@ def resize(view: View) -> Step | None:
 
 
 def _has_room(view: View, server: Server) -> bool:
-    """Whether a container has room for its server's part, by what its pod was made for.
-
-    Not by what the server has: that may have grown since. Nor by its template alone: which one is in force is not known
-    until Kubernetes has seen the newest, and a capacity counts from the moment at which it is declared.
-    """
+    """Whether a container has room for its server's part. It is judged by the memory that its pod was made for: the
+    server's present value may have grown, and the newest template is unknown until Kubernetes has observed it."""
     pod = view.pod(server)
     made_for_bytes = pod.made_for_bytes or server.max_bytes
     within = view.goal.max_bytes_each * 100 <= made_for_bytes * (100 + SPARE_PERCENT)

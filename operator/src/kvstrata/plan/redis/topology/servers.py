@@ -1,11 +1,8 @@
-"""Servers that come and go: who meets whom, who is forgotten, who replicates whom, who takes slots over.
+"""Servers that come and go: introductions, lost identities, replication, takeover.
 
-A server's start is a new identity. The former one would stay in everybody's list as failed, and with it the slots that
-nobody took over.
-
-Servers promote a replica by themselves when a majority of the primaries agrees that its primary failed. They do not
-when that majority is lost too, or when another server answers at the old one's address; and where the old identity is
-gone for certain, there is no reason to wait for their time-out.
+A restarted server has a new identity; the former one would stay listed as failed, with its slots. Servers promote a
+replica by majority of the primaries. That fails if the majority is lost or another server answers at the old address;
+if the old identity is certainly gone, there is no reason to wait for the timeout.
 """
 
 from __future__ import annotations
@@ -18,12 +15,12 @@ from kvstrata.plan.redis.topology.steps import Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count, to
 
 EACH_OTHER = 16
-"""Up to so many servers are introduced each to each; gossip alone takes seconds. More of them meet one, and their
-shard's primary: the number of introductions grows with its square."""
+"""Up to this many servers are introduced pairwise, because gossip takes seconds. More of them meet one server and their
+shard's primary: introductions grow with the square."""
 
 
 def meet(view: View) -> Step | None:
-    """Introduce to each other those that must not wait for gossip, unless they are just meeting."""
+    """Introduce servers that must not wait for gossip, unless they are just meeting."""
     commands = tuple(
         to(one, "CLUSTER", "MEET", view.pod(other).ip, other.itself.port)
         for one, other in _introductions(view)
@@ -39,7 +36,7 @@ def _introductions(view: View) -> Iterator[tuple[Server, Server]]:
     if len(servers) <= EACH_OTHER:
         yield from combinations(servers, 2)
         return
-    # What has slots is where most others are; of those without, any will do.
+    # The server with most slots knows most others; without slots any will do.
     hub = max(servers, key=lambda server: (count(view.slots.get(server.node_id, ())), server.node_id))
     for server in servers:
         if server is hub:
@@ -51,16 +48,13 @@ def _introductions(view: View) -> Iterator[tuple[Server, Server]]:
 
 
 def _meeting(view: View, one: Server, other: Server) -> bool:
-    """Whether one of them has begun to."""
     pairs = ((one, view.pod(other).ip), (other, view.pod(one).ip))
     return any(peer.handshake and peer.ip == ip for server, ip in pairs for peer in server.peers)
 
 
 def forget(view: View) -> Step | None:
-    """Have every server forget the identities that are gone, unless a copy of what one had may come back.
-
-    A server does not forget its own primary: first it becomes a primary itself, or another's replica.
-    """
+    """Have every server forget lost identities, unless a replica of one may still be promoted. A server does not forget
+    its own primary: first it becomes a primary, or another's replica."""
     gone = sorted(node_id for node_id in view.gone if not _awaited(view, node_id))
     commands = tuple(
         to(server, "CLUSTER", "FORGET", node_id)
@@ -75,7 +69,7 @@ def forget(view: View) -> Step | None:
 
 
 def _awaited(view: View, node_id: str) -> bool:
-    """Whether a replica of a lost primary is away, but may still be promoted: it is not known to have failed."""
+    """Whether a replica of a lost primary is away, but may still be promoted."""
     if node_id not in view.slots:
         return False
     for replica, pod in view.away.items():
@@ -86,7 +80,6 @@ def _awaited(view: View, node_id: str) -> bool:
 
 
 def replicate(view: View) -> Step | None:
-    """Have the servers of each shard replicate its leader, as soon as they know it."""
     pairs = [(server, leader) for server, leader in _astray(view) if not _holds_keys(server)]
     if not pairs:
         return None
@@ -96,10 +89,8 @@ def replicate(view: View) -> Step | None:
 
 
 def replace(view: View) -> Step | None:
-    """Delete the pod of a primary that has keys but no slots: no server makes a replica of such a one.
-
-    Nobody reads what it holds. Its next server starts empty, and joins.
-    """
+    """Delete the pod of a primary with keys but no slots: it cannot become a replica. Its keys are unused. Its next
+    server starts empty and joins."""
     for server, leader in _astray(view):
         if _holds_keys(server) and not view.pod(server).deleting:
             message = f"{view.name(server.node_id)} holds keys of slots that are {view.name(leader.node_id)}'s"
@@ -108,10 +99,8 @@ def replace(view: View) -> Step | None:
 
 
 def _astray(view: View) -> list[tuple[Server, Server]]:
-    """Servers that replicate another than their leader or nobody, with that leader.
-
-    One that claims slots is left alone: they move away first, or it has yet to hear that they are another's.
-    """
+    """Servers that do not replicate their leader, with that leader. One with slots is left alone: they move first, or
+    it does not know their new owner yet."""
     found = []
     for server in view.servers.values():
         leader = view.leader(view.pod(server).shard)
@@ -127,7 +116,6 @@ def _holds_keys(server: Server) -> bool:
 
 
 def take_over(view: View) -> Step | None:
-    """Have the best replica of each lost primary take its slots, those of certain losses first."""
     lost = [owner for owner in view.slots if owner not in view.servers and view.replicas(owner)]
     return _promote(view, (owner for owner in lost if owner in view.gone)) or _promote(
         view, (owner for owner in lost if _cut_off(view, owner))
@@ -148,7 +136,7 @@ def _promote(view: View, owners: Iterable[str]) -> Step | None:
 
 
 def best_replica(view: View, replicas: Iterable[Server]) -> Server:
-    """The replica that read furthest, rather one whose pod stays; among equals the same one each time."""
+    """The replica that read furthest, preferably in a pod that stays; deterministic."""
 
     def merit(server: Server) -> tuple[bool, bool, int, str]:
         return server.ever_synced, not view.leaves(view.pod(server)), server.offset, server.node_id
@@ -157,11 +145,8 @@ def best_replica(view: View, replicas: Iterable[Server]) -> Server:
 
 
 def _cut_off(view: View, owner: str) -> bool:
-    """Whether a primary that may still live can be replaced by nobody else.
-
-    Neither its replicas nor the kubelet reach it, and most of the primaries, whose votes a promotion needs, do not
-    answer.
-    """
+    """Whether a primary that may still live cannot be replaced by a vote. Its replicas and the kubelet do not reach it,
+    and most of the primaries, which vote, do not answer."""
     pod = view.away.get(owner)
     if pod is None or pod.ready:
         return False

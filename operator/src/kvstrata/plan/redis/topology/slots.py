@@ -1,7 +1,7 @@
-"""Slots that nobody has get an owner, and an owner that waits to serve them need not wait long.
+"""Slots without an owner get one, and a waiting owner serves them soon.
 
-What a lost server held is gone when none of its replicas is left. Its slots go to the empty server in its place, so
-that they can be filled again, and the step says which slots lost their values.
+The data of a lost server without replicas is gone. The empty server in its place gets its slots, and the step names the
+lost ones.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from kvstrata.plan.redis.topology.steps import Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count, ranges, to
 
 REJOIN_MS = 1000
-"""The node time-out for primaries that wait to serve. A primary that was without a majority, as each is before it has
-slots, refuses requests for another node time-out after that (`clusterUpdateState`: rejoin_delay)."""
+"""Node timeout for primaries that wait to serve. A primary that had no majority, as each before it has slots, refuses
+requests for another node timeout (`clusterUpdateState`: rejoin_delay)."""
 
 
 def form(view: View) -> Step | None:
-    """Give each shard's first server its part of the slots, before they meet: so their epochs differ from the start.
-
-    Only when every shard has a server that knows of no slots, and no pod is well whose server might.
-    """
+    """Give each shard's first server its part of the slots before they meet, so that epochs differ from the start. Only
+    if every shard has a server, none knows of slots, and no ready pod is silent."""
     takers = {shard: leader for shard in view.shards if (leader := view.leader(shard)) is not None}
     silent = any(pod.ready and pod.uid not in view.cluster.servers for pod in view.pods)
     if view.slots or silent or len(takers) < view.goal.shards:
@@ -32,21 +30,21 @@ def form(view: View) -> Step | None:
 
 
 def assign(view: View) -> Step | None:
-    """Give slots that nobody has to the shards without any, or else to the one that has least.
+    """Give unowned slots to the shards without any, or else to the one with fewest.
 
-    Not those that are just changing hands: a look is not of one moment, and may have asked who took over before it did,
-    and whom it took over from thereafter. Then others say of one of them, which is a replica, that it has the slots.
+    Slots that are changing hands wait: a look is not atomic, and may have asked both servers before their change.
+    Others then report a replica as the owner.
     """
     if not view.slots or not view.unowned or _changing_hands(view):
         return None
-    # A shard whose primary is only away has its slots: it lacks none.
+    # A shard with an absent primary has its slots.
     away = {view.away[owner].shard for owner in view.slots if owner in view.away}
     there = [shard for shard in view.shards if shard not in away]
     lacking = [shard for shard in there if view.primary(shard) is None]
     least = sorted(there, key=lambda shard: (_held(view, shard), shard))[:1]
     shares = _shares(view.unowned, lacking or least)
     takers = {shard: server for shard in shares if (server := _taker(view, shard)) is not None}
-    # A server that has not heard of the highest epoch yet would claim slots under one that does not count.
+    # A server without the highest epoch would claim slots in vain.
     epoch = max(server.current_epoch for server in view.servers.values())
     given = {shard: server for shard, server in takers.items() if server.current_epoch >= epoch and shares[shard]}
     if not given:
@@ -59,7 +57,7 @@ def assign(view: View) -> Step | None:
 
 
 def _changing_hands(view: View) -> bool:
-    """Whether a server believes a slot that nobody claims to be another's that is a replica, and will hear of it."""
+    """Whether a server reports an unclaimed slot as a replica's, which will be announced."""
     free = _slots(view.unowned)
     return any(
         peer.linked and not peer.suspected and not peer.failed and not free.isdisjoint(_slots(peer.slots))
@@ -71,7 +69,7 @@ def _changing_hands(view: View) -> bool:
 
 
 def rejoin(view: View) -> Step | None:
-    """Shorten the node time-out of primaries that wait although a majority is there, and restore it when they serve."""
+    """Shorten the node timeout of primaries that wait despite a majority, and restore it when they serve."""
     wanted = {server.node_id: _node_timeout_ms(view, server) for server in view.servers.values()}
     commands = tuple(
         to(server, "CONFIG", "SET", "cluster-node-timeout", wanted[server.node_id])
@@ -95,10 +93,8 @@ def _node_timeout_ms(view: View, server: Server) -> int:
 
 
 def _give(server: Server, slots: Sequence[SlotRange], epoch: int = 0) -> list[Command]:
-    """The commands that give slots to a server, whatever it believed of them, and make its claim the newest.
-
-    `epoch` is the one that a server gets that knows nobody yet.
-    """
+    """The commands that give slots to a server and make its claim the newest. `epoch` is for a server that knows no
+    other yet."""
     commands = []
     if not server.itself.is_primary:
         commands.append(to(server, "CLUSTER", "FAILOVER", "TAKEOVER"))
@@ -115,7 +111,7 @@ def _give(server: Server, slots: Sequence[SlotRange], epoch: int = 0) -> list[Co
 
 
 def _taker(view: View, shard: int) -> Server | None:
-    """Who takes slots for a shard: its leader, or a replica of a server that has no slots itself."""
+    """The server that takes slots for a shard: its leader, or a replica of a primary without slots."""
     idle = (server for server in view.in_shard(shard) if server.itself.primary not in view.slots)
     return view.leader(shard) or next(idle, None)
 

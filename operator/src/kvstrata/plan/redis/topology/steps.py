@@ -1,4 +1,4 @@
-"""What the rules of a managed cluster's topology may ask for."""
+"""Steps of a managed cluster's topology."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from kvstrata.plan.redis.topology.view import View
 
 
 class StepReason(StrEnum):
-    """Why a step is taken or something is waited for; a condition's reason."""
-
     WAITING_FOR_PODS = "WaitingForPods"
     WAITING_FOR_SERVERS = "WaitingForServers"
     WAITING_FOR_FAILOVER = "WaitingForFailover"
@@ -37,11 +35,10 @@ class StepReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MoveOrder:
-    """Slots that are to go from one primary to another, each given by node id.
+    """Slots to move from one primary to another, by node id.
 
-    `atomic` is by CLUSTER MIGRATESLOTS, otherwise key by key. With `drops` the slots go without what they hold;
-    otherwise values over `movable_bytes` are dropped where keys are moved one by one. With the source as the target,
-    the slots stay where they are, and what a move that cannot go on has left behind is cleared away.
+    `atomic` uses CLUSTER MIGRATESLOTS, otherwise keys move one by one. With `drops` slots move without data; otherwise
+    single keys over `movable_bytes` are dropped. If source and target are equal, a broken move is cleaned up.
     """
 
     source: str
@@ -54,12 +51,11 @@ class MoveOrder:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is to be done now; nothing at all if it is only waited for something.
+    """What to do now; nothing if it only waits.
 
-    A server gets its commands in their order, and the rest of them not when one fails: the next look finds what
-    remains. `remove_pod` is the uid of a pod that is to be deleted, `lost` are slots whose values are gone with this
-    step, `drained` are shards without slots, whose StatefulSets may go. `pause_s` is how long a look must wait, because
-    the same step taken twice would undo what the first began.
+    A server's commands run in order and stop at a failure; the next look finds the rest. `remove_pod` is a UID, `lost`
+    are slots with values lost in this step, `drained` are shards with StatefulSets to remove. `pause_s` delays the next
+    look, because repeating the step too soon would undo it.
     """
 
     reason: StepReason
@@ -73,9 +69,7 @@ class Step:
 
     @property
     def waits(self) -> bool:
-        """Whether there is nothing to do but to look again."""
         return not (self.commands or self.remove_pod or self.moves or self.drained)
 
 
 Rule = Callable[[View], Step | None]
-"""One concern: the step that it wants, or None if it has nothing to object to the cluster as it is."""

@@ -1,6 +1,6 @@
-"""What may be said of a managed cluster after one look at it, and what happened between two.
+"""State of a managed cluster after one look, and events between two looks.
 
-Servers promote replicas by themselves, and a migration is many steps: neither can be told from what was sent.
+Failovers by the servers and long migrations cannot be derived from sent commands.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from kvstrata.plan.redis.topology.view import View, count
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a cluster is, whatever is to be done with it.
+    """State of a cluster, independent of the next step.
 
-    `uncovered` counts slots whose requests nobody serves, `shards_ready` shards whose primary serves and whose replicas
-    are in step. `empty` is that all servers there are answer and none of them knows of any slot. `slots_to_move` counts
-    slots that are not where they are to be, `pods_to_replace` pods of a former template, `replicas_missing` replicas
-    that are wanted and not in step. `slots_covered` and `replication_healthy` are conditions, each with the sentence
-    that says why not, empty if so. `settled` is that no rule had anything to do or to wait for; else `progress` says
-    what.
+    `uncovered` counts slots that are not served, `shards_ready` shards with a serving primary and replicas in step.
+    `empty`: all servers answer and know no slot. The messages of `slots_covered` and `replication_healthy` are empty if
+    these hold. `settled`: no rule had a step; else `progress` describes it.
     """
 
     slots_covered: bool
@@ -45,7 +42,6 @@ class Verdict:
 
 
 def judge(view: View, found: Step | None, moved: int = 0) -> Verdict:
-    """Judge a look and the step that follows from it, of which `moved` slots have gone to their shard meanwhile."""
     slots, replication = covered(view), whole(view)
     shards, ready = view.goal.shards, shards_ready(view)
     return Verdict(
@@ -76,14 +72,13 @@ def _why(waiting: Step | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """A server, by its node id, has slots of the one that it replicated before. `message` names both."""
+    """A server, by node id, has slots of its former primary."""
 
     node_id: str
     message: str
 
 
 def failovers(before: Cluster, after: Cluster, goal: Goal) -> tuple[Failover, ...]:
-    """Return who took over from whom between two looks."""
     then, now = View(before, goal), View(after, goal)
     return tuple(_failovers(then, now))
 
@@ -98,7 +93,7 @@ def _failovers(then: View, now: View) -> Iterator[Failover]:
 
 
 def _primary_of(view: View, node_id: str) -> str:
-    """Return whose replica a node was, by its own word or else by others'; empty for nobody's."""
+    """Return a node's primary, by its own report or else by others'; empty for none."""
     server = view.servers.get(node_id)
     said = [server.itself.primary] if server is not None else [word.primary for word in view.known.get(node_id, ())]
     return next((primary for primary in said if primary), "")
