@@ -11,20 +11,18 @@ from typing import Any
 from kvstrata.model.keys import AllowedService
 
 PLACEMENT = frozenset({"nodeSelector", "tolerations", "affinity", "priorityClassName"})
-"""Fields of a pod's spec that say where it may run."""
+"""Fields of a pod's spec for its placement."""
 
 SERVICE = {"address": "address", "namespace": "namespace", "authMount": "auth_mount", "role": "role"}
-"""What may be said of a key management service, and its field in `AllowedService`."""
+"""Fields of a key management service, and their names in `AllowedService`."""
 
 
 class SettingsError(ValueError):
-    """The environment does not describe a runnable operator; the message names the variable and the fix."""
+    """The environment is incomplete or malformed; the message names the variable and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this operator process runs. Names of variables stand beside their fields in `from_environment`."""
-
     namespace: str
     pod_name: str
     watch_namespaces: tuple[str, ...]
@@ -46,12 +44,11 @@ class Settings:
 
     @property
     def cluster_wide(self) -> bool:
-        """Whether all namespaces are watched."""
         return not self.watch_namespaces
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings. Raises SettingsError for a missing or malformed variable."""
+        """Raises SettingsError for a missing or malformed variable."""
         env = os.environ if environment is None else environment
 
         def required(name: str) -> str:

@@ -1,7 +1,7 @@
 """Logs on standard error, and the audit log on standard output: one JSON object a line.
 
-Lines of the audit log leave the process by a thread of their own, so that no caller waits for them. An event goes into
-a queue; if the queue is full, the event is dropped and counted, and the next line says how many were dropped.
+A separate thread writes the audit log, so that callers never wait. When its queue is full, events are dropped and
+counted; the next line reports their number.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from kvstrata.contract.messages.audit import LOGGER, Action, Happened, Source, T
 from kvstrata.reconcile import metrics
 
 MAX_WAITING = 10_000
-"""Events that wait for the thread, a few megabytes."""
+"""Queued audit events, a few megabytes."""
 
 FLUSH_WITHIN_S = 1.0
-"""How long the end of the process waits for lines that are not taken yet."""
 
 
 class AuditHandler(logging.Handler):
-    """Writes the `audit` of records as lines. `write` takes a whole line and may block, or raise OSError."""
+    """Writes the `audit` attribute of log records. `write` takes a whole line and may block or raise OSError."""
 
     def __init__(self, teller: Teller, write: Callable[[bytes], None], most: int = MAX_WAITING) -> None:
         super().__init__()
@@ -40,7 +39,6 @@ class AuditHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Put a record into the queue; never blocks."""
         happened = getattr(record, "audit", None)
         if not isinstance(happened, Happened):
             return
@@ -50,7 +48,6 @@ class AuditHandler(logging.Handler):
             self._drop()
 
     def flush(self) -> None:
-        """Wait until what is in the queue is written, but not for ever."""
         written = threading.Event()
         try:
             self._waiting.put(written, timeout=FLUSH_WITHIN_S)
@@ -88,13 +85,12 @@ class AuditHandler(logging.Handler):
 
 
 def write_whole(data: bytes) -> None:
-    """Write to standard output, past its buffer: a thread that blocks must not hold up the end of the process."""
+    """Write to standard output unbuffered: a blocked thread must not hold up the end of the process."""
     while data:
         data = data[os.write(1, data) :]
 
 
 def configure_audit(pod: str) -> None:
-    """Send the audit log of the operator in this pod to standard output, whatever the level of other logs."""
     log = logging.getLogger(LOGGER)
     log.handlers = [AuditHandler(Teller(Source.OPERATOR, pod, secrets.token_hex(8)), write_whole)]
     log.setLevel(logging.INFO)
@@ -102,7 +98,6 @@ def configure_audit(pod: str) -> None:
 
 
 def configure(level: str) -> None:
-    """Send all logs but the audit log to standard error; libraries speak from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
     renamed = {"levelname": "level", "name": "logger", "exc_info": "exception"}
     handler.setFormatter(JsonFormatter(["levelname", "name", "message"], rename_fields=renamed, timestamp="time"))

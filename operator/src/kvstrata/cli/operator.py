@@ -56,28 +56,22 @@ log = logging.getLogger(__name__)
 SECONDS_PER_DAY = 86_400
 LEASE_NAME = "kvstrata-operator"
 API_RETRY_S = 2.0
-"""Between two looks at an API server that is not ready when the process starts."""
 API_TIMEOUT_S = 5.0
-
 WATCHERS_GRACE_S = 60.0
-"""How long after the start, or at a stretch, a watch may be missing before the process counts as ill."""
+"""How long a watch may be missing before the process counts as unhealthy."""
 
 LEASE_AT_ONCE_S = 1.0
-"""How long the watches wait for the Lease to be taken, so that their lists are the leader's first look at the world."""
+"""How long the watches wait for the Lease: lists that start after it is taken serve the leader as its first lists."""
 FIRST_LISTS_S = 20.0
-"""How long a leader waits for those lists before it lists everything itself."""
+"""How long a leader waits for the watches' lists before it lists everything itself."""
 
 LISTED_PAUSE_S = 2.0
-"""From a watch that lost its place to the pass that looks for deletions it missed; others join within that time."""
+"""Delay between a relisted watch and the resync; other watches often relist within that time."""
 STOP_WITHIN_S = 5.0
-"""How long the end of the process waits for its parts."""
 RETRY_S = 5.0
-"""From a failed list of the world to the next attempt."""
 
 
 class Operator:
-    """One operator process. `run` returns when it should end; the exit code is the caller's."""
-
     def __init__(self, settings: Settings, kube: Kube) -> None:
         self._settings, self._kube = settings, kube
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
@@ -100,7 +94,6 @@ class Operator:
         self._service_monitors = False
 
     async def run(self) -> None:
-        """Run until leadership is lost, a part fails, or the process is told to stop."""
         stop = asyncio.Event()
         await self._serve_http()
         started = asyncio.create_task(garbage.resume_after_start(lambda: self._synced and self._queue.idle))
@@ -115,7 +108,7 @@ class Operator:
         started.cancel()
         for task in pending:
             task.cancel()
-        # A part that does not heed its cancellation may not hold up the end.
+        # A part that ignores its cancellation must not hold up the end.
         await asyncio.wait(pending, timeout=STOP_WITHIN_S)
         await self._lease.release()
         for task in done:
@@ -125,10 +118,8 @@ class Operator:
             log.info("ending", extra={"because": task.get_name()})
 
     async def _until_told(self, stop: asyncio.Event) -> None:
-        """Wait for a signal. kopf installs handlers of its own when it starts, so ours are put back after it.
-
-        Without ours before it, the first process of a container would not hear a SIGTERM at all.
-        """
+        """Wait for a signal. kopf replaces the handlers when it starts, so they are installed again afterwards. The
+        first process of a container ignores SIGTERM without a handler."""
         loop = asyncio.get_running_loop()
         stopped = asyncio.create_task(stop.wait())
         for started in (asyncio.create_task(self._watching.wait()), stopped):
@@ -137,11 +128,8 @@ class Operator:
             await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _meet_api_server(self) -> None:
-        """Wait until the API server serves every kind of ours, and look whether it has ServiceMonitors.
-
-        What is found here, and by kopf after it, is not asked again while the process lives. To end instead of waiting
-        would leave the return to the growing delays that Kubernetes puts between restarts.
-        """
+        """Wait until the API server serves every kind of ours, and find out whether it has ServiceMonitors. Neither
+        this nor kopf asks again while the process lives. Exiting instead would run into the restart back-off."""
         told = ""
         while True:
             self._watchers_seen_at = time.monotonic()
@@ -190,10 +178,7 @@ class Operator:
         )
 
     async def _first_to_lead(self) -> bool:
-        """Wait a moment for the Lease; return whether it is held, so that all that is listed from now on is current.
-
-        One that has to wait for it longer watches meanwhile, and lists everything once more when it begins to lead.
-        """
+        """Wait LEASE_AT_ONCE_S for the Lease; return whether it is held, so that lists need not be repeated."""
         try:
             async with asyncio.timeout(LEASE_AT_ONCE_S):
                 await self._elected.wait()
@@ -222,7 +207,7 @@ class Operator:
             await asyncio.gather(holding, acting, return_exceptions=True)
 
     async def _act(self) -> None:
-        """Everything that only the leader does. Nothing is planned before the world is known in full."""
+        """The leader's work. Nothing is planned before the world is complete."""
         client = await self._keeper.open()
         resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
         await self._first_look(resync)
@@ -248,7 +233,7 @@ class Operator:
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()
             async with writer.topologies, erasures, reclaims, self._kms, asyncio.TaskGroup() as group:
-                # A policy whose erasure nobody knew of would go without its receipt.
+                # Without its erasure, a policy would be removed without a receipt.
                 await erasures.recall(self._settings.watch_namespaces)
                 self._enqueue_all()
                 self._synced = True
@@ -259,7 +244,6 @@ class Operator:
                 group.create_task(self._resync_for_ever(resync), name="resync")
 
     async def _first_look(self, resync: Resync) -> None:
-        """Learn the world; an API server that fails at it is asked again while the Lease is held."""
         while True:
             try:
                 if not await self._listed_by_watches():
@@ -274,7 +258,6 @@ class Operator:
                 return
 
     async def _listed_by_watches(self) -> bool:
-        """Return whether the watches began with lists that are newer than the Lease, once those have ended."""
         lists = await self._first_lists
         if lists is None:
             return False
@@ -286,7 +269,6 @@ class Operator:
         return True
 
     async def _resync_for_ever(self, resync: Resync) -> None:
-        """Look for what no event told: every `resync_s`, sooner after a failure, and when a watch was listed anew."""
         delay_s = self._settings.resync_s
         while True:
             try:
@@ -295,7 +277,7 @@ class Operator:
             except TimeoutError:
                 pass
             else:
-                # When one watch lost its place, others did too.
+                # Watches tend to be relisted together.
                 await asyncio.sleep(LISTED_PAUSE_S)
             self._listed.clear()
             delay_s = self._settings.resync_s
@@ -308,7 +290,7 @@ class Operator:
                 log.warning("the list-and-diff pass failed", extra={"error": str(error), "again_in_s": delay_s})
 
     def _may_write(self) -> bool:
-        """Whether this process leads now; one that was frozen finds its Lease out of date before anything else."""
+        """Whether this process leads. After a freeze, the Lease has expired by its clock."""
         return self._leading and self._lease.held
 
     def _enqueue_all(self) -> None:
@@ -362,14 +344,14 @@ async def _run(settings: Settings) -> NoReturn:
     except Exception:
         log.exception("the operator failed")
         code = 1
-    # A loop that closes waits for all its tasks; one that hangs would keep a process alive that acts no more.
+    # Closing the loop waits for all tasks; one that hangs would keep the process alive.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
 
 
 def main() -> None:
-    """Run the operator; the exit code is 1 after an error, so that Kubernetes counts the restart."""
+    """Run the operator; exit with 1 after an error, so that Kubernetes counts the restart."""
     try:
         settings = Settings.from_environment()
     except SettingsError as error:

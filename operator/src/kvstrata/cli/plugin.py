@@ -1,8 +1,4 @@
-"""`kubectl kvstrata`: what people ask of this product from a terminal.
-
-The file is named `kubectl-kvstrata` on the path, so that kubectl finds it. It runs anywhere with Python and
-`cryptography`; what asks a cluster does it by the kubectl that is there, with the rights of who calls it.
-"""
+"""`kubectl kvstrata`: needs Python and `cryptography`; asks clusters by kubectl, with the caller's rights."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from . import receipt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="kubectl kvstrata", description="Ask kvstrata, and check what it says.")
     commands = parser.add_subparsers(dest="command", required=True)
     receipt.add_to(commands.add_parser("receipt", help="receipts of erasures"))

@@ -34,7 +34,6 @@ class UnusableError(Exception):
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands."""
     commands = parser.add_subparsers(dest="subcommand", required=True)
     verify = commands.add_parser(
         "verify", help="check receipts offline", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -68,7 +67,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def _usable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Return `run` with what cannot be used told in a sentence."""
+    """Wrap `run`: report UnusableError and StoreError as one line, with exit code UNUSABLE."""
 
     def told(options: argparse.Namespace) -> int:
         try:
@@ -89,7 +88,7 @@ def _verify(options: argparse.Namespace) -> int:
     for path in _files(options.files):
         try:
             receipt = read_receipt(_bytes(path))
-            # In a chain, keys that are not pinned themselves may have been handed over to.
+            # Keys of a chain may be vouched for by a hand-over from a pinned key.
             vouched = check_one(receipt, is_signed, frozenset() if options.chain else pinned)
         except ReceiptError as error:
             sys.stdout.write(f"REFUSED {path}: {error}\n")
@@ -97,7 +96,7 @@ def _verify(options: argparse.Namespace) -> int:
         else:
             receipts.append((path, receipt, vouched))
     if options.chain:
-        # A chain without one of its receipts would be told as one with a hole.
+        # Without the refused receipts, the chain would be reported as having a gap.
         if code == REFUSED:
             return REFUSED
         try:
@@ -122,7 +121,6 @@ def _told_chain(options: argparse.Namespace, receipts: Sequence[tuple[Path, Rece
 
 
 def _lacking(options: argparse.Namespace, receipts: Sequence[Receipt]) -> int:
-    """Return LACKING, and say why, if an erasure proves less or leaves more than is asked for."""
     erasures = [(one.record.claimed, one.record.erasure, one.link.head.sequence) for one in receipts]
     code = HOLDS
     for claimed, erasure, number in erasures:
@@ -213,7 +211,6 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _bytes(path: Path) -> bytes:
-    """Return a file's bytes, and no more than a receipt may have and one."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_RECEIPT_BYTES + 2)
@@ -228,19 +225,19 @@ TIMEOUT_S = 120
 
 
 class StoreError(Exception):
-    """kubectl is not there, or says no."""
+    """kubectl is missing or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where receipts are: the operator's namespace, by kubectl's context and configuration, None for its own."""
+    """The operator's namespace, and kubectl's context and configuration; None is kubectl's default."""
 
     namespace: str
     context: str | None = None
     kubeconfig: str | None = None
 
     def get(self, *arguments: str) -> Any:
-        """Return what `kubectl get` gives as JSON. Raises StoreError with its complaint."""
+        """Return the output of `kubectl get`. Raises StoreError with its message."""
         flags = [f"--namespace={self.namespace}"]
         flags += [f"--context={self.context}"] if self.context else []
         flags += [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
@@ -259,7 +256,7 @@ class Cluster:
 
 
 def receipts(cluster: Cluster, domain: str | None = None) -> Iterator[tuple[str, bytes | ReceiptError]]:
-    """Yield every receipt by the name of its object: its bytes, or what is wrong with it."""
+    """Yield every receipt by the name of its object: its bytes, or its error."""
     selector = f"{labels.NAME}={labels.of_receipts(labels.RECEIPT)[labels.NAME]}"
     selector += f",{labels.DOMAIN}={domain}" if domain else ""
     items = cluster.get("configmaps", f"--selector={selector}")["items"]
@@ -267,7 +264,6 @@ def receipts(cluster: Cluster, domain: str | None = None) -> Iterator[tuple[str,
 
 
 def public_keys(cluster: Cluster) -> Iterator[tuple[str, bytes]]:
-    """Yield the published keys: key id and PEM."""
     data = cluster.get("configmap", names.RECEIPT_PUBLIC_KEYS).get("data") or {}
     for name, pem in sorted(data.items()):
         yield name.removesuffix(".pem"), pem.encode()

@@ -1,7 +1,4 @@
-"""A receipt in words: what is proven and by whom, what is not, and what is left.
-
-What users and pods wrote is shown with everything unprintable replaced: a receipt cannot draw on a terminal.
-"""
+"""Reports of receipts as text. Unprintable characters are replaced: a receipt must not control the terminal."""
 
 from __future__ import annotations
 
@@ -25,12 +22,10 @@ _STANDINGS = {
 
 
 def describe(file: str, receipt: Receipt, *, vouched: bool) -> str:
-    """Return the report of one receipt whose signature and claims hold."""
     return "".join(f"{line}\n" for line in _lines(file, receipt, vouched))
 
 
 def describe_chain(chain: Chain, *, ends_as_told: bool) -> str:
-    """Return the report of a chain that holds."""
     head = chain.receipts[-1].link.head
     lines = [f"CHAIN of domain {head.domain} holds: numbers 1 to {head.sequence}, each follows the one before"]
     lines.append(f"  its newest digest is {chain.digest}")
@@ -43,7 +38,6 @@ def describe_chain(chain: Chain, *, ends_as_told: bool) -> str:
 
 
 def row(receipt: Receipt) -> tuple[str, ...]:
-    """Return what a list shows of a receipt."""
     head, erasure, change = receipt.link.head, receipt.record.erasure, receipt.record.hand_over
     place = (head.domain, plain(head.namespace), str(head.sequence))
     digest = receipt.link.digest[:16]
@@ -57,7 +51,6 @@ def row(receipt: Receipt) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows under their heads, in columns."""
     everything = [COLUMNS, *rows]
     widths = [max(len(one[column]) for one in everything) for column in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(one, widths, strict=True)) for one in everything)
@@ -65,7 +58,6 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def plain(text: str) -> str:
-    """Return `text` with what is not printable replaced."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
@@ -121,7 +113,6 @@ def _order(subject: Subject) -> Iterator[str]:
 
 
 def _by_whom(claim: Claim, erasure: Erasure) -> Iterator[str]:
-    """Yield whose word a claim rests on, with the figures."""
     nodes = [node for tier in erasure.tiers for node in tier.nodes]
     match claim:
         case Claim.UNREACHABLE:

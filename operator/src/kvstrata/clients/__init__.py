@@ -1,1 +1,1 @@
-"""The operator's hands: API server, lease, certificates, gates and Redis. No decision is made here."""
+"""Clients of the API server, Lease, certificates, gates and Redis. No decision is made here."""

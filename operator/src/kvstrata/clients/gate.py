@@ -1,8 +1,7 @@
-"""The operator's client of gates: mutual TLS to a pod's address, one kept connection for each pod.
+"""The operator's client of gates: mutual TLS to a pod's address, with kept connections.
 
-A gate is addressed by its pod's IP, which may pass to another pod at any time, so the certificate is checked against
-the *model's* gate name. Which pod answered is decided by the token in the answer, which the caller has reviewed by
-the API server: this module only carries it.
+A pod's IP may pass to another pod at any time, so the certificate is checked against the *model's* gate name. The token
+in the answer identifies the pod; this module returns it unchecked and the caller has the API server review it.
 """
 
 from __future__ import annotations
@@ -55,25 +54,25 @@ T = TypeVar("T")
 
 MAX_STATE_BYTES = 256 * 1024
 RENDER_TIMEOUT_S = 120.0
-"""How long a pod may take over one prefix: it renders one at a time, and its engine may be busy."""
+"""A pod renders one prefix at a time, and its engine may be busy."""
 
 MAX_TOKEN_BYTES = 8 * 1024
 POOL_TIMEOUT_S = 30.0
 LOOK_TIMEOUT_S = 40.0
-"""How long a pod may take to look into its tiers, beside what it was asked to wait."""
+"""Beyond the wait that the request asks for."""
 
 PROBE_TIMEOUT_S = 180.0
-"""How long a pod may take over a probe: its engine computes four prompts of one chunk, and may be busy."""
+"""The engine computes four prompts of one chunk, and may be busy."""
 
 KEYS_TIMEOUT_S = 20.0
-"""How long a pod may take over data keys: it reads or writes small files in memory."""
+"""A pod only reads or writes small files in memory."""
 
 MAX_WORK_PER_POD = 8
-"""Requests for pools to one pod at a time; others wait."""
+"""Concurrent requests to one pod, apart from long polls."""
 
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_GRACE_S = 5.0
-"""How long after the end of a long poll an answer may still arrive."""
+"""Beyond the wait of a long poll."""
 
 KEEPALIVE_S = 90.0
 
@@ -97,10 +96,8 @@ class GateFailure(StrEnum):
 
 
 class GateError(Exception):
-    """A gate's answer could not be read. `reason` is stable, the message is for people and holds no secret.
-
-    `status` is the HTTP status of a refusal, 0 for every other failure.
-    """
+    """A gate's answer could not be read. `reason` is stable; the message holds no secret. `status` is the HTTP
+    status of a refusal, 0 for every other failure."""
 
     def __init__(self, reason: GateFailure, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -110,10 +107,7 @@ class GateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One request to a gate, and how long and how large its answer may be.
-
-    `newer` is whether a gate of the version before does not know it.
-    """
+    """One request to a gate. `newer`: a gate of the previous version does not know it."""
 
     method: str
     path: str
@@ -134,13 +128,13 @@ class _Answer(Generic[T]):
 
 
 class GateClient:
-    """Asks gates for their state, to work for prefix pools, to erase, to reset engines, to probe isolation, and brings
-    them data keys.
-
-    Use it as a context manager, within one event loop.
+    """Client of gates, to be used as a context manager within one event loop.
 
     The certificates are PEM: the operator's authority, and the client certificate that it issued to the operator.
     Raises ssl.SSLError or ValueError when they are unusable.
+
+    Every request returns the answer and the pod's token, unchecked. It raises GateError, and ContractError for a
+    message that no gate accepts.
     """
 
     def __init__(
@@ -160,18 +154,14 @@ class GateClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection."""
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
 
     async def state(self, pod_ip: str, server_name: str, after: int, wait_s: float) -> tuple[PodState, str]:
-        """Return a pod's state and the token that it sent with it, unchecked.
-
-        The gate answers at once when its acknowledged revision differs from `after`, or when its state has changed
-        since it last answered this client, else within `wait_s` seconds.
-        `server_name` is `contract.ack.gate_server_name(model, namespace)`. Raises GateError.
-        """
+        """Return a pod's state. The gate answers at once when its acknowledged revision differs from `after`, or its
+        state has changed since its last answer to this client, else within `wait_s`. `server_name` is
+        `contract.ack.gate_server_name(model, namespace)`."""
         seen = self._seen.get((pod_ip, server_name))
         question = _Question(
             "GET",
@@ -186,87 +176,57 @@ class GateClient:
         return answer.body, answer.token
 
     async def render(self, pod_ip: str, server_name: str, prefix: PrefixSource) -> tuple[Rendered, str]:
-        """Return what a pod makes of a prefix and the token that it sent with it, unchecked.
-
-        Raises GateError, and ContractError for a prefix that is too large to be sent.
-        """
         body = RenderRequest(prefix).encode()
         question = _Question("POST", RENDER_PATH, RENDER_TIMEOUT_S, MAX_ANSWER_BYTES, body=body)
         answer = await self._ask(pod_ip, server_name, question, Rendered.decode)
         return answer.body, answer.token
 
     async def warm(self, pod_ip: str, server_name: str, request: WarmRequest, timeout_s: float) -> tuple[Warmed, str]:
-        """Have a pod compute a prefix; return what became of it and the token that came with it, unchecked.
-
-        The pod stops when this is cancelled or takes longer than `timeout_s`. Raises GateError, and ContractError for a
-        prefix that is too large to be sent.
-        """
+        """Have a pod compute a prefix; it stops when this is cancelled or takes longer than `timeout_s`."""
         question = _Question("POST", WARM_PATH, timeout_s, MAX_ANSWER_BYTES, body=request.encode())
         answer = await self._ask(pod_ip, server_name, question, Warmed.decode)
         return answer.body, answer.token
 
     async def pool(self, pod_ip: str, server_name: str, uid: str) -> tuple[PoolReport, str]:
-        """Return what a pod's tiers hold of a pool and the token that came with it, unchecked. Raises GateError."""
         question = _Question("GET", POOL_PATH, POOL_TIMEOUT_S, MAX_ANSWER_BYTES, {"uid": uid})
         answer = await self._ask(pod_ip, server_name, question, PoolReport.decode)
         return answer.body, answer.token
 
     async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
-        """Have a pod erase its own copies of keyspaces; return what is left and the token that came with it, unchecked.
-
-        The pod answers when nothing is left, or after `request.wait_s`; what it began goes on by itself. Raises
-        GateError, and ContractError for a request that no gate would take.
-        """
+        """Have a pod erase its copies of keyspaces. The pod answers when nothing is left, or after `request.wait_s`;
+        the erasure then goes on in the background."""
         timeout_s = request.wait_s + LOOK_TIMEOUT_S
         question = _Question("POST", ERASE_PATH, timeout_s, MAX_ERASED_BYTES, body=request.encode(), newer=True)
         answer = await self._ask(pod_ip, server_name, question, Erased.decode)
         return answer.body, answer.token
 
     async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
-        """Return whether a pod still finds blocks of a keyspace, and the token that came with it, unchecked.
-
-        Raises GateError, and ContractError for a request that no gate would take.
-        """
         body = request.encode()
         question = _Question("POST", VERIFY_PATH, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, body=body, newer=True)
         answer = await self._ask(pod_ip, server_name, question, Verified.decode)
         return answer.body, answer.token
 
     async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
-        """Have a pod's engine empty its prefix cache; return what became of it and the token that came with it,
-        unchecked.
-
-        Raises GateError, and ContractError for a request that no gate would take.
-        """
         timeout_s = request.wait_s + LOOK_TIMEOUT_S
         question = _Question("POST", RESET_PATH, timeout_s, MAX_RESET_BYTES, body=request.encode(), newer=True)
         answer = await self._ask(pod_ip, server_name, question, EngineSaid.decode)
         return answer.body, answer.token
 
     async def probe(self, pod_ip: str, server_name: str, request: ProbeRequest) -> tuple[Probed, str]:
-        """Have a pod probe isolation; return what it found and the token that came with it, unchecked.
-
-        Raises GateError, and ContractError for a request that no gate would take.
-        """
         body = request.encode()
         question = _Question("POST", PROBE_PATH, PROBE_TIMEOUT_S, MAX_PROBED_BYTES, body=body, newer=True)
         answer = await self._ask(pod_ip, server_name, question, Probed.decode)
         return answer.body, answer.token
 
     async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
-        """Return which data keys that its bundle names a pod lacks, and the token that came with it, unchecked.
-
-        Raises GateError.
-        """
+        """Return the data keys that a pod's bundle names and it lacks."""
         question = _Question("GET", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, newer=True)
         answer = await self._ask(pod_ip, server_name, question, KeysLacking.decode)
         return answer.body, answer.token
 
     async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]:
-        """Bring a pod data keys (`pack_keys`); return which it lacks now, and the token that came with it, unchecked.
-
-        The caller overwrites the message. Raises GateError, after which the keys may have arrived.
-        """
+        """Send a pod data keys (`pack_keys`), and return those that it still lacks; after an error they may have
+        arrived. The caller overwrites `message`."""
         question = _Question(
             "POST", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, body=message, content_type=CONTENT_TYPE, newer=True
         )
@@ -308,11 +268,10 @@ class GateClient:
             raise GateError(_reason(error), f"the gate at {pod_ip}: {error!r}") from error
 
     def _open_session(self, *, states: bool) -> aiohttp.ClientSession:
-        """Return the connections of long polls, or those of work for pools: that lasts, and acknowledgements never wait
-        for it."""
+        """Return the session of long polls, or that of all other requests, so that acknowledgements never queue."""
         session = self._sessions.get(states)
         if session is None:
-            # Each keeps a connection for each pod: a limit on all of them would starve the pods beyond it.
+            # A limit over all pods would starve those beyond it.
             per_pod = 2 if states else MAX_WORK_PER_POD
             connector = aiohttp.TCPConnector(
                 ssl=self._tls, limit=0, limit_per_host=per_pod, keepalive_timeout=KEEPALIVE_S

@@ -1,8 +1,4 @@
-"""The API server: requests go by path and carry plain dictionaries.
-
-Client libraries bring discovery and a class for each type of Kubernetes, whose import and use cost more than the
-operator's whole decision; what is left of them without these is an HTTP session with credentials.
-"""
+"""Client of the API server. Client libraries cost more time than all of the operator's decisions."""
 
 from __future__ import annotations
 
@@ -24,19 +20,18 @@ REQUEST_TIMEOUT_S = 15.0
 LIST_PAGE = 500
 NO_VERSION = "1"
 """A resourceVersion that no object has: an apply with it creates, or is a conflict. The API server compares it with
-the version of an object that exists, and ignores it where none does; the Java Operator SDK relies on that, too."""
+an existing object's version and ignores it where there is none; the Java Operator SDK relies on that, too."""
 
 
 _REASONS = {status.value: status.phrase.title().replace(" ", "") for status in HTTPStatus if status >= 400}
-"""Reasons of answers that give none, as a proxy on the way or an overloaded API server does (`TooManyRequests`)."""
+"""Reasons for answers without one, which proxies or an overloaded API server send (`TooManyRequests`)."""
 _NAMESPACE_ENDS = "NamespaceTerminating"
 _NOT_OF_ITS_TYPE = "failed to create typed patch object"
-"""Said with status 500, of an applied object that has two list entries of one key, or a field of another type."""
+"""Sent with status 500, for duplicate keys in a list or a field of the wrong type."""
 
 
 class KubeError(Exception):
-    """The API server refused or did not answer. `status` is 0 when there was no answer at all, `causes` are the words
-    by which it says more closely why."""
+    """`status` is 0 without an answer; `causes` are the machine-readable reasons."""
 
     def __init__(
         self,
@@ -60,28 +55,26 @@ class KubeError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the API server will not have what was asked: it is wrong, not allowed, or above a quota."""
+        """Whether the request is invalid, not allowed, or above a quota."""
         return self.status in (400, 403, 422) or self.message.startswith(_NOT_OF_ITS_TYPE)
 
     @property
     def is_too_many(self) -> bool:
-        """Whether the API server did nothing because it is busy."""
         return self.status == 429
 
     @property
     def is_not_found(self) -> bool:
-        """Whether there is no such object (or its kind is not installed)."""
+        """Whether there is no such object, or its kind is not installed."""
         return self.status == 404
 
     @property
     def is_of_ending_namespace(self) -> bool:
-        """Whether nothing can be created in the namespace any more, because it is being deleted."""
         return self.status == 403 and _NAMESPACE_ENDS in self.causes
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
-    """Who a token belongs to: the service account's user name, and the UID of the pod it is bound to (or empty)."""
+    """The service account's user name, and the UID of the pod that the token is bound to, or empty."""
 
     username: str
     pod_uid: str
@@ -97,11 +90,9 @@ class Kube:
 
     @classmethod
     async def connect(cls) -> Kube:
-        """Return a client with the pod's service account, or else the current kubeconfig. Raises NoCredentialsError."""
         return cls(find_credentials())
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._session.close()
 
     async def request(
@@ -114,12 +105,11 @@ class Kube:
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Send one request and return the decoded answer. Raises KubeError for every kind of failure."""
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         return _decoded(await self._answer(method, path, headers, query, body, timeout_s))
 
     async def container_log(self, namespace: str, pod: str, container: str, limit_bytes: int) -> bytes:
-        """Return what a container has written until now, of both its streams, `limit_bytes` at most."""
+        """Return what a container has written to both its streams, at most `limit_bytes`."""
         query = {"container": container, "limitBytes": str(limit_bytes)}
         return await self._answer("GET", POD.path(namespace, pod, "log"), {"Accept": "*/*"}, query)
 
@@ -152,7 +142,7 @@ class Kube:
         raise _refusal(status, data, retry_after)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        """Return an object by a quorum read, or None if there is none."""
+        """Return an object by a quorum read, or None."""
         try:
             return await self.request("GET", resource.path(namespace, name))
         except KubeError as error:
@@ -163,7 +153,7 @@ class Kube:
     async def list(
         self, resource: Resource, namespace: str | None, label_selector: str | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield every object of a collection, page by page; each has its apiVersion and kind."""
+        """Yield every object of a collection, page by page, with apiVersion and kind added."""
         query = {"limit": str(LIST_PAGE)}
         if label_selector:
             query["labelSelector"] = label_selector
@@ -171,7 +161,7 @@ class Kube:
             page = await self.request("GET", resource.path(namespace), query=query, timeout_s=60)
             items = page.get("items")
             if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-                # Taken for an empty list it would say that everything is gone.
+                # Read as an empty list, it would mean that every object is gone.
                 raise KubeError(0, "BadAnswer", "the API server's answer is no list of objects")
             for item in items:
                 item["apiVersion"], item["kind"] = resource.api_version, resource.kind
@@ -182,21 +172,18 @@ class Kube:
             query["continue"] = token
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object; KubeError.is_conflict when it exists."""
+        """Raises KubeError with `is_conflict` when the object exists."""
         return await self.request("POST", resource.path(namespace), body=body)
 
     async def replace(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace an object; conditional when `body` carries a resourceVersion."""
+        """Conditional when `body` carries a resourceVersion."""
         return await self.request("PUT", resource.path(namespace, body["metadata"]["name"]), body=body)
 
     async def apply(
         self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str, uid: str | None
     ) -> dict[str, Any]:
-        """Apply an object on the server's side, taking over fields that others hold.
-
-        It changes the object of this UID, or creates one if that is None: KubeError.is_conflict when there is another
-        one of its name, or none.
-        """
+        """Server-side apply, taking over fields of other managers. Changes the object with this UID, or creates one
+        if it is None. Raises KubeError with `is_conflict` when the name belongs to another object, or to none."""
         condition = {"uid": uid} if uid else {"resourceVersion": NO_VERSION}
         try:
             return await self.request(
@@ -208,14 +195,14 @@ class Kube:
             )
         except KubeError as error:
             if f'metadata.uid: Invalid value: "{uid}"' in error.message:
-                # To the API server another UID is a change of a field that cannot change.
+                # The API server reports another UID as a change of an immutable field.
                 raise KubeError(HTTPStatus.CONFLICT, "Conflict", error.message) from error
             raise
 
     async def patch_status(
         self, resource: Resource, namespace: str, name: str, status: Mapping[str, Any], resource_version: str
     ) -> dict[str, Any]:
-        """Merge into an object's status, if it is still at `resource_version`; a None value removes its field."""
+        """Merge into an object's status if it is still at `resource_version`; None removes a field."""
         return await self.request(
             "PATCH",
             resource.path(namespace, name, "status"),
@@ -227,7 +214,7 @@ class Kube:
     async def set_finalizers(
         self, resource: Resource, namespace: str, name: str, finalizers: Sequence[str], resource_version: str
     ) -> dict[str, Any]:
-        """Set an object's finalizers, if it is still at `resource_version`: others may have set theirs."""
+        """Set an object's finalizers if it is still at `resource_version`: other controllers may have set theirs."""
         return await self.request(
             "PATCH",
             resource.path(namespace, name),
@@ -237,7 +224,7 @@ class Kube:
         )
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with this UID; one that is gone or was re-created is left alone."""
+        """Delete the object with this UID; does nothing if it is gone or was re-created."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self.request("DELETE", resource.path(namespace, name), body=body)
@@ -246,7 +233,7 @@ class Kube:
                 raise
 
     async def is_ending(self, namespace: str) -> bool:
-        """Whether a namespace is being deleted, or gone; False where that may not be asked."""
+        """Whether a namespace is being deleted, or gone; False without the right to read it."""
         try:
             found = await self.request("GET", NAMESPACE.path(None, namespace))
         except KubeError as error:
@@ -256,7 +243,7 @@ class Kube:
         return "deletionTimestamp" in found["metadata"]
 
     async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
-        """Ask whose token this is; None if it is not valid for `audience`."""
+        """Return the token's identity, or None if it is not valid for `audience`."""
         answer = await self.request(
             "POST",
             TOKEN_REVIEW.path(None),
@@ -311,11 +298,8 @@ def _causes(raw: Any) -> frozenset[str]:
 
 
 def _in_order(raw: Any) -> str:
-    """Return what a refusal says, its causes sorted.
-
-    The API server lists some in the order of a Go map, another one each time, and what is told of the same refusal in a
-    status would be news each time.
-    """
+    """Return a refusal's message with its causes sorted. The API server lists some in the random order of a Go map,
+    which would change a status each time."""
     message = str(raw.get("message") or "")
     if message.startswith(_NOT_OF_ITS_TYPE):
         first, *rest = message.splitlines()

@@ -1,8 +1,4 @@
-"""How the API server is reached, and as whom: the pod's service account, or else the current kubeconfig.
-
-One place for the operator's requests and for kopf's watches, so that both go the same way. Programs that print a token
-(`exec` in a kubeconfig) are not run: an operator has a service account, and an administrator's file a certificate.
-"""
+"""Credentials: the pod's service account, or else the kubeconfig, whose `exec` plugins are not run."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ import kopf
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_READ_EVERY_S = 60.0
-"""How long a token is used before its file is read again; the kubelet renews it long before it expires."""
+"""The kubelet renews a token long before it expires."""
 CONNECTIONS = 64
 
 
@@ -29,10 +25,8 @@ class NoCredentialsError(Exception):
 
 @dataclass(slots=True)
 class Credentials:
-    """An API server and how to authenticate to it. `server` is a URL without a slash at the end.
-
-    `token_file` is read again once a minute; `headers` authenticate where there is none.
-    """
+    """An API server and how to authenticate to it. `server` is a URL without a trailing slash. `headers`
+    authenticate where there is no `token_file`."""
 
     server: str
     tls: ssl.SSLContext | None = None
@@ -44,7 +38,6 @@ class Credentials:
     _read_at: float = float("-inf")
 
     def authorization(self) -> Mapping[str, str]:
-        """Return the headers that authenticate a request sent now."""
         if self.token_file is None:
             return self.headers
         now = self.monotonic()
@@ -64,14 +57,14 @@ class Credentials:
         connections: int = CONNECTIONS,
         headers: Mapping[str, str] | None = None,
     ) -> aiohttp.ClientSession:
-        """Return a new HTTP session to the server, for the running event loop; `connections` 0 is no limit."""
+        """Return a new HTTP session for the running event loop; `connections` 0 is no limit."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=self.tls if self.tls is not None else True, limit=connections),
             cookie_jar=aiohttp.DummyCookieJar(),
             response_class=response_class,
-            # The API server is near: to pack and unpack its lists costs more than to send them.
+            # The API server is near: compressing its lists costs more than sending them.
             headers={"Accept-Encoding": "identity", **(headers or {})},
-            # With trust_env, every request looks for a netrc file in another thread: half of what a request costs.
+            # With trust_env, every request looks for a netrc file in another thread, half of the cost of a request.
             trust_env=bool(getproxies()),
             proxy=self.proxy,
         )

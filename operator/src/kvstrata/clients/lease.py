@@ -1,7 +1,7 @@
 """Leadership by a Lease: one operator acts, the others stay warm.
 
-Kept here rather than taken from the client library because the library's election neither exposes the Lease's
-transition count, which bundles carry as their term, nor measures expiry on a monotonic clock.
+The election of the client library neither exposes the Lease's transition count, which bundles carry as their term, nor
+measures expiry on a monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,26 +22,22 @@ DURATION_S = 15.0
 RENEW_EVERY_S = 2.0
 RENEW_DEADLINE_S = 10.0
 ATTEMPT_TIMEOUT_S = 4.0
-"""How long one renewal may take: after one that hangs there is time for another, on a new connection."""
+"""Leaves time for a second attempt on a new connection before RENEW_DEADLINE_S."""
 RETRY_EVERY_S = 1.0
-"""Between two looks of one that waits: so late may a Lease that was given up be taken."""
+"""How often a candidate tries; bounds how long a released Lease stays free."""
 RELEASE_TIMEOUT_S = 5.0
-"""How long giving the Lease up may take; a process that ends has no more time than its pod's grace period."""
+"""A process that ends has no more time than its pod's grace period."""
 
 
 class WentBackError(RuntimeError):
-    """The API server shows an older Lease than it showed before: it was restored from a backup.
-
-    All that the process knows of objects is of a history that is lost, so that it has to start anew.
-    """
+    """The API server shows an older Lease than before: it was restored from a backup. All that the process knows of
+    objects is of a lost history, so it must restart."""
 
 
 class Lease:
-    """A contender for one Lease. `monotonic` gives seconds that no clock change moves.
-
-    A holder that could not renew for RENEW_DEADLINE_S must stop before DURATION_S, when another may start. `fit` says
-    whether the process is in a state to act: while it is not, the Lease is neither taken nor renewed.
-    """
+    """A candidate for one Lease. `monotonic` gives seconds that no clock change moves. A holder that could not renew
+    for RENEW_DEADLINE_S must stop before DURATION_S, when another may start. While `fit` returns False, the Lease is
+    neither taken nor renewed."""
 
     def __init__(
         self,
@@ -59,26 +55,22 @@ class Lease:
         self._renewed_at = float("-inf")
         self._written: dict[str, Any] | None = None
         self._newest: tuple[str, int] = ("", 0)
-        """The uid of the Lease and the highest resourceVersion of it that was seen."""
+        """UID and highest seen resourceVersion of the Lease."""
         self._wrote_at = ""
         self.term = 0
 
     @property
     def held(self) -> bool:
-        """Whether the Lease is this process' own now, as far as it can know without asking.
-
-        A process that was frozen finds it False as soon as it runs again, before `hold` had its turn.
-        """
+        """Whether this process holds the Lease, judged without a request. After a freeze it is False as soon as the
+        process runs again, before `hold` does."""
         return self._monotonic() - self._renewed_at < RENEW_DEADLINE_S
 
     async def acquire(self) -> int:
-        """Wait until this process holds the Lease; return its term, which grows with every change of holder.
-
-        Raises WentBackError.
-        """
+        """Wait until this process holds the Lease; return its term, which grows with every change of holder. Raises
+        WentBackError."""
         while True:
             try:
-                # An answer that took too long may tell of a Lease that has expired since.
+                # A slow answer may describe a Lease that has expired since.
                 if self._fit() and await self._try_once() and self.held:
                     log.info("leading", extra={"term": self.term, "lease": self._name})
                     return self.term
@@ -87,10 +79,10 @@ class Lease:
             await asyncio.sleep(RETRY_EVERY_S)
 
     async def hold(self) -> None:
-        """Renew until that fails for RENEW_DEADLINE_S or another holds the Lease; then return: the caller stops."""
+        """Renew until that fails for RENEW_DEADLINE_S or another process holds the Lease; then the caller must stop."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            # An attempt that hangs may not outlast the deadline, because the successor does not wait for it.
+            # An attempt that hangs must not outlast the deadline, because the successor does not wait for it.
             left_s = max(0.0, self._renewed_at + RENEW_DEADLINE_S - self._monotonic())
             try:
                 if not self._fit():
@@ -109,7 +101,7 @@ class Lease:
                 return
 
     async def release(self) -> None:
-        """Give the Lease up, so that a successor need not wait for its expiry. Failure to do so is harmless."""
+        """Release the Lease, so that a successor need not wait for its expiry. Failure is harmless."""
         if not self.held:
             return
         try:
@@ -119,7 +111,7 @@ class Lease:
 
     async def _give_up(self) -> None:
         lease = await self._kube.get(LEASE, self._namespace, self._name)
-        # From here on another may lead, whether the answer to the write arrives or not.
+        # From here on another process may lead, whether the write is answered or not.
         self._renewed_at = float("-inf")
         if lease and lease["spec"].get("holderIdentity") == self._identity:
             lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
@@ -127,7 +119,7 @@ class Lease:
 
     async def _try_once(self) -> bool:
         asked_at = self._monotonic()
-        # What was written last is as good as what is read, until a write fails: it is replaced at its version only.
+        # The last written version saves a read: the replace is conditional on it.
         lease, self._written = self._written, None
         if lease is None:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
@@ -140,24 +132,22 @@ class Lease:
         holder = spec.get("holderIdentity") or ""
         seen = (holder, spec.get("renewTime") or "")
         if seen != self._observed:
-            # What an answer shows may be as young as the answer: its holder counts from when it sent the write.
+            # The renewal may be as young as the answer: the holder counts from when it sent the write.
             self._observed, self._observed_at = seen, answered_at
         if holder != self._identity:
             expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
             if holder and asked_at - self._observed_at < expires_s:
                 return False
         if holder != self._identity or not self.term:
-            # A container that was started again has its predecessor's name, but is another actor: a term is one's own.
+            # A restarted container has its predecessor's name, but needs a term of its own.
             spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION_S)}
         return await self._write(lease, create=False)
 
     def _look_for_restore(self, lease: dict[str, Any] | None) -> None:
-        """Raise WentBackError for a Lease that is older than one that was seen, or than this process' own last one.
-
-        The versions of one object only grow. A backup may also be restored under higher versions, so that watches end:
-        then the holder still finds itself with a time before the one that it wrote.
-        """
+        """Raise WentBackError for a Lease that is older than one seen before, or than this process' own last write.
+        The versions of one object only grow. A backup may also be restored under higher versions, so that watches
+        end; then the holder finds an older renewTime than it wrote."""
         if lease is None:
             return
         uid, version = self._seen(lease)
@@ -193,8 +183,8 @@ class Lease:
             write = self._kube.create if create else self._kube.replace
             stored = await write(LEASE, self._namespace, lease)
         except KubeError as error:
-            # A holder's conflict is most often with itself: HTTP clients repeat a PUT whose connection broke. The next
-            # read shows whose write it was; until then this attempt failed, and leadership gets no longer by it.
+            # A holder's conflict is most often with itself: HTTP clients repeat a PUT after a broken connection. The
+            # next read shows the holder; until then this attempt failed and does not extend leadership.
             if error.is_conflict and not self.held:
                 return False
             raise
@@ -208,8 +198,8 @@ class Lease:
 
 TICK_EVERY_S = 1.0
 SILENT_LIMIT_S = 60.0
-"""How long the caller's event loop may not turn before its process counts as hung, and renews no more. More than any
-stretch of work takes on a starved machine; the kubelet gives up a process that answers no probe at about that time."""
+"""How long the caller's event loop may stall before renewals stop: longer than any work takes on a starved machine,
+and about when the kubelet gives up a process that answers no probe."""
 
 T = TypeVar("T")
 
@@ -217,9 +207,9 @@ T = TypeVar("T")
 class Leadership:
     """Contends for a Lease and renews it in a thread, with an event loop and a connection of its own.
 
-    `connect` makes the connection, in that thread; `monotonic` gives seconds that no clock change moves. All methods
-    are for one event loop, the caller's. When that one has not turned for SILENT_LIMIT_S, the Lease is neither taken
-    nor renewed, and runs out: a process that does nothing more must not keep another from acting.
+    `connect` runs in that thread; `monotonic` gives seconds that no clock change moves. All methods are for one event
+    loop, the caller's. When it stalls for SILENT_LIMIT_S, the Lease runs out: a hung process must not keep another from
+    acting.
     """
 
     def __init__(
@@ -240,7 +230,6 @@ class Leadership:
 
     @property
     def held(self) -> bool:
-        """Whether the Lease is this process' own now, as far as it can know without asking; see `Lease.held`."""
         return self._lease is not None and self._lease.held
 
     async def acquire(self) -> int:
@@ -250,11 +239,11 @@ class Leadership:
         return await self._there(self._acquire())
 
     async def hold(self) -> None:
-        """Return when the Lease is lost: the caller stops. To cancel this ends the renewals."""
+        """Return when the Lease is lost: the caller stops. Cancelling this ends the renewals."""
         await self._there(self._hold())
 
     async def release(self) -> None:
-        """End the renewals and give the Lease up, if it is held. Failure to do so is harmless."""
+        """End the renewals and release the Lease, if it is held. Failure is harmless."""
         if self._ticking is not None:
             self._ticking.cancel()
             await self._there(self._release())
@@ -273,7 +262,7 @@ class Leadership:
         kube = await self._connect()
         self._lease = Lease(kube, self._namespace, self._name, self._identity, self._monotonic, self._turns)
         term = await self._lease.acquire()
-        # Not when the caller hears of it, which may be busy for longer than a renewal can wait.
+        # Not in `hold`: the caller may be busy for longer than a renewal can wait.
         self._holding = asyncio.create_task(self._lease.hold(), name="lease")
         return term
 

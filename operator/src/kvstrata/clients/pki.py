@@ -1,10 +1,4 @@
-"""The operator's certificate authority: ECDSA P-256 keys, X.509 certificates, PEM in and out.
-
-Gates and managed Redis servers prove their names by server certificates, the operator proves to gates that it is the
-operator by a client certificate. Each is signed by one authority that the operator creates for itself, so that no
-other component has to be installed first. Time and private keys are arguments; `generate_key` and the certificates'
-serial numbers are the only randomness here.
-"""
+"""The operator's certificate authority for gates, managed Redis servers and its own client: P-256 keys, PEM."""
 
 from __future__ import annotations
 
@@ -30,17 +24,16 @@ RENEW_AT_REMAINING = 1 / 3
 """A certificate is replaced when this share of its lifetime is left."""
 
 MAX_COMMON_NAME = 64
-"""Longest common name that X.509 allows (RFC 5280, ub-common-name); subject alternative names have no such bound."""
+"""RFC 5280, ub-common-name; subject alternative names have no such bound."""
 
 TLS_KEYS = (names.CERTIFICATE_KEY, names.PRIVATE_KEY_KEY, names.AUTHORITY_KEY)
-"""Keys of a Secret with a server's certificate."""
 
 PrivateKey = ec.EllipticCurvePrivateKey
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate and its private key (PKCS #8), both PEM. The key never appears in the representation."""
+    """A certificate and its private key (PKCS #8), both PEM."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -50,15 +43,11 @@ class KeyPair:
 
 
 def generate_key() -> PrivateKey:
-    """Return a new private key on P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def create_authority(common_name: str, now: datetime, key: PrivateKey) -> KeyPair:
-    """Return a self-signed authority that may sign leaves only, valid for ten years.
-
-    `now` is an aware datetime, here and below.
-    """
+    """Return a self-signed authority that may sign leaves only, valid for ten years. `now` is aware, here and below."""
     name = _subject(common_name)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
@@ -73,11 +62,9 @@ def create_authority(common_name: str, now: datetime, key: PrivateKey) -> KeyPai
 def issue_server(
     authority: KeyPair, dns_names: Sequence[str], now: datetime, key: PrivateKey, *, for_peers: bool = False
 ) -> KeyPair:
-    """Return a server certificate for `dns_names`, valid for one year but never longer than its authority.
-
-    With `for_peers` it is good for calling servers of the same kind, too: those of a Redis Cluster ask for it.
-    Raises ValueError for no names, or for an authority that cannot be read.
-    """
+    """Return a server certificate for `dns_names`, valid for one year but never longer than its authority. With
+    `for_peers` it is a client certificate, too, as servers of a Redis Cluster need. Raises ValueError for no names,
+    or for an authority that cannot be read."""
     if not dns_names:
         raise ValueError("a server certificate needs at least one DNS name")
     alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names])
@@ -86,15 +73,12 @@ def issue_server(
 
 
 def issue_client(authority: KeyPair, common_name: str, now: datetime, key: PrivateKey) -> KeyPair:
-    """Return a client certificate whose subject is `common_name`, valid for one year.
-
-    Raises ValueError for an authority that cannot be read.
-    """
+    """Return a client certificate, valid for one year. Raises ValueError for an authority that cannot be read."""
     return _issue(authority, common_name, now, key, [ExtendedKeyUsageOID.CLIENT_AUTH], None)
 
 
 def needs_renewal(certificate_pem: bytes, now: datetime) -> bool:
-    """Whether a certificate should be replaced: unreadable, not valid yet, or in the last third of its life."""
+    """Whether a certificate is unreadable, not valid yet, or in the last third of its life."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
     except ValueError:
@@ -104,12 +88,12 @@ def needs_renewal(certificate_pem: bytes, now: datetime) -> bool:
 
 
 def fingerprint(certificate_pem: bytes) -> str:
-    """Return the SHA-256 of the first certificate of a PEM file, in hexadecimal; raises ValueError if there is none."""
+    """SHA-256 of the first certificate of a PEM file, in hexadecimal; raises ValueError if there is none."""
     return x509.load_pem_x509_certificate(certificate_pem).fingerprint(hashes.SHA256()).hex()
 
 
 def together(*authorities_pem: bytes) -> bytes:
-    """Return one PEM file with every authority of several, each once and in order; what cannot be read is left out."""
+    """Return one PEM file with every distinct authority, in order; unreadable ones are left out."""
     found: dict[bytes, bytes] = {}
     for pem in authorities_pem:
         for one in _certificates(pem):
@@ -118,7 +102,7 @@ def together(*authorities_pem: bytes) -> bytes:
 
 
 def describe(values: Mapping[str, bytes], authority_pem: bytes, changed_at: datetime) -> TlsFacts:
-    """Return what is told of a Secret with `tls.crt`, `tls.key` and `ca.crt`; its key stays in it."""
+    """Return facts about a Secret with `tls.crt`, `tls.key` and `ca.crt`, without its key."""
     missing = tuple(key for key in TLS_KEYS if not values.get(key))
     trusted = frozenset(
         one.fingerprint(hashes.SHA256()).hex() for one in _certificates(values.get(names.AUTHORITY_KEY, b""))

@@ -9,14 +9,12 @@ from kvstrata.model.refs import GROUP_VERSION
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One namespaced resource of the API server."""
-
     api_version: str
     kind: str
     plural: str
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the URL path of the collection (of all namespaces when None), an object or its subresource."""
+        """URL path of the collection (of all namespaces when None), an object or its subresource."""
         root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
         parts = [root]
         if namespace is not None:
@@ -35,7 +33,6 @@ OWN_RESOURCES = (
     Resource(GROUP_VERSION, "PrefixPool", "prefixpools"),
     Resource(GROUP_VERSION, "CacheInvalidation", "cacheinvalidations"),
 )
-"""The kinds that users write."""
 
 NETWORK_POLICY = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 
@@ -49,7 +46,7 @@ CHILD_RESOURCES = (
     Resource("rbac.authorization.k8s.io/v1", "Role", "roles"),
     Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
 )
-"""What the operator makes of them, and watches so that a change by hand is undone."""
+"""Built by the operator, and watched so that manual changes are undone."""
 
 POD = Resource("v1", "Pod", "pods")
 SECRET = Resource("v1", "Secret", "secrets")
@@ -63,7 +60,6 @@ SERVICE_MONITOR = Resource("monitoring.coreos.com/v1", "ServiceMonitor", "servic
 
 
 def child_resources(service_monitors: bool) -> tuple[Resource, ...]:
-    """Return what is watched of the operator's own objects; ServiceMonitors where the cluster knows them."""
     return (*CHILD_RESOURCES, POD, *((SERVICE_MONITOR,) if service_monitors else ()))
 
 

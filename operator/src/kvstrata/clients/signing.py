@@ -1,9 +1,4 @@
-"""Signing of receipts with ed25519, and checking of signatures.
-
-The operator has one key for the receipts of all domains, and while it is being replaced two. Nothing here but
-`generate` is random: a record that is signed twice gives the same bytes twice. What verifies receipts offline uses this
-module, too, so it needs nothing but `cryptography`.
-"""
+"""Deterministic signatures of receipts. The offline verifier uses them, so this imports only `cryptography`."""
 
 from __future__ import annotations
 
@@ -23,15 +18,13 @@ SINCE_KEY = "since"
 
 
 class SigningError(ValueError):
-    """A key that cannot be used, or that is not there."""
+    """A key is missing or unusable."""
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKeys:
-    """The key that signs, and the one before it for as long as some chain has not been handed over.
-
-    `since` is the moment, in UTC and whole seconds, from which the current key is in use. Nothing prints a key.
-    """
+    """The signing key, and the previous one until every chain has been handed over. `since` is when the current key
+    came into use, in UTC and whole seconds."""
 
     current: Ed25519PrivateKey = field(repr=False)
     since: str
@@ -39,33 +32,30 @@ class SigningKeys:
 
     @property
     def current_id(self) -> str:
-        """Key id of the key that signs."""
         return key_id(_raw(self.current))
 
     @property
     def previous_id(self) -> str | None:
-        """Key id of the one before."""
         return None if self.previous is None else key_id(_raw(self.previous))
 
     def rotated(self, since: str) -> SigningKeys:
-        """Return a new key in use, and the current one as the previous. Raises SigningError if there is one already,
-        because a chain that it has not handed over could not be continued."""
+        """Return new keys with the current one as the previous. Raises SigningError if there is a previous one
+        already: a chain not handed over could not be continued."""
         if self.previous is not None:
             raise SigningError("the last rotation is not over: some chain has not been handed over")
         return SigningKeys(Ed25519PrivateKey.generate(), since, self.current)
 
     def without_previous(self) -> SigningKeys:
-        """Return the current key alone, when every chain has been handed over to it."""
+        """For use when every chain has been handed over to the current key."""
         return SigningKeys(self.current, self.since)
 
     def secret_data(self) -> dict[str, bytes]:
-        """Return the data of the Secret that keeps them."""
         data = {CURRENT_KEY: _private_pem(self.current), SINCE_KEY: self.since.encode()}
         return data if self.previous is None else data | {PREVIOUS_KEY: _private_pem(self.previous)}
 
     @classmethod
     def from_secret_data(cls, data: Mapping[str, bytes]) -> SigningKeys:
-        """Read the Secret's data. Raises SigningError, which does not quote it, for what cannot be used."""
+        """Read the Secret's data. Raises SigningError, which does not quote it."""
         try:
             since = data[SINCE_KEY].decode("ascii")
             moment_in_s(since)
@@ -75,10 +65,8 @@ class SigningKeys:
             raise SigningError("the Secret holds no usable ed25519 key") from None
 
     def sign(self, record: Record) -> bytes:
-        """Return the receipt of a record: signed by the key that its head names, and a rotation by both.
-
-        Raises SigningError without that key, and ReceiptError for a record that no reader would take.
-        """
+        """Return a record's receipt, signed by the key that its head names, a rotation by both keys. Raises
+        SigningError without that key, and ReceiptError for an invalid record."""
         record.check()
         keys = {key_id(_raw(key)): key for key in (self.current, self.previous) if key is not None}
         signers = [record.head.signer]
@@ -94,17 +82,14 @@ class SigningKeys:
         return encode_receipt(body, tuple(signatures))
 
     def public_pems(self) -> dict[str, bytes]:
-        """Return the public keys by key id, to be published."""
         return {key_id(_raw(key)): public_pem(_raw(key)) for key in (self.current, self.previous) if key is not None}
 
 
 def generate(since: str) -> SigningKeys:
-    """Return a fresh key, in use from `since` on."""
     return SigningKeys(Ed25519PrivateKey.generate(), since)
 
 
 def is_signed(public_key: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether an ed25519 signature over `message` holds."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -113,14 +98,13 @@ def is_signed(public_key: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def public_pem(public_key: bytes) -> bytes:
-    """Return 32 bytes of a public key as PEM."""
     return Ed25519PublicKey.from_public_bytes(public_key).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 
 
 def read_public_pem(data: bytes) -> bytes:
-    """Return the 32 bytes of a public key. Raises SigningError for anything but an ed25519 public key in PEM."""
+    """Return the key's 32 bytes. Raises SigningError for anything but an ed25519 public key in PEM."""
     try:
         found = serialization.load_pem_public_key(data)
     except (ValueError, TypeError):

@@ -1,9 +1,8 @@
 """The client of a key management service with the Transit API: OpenBao, or HashiCorp Vault.
 
-A key that wraps others never leaves the service: it makes data keys, wraps and unwraps them, and deletes its own keys.
-Requests go over HTTPS with the service's authority pinned, follow no redirect (a token goes to nobody else), and end
-in time. Each failure has a name. No message quotes a token, a key, or what a service answered besides its own errors.
-
+A wrapping key never leaves the service: it creates, wraps and unwraps data keys, and deletes its own keys. Requests use
+HTTPS with a pinned authority and follow no redirect, which could leak the token. No message quotes a token, a key, or
+an answer other than the service's errors.
 The interpreter's copies of a key, as text out of the service's JSON, are not overwritten.
 """
 
@@ -30,14 +29,14 @@ CONNECT_TIMEOUT_S = 3.0
 MAX_ANSWER_BYTES = 256 * 1024
 MAX_TOLD_CHARACTERS = 200
 AT_ONCE = 8
-"""Requests to the service at a time; others wait for their turn, which is no part of the time for an answer."""
+"""Concurrent requests; waiting for a turn does not count toward the timeout."""
 
 KEY_TYPE = "aes256-gcm96"
 TOKEN_HEADER = "X-Vault-Token"  # noqa: S105  (a header's name)
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,128}")
 _PATH = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]*(?:/[0-9A-Za-z_][0-9A-Za-z._-]*)*")
-"""Without segments that are empty or begin with a dot: `..` would lead elsewhere."""
+"""No segment is empty or begins with a dot: `..` would lead elsewhere."""
 
 MAX_PATH_CHARACTERS = 128
 
@@ -62,10 +61,8 @@ class KmsFailure(StrEnum):
 
 
 class KmsError(Exception):
-    """The service did not do it, or nobody knows. `reason` is stable, the message is for people and holds no secret.
-
-    `status` is the HTTP status of a refusal, 0 for every other failure.
-    """
+    """The service failed or the outcome is unknown. `reason` is stable; the message holds no secret. `status` is the
+    HTTP status of a refusal, 0 for every other failure."""
 
     def __init__(self, reason: KmsFailure, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -74,18 +71,16 @@ class KmsError(Exception):
 
 
 class Tokens(Protocol):
-    """Where a client's token comes from."""
-
     async def token(self, client: TransitClient) -> str:
-        """Return a token that is good for some time. Raises KmsError."""
+        """Return a token that stays valid for some time. Raises KmsError."""
 
     def refused(self, token: str) -> bool:
-        """Forget this token, which the service refused; return whether there may be another now."""
+        """Forget a token that the service refused; return whether there may be another now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Which service it is, and its version. `cluster` is the random id that it drew when it was set up."""
+    """`cluster` is the random id of the service's setup."""
 
     cluster: str
     version: str
@@ -93,7 +88,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class WrappingKey:
-    """What the service says of one of its keys. `copyable` is whether it could ever be taken out of the service."""
+    """State of one of the service's keys. `copyable`: it could be taken out of the service."""
 
     name: str
     type: str
@@ -103,20 +98,17 @@ class WrappingKey:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A fresh data key, and the same wrapped. Nothing prints `secret`."""
-
     secret: bytes = field(repr=False)
     wrapped: str
 
 
 class TransitClient:
-    """Asks one Transit mount of the service at `address` (`https://host:port`). Use it within one event loop.
+    """Client of one Transit mount at `address` (`https://host:port`), for one event loop.
 
-    `authority_pem` is the only authority that is trusted to sign the service's certificate. `namespace` is the
-    service's own namespace, empty for its root; `place` tells one namespace and mount of a service from another.
-    `turns` limits what is under way at a time, also over several clients; absent means `AT_ONCE` for this one.
-    Raises ValueError for an address that is not HTTPS, or a mount that is none, and ssl.SSLError for an authority that
-    is none.
+    `authority_pem` is the only trusted authority. `namespace` is the service's own namespace, empty for its root;
+    `place` identifies namespace and mount within a service. `turns` limits concurrent requests and may be shared; by
+    default `AT_ONCE`. Raises ValueError for an address that is not HTTPS or an invalid mount, and ssl.SSLError for an
+    invalid authority. Requests raise KmsError.
     """
 
     def __init__(
@@ -153,19 +145,19 @@ class TransitClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection, for good: what is asked from then on, or was under way, is `DISCONNECTED`."""
+        """Close the client for good: pending and later requests fail with `DISCONNECTED`."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def service(self) -> Service:
-        """Return which service answers. Raises KmsError; `SEALED` while it cannot work."""
+        """Raises KmsError, with `SEALED` while the service cannot work."""
         raw = await self.call("GET", "sys/health", query={"standbyok": "true"})
         return _read(lambda: Service(_text(raw["cluster_id"]), _text(raw["version"])))
 
     async def make(self, name: str) -> WrappingKey:
-        """Make a key that cannot be taken out of the service, unless there is one of that name. Raises KmsError."""
+        """Create a key that cannot be taken out of the service, unless the name exists."""
         body = {"type": KEY_TYPE, "exportable": False, "allow_plaintext_backup": False}
         await self._ask("POST", f"keys/{_checked(name)}", body)
         found = await self.look(name)
@@ -174,7 +166,7 @@ class TransitClient:
         return found
 
     async def look(self, name: str) -> WrappingKey | None:
-        """Return what the service says of a key; None if it says that it has none of that name. Raises KmsError."""
+        """Return a key's state, or None if the service reports that there is none."""
         try:
             raw = await self._ask("GET", f"keys/{_checked(name)}")
         except KmsError as error:
@@ -191,20 +183,16 @@ class TransitClient:
         )
 
     async def draw(self, name: str) -> Drawn:
-        """Return a fresh key of 256 bits, wrapped by the key `name`. Raises KmsError."""
+        """Create a data key of 256 bits, wrapped by the key `name`."""
         raw = await self._ask("POST", f"datakey/plaintext/{_checked(name)}", {"bits": 256})
         return _read(lambda: Drawn(_secret(raw["data"]["plaintext"]), _text(raw["data"]["ciphertext"])))
 
     async def unwrap(self, name: str, wrapped: str) -> bytes:
-        """Return the key that was wrapped by the key `name`. Raises KmsError."""
         raw = await self._ask("POST", f"decrypt/{_checked(name)}", {"ciphertext": wrapped})
         return _read(lambda: _secret(raw["data"]["plaintext"]))
 
     async def delete(self, name: str) -> None:
-        """Have the service delete a key, for good; one that is not there is fine. Raises KmsError.
-
-        That it is gone says `look` only, afterwards.
-        """
+        """Delete a key for good; a missing one is fine. Only a later `look` confirms that it is gone."""
         if await self.look(name) is None:
             return
         await self._ask("POST", f"keys/{_checked(name)}/config", {"deletion_allowed": True})
@@ -219,7 +207,7 @@ class TransitClient:
         query: Mapping[str, str] | None = None,
         token: str = "",
     ) -> Any:
-        """Return what the service answers at `path`, None for nothing. Raises KmsError."""
+        """Return the answer at `path`, None if it is empty."""
         headers = self._headers | ({TOKEN_HEADER: token} if token else {})
         try:
             async with (
@@ -240,12 +228,11 @@ class TransitClient:
                 raise
             raise _replaced() from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            # An error's own text may quote headers, so its kind has to do.
+            # The error's own text may quote headers.
             told = f"the key management service at {self._address}: {type(error).__name__}"
             raise KmsError(_reason(error), told) from None
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Ask the mount, once more with another token if the service refuses the first."""
         whole = f"{self._mount}/{path}"
         token = await self._tokens.token(self)
         try:
@@ -278,7 +265,7 @@ async def _read_capped(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _judged(status: int, body: bytes, path: str) -> Any:
-    """Return an answer's JSON, None if it is empty. Raises KmsError for a refusal or what cannot be read."""
+    """Return an answer's JSON, None if it is empty. Raises KmsError for a refusal or invalid JSON."""
     try:
         raw = json.loads(body) if body.strip() else None
     except (ValueError, RecursionError):
@@ -299,8 +286,8 @@ def _refusal(status: int, errors: object, told: str, path: str) -> KmsFailure:
         case 401 | 403:
             return KmsFailure.DENIED
         case 404:
-            # "No such key" has a list of errors, which is empty; a path that nothing serves has one that says so, and
-            # what is no such service has none. Only the first says something of a key.
+            # "No such key" has an empty list of errors, an unserved path has one entry, another kind of server has no
+            # list. Only the first says something about a key.
             return KmsFailure.NO_KEY if errors == [] and "/keys/" in path else KmsFailure.NO_MOUNT
         case 400 if "encryption key not found" in told:
             return KmsFailure.NO_KEY
@@ -327,7 +314,7 @@ def _read(read: Callable[[], T]) -> T:
     try:
         return read()
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
-        # The error would quote what the answer holds.
+        # The error's text would quote the answer.
         raise KmsError(KmsFailure.MALFORMED, "the key management service answered with something else") from None
 
 
@@ -345,7 +332,7 @@ def _secret(raw: Any) -> bytes:
 
 
 def checked_path(path: str) -> str:
-    """Return a path of the service if it leads nowhere else. Raises ValueError."""
+    """Return a path of the service unless it could lead elsewhere. Raises ValueError."""
     if len(path) > MAX_PATH_CHARACTERS or _PATH.fullmatch(path) is None:
         raise ValueError("a mount, a method or a namespace of a key management service is no path")
     return path

@@ -1,7 +1,4 @@
-"""How the operator proves to a key management service who it is: by its Kubernetes service account.
-
-The service asks the API server whose the account's token is, and gives one of its own for some time; nothing is stored.
-"""
+"""Tokens for a key management service, in exchange for the service account's token."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ from pathlib import Path
 from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient, checked_path
 
 RENEWED_AT = 0.6
-"""After which part of its lease a token is replaced."""
+"""The share of its lease after which a token is replaced."""
 
 MAX_TOKEN_BYTES = 64 * 1024
 
 
 class KubernetesLogin:
-    """A token that the service gives for the service account's, by its authentication method `kubernetes`.
+    """Tokens from the service's authentication method `kubernetes`, in exchange for the service account's.
 
-    `role` is the service's name for what the operator may do, `method` where the method is mounted. `account_token` is
-    the file that the kubelet renews; give it the service's audience where the role demands one. Raises ValueError for
-    a method that is no path. Whoever asks while a login is under way has what comes of it.
+    `role` is the service's name for the operator's rights, `method` the mount of the method. `account_token` is the
+    file that the kubelet renews; it needs the service's audience if the role demands one. Raises ValueError for an
+    invalid method. Concurrent callers share one login.
     """
 
     def __init__(
@@ -39,10 +36,10 @@ class KubernetesLogin:
         self._token, self._until = "", float("-inf")
         self._login = asyncio.Lock()
         self._failure: KmsError | None = None
-        """What the last login came to, if it came to nothing."""
+        """Of the last login; None after a success."""
 
     async def token(self, client: TransitClient) -> str:
-        """Return a token, after a login if there is none that is good for long enough. Raises KmsError."""
+        """Return a token, after a login if the last one is about to expire. Raises KmsError."""
         before = self._failure
         if self._is_good():
             return self._token
@@ -61,10 +58,8 @@ class KubernetesLogin:
             return self._token
 
     def refused(self, token: str) -> bool:
-        """Forget this token: the service may have been restarted or have revoked it, so a login may bring another.
-
-        Who comes later with a token that was replaced already forgets nothing.
-        """
+        """Forget this token: after a restart or revocation, a login may bring another. Does nothing for a token that
+        was replaced already."""
         if self._token == token:
             self._token = ""
         return True
@@ -84,7 +79,7 @@ class KubernetesLogin:
             raise KmsError(
                 KmsFailure.MALFORMED, "the key management service answered a login without a token"
             ) from None
-        # A lease of 0 does not end.
+        # A lease of 0 does not expire.
         self._token, self._until = token, asked_at + (lease_s * RENEWED_AT if lease_s else float("inf"))
 
 

@@ -1,1 +1,1 @@
-"""From events to writes: a store that knows the world, a queue of keys, and one loop that carries out plans."""
+"""From events to writes: a store of the world, a queue of keys, and one loop that carries out plans."""

@@ -1,8 +1,4 @@
-"""Which keys a change concerns.
-
-Kept small on purpose: a status that the operator wrote concerns nobody else unless an epoch is in it, and a pod's
-acknowledgement concerns only the policies that waited for it.
-"""
+"""Which keys a change affects: as few as possible, because every status write and acknowledgement comes here."""
 
 from __future__ import annotations
 
@@ -33,7 +29,6 @@ from kvstrata.plan.redis.backend import servers_held
 
 
 def concerned_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:
-    """Return the keys to plan when an object of the API appeared, changed or went."""
     own = {key}
     if before is not None and after is not None and _meaning(before) == _meaning(after):
         return frozenset(own)
@@ -70,7 +65,7 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
             told = {*_rivals(world, before, after), *_groups_of(world, before, after), *_sharers(world, before, after)}
             return frozenset({*own, *told, *_bundles(world)})
         case "TenantGroup":
-            # Members may read the pools that the group may, whether or not their policy names it.
+            # Members may read the group's pools, whether or not their policy names it.
             listed = {t for group in (before, after) if isinstance(group, TenantGroup) for t in group.spec.members}
             followers = {
                 Key("TenantCachePolicy", world.namespace, policy.name)
@@ -89,7 +84,7 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
                 for policy in world.policies.values()
                 if key.name in policy.spec.pool_names
             }
-            others = {key for name in named for key in _pools(world, name)}  # one that goes makes room for another
+            others = {key for name in named for key in _pools(world, name)}  # a pool that goes makes room for another
             return frozenset({*own, *readers, *models, *bundles, *others})
         case "CacheInvalidation":
             return frozenset({*own, *_leaving(world, before, after)})
@@ -98,7 +93,6 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
 
 
 def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model: str | None = None) -> frozenset[Key]:
-    """Return the keys to plan when a pod appeared, changed or went."""
     if before == after:
         return frozenset()
     pod = after or before
@@ -121,7 +115,6 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
 
 
 def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, after: VerifiedState) -> frozenset[Key]:
-    """Return the keys to plan when a pod told the operator something new."""
     old, new = before.state if before else None, after.state
     same_use = old is not None and (old.usage, old.tier_usage) == (new.usage, new.tier_usage)
     news = frozenset() if same_use else holders_of_news(world, pod.model, after.at)
@@ -139,7 +132,7 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
         verified.state.acked if verified and not verified.contradicted else 0 for verified in (before, after)
     )
     if before is None or counted != counts:
-        # What no longer counts is missed by all that it stood for.
+        # An acknowledgement that no longer counts is missed by everything that relied on it.
         counted = min(counted, counts)
         keys |= _waiting_policies(world, pod.model, counted)
         keys |= set(_open_invalidations(world)) | set(_groups(world)) | _waiting_slots(world, pod.model)
@@ -149,7 +142,6 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
 
 
 def concerned_by_commit(world: World, commit: CommitBundle, before: CommittedBundle | None) -> frozenset[Key]:
-    """Return the keys to plan when a model's bundle was committed in the place of `before`."""
     entries = before.bundle.entries if before is not None else {}
     held, stay = ({entry.policy for entry in some.values()} for some in (entries, commit.entries))
     changed = {entry.policy for entry in commit.entries.values() if entry.since == commit.root.revision}
@@ -172,14 +164,13 @@ def _said(verified: VerifiedState) -> tuple[Any, ...]:
 
 
 def _budgeted(world: World, model: str) -> list[CacheTier]:
-    """Return the tiers of a model whose budgets its pods speak of."""
     found = world.models.get(model)
     listed = found.spec.tier_names if found is not None else ()
     return [world.tiers[name] for name in listed if name in world.tiers and world.tiers[name].spec.medium in BUDGETED]
 
 
 def _with_budgets_in(world: World, tiers: Iterable[CacheTier]) -> set[Key]:
-    """Return who declares budgets on one of these tiers, but for the domain, which hears of every state."""
+    """Return the holders of budgets on these tiers, except the domain, which sees every state."""
     names = {tier.name for tier in tiers}
     if not names:
         return set()
@@ -195,10 +186,8 @@ def _with_budgets_in(world: World, tiers: Iterable[CacheTier]) -> set[Key]:
 
 
 def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
-    """Return the policies of a model that changed after revision `enforced`; all of them while none serves.
-
-    Those whose generation was never enforced wait for the newest revision, whichever it is.
-    """
+    """Return the policies of a model that changed after revision `enforced`; all of them while at most one pod
+    serves. Those whose generation was never enforced wait for the newest revision."""
     committed = world.bundles.get(model)
     if committed is None:
         return set()
@@ -210,7 +199,6 @@ def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
 
 
 def _waiting_slots(world: World, model: str) -> set[Key]:
-    """Return the bundle of a model if it has slots that are emptied once no pod reads them any more."""
     found, committed = world.models.get(model), world.bundles.get(model)
     if found is None or committed is None or not leftovers(world, found, committed):
         return set()
@@ -218,7 +206,6 @@ def _waiting_slots(world: World, model: str) -> set[Key]:
 
 
 def _waiting_pools(world: World, model: str, enforced: int) -> set[Key]:
-    """Return the pools of a model that changed after revision `enforced`."""
     committed = world.bundles.get(model)
     if committed is None:
         return set()
@@ -228,13 +215,13 @@ def _waiting_pools(world: World, model: str, enforced: int) -> set[Key]:
 
 
 def _declared(resource: Resource) -> tuple[Any, ...]:
-    """Return what of an object its users decide."""
+    """The parts of an object that its users set."""
     metadata = resource.metadata
     return metadata.uid, metadata.generation, metadata.labels, metadata.deleting
 
 
 def _meaning(resource: Resource) -> tuple[Any, ...]:
-    """Return what of an object others look at: its spec, its labels, whether it is going, and its epoch."""
+    """The parts of an object that other plans use: spec, labels, deletion and parts of its status."""
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
     scope = getattr(status, "scope", None)
     extra = (
@@ -249,14 +236,12 @@ def _meaning(resource: Resource) -> tuple[Any, ...]:
 
 
 def _broken(resource: Resource) -> object:
-    """Return the failure of a model's isolation, by which its bundle may allow no reuse."""
     if not isinstance(resource, CachedModel):
         return None
     return resource.status.probe.failure if resource.status.probe is not None else None
 
 
 def _compiled(resource: Resource) -> tuple[Any, ...] | None:
-    """Return what bundles have of a pool's status, beside its epoch."""
     if not isinstance(resource, PrefixPool):
         return None
     status = resource.status
@@ -264,8 +249,7 @@ def _compiled(resource: Resource) -> tuple[Any, ...] | None:
 
 
 def _usable(resource: Resource) -> tuple[object, ...] | None:
-    """Return whether a tier is ready, which the models that list it report, whether pods were told of too much,
-    and which external servers they use."""
+    """A tier's readiness, which its models report, whether it is overcommitted, and its external servers."""
     if not isinstance(resource, CacheTier):
         return None
     status = resource.status
@@ -273,7 +257,7 @@ def _usable(resource: Resource) -> tuple[object, ...] | None:
 
 
 def _claimed(world: World, key: Key, before: Resource | None) -> set[Key]:
-    """Return the tiers on which an object's guarantees are others than before: their plans tell whoever waits."""
+    """Return the tiers on which an object's guarantees changed: their plans enqueue the waiting objects."""
     was, now = claims_of(before), world.claimants.get(key, {})
     touched = {tier for tier in {**was, **now} if was.get(tier) != now.get(tier)}
     return {Key("CacheTier", world.namespace, tier) for tier in touched}
@@ -289,7 +273,6 @@ def _rivals(world: World, *policies: Resource | None) -> set[Key]:
 
 
 def _leaving(world: World, *invalidations: Resource | None) -> set[Key]:
-    """Return the policies whose deletion ordered an invalidation: they wait for it."""
     uids = {found.metadata.annotations.get(ERASES, "") for found in invalidations if found is not None}
     names = {world.policy_names[uid] for uid in uids if uid in world.policy_names}
     return {Key("TenantCachePolicy", world.namespace, name) for name in names}
@@ -301,12 +284,12 @@ def _sharers(world: World, *policies: Resource | None) -> set[Key]:
 
 
 def _admits(tier: Resource | None) -> tuple[Classification, ...] | None:
-    """Return whose data a tier takes, None for everybody's, as where there is no tier."""
+    """The classifications that a tier allows, None for all or without a tier."""
     return tier.spec.allowed_classifications if isinstance(tier, CacheTier) else None
 
 
 def _neighbours(world: World, before: Resource | None, after: Resource | None) -> set[Key]:
-    """Return the tiers that may or may not be used now that another names other servers, and who lists them."""
+    """Return the tiers whose conflict over servers may have changed, and the models that list them."""
     named = [servers_held(tier) if isinstance(tier, CacheTier) else frozenset() for tier in (before, after)]
     touched = {name for name, tier in world.tiers.items() if servers_held(tier) & (named[0] ^ named[1])}
     models = (model for model in world.models.values() if touched.intersection(model.spec.tier_names))
@@ -339,7 +322,6 @@ def _models(world: World) -> tuple[Key, ...]:
 
 
 def _pools(world: World, model: str | None = None) -> tuple[Key, ...]:
-    """Return the pools of a model, of any model for None."""
     return tuple(
         Key("PrefixPool", world.namespace, name)
         for name, pool in world.pools.items()
@@ -348,7 +330,7 @@ def _pools(world: World, model: str | None = None) -> tuple[Key, ...]:
 
 
 def _renders_as(state: PodState) -> tuple[object, ...]:
-    """Return what of a pod's state decides whether it can be asked about prefixes, and whether its answers stand."""
+    """The parts of a pod's state that decide whether it can render prefixes, and whether its answers still hold."""
     return state.gate_boot, state.cache_boot, state.engine_ready, state.acked > 0
 
 

@@ -1,7 +1,7 @@
-"""The audit log of the operator: what was written to the API server, or known for certain, told once.
+"""The operator's audit log: each event once, after it was written to the API server or is certain.
 
-Telling is a call of the logger `kvstrata.audit`, whose records carry a `Happened`; how lines get out is not known here.
-Everything is told after it was written, and by the process that wrote it: one that dies between the two leaves no line.
+An event is a call of the logger `kvstrata.audit` whose record carries a `Happened`. The process that wrote it logs it:
+one that dies in between leaves no line.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ own_log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
-    """What became of an object's guarantees on one tier."""
-
     ADMITTED = "admitted"
     DENIED = "denied"
     WITHDRAWN = "withdrawn"
@@ -52,13 +50,11 @@ _ACTIONS = {
 
 
 def tell(happened: Happened) -> None:
-    """Count something that happened, and hand it to the audit log."""
     metrics.AUDIT_EVENTS.labels(str(happened.action.event)).inc()
     log.info("%s", happened.action, extra={"audit": happened})
 
 
 def tell_status(key: Key, before: Resource | None, after: Resource | None, domain: DomainStore) -> None:
-    """Tell what the written status of `after` says and that of `before` did not."""
     if after is None:
         return
     known = before if before is not None and before.uid == after.uid else None
@@ -97,8 +93,7 @@ def _tell_guarantee(key: Key, outcome: Outcome, **facts: Any) -> None:
 
 
 def tell_sharing(namespace: str, commit: CommitBundle, before: Mapping[str, Entry], domain: DomainStore) -> None:
-    """Tell with whom tenants share a model's blocks by a bundle that was committed, and did not by its entries
-    `before`, and the other way round."""
+    """Log with whom tenants begin or cease to share a model's blocks; `before` are the bundle's previous entries."""
     for tenant in sorted(before.keys() | commit.entries.keys()):
         old, new = before.get(tenant), commit.entries.get(tenant)
         if old is new:
@@ -131,18 +126,16 @@ def _tell_sharing(
 
 
 def tell_refused(namespace: str, pod: Pod, doubt: str) -> None:
-    """Count and tell that a word that came from a pod's address was not believed to be the pod's."""
     metrics.ACKS_REFUSED.labels(doubt).inc()
     tell(Happened(action=Action.WORD_REFUSED, namespace=namespace, model=pod.model, pod_uid=pod.uid, reason=doubt))
 
 
 def tell_secret(namespace: str, name: str, material: str, *, made: int, removed: int = 0) -> None:
-    """Tell how many keys were made in a Secret, and how many went; other material counts as one."""
+    """Log how many keys were created and removed in a Secret; other material counts as one."""
     _tell_made(namespace, f"Secret/{name}", material, made, removed)
 
 
 def tell_data_keys(namespace: str, *, made: int, removed: int) -> None:
-    """Tell how many data keys were unwrapped by a KMS, and how many were overwritten."""
     _tell_made(namespace, f"CacheDomain/{DOMAIN_NAME}", str(Material.DATA_KEYS), made, removed)
 
 
@@ -155,12 +148,11 @@ def _tell_made(namespace: str, place: str, material: str, made: int, removed: in
 
 
 def tell_turn(namespace: str, name: str, turn: str) -> None:
-    """Tell a step of rotating a Secret's passwords or certificate."""
     tell(Happened(action=Action.CREDENTIALS_TURNED, namespace=namespace, object=f"Secret/{name}", reason=turn))
 
 
 def tell_restore(key: Key, before: Resource | None, after: Resource | None) -> str | None:
-    """Log and count that the status of `after` records a restore which that of `before` did not; return its story."""
+    """Log and count a restore that the status of `after` records first; return its story."""
     if not isinstance(after, CacheDomain) or after.status.restored is None:
         return None
     known = before.status.restored if isinstance(before, CacheDomain) else None
@@ -173,7 +165,6 @@ def tell_restore(key: Key, before: Resource | None, after: Resource | None) -> s
 
 
 def names_tenants(domain: DomainStore) -> bool:
-    """Whether a domain lets the audit log have tenants' names."""
     found: CacheDomain | None = domain.objects["CacheDomain"].get(DOMAIN_NAME)
     return found is not None and found.spec.effective_audit_names is AuditNames.TENANTS
 
@@ -183,7 +174,7 @@ def _tenant(resource: Resource, domain: DomainStore) -> str | None:
 
 
 def _shared_with(entry: Entry | None) -> frozenset[str]:
-    """Return with whom an entry shares, and the pools that it reads; a suspended one has nothing in common."""
+    """Return the parties that an entry shares with, and its pools; a suspended entry shares nothing."""
     if entry is None or entry.suspended:
         return frozenset()
     pools = frozenset(f"PrefixPool/{pool}" for pool in entry.pools)
@@ -203,12 +194,10 @@ def _stalled(resource: Resource | None) -> str | None:
 
 
 def _waits(resource: Holder) -> bool:
-    """Whether its status says that it waits for room."""
     told = resource.status.condition(ConditionType.ADMITTED)
     return told is not None and told.reason == PolicyReason.INSUFFICIENT_CAPACITY
 
 
 def _told_of(resource: Holder) -> int | None:
-    """Return the generation that its condition Admitted speaks of."""
     told = resource.status.condition(ConditionType.ADMITTED)
     return told.observed_generation if told is not None else None

@@ -1,4 +1,4 @@
-"""Background tasks beside the loop, at most one per slot; a task that fails is logged and retried. And the clocks."""
+"""Background tasks beside the loop, at most one per slot, and clocks. A task that fails is logged and retried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRY_S = 5.0
 
 
 class Background:
-    """At most one task per slot at a time. Subclasses choose the slots. Leaving the context cancels all tasks."""
+    """At most one task per slot. Subclasses choose the slots. Leaving the context cancels all tasks."""
 
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
@@ -39,7 +39,7 @@ class Background:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, slot: Hashable, work: Coroutine[Any, Any, None], failure: str, *again: Key) -> None:
-        """Begin with `work` unless its slot is taken. If it fails, `failure` is logged and `again` is planned anew."""
+        """Start `work` unless its slot is taken. On failure, log `failure` and enqueue `again`."""
         if slot in self._tasks:
             work.close()
             return
@@ -58,7 +58,6 @@ class Background:
         task.add_done_callback(ended)
 
     async def _end(self, slot: Hashable) -> None:
-        """Cancel what is under way in a slot, and wait until it has ended."""
         task = self._tasks.pop(slot, None)
         if task is not None:
             task.cancel()
@@ -66,10 +65,9 @@ class Background:
 
 
 def utc_now() -> datetime:
-    """Return the current time, aware, in UTC."""
     return datetime.now(UTC)
 
 
 def since_boot_s() -> float:
-    """Return seconds since boot, those included in which the machine slept; no change of the wall clock moves it."""
+    """Seconds since boot, including sleep; unaffected by changes of the wall clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Reading bundles back from the API server: at the start, after a conflict, and when a watch told of a change."""
+"""Reading bundles back from the API server: at the start, after a conflict, and after a watch event."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ log = logging.getLogger(__name__)
 
 
 def bundle_of(raw: Mapping[str, Any]) -> str | None:
-    """Return the model whose bundle a Secret is a part of, or None."""
+    """Return the model that a Secret of a bundle belongs to, or None."""
     own = raw["metadata"].get("labels") or {}
     model: str | None = own.get(labels.MODEL)
     return model if own.get(labels.COMPONENT) == "bundle" else None
 
 
 async def read_bundle(kube: Kube, namespace: str, model: str, uid: str) -> CommittedBundle | None:
-    """Return the bundle of a model, which has this UID, as the API server holds it now, or None if there is none.
-
-    Secrets of others under its names are no part of it.
-    """
+    """Read the bundle of the model with this UID; None if there is none. Foreign Secrets are ignored."""
 
     async def read(name: str) -> dict[str, Any] | None:
         found = await kube.get(SECRET, namespace, name)
@@ -60,11 +57,9 @@ async def read_bundle(kube: Kube, namespace: str, model: str, uid: str) -> Commi
 
 
 def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedBundle | None:
-    """Return a model's bundle from the Secrets of its namespace by name, or None if there is none.
-
-    Of one with a shard that is missing or damaged the root is returned without entries: its revision must still be
-    exceeded, and the next commit writes every shard anew. A pool whose shard is damaged is left out by itself.
-    """
+    """Return a model's bundle from its namespace's Secrets by name, or None. If a shard is missing or damaged, the
+    root is returned without entries: its revision must still be exceeded, and the next commit writes every shard
+    anew. A damaged pool shard only drops its pool."""
     stored = secrets.get(names.bundle_root(model))
     if stored is None:
         return None
@@ -92,7 +87,7 @@ def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedB
 def _pools(
     model: str, root: Root, secrets: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Root, dict[str, PoolShard], dict[str, int]]:
-    """Return the pools of a bundle by name, with their indexes, and the root without digests of those not readable."""
+    """Return pools by name, their indexes, and the root without digests of unreadable shards."""
     pools: dict[str, PoolShard] = {}
     indexes: dict[str, int] = {}
     refs = []
@@ -110,7 +105,7 @@ def _pools(
 
 
 def shards_of(commit: CommitBundle) -> Iterator[tuple[str, bytes]]:
-    """Yield the names of the Secrets that a commit fills before it flips the root, and what they get."""
+    """Yield names and data of the Secrets that a commit writes before it flips the root."""
     for index, data in commit.shards.items():
         yield names.bundle_shard(commit.model, index, commit.root.shards[index].slot), data
     slots = {ref.index: ref.slot for ref in commit.root.pools}
@@ -119,7 +114,6 @@ def shards_of(commit: CommitBundle) -> Iterator[tuple[str, bytes]]:
 
 
 def bundle_secret(name: str, data: Mapping[str, bytes], model: str, owner: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Secret of a model's bundle, with the model as its owner."""
     return {
         "apiVersion": SECRET.api_version,
         "kind": SECRET.kind,
@@ -134,18 +128,16 @@ def bundle_secret(name: str, data: Mapping[str, bytes], model: str, owner: Mappi
 
 
 def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None:
-    """Put what the API server holds for `model` into the store.
-
-    Where it is not what this process committed, somebody else has changed or deleted it: then what is known is kept, in
-    a form that the next plan commits in full, under a revision above both.
-    """
+    """Store what the API server holds for `model`. If it is not what this process committed, it was changed or
+    deleted from outside: the known bundle is kept in a form that the next plan commits in full, under a revision
+    above both."""
     own = domain.bundles.get(model)
     if own is None:
         if found is not None:
             domain.bundles[model] = found
         return
     if found is not None and int(found.resource_version) < int(own.resource_version or 0):
-        return  # It was read before a commit that has been made meanwhile.
+        return  # Read before a commit made meanwhile.
     if found is not None and found.bundle == own.bundle:
         domain.bundles[model] = found
         return
@@ -156,7 +148,7 @@ def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None
     log.warning("a bundle is not as it was committed and is rewritten", extra={"model": model, "above": revision})
     shards = theirs.shards or own.bundle.root.shards
     pools = theirs.pools if found else own.bundle.root.pools
-    # No domain and no digest is right for it, so that all of it is written anew; each shard into the slot not in use.
+    # No domain or digest matches, so everything is written anew, each shard into the unused slot.
     root = replace(
         own.bundle.root,
         domain="",

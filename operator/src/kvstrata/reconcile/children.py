@@ -1,9 +1,8 @@
-"""Objects that belong to objects of the API: applied on the server's side, and only over what is known to be ours.
+"""Child objects of API objects, by server-side apply, never over foreign objects.
 
-Watches go by a label, so an object of others does not show in the store. A child that the store does not know is
-therefore created and never applied over, one that it knows is applied over by its UID; whatever the API server has
-instead is read, and belongs to the child's owner or is left alone. Nothing can come in between, because the API server
-compares UID and resourceVersion in the write itself.
+Watches select by label, so foreign objects do not show in the store. An unknown child is created, a known one applied
+by UID; after a conflict the object is read and either belongs to the owner or is left alone. There is no race: the API
+server compares UID and resourceVersion in the write itself.
 
 Orders and finalizers of objects of the API are written here as well.
 """
@@ -27,7 +26,7 @@ from .store import Store
 
 
 class Children:
-    """Writes children. `enqueue` gets the keys that an answer concerns, `may_write` raises where writing has ended."""
+    """`enqueue` gets the keys affected by an answer; `may_write` raises after leadership was lost."""
 
     def __init__(
         self, kube: Kube, store: Store, enqueue: Callable[[frozenset[Key]], None], may_write: Callable[[], None]
@@ -35,16 +34,13 @@ class Children:
         self._kube, self._store, self._enqueue, self._may_write = kube, store, enqueue, may_write
 
     async def apply(self, key: Key, children: Sequence[Mapping[str, Any]]) -> None:
-        """Apply those of the children of `key` that are not as they should be.
-
-        Raises KubeError on the first refusal: a ChildRefusedError for what the API server will not have, a
-        NameConflictError for an object of others.
-        """
+        """Apply the children of `key` that differ. Raises KubeError on the first refusal: ChildRefusedError for an
+        invalid child, NameConflictError for a foreign object."""
         for desired in children:
             await self._apply(key, desired)
 
     async def find_foreign(self, namespace: str, children: Sequence[Mapping[str, Any]]) -> None:
-        """Look under the names of children that are not known, so that all objects of others are reported at once."""
+        """Read unknown children's names, so that all foreign objects are reported at once."""
         domain = self._store.domain(namespace)
         for desired in children:
             slot = _slot(desired)
@@ -68,8 +64,8 @@ class Children:
         self._enqueue(self._store.observe(_typed(applied, desired)))
 
     async def _written(self, key: Key, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Apply over the child that is known, or create it; over one that is not known if it belongs to its owner: that
-        has lost our label, or a watch is late."""
+        """Apply a known child or create it. After a conflict, apply over an object of the same owner: it lost our
+        label, or a watch is late."""
         (kind, name), domain = _slot(wanted), self._store.domain(key.namespace)
         resource, manager = BY_KIND[kind], f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
         known = domain.children.get((kind, name))
@@ -90,8 +86,7 @@ class Children:
         return await self._kube.apply(resource, key.namespace, wanted, manager, found["metadata"]["uid"])
 
     async def remove(self, namespace: str, order: Remove) -> None:
-        """Delete an object. Of a child it is known at once what became of it: the next plan must not count on it until
-        a watch tells."""
+        """Delete an object. The store learns the result at once, because the next plan must not count on the child."""
         resource = BY_KIND[order.kind]
         await self._kube.delete(resource, namespace, order.name, order.uid)
         if (order.kind, order.name) not in self._store.domain(namespace).children:
@@ -105,7 +100,7 @@ class Children:
             )
 
     async def read_foreign(self, key: Key, order: ReadForeign) -> None:
-        """Look at objects of others again; `key`, which needs their names, goes on when the last one is gone."""
+        """Read foreign objects again; enqueue `key` when the last one is gone."""
         foreign = self._store.domain(key.namespace).foreign
         for kind, name in order.slots:
             if (kind, name) in foreign:
@@ -116,7 +111,7 @@ class Children:
             )
 
     async def _look(self, namespace: str, kind: str, name: str, owner: str) -> dict[str, Any] | None:
-        """Read an object under a name that the one of UID `owner` needs; take note of whether it belongs to others."""
+        """Read an object by name and record whether it belongs to `owner`."""
         domain = self._store.domain(namespace)
         found = await self._kube.get(BY_KIND[kind], namespace, name)
         if found is None:
@@ -127,8 +122,6 @@ class Children:
 
 
 class ChildRefusedError(KubeError):
-    """The API server will not have an object that belongs to the reconciled one, as it was built from its spec."""
-
     def __init__(self, kind: str, name: str, cause: KubeError) -> None:
         super().__init__(cause.status, cause.reason, cause.message, cause.retry_after_s)
         self.child = f"{kind} {name}"
@@ -139,7 +132,6 @@ def _slot(child: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _owner(child: Mapping[str, Any]) -> str:
-    """Return the UID of the object that a child belongs to."""
     return str(child["metadata"]["ownerReferences"][0]["uid"])
 
 
@@ -151,10 +143,8 @@ log = logging.getLogger(__name__)
 
 
 async def create(kube: Kube, store: Store, key: Key, order: Create) -> frozenset[Key]:
-    """Create an object unless it is there; return the keys that this concerns. Raises KubeError.
-
-    In a namespace that is being deleted nothing can be created: that is taken note of, for those who wait for it.
-    """
+    """Create an object unless it exists; return the affected keys. Raises KubeError. A refusal because the namespace
+    is being deleted is recorded for the policies that wait."""
     resource = BY_KIND[order.body["kind"]]
     try:
         created = await kube.create(resource, key.namespace, order.body)
@@ -169,11 +159,8 @@ async def create(kube: Kube, store: Store, key: Key, order: Create) -> frozenset
 
 
 async def set_finalizers(kube: Kube, store: Store, key: Key, order: SetFinalizers) -> frozenset[Key]:
-    """Set an object's finalizers; return the keys that this concerns. Raises KubeError.
-
-    One that is gone is left alone, one that somebody changed is read anew. What goes with its last finalizer is told
-    by its own event, not by the answer.
-    """
+    """Set an object's finalizers; return the affected keys. Raises KubeError. A missing object is ignored, a changed
+    one read again. An object that goes with its last finalizer is removed by its own event."""
     resource = BY_KIND[key.kind]
     concerned = frozenset[Key]()
     try:

@@ -1,8 +1,4 @@
-"""What the operator knows of one namespace: its objects, their newest versions, and what a namespace that goes leaves.
-
-Events, lists and answers to writes may arrive late: what is older than the newest known version changes nothing, and
-brings back no object that was deleted since.
-"""
+"""State of one namespace. Events, lists and answers may be late: an older version revives no deleted object."""
 
 from __future__ import annotations
 
@@ -45,15 +41,13 @@ from kvstrata.reconcile.parse import OWN_KINDS
 
 
 class NameConflictError(KubeError):
-    """An object of others has the name of an object of ours."""
-
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(HTTPStatus.CONFLICT, NAME_CONFLICT, f"{kind} {name} belongs to others")
 
 
 @dataclass(slots=True)
 class DomainStore:
-    """Everything about one namespace. Read it through `Store.world`."""
+    """State of one namespace. Read it through `Store.world`."""
 
     namespace: str
     versions: Versions
@@ -65,52 +59,52 @@ class DomainStore:
     unsettled: set[str] = field(default_factory=set)
     claims: ClaimIndex = field(default_factory=ClaimIndex)
     granting: dict[Key, Mapping[str, int]] = field(default_factory=dict)
-    """What statuses that are being written will say is admitted, by tier."""
+    """Admitted bytes by tier, in statuses that are being written."""
     children: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     foreign: dict[tuple[str, str], str] = field(default_factory=dict)
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
-    """By epoch; replaced as a whole when one changes. A text is the id of a key that is in no Secret."""
+    """By epoch; replaced as a whole. A text is the id of a key that is in no Secret."""
     keys_unwrapping: frozenset[str] = frozenset()
     keys_lost: frozenset[str] = frozenset()
     keys_problem: str = ""
     judged_epochs: set[str] = field(default_factory=set)
-    """Of the data keys' epochs those that were seen to leave a status, or whose key was known before a whole list of
-    objects was read: a key is drawn for an epoch that a status has, so a later list shows whether one still does."""
+    """Epochs of data keys that left a status, or whose key was known before a full list of objects: keys are created
+    for epochs in a status, so a later list shows whether one still has it."""
     pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))
     departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
     states: dict[str, VerifiedState] = field(default_factory=dict)
     bundles: dict[str, CommittedBundle] = field(default_factory=dict)
     suspected_bundles: dict[str, float] = field(default_factory=dict)
-    """By model, the newest resourceVersion of its root that a watch told; infinite when a shard was touched."""
+    """By model, the root's newest resourceVersion from a watch; infinite after a shard was touched."""
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By model, the revision that this process committed last and when, in monotonic seconds."""
+    """By model, this process' last committed revision and its monotonic time in seconds."""
     backends: dict[str, BackendReport] = field(default_factory=dict)
     credentials: dict[str, CredentialLook] = field(default_factory=dict)
     servers: dict[str, dict[str, ServerPod]] = field(default_factory=lambda: defaultdict(dict))
-    """Pods of managed tiers, by the tier's name and their own."""
+    """Pods of managed tiers, by tier and pod name."""
     clusters: dict[str, ClusterReport] = field(default_factory=dict)
     sources: dict[tuple[str, str], SourceReport] = field(default_factory=dict)
-    """By a ConfigMap's name and key."""
+    """By ConfigMap name and key."""
     renders: dict[str, dict[str, RenderReport]] = field(default_factory=lambda: defaultdict(dict))
-    """By a pod's UID and a prefix's digest."""
+    """By pod UID and prefix digest."""
     warmed: dict[str, dict[tuple[str, str], WarmReport]] = field(default_factory=lambda: defaultdict(dict))
-    """By a pod's UID, and the digits of a version's scope with a prefix's digest."""
+    """By pod UID, and scope digits with prefix digest."""
     holdings: dict[str, dict[str, HoldingReport]] = field(default_factory=lambda: defaultdict(dict))
-    """By a pod's UID and a pool's."""
+    """By pod UID and pool UID."""
     probes: dict[str, ProbeReport] = field(default_factory=dict)
-    """By a pod's UID."""
+    """By pod UID."""
     erasures: dict[str, ErasureNow] = field(default_factory=dict)
-    """By the UID of what ordered them."""
+    """By UID of the ordering object."""
     reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
     """By order and round."""
     ending: Ending = field(default_factory=Ending)
     memo: Memo = field(default_factory=Memo)
 
     def belongs_to(self, owner: str, live: Mapping[str, Any]) -> bool:
-        """Whether an object under a name that the object of UID `owner` needs is its own; else take note of it."""
+        """Whether an object that `owner` (UID) needs belongs to it; if not, record it as foreign."""
         slot = (live["kind"], live["metadata"]["name"])
         if is_ours(live, owner):
             self.foreign.pop(slot, None)
@@ -119,24 +113,23 @@ class DomainStore:
         return False
 
     def forget_foreign(self, owner: str) -> None:
-        """Forget which objects of others have names that the object of UID `owner` needed: it may need others now."""
+        """Forget foreign objects that blocked `owner`: its needs may have changed."""
         self.foreign = {slot: uid for slot, uid in self.foreign.items() if uid != owner}
 
     def forget_ending(self) -> None:
-        """Forget what the namespace left, if nothing of it is there any more that could need it."""
+        """Forget the deleted namespace, once nothing that could need its data is left."""
         if not (self.erasures or self.unreadable or any(self.objects.values())):
             self.ending = Ending()
 
 
 REMEMBERED_S = 3600.0
-"""Far longer than a request, a list or a watch may take: what is under way when an object goes ends before."""
+"""Far longer than a request, a list or a watch may take."""
 
 Slot = tuple[str, str]
-"""Kind and name of an object of a namespace."""
 
 
 class Versions:
-    """Versions of the objects of one namespace; 0 of one that nothing is known of. `now` is the wall clock."""
+    """Versions of one namespace's objects; 0 for unknown ones. `now` is the wall clock."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -147,16 +140,14 @@ class Versions:
         return len(self._known)
 
     def of(self, slot: Slot) -> int:
-        """Return the newest version that is known of an object."""
         return self._known.get(slot, 0)
 
     def seen(self, slot: Slot, version: int) -> None:
-        """Take note of an object that is there."""
         self._known[slot] = version
         self._gone.pop(slot, None)
 
     def gone(self, slot: Slot, version: int) -> None:
-        """Take note that an object is gone since `version`, 0 where that is not known; it is forgotten in time."""
+        """Record that an object is gone since `version`, 0 if unknown; the record expires."""
         self._known[slot] = max(self.of(slot), version)
         self._gone.pop(slot, None)
         self._gone[slot] = now = self._now()
@@ -164,13 +155,12 @@ class Versions:
             del self._gone[oldest], self._known[oldest]
 
     def drop(self, slot: Slot) -> None:
-        """Forget an object of which no version counts any more."""
         self._known.pop(slot, None)
         self._gone.pop(slot, None)
 
 
 def note_presence(ending: Ending, after: Resource) -> None:
-    """Take note of an object that is there, so that nothing older is taken for its end."""
+    """Record a present object, so that nothing older is taken for its end."""
     match after:
         case TenantCachePolicy() if not after.metadata.deleting:
             ending.witnessed.add(after.uid)
@@ -183,7 +173,6 @@ def note_presence(ending: Ending, after: Resource) -> None:
 
 
 def note_end(ending: Ending, before: Resource | None) -> None:
-    """Take note of what an object was that is gone."""
     match before:
         case TenantCachePolicy():
             ending.witnessed.discard(before.uid)
@@ -197,11 +186,8 @@ def note_end(ending: Ending, before: Resource | None) -> None:
 
 
 def keys_of_former(data_keys: Mapping[str, bytes | str], before: Resource | None, after: Resource) -> frozenset[str]:
-    """Return the epochs whose keys were another CacheDomain's, if `after` is a new one.
-
-    Secrets of keys go with their CacheDomain; keys that a KMS wraps do not. How those end is not the new domain's to
-    say, so its epochs get new ones.
-    """
+    """Return the epochs whose keys were another CacheDomain's, if `after` is a new one. Secrets with keys go with
+    their CacheDomain; keys that a KMS wraps do not. The new domain does not end those; its epochs get new keys."""
     new = isinstance(after, CacheDomain) and after.status.domain_id is None
     if not new or (before is not None and before.uid == after.uid):
         return frozenset()
@@ -209,7 +195,7 @@ def keys_of_former(data_keys: Mapping[str, bytes | str], before: Resource | None
 
 
 def note_refusal(ending: Ending, policies: Iterable[TenantCachePolicy]) -> frozenset[Key]:
-    """Take note that nothing can be created in a namespace any more; return those of its policies that wait for it."""
+    """Record that nothing can be created in the namespace; return its newly affected deleted policies."""
     news = [policy for policy in policies if policy.metadata.deleting and policy.uid not in ending.refused]
     ending.refused |= {policy.uid for policy in news}
     return frozenset(Key(policy.INFO.kind, policy.namespace, policy.name) for policy in news)

@@ -1,4 +1,4 @@
-"""Events: what happened to an object, for people who describe it. They are told once, and nothing waits for them."""
+"""Kubernetes Events about objects, written once; no caller depends on them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ COMPONENT = "kvstrata"
 
 
 class Events:
-    """Tells events to the API server; one that it does not take is logged."""
-
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
 
     async def tell(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
-        """Tell that `reason` happened to an object."""
         at = format_timestamp(utc_now())
         body = {
             "apiVersion": EVENT.api_version,

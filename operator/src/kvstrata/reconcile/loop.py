@@ -1,4 +1,4 @@
-"""The loop: take a key, plan it from the world, write. `PLANNERS` has the plan of each kind."""
+"""The reconcile loop: take a key, plan it from the world, write. `PLANNERS` has each kind's plan."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ log = logging.getLogger(__name__)
 
 
 class Loop:
-    """`workers` tasks that reconcile keys until cancelled."""
-
     def __init__(self, store: Store, queue: WorkQueue, writer: Writer, ctx: BuildContext, workers: int) -> None:
         self._store, self._queue, self._writer, self._ctx, self._workers = store, queue, writer, ctx, workers
 
     async def run(self) -> None:
-        """Work until cancelled, or until one worker finds that this process no longer leads."""
-        # Counted when somebody asks: a queue is long when there is no time to count it at every key.
+        """Work until cancelled, or until a worker finds that this process no longer leads."""
+        # Counted on scrape, not at every key.
         metrics.QUEUE_DEPTH.set_function(lambda: len(self._queue))
         async with asyncio.TaskGroup() as group:
             for number in range(self._workers):
@@ -52,7 +50,6 @@ class Loop:
             await self.reconcile(key)
 
     async def reconcile(self, key: Key) -> None:
-        """Reconcile one key that was taken from the queue; failures go back to it with a delay."""
         started = time.monotonic()
         try:
             await self._writer.catch_up(key)
@@ -88,7 +85,7 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def plan(world: World, ctx: BuildContext, key: Key, now: datetime) -> Plan:
-    """Return the plan for `key`. Pure: the same world and time give the same plan."""
+    """Pure: the same world and time give the same plan."""
     if key in world.unreadable:
         return plan_unreadable(world, key, now)
     return PLANNERS[key.kind](world, ctx, key.name, now)

@@ -1,8 +1,4 @@
-"""The operator's metrics, and the HTTP server that serves them beside its health.
-
-Names of metrics are stable; docs/reference/metrics.md lists them for users. Invalidations are counted when their
-outcome is certain.
-"""
+"""The operator's metrics and their HTTP server. docs/reference/metrics.md lists the names, which are stable."""
 
 from __future__ import annotations
 
@@ -138,11 +134,10 @@ MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed an
 
 
 STEPS = ("unreachable", "keys_revoked", "erased", "verified")
-"""Steps of an erasure that its receipt has moments of."""
+"""Steps of an erasure with a moment in its receipt."""
 
 
 def count_lazy(before: Resource | None, after: Resource | None) -> None:
-    """Count how long it took until nobody could reach what is invalidated lazily, when the status says so first."""
     if not isinstance(after, CacheInvalidation) or after.spec.mode is not InvalidationMode.LAZY:
         return
     known = isinstance(before, CacheInvalidation) and before.uid == after.uid and before.status.phase is Phase.COMPLETE
@@ -152,7 +147,6 @@ def count_lazy(before: Resource | None, after: Resource | None) -> None:
 
 
 def count_erasure(facts: Erasure) -> None:
-    """Count how long each step of an erasure took, from the order on, when its receipt is written."""
     began_s = moment_in_s(facts.timings.started)
     for step in STEPS:
         at = getattr(facts.timings, step)
@@ -161,7 +155,6 @@ def count_erasure(facts: Erasure) -> None:
 
 
 def count_looks(before: ErasureRecord, after: ErasureRecord) -> None:
-    """Count looks at tiers that a record has and did not, what they found, and what went in later rounds."""
     for key, fact in after.erasure.facts.items():
         if before.erasure.facts.get(key) == fact:
             continue
@@ -173,11 +166,11 @@ def count_looks(before: ErasureRecord, after: ErasureRecord) -> None:
 
 
 Check = Callable[[], str | None]
-"""Returns what is wrong, or None."""
+"""Returns a problem, or None."""
 
 
 def build_app(alive: Mapping[str, Check], ready: Mapping[str, Check]) -> web.Application:
-    """Return an application with /livez, /readyz and /metrics; a failing check is named in a 503."""
+    """Return an application with /livez, /readyz and /metrics; a 503 names failing checks."""
     app = web.Application()
 
     def serve(checks: Mapping[str, Check]) -> Callable[[web.Request], web.Response]:

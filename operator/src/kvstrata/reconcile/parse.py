@@ -1,4 +1,4 @@
-"""From the API server's dictionaries to typed objects: own kinds, and pods of gates and of managed Redis servers."""
+"""Typed objects from the API server's dictionaries: own kinds, and pods of gates and of managed Redis servers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,12 @@ OWN_KINDS: Mapping[str, type[Resource]] = {
     cls.INFO.kind: cls
     for cls in (CacheDomain, CacheTier, CachedModel, TenantCachePolicy, TenantGroup, PrefixPool, CacheInvalidation)
 }
-
-
 GATE = "gate"
 
 
 def read(raw: Mapping[str, Any], before: Resource | None) -> Resource:
-    """Return an object of the API, `before` being what was known of this name. Raises InvalidObjectError.
-
-    A policy that is being deleted goes whatever its spec says: what was understood last tells what is to be erased.
-    """
+    """Parse an object; `before` is the known object of its name. Raises InvalidObjectError. A deleted policy with an
+    invalid spec keeps the last valid one, which tells what to erase."""
     kind = OWN_KINDS[raw["kind"]]
     try:
         return kind.parse(raw)
@@ -46,7 +42,6 @@ def read(raw: Mapping[str, Any], before: Resource | None) -> Resource:
 
 
 def owners(raw: Mapping[str, Any]) -> frozenset[Key]:
-    """Return the objects of the API that own a child."""
     metadata = raw["metadata"]
     return frozenset(
         Key(owner["kind"], metadata["namespace"], owner["name"])
@@ -56,7 +51,6 @@ def owners(raw: Mapping[str, Any]) -> frozenset[Key]:
 
 
 def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
-    """Return a pod of a CachedModel, or None for any other pod."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     model = (metadata.get("labels") or {}).get(labels.MODEL)
     if not model:
@@ -81,7 +75,6 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
 
 
 def unreadable(raw: Mapping[str, Any], problem: str) -> Unreadable:
-    """Return what can be said of an object that its kind cannot read."""
     metadata = raw["metadata"]
     generation = int(metadata.get("generation") or 0)
     conditions = (raw.get("status") or {}).get("conditions") or ()
@@ -93,7 +86,7 @@ def unreadable(raw: Mapping[str, Any], problem: str) -> Unreadable:
 
 
 def resource_version(raw: Mapping[str, Any]) -> int:
-    """Return an object's resourceVersion as a number, which Kubernetes lets clients compare (KEP-5504)."""
+    """Return an object's resourceVersion as a number, which clients may compare (KEP-5504)."""
     try:
         return int(raw["metadata"].get("resourceVersion") or 0)
     except ValueError:
@@ -101,11 +94,9 @@ def resource_version(raw: Mapping[str, Any]) -> int:
 
 
 def _finished(containers: list[Mapping[str, Any]], *, deleting: bool) -> bool:
-    """Whether the kubelet reported every container as ended, or as never started in a pod that is being deleted.
-
-    The phase says nothing: the control plane itself marks pods of a node that is cut off as Failed. A pod that is
-    deleted before its engine starts is taken away with the engine waiting for ever.
-    """
+    """Whether the kubelet reported every container as ended, or as never started in a pod that is being deleted. The
+    phase is unreliable: the control plane marks pods of an unreachable node as Failed. A pod deleted before its
+    engine starts ends with the engine waiting for ever."""
     ended = [
         "terminated" in (container.get("state") or {}) or (deleting and not _ever_ran(container))
         for container in containers
@@ -114,11 +105,8 @@ def _finished(containers: list[Mapping[str, Any]], *, deleting: bool) -> bool:
 
 
 def _serves(status: Mapping[str, Any], containers: list[Mapping[str, Any]]) -> bool:
-    """Whether the pod is ready, or its gate was when its node was last heard of.
-
-    The condition Ready of a pod on a node that is cut off is taken away by the control plane, while the pod may serve
-    on; its containers' states stay as the kubelet reported them last.
-    """
+    """Whether the pod is ready, or its gate was when its node last reported. The control plane clears Ready on an
+    unreachable node, while the pod may serve on; container states stay as the kubelet last reported them."""
     if any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()):
         return True
     return any(container.get("name") == GATE and container.get("ready") for container in containers)
@@ -130,17 +118,16 @@ def _ever_ran(container: Mapping[str, Any]) -> bool:
 
 
 MAX_WORDS = 200
-"""How many characters of others' words are repeated."""
 
 _BACKING_OFF = "CrashLoopBackOff"
-"""One that ended once is started at once, and needs nobody's help."""
+"""The first restart is immediate and needs no help."""
 
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 
 
 def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
-    """Return the tier of a managed server's pod, and the pod; None for any other pod."""
+    """Return a pod's tier, and the managed server, or None for any other pod."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     own = metadata.get("labels") or {}
     tier = own.get(labels.TIER, "")
@@ -170,16 +157,13 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
 
 
 def _ends_by(metadata: Mapping[str, Any]) -> datetime | None:
-    """Return when a pod that is being deleted should be gone: the API server has added its grace period."""
     told = metadata.get("deletionTimestamp")
     return datetime.fromisoformat(told) if told else None
 
 
 def trouble(status: Mapping[str, Any]) -> str:
     """Return why a pod does not come up, in words that stay the same while that does; empty if nothing is known.
-
-    Kubernetes' own messages tell how long it will wait until it tries again, and change with that.
-    """
+    Kubernetes' own messages tell how long it will wait until it tries again, and change with that."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"it cannot be scheduled: {_words(condition.get('message')) or condition.get('reason')}"

@@ -1,4 +1,4 @@
-"""States that pods report: one long poll per pod. A state counts if the API server says that its token is the pod's."""
+"""Acknowledgements: one long poll per pod; only answers whose token proves the pod count."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 FIRST_ROUND_S = 3.0
 COUNTS_PODS = ("CachedModel", "CacheDomain")
 GATHER_S = 0.05
-"""How long what only counts pods waits for more of them: all pods of a model answer a commit at about the same time."""
+"""How long keys that only count pods wait: all pods of a model acknowledge a commit at about the same time."""
 
 
 class AckListener:
-    """Keeps a long poll open to the gate of every live pod while this process leads."""
-
     def __init__(
         self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, jitter: Callable[[], float] = random.random
     ) -> None:
@@ -49,7 +47,6 @@ class AckListener:
         self._tokens = PodTokens(kube)
 
     async def run(self) -> None:
-        """Follow the pods in the store until cancelled."""
         try:
             while True:
                 self._follow()
@@ -59,11 +56,8 @@ class AckListener:
                 task.cancel()
 
     async def first_round(self) -> None:
-        """Wait until every live pod has answered once, at most FIRST_ROUND_S seconds.
-
-        Otherwise an operator that has just started would take silence for a missing acknowledgement, and rewrite the
-        status of every policy twice.
-        """
+        """Wait until every live pod has answered once, at most FIRST_ROUND_S seconds. Otherwise a new leader would
+        take silence for a missing acknowledgement, and write every policy's status twice."""
         deadline = time.monotonic() + FIRST_ROUND_S
         while time.monotonic() < deadline:
             self._follow()
@@ -120,7 +114,7 @@ class AckListener:
             await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))
 
     async def hear(self, namespace: str, pod: Pod, state: PodState) -> None:
-        """Take a word that is known to be the pod's own. Raises KubeError if the API server is asked and fails."""
+        """Store a pod's verified state. Raises KubeError if the API server is asked and fails."""
         contradicted = await self._contradicted(namespace, pod, state)
         self._answered.add(pod.uid)
         self._measure(namespace, pod, state)
@@ -130,7 +124,7 @@ class AckListener:
             self._queue.add(key, GATHER_S if key.kind in COUNTS_PODS else 0.0)
 
     def _measure(self, namespace: str, pod: Pod, state: PodState) -> None:
-        """Take the time from the last commit to this acknowledgement, if it is the first that covers it."""
+        """Observe the latency of the first acknowledgement that covers the last commit."""
         domain = self._store.domain(namespace)
         revision, committed_at = domain.committed_at.get(pod.model, (0, 0.0))
         before = domain.states.get(pod.uid)
@@ -138,17 +132,14 @@ class AckListener:
             metrics.ACK_LATENCY.observe(time.monotonic() - committed_at)
 
     async def _contradicted(self, namespace: str, pod: Pod, state: PodState) -> bool:
-        """Return whether the API server holds less than the pod, now that the pod has spoken.
-
-        It is asked only if what this process knows does not explain the pod: a commit whose answer is still to come
-        does not either.
-        """
+        """Whether the API server holds less than the pod, as after a restore. It is asked only if this process'
+        knowledge does not explain the pod's state, as during a commit."""
         domain = self._store.domain(namespace)
         model, committed = domain.objects["CachedModel"].get(pod.model), domain.bundles.get(pod.model)
         if model is None:
             return False
         root = committed.bundle.root if committed is not None else None
-        # Without a domain it is to be written anew, and has no bytes yet.
+        # A root without a domain is about to be rewritten, and has no bytes yet.
         known = digest_bytes(root.encode()) if root is not None and root.domain else state.root
         if not contradicts(state, model.uid, root, known):
             before = domain.states.get(pod.uid)
@@ -159,11 +150,10 @@ class AckListener:
         try:
             found = Root.decode(data) if stored is not None else None
         except ContractError:
-            return False  # It is damaged, and is written anew above what is known.
+            return False  # A damaged root is rewritten under a revision above all known ones.
         return contradicts(state, model.uid, found, digest_bytes(data))
 
     async def _doubt(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
-        """Return why a state is not believed, or None."""
         if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
             return "WrongPod"
         return await self._tokens.doubt(namespace, pod, token)
@@ -177,14 +167,12 @@ TOKEN_CACHE_S = 60.0
 
 
 class PodTokens:
-    """Reviews the tokens that gates send with their answers."""
-
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._known: dict[str, tuple[float, str, str]] = {}
 
     async def doubt(self, namespace: str, pod: Pod, token: str) -> str | None:
-        """Return why a token is not that of `pod`, or None. Raises KubeError if the API server cannot tell."""
+        """Return why a token is not that of `pod`, or None. Raises KubeError."""
         username, bound_to = await self._identity(token)
         if username != f"system:serviceaccount:{namespace}:{names.model_child(pod.model)}":
             return "WrongAccount"
@@ -193,7 +181,7 @@ class PodTokens:
         return None
 
     async def _identity(self, token: str) -> tuple[str, str]:
-        """Return whose token this is, asking the API server at most once a minute for each token."""
+        """Return the token's user name and pod UID; one review a minute for each token."""
         now = time.monotonic()
         digest = hashlib.sha256(token.encode()).hexdigest()
         cached = self._known.get(digest)

@@ -1,8 +1,4 @@
-"""What is asked for prefix pools: ConfigMaps of the API server; of gates renderings, warm-ups, and what tiers hold.
-
-Nobody waits for an answer: it becomes a fact, and its pool is planned again. A pod is asked about one prefix after the
-other, of whichever pool, because it renders one at a time.
-"""
+"""Requests of prefix pools; answers become facts. A pod renders one prefix at a time, so it is asked for one."""
 
 from __future__ import annotations
 
@@ -39,14 +35,13 @@ from kvstrata.reconcile.store import Store
 log = logging.getLogger(__name__)
 
 UNHEARD_OF = (404, 413)
-"""What gates answer that do not know the path, or take no body on this port."""
+"""Answers of gates that do not know the path, or accept no body on this port."""
 
 FORGET_AFTER = timedelta(seconds=2 * RENDER_AGAIN_S)
-"""What nobody asks again is of a prefix that no pool has any more."""
+"""A fact that no plan refreshes belongs to a prefix without a pool."""
 
 
 _GO_ON = (WarmOutcome.STORED, WarmOutcome.INCOMPLETE)
-"""Outcomes after which the next prefix is worth a try."""
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -55,7 +50,7 @@ R = TypeVar("R", RenderReport, WarmReport, HoldingReport)
 
 @dataclass(frozen=True, slots=True)
 class _Warmup:
-    """The slot of a warm-up: of one version in one pod there is one at a time."""
+    """Slot of a warm-up: one at a time for each version and pod."""
 
     namespace: str
     model: str
@@ -71,17 +66,14 @@ class _NoAnswerError(Exception):
 
 
 class Warming(Background):
-    """Asks for pools."""
-
     def __init__(self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue) -> None:
         super().__init__(queue)
         self._kube, self._gates, self._store = kube, gates, store
         self._tokens = PodTokens(kube)
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By the UIDs of pods that are being asked."""
+        """By UID of a pod that is being asked."""
 
     def ask(self, namespace: str, question: PoolQuestion) -> None:
-        """Begin with a question, unless it is being asked."""
         match question:
             case ReadSource():
                 self._ask((namespace, question), self._read(namespace, question))
@@ -96,7 +88,7 @@ class Warming(Background):
                 self._ask((namespace, question), self._inspect(namespace, question), again)
 
     def _warm(self, namespace: str, question: WarmPool) -> None:
-        """Begin with a warm-up if the pods of its model are not at as many as they may be; else ask the pool again."""
+        """Start a warm-up within its model's limit; otherwise plan the pool again later."""
         again = Key(PrefixPool.INFO.kind, namespace, question.pool)
         of_model = _Warmup(namespace, question.pod.model, question.pod.uid, question.pool, question.scope)
         running = [slot for slot in self._tasks if isinstance(slot, _Warmup) and slot.model == of_model.model]
@@ -129,7 +121,6 @@ class Warming(Background):
         self._queue_readers(namespace, where)
 
     def _named(self, namespace: str) -> set[tuple[str, str]]:
-        """Return every key of a ConfigMap that a pool names."""
         pools: dict[str, PrefixPool] = self._store.domain(namespace).objects["PrefixPool"]
         return {
             (ref.name, ref.key)
@@ -166,7 +157,6 @@ class Warming(Background):
         return RenderReport(rendered, None, utc_now())
 
     async def _warm_all(self, namespace: str, question: WarmPool) -> None:
-        """Have prefixes computed until one cannot be, and look what there is then."""
         pod, server_name = question.pod, gate_server_name(question.pod.model, namespace)
         for prefix in question.prefixes:
             request = WarmRequest(question.pool_uid, question.scope, question.manifest, prefix)
@@ -199,7 +189,6 @@ class Warming(Background):
         self._queue.add(Key("PrefixPool", namespace, question.pool))
 
     async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
-        """Return a pod's answer if its token is that of the pod. Raises _NoAnswerError."""
         try:
             answer, token = await asked
             doubt = await self._tokens.doubt(namespace, pod, token)
@@ -221,13 +210,12 @@ class Warming(Background):
 
 
 def _forget(reports: dict[K, R]) -> None:
-    """Drop what nobody asked for in a long time."""
     for old in [name for name, report in reports.items() if utc_now() - report.at > FORGET_AFTER]:
         del reports[old]
 
 
 def _shared(domain: DomainStore, digest: str, report: RenderReport) -> RenderReport:
-    """Return the report with the hashes of whoever said the same before: pods are many, and manifests large."""
+    """Share the hashes of an equal report: there are many pods, and manifests are large."""
     made = report.rendered
     if made is None:
         return report

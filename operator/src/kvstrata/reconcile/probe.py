@@ -1,8 +1,4 @@
-"""Probes of isolation: pods are asked, a few at a time, and what they found becomes a fact.
-
-Nobody waits for an answer: the model is planned again when it is there. A probe writes nothing to the API server but
-the event that tells of a failure, and that only while this process leads.
-"""
+"""Probes of isolation: a few pods at a time; results become facts, and a failure also an Event."""
 
 from __future__ import annotations
 
@@ -31,13 +27,13 @@ from kvstrata.reconcile.store import Store
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""How many pods are probed at a time, of whatever model: all are due when an operator starts."""
+"""Pods probed at a time, over all models: all are due when an operator starts."""
 
 EVENT = "IsolationBroken"
 
 
 class Probing(Background):
-    """Has pods probed, whose UIDs are the slots. `leading` says whether this process may still write."""
+    """Probes pods; the slots are their UIDs. `leading` is whether this process may write."""
 
     def __init__(
         self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, leading: Callable[[], bool]
@@ -48,7 +44,6 @@ class Probing(Background):
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def ask(self, namespace: str, question: IsolationQuestion) -> None:
-        """Begin with a probe, unless the pod is being probed."""
         match question:
             case TellIsolation():
                 self._show(namespace, question)
@@ -70,7 +65,7 @@ class Probing(Background):
         domain, pod = self._store.domain(namespace), question.pod
         metrics.PROBES.labels(namespace, question.model, str(getattr(answer, "outcome", answer))).inc()
         if pod.name not in domain.pods[question.model]:
-            return  # It went while it was asked.
+            return  # The pod is gone meanwhile.
         known = domain.probes.get(pod.uid)
         domain.probes[pod.uid] = ProbeReport.after(known, answer, question.keyspaces, utc_now())
         if isinstance(answer, Probed) and answer.outcome.failed:
@@ -78,7 +73,6 @@ class Probing(Background):
         self._queue.add(Key("CachedModel", namespace, question.model))
 
     async def _tell(self, namespace: str, question: ProbePod, answer: Probed) -> None:
-        """Tell a failure at once, and to people, unless they know."""
         message = failure_message(question.pod.name, answer)
         log.error("isolation is broken", extra={"model": question.model, "found": message})
         model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(question.model)
@@ -86,7 +80,6 @@ class Probing(Background):
             await self._events.tell(model, EVENT, message, warning=True)
 
     async def _answer(self, namespace: str, question: ProbePod) -> Probed | NoProbe:
-        """Return what a pod found, if its token is that of the pod."""
         pod, server_name = question.pod, gate_server_name(question.model, namespace)
         request = ProbeRequest(question.revision, question.readers)
         try:

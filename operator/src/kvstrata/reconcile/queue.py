@@ -1,4 +1,4 @@
-"""A queue of keys: each is worked on by one worker at a time, and asked for again it runs once more, not twice."""
+"""A work queue of keys: one worker at a time per key; repeated requests for a key merge."""
 
 from __future__ import annotations
 
@@ -13,25 +13,20 @@ from kvstrata.model.refs import Key
 
 BASE_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 60.0
-
-
 MAX_WAIT_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """Until when something is put off, in monotonic seconds, and how long that was."""
+    """End of a delay in monotonic seconds, and its length."""
 
     ends: float
     seconds: float
 
 
 class WorkQueue:
-    """Keys that wait for a worker, with delays and an exponential backoff for each failing key.
-
-    `monotonic` gives seconds. A key that is added while it is being worked on runs again afterwards. Of several times
-    at which a key is due the earliest counts.
-    """
+    """Keys that wait for a worker, with delays and an exponential backoff for each failing key. `monotonic` gives
+    seconds. A key that is added while a worker has it runs again afterwards. The earliest due time counts."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -51,11 +46,10 @@ class WorkQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is due and nobody works."""
         return len(self) == 0 and not self._active
 
     def add(self, key: Key, delay_s: float = 0.0) -> None:
-        """Ask for `key` to be worked on in `delay_s` seconds, or when it is due already if that is earlier."""
+        """Make `key` due in `delay_s` seconds, unless it is due earlier."""
         due = max(self._monotonic() + delay_s, self._floor.get(key, 0.0))
         if key in self._active:
             self._again[key] = min(due, self._again.get(key, due))
@@ -68,15 +62,12 @@ class WorkQueue:
         self._wake_one()
 
     def hold_off(self, key: Key, seconds: float) -> None:
-        """Let `key` start no earlier than in `seconds`: many requests within that time become one."""
+        """Start `key` no earlier than in `seconds`: requests within that time merge."""
         self._floor[key] = self._monotonic() + seconds
 
     def put_off(self, key: Key, seconds: float) -> bool:
-        """Ask for another turn of `key` instead of doing now what can wait; True if it has waited enough already.
-
-        The first call starts the wait; `key` is due again when it ends, and until then every call puts it off. What
-        goes on for long waits four times as long each time, up to MAX_WAIT_S.
-        """
+        """Delay deferrable work of `key` and enqueue it again; return True once it has waited long enough. The first
+        call starts the wait; later ones continue it. Repeated waits grow fourfold, up to MAX_WAIT_S."""
         now = self._monotonic()
         wait = self._put_off.setdefault(key, _Wait(now + seconds, seconds))
         if now >= wait.ends:
@@ -87,11 +78,11 @@ class WorkQueue:
         return False
 
     def put_off_no_more(self, key: Key) -> None:
-        """Forget that `key` waits: what it waited with is done, or need not be done any more."""
+        """End the wait of `key`: its deferred work is done or obsolete."""
         self._put_off.pop(key, None)
 
     async def take(self) -> Key:
-        """Wait for a key that is due; the caller must call `done` or `failed` for it."""
+        """Wait for a due key; the caller must call `done` or `failed` for it."""
         while True:
             now = self._monotonic()
             while self._heap:
@@ -105,13 +96,12 @@ class WorkQueue:
                 del self._due[key]
                 self._active.add(key)
                 if self._heap:
-                    # Somebody must look at the next one, or know when it is due.
+                    # Another worker must take the next key or wait for it.
                     self._wake_one()
                 return key
             await self._wait(self._heap[0][0] - now if self._heap else None)
 
     async def _wait(self, timeout_s: float | None) -> None:
-        """Wait until this worker is woken, or for `timeout_s` seconds."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -122,14 +112,14 @@ class WorkQueue:
             pass
         except asyncio.CancelledError:
             if not waiter.cancelled():
-                self._wake_one()  # what it was woken for is another's now
+                self._wake_one()  # hand its wake-up to another worker
             raise
         finally:
             if waiter.cancelled() and waiter in self._waiters:
                 self._waiters.remove(waiter)
 
     def _wake_one(self) -> None:
-        """Wake one worker that waits: sixteen that wake for each key cost more than most of the keys."""
+        """Wake one waiting worker: waking all sixteen for each key would cost more than most keys."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -137,20 +127,19 @@ class WorkQueue:
                 return
 
     def done(self, key: Key) -> None:
-        """Report that `key` was worked on without an error."""
         self._failures.pop(key, None)
         if self._floor.get(key, 0.0) <= self._monotonic():
             self._floor.pop(key, None)
         self._release(key)
 
     def failed(self, key: Key, retry_after_s: float | None = None) -> float:
-        """Report an error on `key`; it is due again after a growing delay, which is returned in seconds."""
+        """Make `key` due again after a growing delay, which is returned in seconds."""
         retry_after_s = min(MAX_BACKOFF_S, retry_after_s) if retry_after_s else None
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         delay_s = max(min(MAX_BACKOFF_S, BASE_BACKOFF_S * float(2 ** min(failures, 16))), retry_after_s or 0.0)
         if retry_after_s:
-            # The server named a time: nothing that happens meanwhile may bring the key back sooner.
+            # The server named a time: no event may bring the key back sooner.
             self.hold_off(key, retry_after_s)
         self._again.pop(key, None)
         self._active.discard(key)

@@ -1,4 +1,4 @@
-"""What the writer does of deletions of former caches: it hands over what plans ask for, and tells what status says."""
+"""The writer's part in deleting former caches: passes orders on, and logs what a status reports."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ log = logging.getLogger(__name__)
 
 
 class Reclaimer(Protocol):
-    """Has former caches deleted."""
-
     def ask(self, namespace: str, question: ReclaimQuestion) -> None:
-        """Show what waits, or begin with a round unless the deletion is under way."""
+        """Publish the number of waiting caches, or start a round unless one is running."""
 
     async def end(self, namespace: str, order: EndReclaim) -> None:
-        """Let a former cache be deleted no further, and forget its deletion."""
+        """Stop deleting a former cache, and forget it."""
 
 
 async def reclaim(
     reclaimer: Reclaimer | None, namespace: str, action: ReclaimQuestion | EndReclaim, may_write: Callable[[], None]
 ) -> None:
-    """Hand over what a plan asks for; an end is waited for, because status says so next."""
+    """Pass an order on; wait for an end, because the status reports it next."""
     if reclaimer is None:
         return
     if isinstance(action, EndReclaim):
@@ -40,7 +38,6 @@ async def reclaim(
 
 
 def tell_reclaimed(key: Key, before: Resource | None, after: Resource | None) -> None:
-    """Log and count what the status of `after` says was deleted of a former cache and that of `before` did not."""
     if not isinstance(after, CachedModel) or after.status.reclaimed is None:
         return
     known, told = before.status.reclaimed if isinstance(before, CachedModel) else None, after.status.reclaimed

@@ -1,7 +1,4 @@
-"""List and diff: what no event told. At the start before anything is planned, and then every ten minutes.
-
-A watch that is re-established lists the objects that exist, and says nothing of those that went meanwhile.
-"""
+"""List and diff, before the first plan and then every ten minutes: resumed watches miss deletions."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Resync:
-    """Compares the store with complete lists. `namespaces` is empty for all of the cluster."""
+    """Compares the store with complete lists. `namespaces` is empty for the whole cluster."""
 
     def __init__(
         self, kube: Kube, store: Store, keeper: Keeper, namespaces: Sequence[str], service_monitors: bool
@@ -33,7 +30,7 @@ class Resync:
         self._scopes: tuple[str | None, ...] = tuple(namespaces) or (None,)
 
     async def objects(self, report: Callable[[Key], None]) -> None:
-        """Bring the store up to date; `report` gets every key that something missed concerns."""
+        """Update the store; `report` gets every key affected by a missed change."""
         keys = {
             namespace: frozenset(self._store.domain(namespace).data_keys)
             for scope in self._scopes
@@ -50,15 +47,12 @@ class Resync:
         metrics.RESYNCS.inc()
 
     async def secrets(self) -> None:
-        """Read which Secrets of the operator there are, with the domains' keys and every model's bundle."""
         for scope in self._scopes:
             await self._where_it_may(scope, self._read_secrets(scope))
 
     async def _where_it_may(self, scope: str | None, work: Coroutine[Any, Any, None]) -> None:
-        """Do it; a namespace that is being deleted, or gone, took the right to look into it along.
-
-        What it still has is told by watches, as far as they go on, and the other namespaces are looked at all the same.
-        """
+        """Run `work`; a refusal is ignored if the namespace is being deleted or gone, and with it the right to read.
+        Watches report the rest as far as they go on."""
         try:
             await work
         except KubeError as error:
@@ -88,13 +82,13 @@ class Resync:
                 bundles.setdefault(namespace, {})[name] = raw
         for (namespace, name), facts in known.items():
             domain = self._store.domain(namespace)
-            # One that was written while the list was read is not in it.
+            # A Secret written during the list is not in it.
             if name not in seen.get(namespace, set()) and domain.secrets.get(name) is facts:
                 self._keeper.forget(domain, name)
         for (namespace, model), before in committed.items():
             domain = self._store.domain(namespace)
             if domain.bundles.get(model) is before:
-                # Otherwise a commit was made while it was read.
+                # Otherwise a commit was made meanwhile.
                 take(domain, model, assemble(model, bundles.get(namespace, {})))
 
     async def _diff(
@@ -109,7 +103,7 @@ class Resync:
         for namespace, before in known.items():
             now = self._versions(resource.kind, namespace)
             for gone in before.keys() - seen.get(namespace, set()):
-                # One that was made anew while the list was read is not in it.
+                # An object created again during the list is not in it.
                 if now.get(gone) == before[gone]:
                     self._tell(resource.kind, self._store.forget(resource.kind, namespace, gone), report)
 

@@ -1,8 +1,7 @@
-"""What the watch of Secrets tells: which of the operator's own were deleted or changed by somebody else.
+"""Watch of Secrets: finds the operator's own that were deleted or changed from outside.
 
-Values pass through and are not kept, but for what `Keeper` keeps. The event of a write of this process may come before
-the answer to that write: of keys and certificates it says what the answer will say, and a bundle is only marked, and
-looked at once its commit has ended.
+Only `Keeper` keeps values. The event of this process' own write may precede the answer: for keys and certificates both
+say the same, and a bundle is only marked, and read after its commit has ended.
 """
 
 from __future__ import annotations
@@ -24,16 +23,13 @@ Raw = Mapping[str, Any]
 
 
 class SecretWatch:
-    """Feeds events of Secrets to the keeper and marks bundles; each call returns the keys that the event concerns.
-
-    Until the keeper is open, nothing is looked at: a process that begins to lead reads everything after opening it.
-    """
+    """Passes events of Secrets to the keeper and marks bundles; each call returns the affected keys. Does nothing
+    until the keeper is open: a new leader reads everything after opening it."""
 
     def __init__(self, store: Store, keeper: Keeper) -> None:
         self._store, self._keeper = store, keeper
 
     def observe(self, raw: Raw) -> frozenset[Key]:
-        """Take a Secret that was made or changed."""
         if not self._keeper.is_open:
             return frozenset()
         domain = self._store.domain(raw["metadata"]["namespace"])
@@ -54,7 +50,7 @@ class SecretWatch:
         return frozenset() if same else owners(raw)
 
     def forget(self, raw: Raw) -> frozenset[Key]:
-        """Take a Secret that was deleted, as it was last."""
+        """`raw` is the last state of the deleted Secret."""
         if not self._keeper.is_open:
             return frozenset()
         domain = self._store.domain(raw["metadata"]["namespace"])
@@ -71,7 +67,7 @@ class SecretWatch:
         return owners(raw)
 
     def _mark(self, domain: DomainStore, model: str, raw: Raw) -> frozenset[Key]:
-        """Ask for the bundle of `model` to be read anew, unless the event tells of what this process committed."""
+        """Mark the bundle of `model` to be read again, unless the event is of this process' commit."""
         committed = domain.bundles.get(model)
         root = committed.bundle.root if committed else None
         named = {names.bundle_shard(model, ref.index, ref.slot) for ref in (root.shards if root else ())}
@@ -84,19 +80,19 @@ class SecretWatch:
         if name == names.bundle_root(model):
             newest: float = version
         elif name in named:
-            # The root does not change with its shards, so no version of it can tell that they were read anew.
+            # The root does not change with its shards, so no version of it proves that they were read again.
             newest = math.inf
         else:
-            # A free slot: either a commit is filling it just now, or nobody reads it.
+            # A free slot: a commit is filling it, or it is not read.
             return frozenset()
         domain.suspected_bundles[model] = max(newest, domain.suspected_bundles.get(model, 0))
         return frozenset({Key(BUNDLE, domain.namespace, model)})
 
     def _holders_of_keys(self, namespace: str) -> frozenset[Key]:
-        """Return the domain, which draws what lacks, and the bundles, which carry what there is."""
+        """Return the domain, which draws missing keys, and the bundles, which carry keys."""
         models = self._store.domain(namespace).objects["CachedModel"]
         return frozenset({Key("CacheDomain", namespace, "default"), *(Key(BUNDLE, namespace, name) for name in models)})
 
     def _everything(self, namespace: str) -> frozenset[Key]:
-        """Every keyspace follows from the domain's key."""
+        """Every keyspace depends on the domain's key."""
         return frozenset(key for key in self._store.all_keys() if key.namespace == namespace)

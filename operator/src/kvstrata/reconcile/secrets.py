@@ -1,7 +1,4 @@
-"""Secrets that the operator makes: fresh material, written once, known by facts and never by value.
-
-The domain key alone is kept in memory, because every keyspace is derived from it.
-"""
+"""Secrets that the operator creates. Only facts are kept, except for the domain key: all keyspaces derive from it."""
 
 from __future__ import annotations
 
@@ -34,11 +31,11 @@ log = logging.getLogger(__name__)
 
 AUTHORITY_SECRET = "kvstrata-ca"  # noqa: S105  (a name)
 _OF_SERVERS = frozenset({Material.REDIS_USERS, Material.SERVER_CERTIFICATE})
-"""What is drawn anew without harm if somebody else's turns out to be there: it is not used then."""
+"""Material that is created without looking for existing Secrets first: it is dropped if one exists."""
 
 
 class Keeper:
-    """Makes, renews and reads Secrets. `entropy(n)` returns n random bytes, `now` the wall clock in UTC."""
+    """Creates, renews and reads Secrets. `entropy(n)` returns n random bytes, `now` is the wall clock in UTC."""
 
     def __init__(
         self, kube: Kube, namespace: str, entropy: Callable[[int], bytes], now: Callable[[], datetime]
@@ -48,21 +45,19 @@ class Keeper:
 
     @property
     def authority(self) -> pki.KeyPair:
-        """The operator's certificate authority; `open` must have been awaited."""
+        """`open` must have been awaited."""
         if self._authority is None:
             raise RuntimeError("the authority was not opened")
         return self._authority
 
     @property
     def is_open(self) -> bool:
-        """Whether the authority is known, without which no certificate can be judged."""
+        """Whether the authority is known, without which no certificate can be checked."""
         return self._authority is not None
 
     async def open(self) -> pki.KeyPair:
-        """Read the operator's authority, or create it; return a client certificate for talking to gates.
-
-        Two operators that start at once agree on one authority, because only one can create the Secret.
-        """
+        """Read the operator's authority, or create it; return a client certificate for gates. Two operators that
+        start at once agree on one authority, because only one can create the Secret."""
         stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET)
         if stored is None:
             pair = pki.create_authority("kvstrata", self._now(), pki.generate_key())
@@ -84,10 +79,7 @@ class Keeper:
         return pki.issue_client(self._authority, OPERATOR_COMMON_NAME, self._now(), pki.generate_key())
 
     def observe(self, domain: DomainStore, raw: Mapping[str, Any]) -> None:
-        """Take note of a Secret that the operator made, unless something newer is known of it.
-
-        An answer may come after the event that the Secret was deleted.
-        """
+        """Record a Secret of the operator, unless a newer version or deletion is known."""
         name, slot, version = raw["metadata"]["name"], (SECRET.kind, raw["metadata"]["name"]), resource_version(raw)
         if version and version < domain.versions.of(slot):
             return
@@ -103,10 +95,8 @@ class Keeper:
             _take_data_keys(domain, name, values)
 
     def forget(self, domain: DomainStore, name: str, version: int = 0) -> bool:
-        """Take note that a Secret is gone; `version` is that of its deletion, 0 where it is not known.
-
-        Return False, and change nothing, if it was made anew since.
-        """
+        """Record that a Secret is gone; `version` is that of its deletion, 0 if unknown. Returns False, and changes
+        nothing, if it was created again since."""
         slot = (SECRET.kind, name)
         if version and version < domain.versions.of(slot):
             return False
@@ -120,11 +110,9 @@ class Keeper:
         return True
 
     async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:
-        """Create the Secret of `order`, or renew certificate or users. Keys and passwords that exist are left alone.
-
-        Raises KubeError if somebody else wrote a Secret of data keys meanwhile: its keys must be seen first; a
-        NameConflictError if the Secret belongs to others.
-        """
+        """Create the Secret of `order`, or renew certificate or users. Existing keys and passwords stay. Raises
+        KubeError if a Secret of data keys was written meanwhile: its keys must be read first; NameConflictError for
+        a foreign Secret."""
         if order.name not in domain.secrets and order.material in _OF_SERVERS and await self._made(domain, order):
             return
         stored = await self.read(domain, order.name, order.owner)
@@ -140,7 +128,7 @@ class Keeper:
             values = self._material(order, there) if stored is None or renew else None
         told = self._annotations(order, stored, there)
         if values is None and stored is not None and not _has_labels(stored, order.labels):
-            values = there  # Lists and watches go by label: without, it would be missed again and again.
+            values = there  # Lists and watches select by label: without labels it would be missed again and again.
         if values is None:
             if stored is not None:
                 self.observe(domain, stored)
@@ -157,13 +145,12 @@ class Keeper:
             body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
             written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
-        if decode(written) == values:  # else somebody else was faster, and tells
+        if decode(written) == values:  # else another writer was faster, and reports it
             _tell(domain.namespace, order, there, values)
         self.observe(domain, written)
 
     async def read(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a Secret that `owner` needs, None if there is none. Raises NameConflictError if it belongs to others,
-        whose Secret is not known of any more then, if it ever was."""
+        """Return a Secret that `owner` needs, or None. Forgets a foreign one, and raises NameConflictError."""
         found = await self._kube.get(SECRET, domain.namespace, name)
         if found is not None and not domain.belongs_to(owner["uid"], found):
             self.forget(domain, name)
@@ -171,7 +158,6 @@ class Keeper:
         return found
 
     async def _made(self, domain: DomainStore, order: EnsureSecret) -> bool:
-        """Create a Secret that nothing is known of; return False if there is one all the same."""
         body = _secret(
             order.name, self._material(order, {}), order.labels, order.owner, self._annotations(order, None, {})
         )
@@ -187,10 +173,8 @@ class Keeper:
         return True
 
     async def turn(self, domain: DomainStore, order: TurnSecret) -> None:
-        """Take a Secret with credentials one step on, in one write, if nobody wrote it since the plan was made.
-
-        Raises KubeError if somebody does just now.
-        """
+        """Advance a Secret's credentials by one step, in one write, unless it changed since the plan. Raises
+        KubeError on a concurrent write."""
         stored = await self.read(domain, order.name, order.owner)
         if stored is None:
             self.forget(domain, order.name)
@@ -232,10 +216,8 @@ class Keeper:
     def _annotations(
         self, order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]
     ) -> dict[str, str]:
-        """Return the annotations of a Secret that is made or mended: of passwords, since when they are what they are.
-
-        Where the operator's own is lost, a new line of passwords begins: nobody can tell servers about them.
-        """
+        """Return the annotations of a created or repaired Secret: for passwords, since when they are valid. If the
+        operator's own password is lost, a new lineage begins: it cannot log in to servers any more."""
         kept = dict((stored or {}).get("metadata", {}).get("annotations") or {})
         if order.drawn_for:
             kept |= {labels.DRAWN_FOR: order.drawn_for}
@@ -248,7 +230,7 @@ class Keeper:
         }
 
     def _data_keys(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes] | None:
-        """Return what a Secret of data keys is to hold, None if that is what it holds."""
+        """Return the new content of a Secret of data keys, None if it is unchanged."""
         kept = {epoch: key for epoch, key in there.items() if epoch not in order.spent and _is_key(key)}
         drawn = {epoch: self._entropy(DATA_KEY_BYTES) for epoch in order.epochs if epoch not in kept}
         return None if kept == there and not drawn else kept | drawn
@@ -299,7 +281,6 @@ class Keeper:
 
 
 def _tell(namespace: str, order: EnsureSecret, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
-    """Have the audit log say what became of the keys of a Secret, which were `before` and are `after`."""
     made = sum(before.get(name) != value for name, value in after.items())
     gone = sum(after.get(name) != value for name, value in before.items())
     if order.material is Material.DATA_KEYS:
@@ -309,13 +290,12 @@ def _tell(namespace: str, order: EnsureSecret, before: Mapping[str, bytes], afte
 
 
 def _drawn_already(order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]) -> bool:
-    """Whether the domain's key that is there was drawn after the restore that the order names."""
+    """Whether the present domain key was drawn after the restore that the order names."""
     usable = len(there.get(names.DOMAIN_KEY_DATA_KEY, b"")) >= DOMAIN_KEY_BYTES
     return bool(order.drawn_for) and _drawn_for(stored) == order.drawn_for and usable
 
 
 def _drawn_for(stored: Mapping[str, Any] | None) -> str:
-    """Return the restore after which a Secret's keys were drawn, empty for none."""
     told: str = ((stored or {}).get("metadata", {}).get("annotations") or {}).get(labels.DRAWN_FOR, "")
     return told
 
@@ -325,7 +305,7 @@ def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
 
 
 def _moment(raw: Mapping[str, Any], now: datetime, annotation: str) -> datetime:
-    """Return a moment that an annotation tells; of a Secret without it that of its making, else now."""
+    """Return the moment in an annotation, or else the creation time, or else now."""
     for text in ((raw["metadata"].get("annotations") or {}).get(annotation), raw["metadata"].get("creationTimestamp")):
         try:
             return datetime.fromisoformat(text or "").astimezone(UTC)
@@ -355,7 +335,7 @@ def _take_data_keys(domain: DomainStore, name: str, values: Mapping[str, bytes])
 
 
 def decode(raw: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the values of a Secret; one that is not base64 is left out."""
+    """Return a Secret's values; those that are not base64 are left out."""
     values = {}
     for key, text in (raw.get("data") or {}).items():
         try:

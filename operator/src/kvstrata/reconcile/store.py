@@ -1,7 +1,7 @@
-"""The store: all that the operator knows, by namespace, and which keys a change concerns.
+"""The store: all that the operator knows, by namespace, and the keys that a change affects.
 
-Events and lists may arrive late, twice or out of order: an object is replaced by a newer resourceVersion only, and what
-the operator wrote itself is put into the store from the API server's answer, so that its own event is old news.
+Events and lists may arrive late, twice or out of order: only a newer resourceVersion replaces an object. The answers to
+the operator's own writes go into the store, so their events change nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .domain_store import DomainStore, Versions, keys_of_former, note_end, note_
 from .parse import OWN_KINDS, owners, parse_pod, parse_server_pod, read, resource_version, unreadable
 
 MAX_DEPARTURES = 1000
-"""How many departed pods a model remembers; the oldest are forgotten, and count as unaccounted for."""
+"""Departed pods remembered for each model; forgotten ones count as unaccounted for."""
 
 
 class Store:
-    """The operator's memory. `entropy` returns 64 random bytes a call, `now` the wall clock in UTC."""
+    """`entropy` returns 64 random bytes a call, `now` is the wall clock in UTC."""
 
     def __init__(self, entropy: Callable[[], bytes], now: Callable[[], datetime]) -> None:
         self._entropy, self._now = entropy, now
@@ -46,16 +46,14 @@ class Store:
         self.term = 0
 
     def domain(self, namespace: str) -> DomainStore:
-        """Return the store of a namespace, made on first use."""
         found = self._domains.get(namespace)
         if found is None:
-            # Not setdefault, which makes a store of thirty containers at each of millions of calls.
+            # Not setdefault, which would build a store of thirty containers at each of millions of calls.
             found = self._domains[namespace] = DomainStore(namespace, Versions(self._now))
         return found
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Every namespace that the store knows something of."""
         return tuple(sorted(self._domains))
 
     def world(self, namespace: str) -> World:
@@ -110,7 +108,7 @@ class Store:
         )
 
     def observe(self, raw: Mapping[str, Any]) -> frozenset[Key]:
-        """Take an object as it is on the server; return the keys that its change concerns (none if it is old news)."""
+        """Store an object from the server; return the affected keys (none for an old version)."""
         kind, metadata = raw["kind"], raw["metadata"]
         d = self.domain(metadata["namespace"])
         version, slot = resource_version(raw), (kind, metadata["name"])
@@ -128,7 +126,7 @@ class Store:
         return owners(raw)
 
     def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
-        """Take note that an object is gone; `last` is its final state where it is known."""
+        """Record that an object is gone; `last` is its final state if known."""
         d = self.domain(namespace)
         version = resource_version(last) if last else 0
         if version and version < d.versions.of((kind, name)):
@@ -136,7 +134,7 @@ class Store:
         if kind == "Pod":
             d.versions.drop((kind, name))
         else:
-            # The answer to a write of ours may arrive after the deletion: it must not bring the object back.
+            # The answer to an own write may arrive after the deletion: it must not bring the object back.
             d.versions.gone((kind, name), version)
         if kind in OWN_KINDS:
             before = d.objects[kind].pop(name, None)
@@ -172,7 +170,6 @@ class Store:
         return owners(child) if child else frozenset()
 
     def names(self, kind: str, namespace: str) -> frozenset[str]:
-        """Return the names of all known objects of a kind, so that a list can tell what is gone."""
         d = self.domain(namespace)
         if kind in OWN_KINDS:
             return frozenset(d.objects[kind]) | {key.name for key in d.unreadable if key.kind == kind}
@@ -182,25 +179,24 @@ class Store:
         return frozenset(name for child_kind, name in d.children if child_kind == kind)
 
     def observe_state(self, pod: Pod, namespace: str, verified: VerifiedState) -> frozenset[Key]:
-        """Take what a pod said; an acknowledgement never goes back while the same gate process lives."""
+        """Store a pod's state; an acknowledgement never goes back while the same gate process lives."""
         d = self.domain(namespace)
         if pod.name not in d.pods[pod.model]:
-            return frozenset()  # It went while it was asked.
+            return frozenset()  # The pod is gone meanwhile.
         before = d.states.get(pod.uid)
         d.states[pod.uid] = verified
         if not verified.state.engine_ready:
-            # Another start of the engine may read another tokenizer.
+            # After a restart the engine may read another tokenizer.
             d.renders.pop(pod.uid, None)
         return concerned_by_state(self.world(namespace), pod, before, verified)
 
     def lose_contact(self, namespace: str, uid: str) -> None:
-        """Take note that a pod does not answer any more, or not as itself."""
         states = self.domain(namespace).states
         if (said := states.get(uid)) is not None and said.in_contact:
             states[uid] = replace(said, in_contact=False)
 
     def recall_departures(self) -> None:
-        """Take note of pods that vanished while no operator led: those that a model's status names and no list has."""
+        """Record pods that vanished while no operator led: named in a model's status and missing from the list."""
         for d in self._domains.values():
             for model in d.objects["CachedModel"].values():
                 known = {pod.uid for pod in d.pods[model.name].values()}
@@ -214,7 +210,6 @@ class Store:
                     d.departures[model.name] = (*d.departures.get(model.name, ()), *missing)
 
     def all_keys(self) -> Iterator[Key]:
-        """Yield the key of every object, and of every bundle."""
         for namespace, d in self._domains.items():
             for kind, objects in d.objects.items():
                 yield from (Key(kind, namespace, name) for name in objects)
@@ -229,12 +224,12 @@ class Store:
         try:
             after = read(raw, before)
         except InvalidObjectError as error:
-            # What was last understood stays in the store: its policy stays in force until the object can be read.
+            # The last valid form stays in the store and in force until the object can be read.
             d.unreadable[key] = unreadable(raw, str(error))
             return frozenset({key})
         d.unreadable.pop(key, None)
         if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
-            # A spec changes with the generation only. The same object tells at once that it has not.
+            # A spec changes only with the generation. Sharing the object makes comparisons fast.
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
         else:
             d.forget_foreign(after.uid)
@@ -315,7 +310,7 @@ class Store:
 
 
 def _note_epoch_left(d: DomainStore, before: Resource | None, after: Resource | None) -> None:
-    """Take note of epochs that a status no longer names: epochs are random, so it never will again."""
+    """Record epochs that a status no longer names: epochs are random, so they never return."""
     left = _epochs(before) - _epochs(after)
     if left:
         d.judged_epochs |= left & d.data_keys.keys()

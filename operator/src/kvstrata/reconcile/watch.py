@@ -1,12 +1,12 @@
-"""The watches, by kopf: what kopf does for the operator, and where it is kept from doing more.
+"""The watches, by kopf, and the parts of kopf that are replaced.
 
-kopf lists and watches every resource below, resumes broken watches, and calls the handler for each event. `on.event`
-alone is used: it writes no annotation, no finalizer and no status, and the list-and-diff pass finds what it misses.
+kopf lists and watches every resource below, resumes broken watches, and calls the handler for each event. Only
+`on.event` is used: it writes no annotation, finalizer or status, and the list-and-diff pass finds what it misses.
 
-- `Lists`: kopf starts each watch with a list and makes a task for every item, which is most of what a start with
-  thousands of objects costs. A session of ours hands whole pages to the store and shows kopf empty lists.
-- `NoDiffBase`, `NoProgress`: kopf's storages copy every object of every event several times for change handlers. There
-  are none here, so these storages hold nothing, which saves a third of an event's cost.
+- `Lists`: kopf creates a task for every item of its first list, most of the cost of a start with thousands of objects.
+  Our session passes whole pages to the store and shows kopf empty lists.
+- `NoDiffBase`, `NoProgress`: kopf's storages copy every object of every event for change handlers. We have none, and
+  empty storages save a third of an event's cost.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
 
 WATCHER_TASK_PREFIX = "watcher for "
-"""kopf's name for the tasks that watch; there is one for each resource and namespace while they live."""
+"""kopf's name for watching tasks, one for each resource and namespace."""
 
 
 class Watches:
-    """What the watches do with what they see: it goes into `store` and `secrets`, the keys concerned to `enqueue`.
-
-    `listed_anew` is called when a watch had lost its place and begins with a list again.
-    """
+    """Watch handlers: objects go into `store` and `secrets`, affected keys to `enqueue`. `listed_anew` is called
+    when a watch lost its place and lists again."""
 
     def __init__(
         self,
@@ -63,12 +61,11 @@ class Watches:
         self._add(gone)
 
     def _add(self, keys: Collection[Key]) -> None:
-        """Queue what an event concerns; bundles first, because pods wait for them, and statuses come after anyway."""
+        """Enqueue affected keys; bundles first, because pods wait for them."""
         for key in sorted(keys, key=lambda key: key.kind != BUNDLE):
             self._enqueue(key)
 
     def registry(self) -> kopf.OperatorRegistry:
-        """Return the registry of kopf's handlers."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self.lists.login())
 
@@ -85,19 +82,18 @@ class Watches:
 
 
 def build_settings(silence_s: float, namespaces: Collection[str]) -> kopf.OperatorSettings:
-    """Return kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server.
+    """kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server.
 
-    A watch that says nothing for `silence_s` seconds is taken for dead and taken up again where it stopped. An API
-    server sends a bookmark each minute, so below that quiet watches are renewed for nothing, which is harmless.
-    `namespaces` that are named are watched to their end: kopf would leave one as soon as it is being deleted, and what
-    its policies wait for then would never be seen.
+    A watch that is silent for `silence_s` seconds is resumed. An API server sends a bookmark each minute; below that,
+    quiet watches are renewed needlessly, which is harmless. Named `namespaces` are watched to their end: kopf would
+    leave one that is being deleted, and the deletions that its policies wait for would be missed.
     """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = bool(namespaces)
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.persistence.progress_storage = NoProgress()
-    # The API server selects: objects that are not the operator's, Secrets above all, are never sent to it.
+    # The API server filters: objects that are not the operator's, Secrets above all, are never sent.
     for resource in (*child_resources(service_monitors=True), SECRET):
         settings.watching.label_selectors[resource.api_version, resource.plural] = labels.OWNED_SELECTOR
     settings.watching.inactivity_timeout = silence_s
@@ -109,12 +105,11 @@ def build_settings(silence_s: float, namespaces: Collection[str]) -> kopf.Operat
 
 
 def live_watchers() -> int:
-    """Return how many of kopf's watches run in the current event loop."""
     return sum(1 for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER_TASK_PREFIX))
 
 
 def expected_watchers(namespaces: int, service_monitors: bool) -> int:
-    """Return how many watches there should be; `namespaces` is 0 for one cluster-wide watch a resource."""
+    """`namespaces` is 0 for one cluster-wide watch per resource."""
     resources = (*OWN_RESOURCES, *child_resources(service_monitors), SECRET)
     return len(resources) * max(1, namespaces)
 
@@ -125,11 +120,9 @@ Take = Callable[[dict[str, Any]], None]
 
 
 class Lists:
-    """Takes the lists of `resources` in each of `namespaces` (none: cluster-wide) out of kopf's answers.
-
-    `take` is called for each object, and `listed_anew` when a list begins that was begun before: what was deleted
-    meanwhile is in no event. `complete` is set when all of them ended once.
-    """
+    """Takes the lists of `resources` in each of `namespaces` (none: cluster-wide) out of kopf's answers. `take` is
+    called for each object, `listed_anew` when a list starts again: deletions meanwhile are in no event. `complete`
+    is set when all lists ended once."""
 
     def __init__(
         self,
@@ -145,7 +138,7 @@ class Lists:
         self.complete = asyncio.Event()
 
     def page(self, url_path: str, first: bool, body: dict[str, Any]) -> None:
-        """Take the objects of a page away from `body`; what cannot be taken is left for kopf to complain about."""
+        """Move a page's objects out of `body`; invalid ones are left for kopf to report."""
         resource = self._resources.get(url_path)
         items = body.get("items")
         if resource is None or not (items is None or isinstance(items, list)):
@@ -169,14 +162,11 @@ class Lists:
         return True
 
     def response_class(self) -> type[aiohttp.ClientResponse]:
-        """Return the class of a session's responses that brings lists here."""
+        """Return the response class that passes lists to `page`."""
         lists = self
 
         class Response(aiohttp.ClientResponse):
-            """An answer to kopf."""
-
             async def json(self, **_: Any) -> Any:
-                """Return the decoded body, without the objects of a list that was asked for."""
                 decoded = await super().json(encoding="utf-8", loads=orjson.loads)
                 if self.status == 200 and isinstance(decoded, dict):
                     lists.page(self.url.path, "continue" not in self.url.query, decoded)
@@ -185,7 +175,7 @@ class Lists:
         return Response
 
     def login(self) -> Callable[..., Awaitable[kopf.AiohttpSession | None]]:
-        """Return kopf's login handler; it has nothing to offer while the credentials are those that were refused."""
+        """Return kopf's login handler; it returns None while only the refused credentials are available."""
         offered: list[tuple[str, dict[str, str]]] = []
 
         async def login(**_: Any) -> kopf.AiohttpSession | None:
@@ -204,11 +194,9 @@ class NoDiffBase(kopf.DiffBaseStorage):
     """Remembers no earlier form of an object."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """Return the same nothing for every object."""
         return kopf.BodyEssence()
 
     def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        """Return that nothing was stored."""
         return None
 
     def store(self, **_: Any) -> None:
@@ -219,7 +207,6 @@ class NoProgress(kopf.ProgressStorage):
     """Remembers no progress of handlers."""
 
     def fetch(self, **_: Any) -> None:
-        """Return that nothing was stored."""
         return
 
     def store(self, **_: Any) -> None:
@@ -232,5 +219,5 @@ class NoProgress(kopf.ProgressStorage):
         """Touch nothing."""
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        """Return `essence` as it is: no progress is in it."""
+        """`essence` contains no progress."""
         return essence

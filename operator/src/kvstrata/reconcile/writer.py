@@ -1,4 +1,4 @@
-"""The writer: carries out plans. What it wrote goes into the store from the API server's answer."""
+"""The writer: carries out plans. The API server's answers go into the store."""
 
 from __future__ import annotations
 
@@ -67,16 +67,14 @@ from .secrets import Keeper
 from .store import Store
 
 COMMIT_INTERVAL_S = 0.1
-"""A bundle is committed at most ten times a second; edits in between are carried by the next commit."""
+"""A bundle is committed at most ten times a second; the next commit carries edits in between."""
 
 PROGRESS_INTERVAL_S = 0.25
-"""How long a status that only tells of progress waits: most often what it would report is over by then."""
+"""How long a progress-only status waits: the progress is often complete by then."""
 
 
 class Writer:
-    """Carries out plans for one operator process. `leading` says whether this process may still write, `ask_for_pools`
-    begins with what a plan of a pool asks of others, `probe` with a probe of isolation, `erase` with what a plan of an
-    eager invalidation orders, `keep_in_kms` has a KMS draw and end data keys, `reclaims` deletes former caches."""
+    """Carries out plans. `leading` is whether this process may write; the other callables run parts beside the loop."""
 
     def __init__(
         self,
@@ -101,12 +99,11 @@ class Writer:
         self.credentials = CredentialWorker(kube, store, queue, keeper, leading)
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
-        """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands.
-
-        A ChildRefusedError is told in the status of `key` before it is raised, a NameConflictError by its next plan.
-        """
+        """Write everything of `plan`, in its order. Raises KubeError on the first refusal; earlier writes stand. A
+        ChildRefusedError is reported in the status of `key` before it is raised, a NameConflictError by its next
+        plan."""
         granting = self._store.domain(key.namespace).granting
-        # From here on other plans are made, which must not give away the same room.
+        # Plans made from here on must not give away the same capacity.
         granting.update(admitted_by(plan.statuses))
         try:
             await self._act_all(key, plan.actions)
@@ -133,7 +130,7 @@ class Writer:
             self.topologies.forget_untended(key.namespace, key.name)
 
     async def _act_all(self, key: Key, actions: Sequence[Action]) -> None:
-        """Carry out actions in their order; of several Secrets that others have the names of, each is found."""
+        """Carry out actions in order; every Secret with a name conflict is found."""
         conflict: NameConflictError | None = None
         for action in actions:
             try:
@@ -184,7 +181,7 @@ class Writer:
                 await self._children.remove(key.namespace, action)
 
     async def _ensure(self, namespace: str, order: EnsureSecret) -> None:
-        """Make or mend a Secret. Objects that came while the domain's key was written were planned without it."""
+        """Create or repair a Secret. Objects planned while the domain's key was written lack it."""
         domain = self._store.domain(namespace)
         before = domain.domain_key
         await self._keeper.ensure(domain, order)
@@ -221,7 +218,7 @@ class Writer:
         resource = BY_KIND[write.key.kind]
         key = write.key
         objects = self._store.domain(key.namespace).objects[key.kind]
-        # Now, because a watch may tell of this write sooner than its answer comes.
+        # Read now, because a watch may report this write before its answer arrives.
         before = objects.get(key.name)
         try:
             written = await self._kube.patch_status(
@@ -242,7 +239,7 @@ class Writer:
         story = tell_restore(key, before, after)
         if story is not None and after is not None:
             await self._events.tell(after, DomainReason.RESTORE_DETECTED, story, warning=True)
-        # Its own status tells the reconciled object nothing new; others may follow from it (an epoch, say).
+        # The own status adds nothing for the reconciled object; others may depend on it (on an epoch, say).
         self._enqueue(concerned - {reconciled})
 
     async def _refresh(self, key: Key) -> None:
@@ -270,7 +267,7 @@ class Writer:
         except KubeError as error:
             if error.is_refusal or error.is_too_many:
                 raise
-            # The answer may have been lost after the write: then what is stored is what was to be written.
+            # The answer may have been lost after the write: then the stored bundle equals the intended one.
             await self._keeper.read(self._store.domain(key.namespace), root["metadata"]["name"], commit.owner)
             found = await read_bundle(self._kube, key.namespace, commit.model, commit.owner["uid"])
             if found is None or found.bundle != Bundle(commit.root, commit.entries, commit.pools):
@@ -292,10 +289,8 @@ class Writer:
         self._enqueue(concerned_by_commit(self._store.world(key.namespace), commit, before))
 
     async def _write_shard(self, key: Key, commit: CommitBundle, name: str, data: bytes) -> None:
-        """Fill the slot of a shard that no reader uses, if it is as this process knows it.
-
-        Otherwise somebody else wrote it, perhaps another leader: then the plan was made for a bundle of the past.
-        """
+        """Fill the unused slot of a shard, if it is as this process knows it. Otherwise another writer, perhaps
+        another leader, changed it, and the plan is outdated."""
         self._may_write()
         body = bundle_secret(name, {SHARD_DATA_KEY: data}, commit.model, commit.owner)
         domain = self._store.domain(key.namespace)
@@ -314,7 +309,7 @@ class Writer:
         self._keeper.observe(domain, written)
 
     async def _empty(self, key: Key, order: EmptySecrets) -> None:
-        """Empty Secrets that nobody reads; one that somebody else wrote meanwhile is looked at again."""
+        """Empty unused Secrets; one that was written meanwhile is read again."""
         domain = self._store.domain(key.namespace)
         for name, version in order.versions.items():
             self._may_write()
@@ -339,11 +334,8 @@ class Writer:
             self._keeper.forget(domain, name)
 
     async def catch_up(self, key: Key) -> None:
-        """Read the bundle that `key` is about anew if a watch told of a version that this process did not write.
-
-        Done when the key has its turn, so never beside a commit of the same bundle: by then the answers to its own
-        writes are known.
-        """
+        """Read the bundle of `key` again if a watch reported a version that this process did not write. It runs in
+        the key's turn, never beside a commit of the same bundle, so the answers to own writes are known."""
         domain = self._store.domain(key.namespace)
         if key.kind != BUNDLE or key.name not in domain.suspected_bundles:
             return
@@ -358,7 +350,7 @@ class Writer:
             raise
 
     async def load_bundle(self, namespace: str, model: str) -> None:
-        """Read a model's bundle as the API server holds it, after a write of it was refused."""
+        """Read a model's bundle after a refused write."""
         domain = self._store.domain(namespace)
         take(domain, model, await self._read_bundle(domain, model))
         self._queue.add(Key(BUNDLE, namespace, model))
@@ -377,4 +369,4 @@ class Writer:
 
 
 class NotLeadingError(RuntimeError):
-    """A write was about to happen in a process that lost the Lease."""
+    """A write was attempted after the Lease was lost."""

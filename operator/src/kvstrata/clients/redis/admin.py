@@ -1,8 +1,8 @@
-"""Users, passwords and certificates of managed servers: told and asked over short connections that never raise.
+"""Users, passwords and certificates of managed servers, over short connections.
 
-The operator enters as its own user, with the first of several passwords that the server takes, and only after the
-server's certificate was found to be right. What a server has is told in digests and fingerprints. Messages name the
-endpoint, the command and why it failed; never what was sent, nor the server's words, which could repeat it.
+The operator logs in as its own user, with the first of several passwords that the server accepts, after the server's
+certificate was verified. Results are digests and fingerprints. Messages name the endpoint, the command and the cause;
+never what was sent, nor the server's error text, which could repeat it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ CERTIFICATE_FILES: Mapping[str, str] = {
     "tls-key-file": f"{paths.REDIS_TLS}/{names.PRIVATE_KEY_KEY}",
     "tls-ca-cert-file": f"{paths.REDIS_TLS}/{names.AUTHORITY_KEY}",
 }
-"""Where managed servers have the files of their Secret, by the setting that names them."""
+"""Files of a managed server's Secret, by the setting that names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How the operator enters managed servers: its user, the passwords to try in this order, and the authorities that
-    their certificates are checked against, None for plain text."""
+    """How the operator logs in to managed servers: the passwords are tried in order; `ca_pem` None is plain text."""
 
     username: str
     passwords: tuple[str, ...] = field(repr=False)
@@ -54,16 +53,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The users of managed servers: the words of each, in the order in which they are set, and the name of the one that
-    stands for what all may, which comes last."""
+    """ACL rules of each user, in the order in which they are set. The `marker` user is set last."""
 
     users: Mapping[str, tuple[str, ...]]
     marker: str
 
 
 class AdminError(Exception):
-    """A server did not do what it was told. `reason` is a condition's, and the message one for people."""
-
     def __init__(self, reason: RedisReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
@@ -75,10 +71,10 @@ class Admin:
     def __init__(self, endpoint: str, connection: redis.Connection, certificate: str | None) -> None:
         self._endpoint, self._connection = endpoint, connection
         self.certificate = certificate
-        """Fingerprint of the certificate that the server showed; None in plain text."""
+        """Fingerprint of the server's certificate; None in plain text."""
 
     async def look(self, name: str, users: Admission, *, follows: bool) -> ServerCredentials:
-        """Return what the server has of these users, and, if it may follow a primary, with which password."""
+        """Return the server's state of these users and, with `follows`, its password for the primary."""
         admitted = {user: await self._admits(user) for user in users.users if user != users.marker}
         marked = await self._user(users.marker) is not None
         value = (await self._call("CONFIG GET masterauth", "CONFIG", "GET", "masterauth"))[1] if follows else b""
@@ -91,23 +87,19 @@ class Admin:
         )
 
     async def set_users(self, users: Admission) -> None:
-        """Give the server these users with exactly these rights and passwords, each at one instant.
-
-        Connections of users that stay are not closed. The marker is last: with it all others are there.
-        """
+        """Set these users with exactly these rights and passwords, each atomically. Connections of users that stay
+        are not closed. The marker comes last: its presence proves all others."""
         for user, words in users.users.items():
             await self._call(f"ACL SETUSER {user}", "ACL", "SETUSER", user, "reset", *words)
 
     async def follow(self, username: str, password: str) -> None:
-        """Have the server follow a primary with this user and password, from its next connection on."""
+        """Set user and password for the primary, used from the server's next connection on."""
         words = ("masteruser", username, "masterauth", password)
         await self._call("CONFIG SET masterauth", "CONFIG", "SET", *words)
 
     async def load_certificate(self, files: Mapping[str, str] = CERTIFICATE_FILES) -> None:
-        """Have the server read the files of its certificate again, for the connections that follow.
-
-        All settings go in one command, because certificate and key must fit at every moment.
-        """
+        """Have the server reload its certificate files, for new connections. All settings go in one command, because
+        certificate and key must match at every moment."""
         words = [word for setting in files.items() for word in setting]
         await self._call("CONFIG SET tls-cert-file", "CONFIG", "SET", *words)
 
@@ -124,7 +116,6 @@ class Admin:
         return told
 
     async def _call(self, what: str, *words: str) -> Any:
-        """Send one command; `what` stands for it in messages."""
         try:
             async with asyncio.timeout(COMMAND_TIMEOUT_S):
                 await self._connection.send_command(*words)
@@ -132,13 +123,12 @@ class Admin:
         except Exception as error:
             reason = reason_of(error)
             why = "the server refuses it" if reason is RedisReason.ERROR else sentence_of(self._endpoint, reason)
-            # Without the cause: a traceback would show the server's words, which may repeat what was sent.
+            # Without the cause: a traceback would show the server's error text, which may repeat what was sent.
             raise AdminError(reason, f"{what} at {self._endpoint}: {why}") from None
 
 
 @asynccontextmanager
 async def admin(server: ManagedServer, entry: Entry) -> AsyncIterator[Admin]:
-    """Enter a server as the operator for as long as the block runs. Raises AdminError if it cannot be entered."""
     connection = await _enter(server, entry)
     try:
         yield Admin(server.endpoint, connection, _fingerprint(connection))
@@ -154,10 +144,8 @@ async def tend(
     *,
     follows: bool,
 ) -> ServerCredentials:
-    """Carry out orders, then look, over a new connection: only a new handshake shows which certificate is in force.
-
-    Never raises, but for the cancellation of the caller: the first failure is the answer.
-    """
+    """Carry out orders, then read the state over a new connection: only a new handshake shows the certificate in
+    force. Never raises, except for the cancellation of the caller: the result reports the first failure."""
     try:
         if orders:
             async with admin(server, entry) as entered:
@@ -170,7 +158,6 @@ async def tend(
 
 
 async def _enter(server: ManagedServer, entry: Entry) -> redis.Connection:
-    """Return a connection on which the server took one of the passwords."""
     refused: AdminError | None = None
     for password in entry.passwords:
         try:
@@ -219,8 +206,6 @@ async def _connect(server: ManagedServer, entry: Entry, password: str) -> redis.
 
 
 class ShownConnection(NamedTLSConnection):
-    """A TLS connection that tells which certificate it was shown."""
-
     def shown(self) -> bytes:
         """Return the server's certificate, in DER."""
         secured = self._writer.get_extra_info("ssl_object") if self._writer is not None else None

@@ -1,7 +1,4 @@
-"""A connection to one server of a managed cluster, for a conversation under one identity.
-
-It tells nothing to a server that is started anew, which is another, and nothing once this process may write no more.
-"""
+"""A connection to one server of a managed cluster; sends nothing to another node id or without leadership."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from kvstrata.clients.redis.probe import CONNECT_TIMEOUT_S
 
 Word = str | bytes | int
 Dial = Callable[[str, int], redis.Connection]
-"""Makes a connection to a server's host and port, not yet open, as the operator's user."""
+"""Makes an unopened connection to a server's host and port, as the operator's user."""
 
 ANSWER_TIMEOUT_S = 2.0
 
 
 class MayNotWriteError(Exception):
-    """This process does not lead any more: whoever does may be at the same work."""
+    """This process does not lead any more; the new leader may be at the same work."""
 
 
 class ServerAwayError(Exception):
-    """A server does not answer, or another answers in its place. The message names it and says how it failed."""
+    """A server does not answer, or another answers in its place. The message names it and the cause."""
 
 
 class ServerLine:
-    """What one server is asked. `name` is what messages call it, `may_write` is asked before anything is sent."""
+    """A connection to one server. `name` is for messages; `may_write` is checked before anything is sent."""
 
     def __init__(self, node_id: str, name: str, connection: redis.Connection, may_write: Callable[[], bool]) -> None:
         self.node_id = node_id
@@ -40,10 +37,8 @@ class ServerLine:
         self._open = False
 
     async def ask(self, commands: Sequence[Sequence[Word]], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
-        """Send commands in one go; return what was answered in bytes, errors that the server answered among it.
-
-        Raises ServerAwayError, after which the line may be used again, and MayNotWriteError.
-        """
+        """Send commands in one pipeline; return the answers as bytes, errors among them. Raises ServerAwayError,
+        after which the connection may be used again, and MayNotWriteError."""
         if not commands:
             return []
         try:
@@ -54,21 +49,21 @@ class ServerLine:
                 return await self._exchange(commands)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             await self.close()
-            # The text of what went wrong with a connection never holds what was sent over it.
+            # The text of a connection error never holds what was sent.
             raise ServerAwayError(f"{self.name}: {str(error) or type(error).__name__}") from None
         except BaseException:
             await self.close()
             raise
 
     async def one(self, *words: Word, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        """Send one command and return what was answered; raises what ResponseError it is."""
+        """Send one command; raises the ResponseError that it is answered with."""
         (answer,) = await self.ask([words], timeout_s)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     async def close(self) -> None:
-        """Close the connection; what was sent over it may still be carried out."""
+        """Close the connection; commands in flight may still be carried out."""
         self._open = False
         try:
             await self._connection.disconnect(nowait=True)

@@ -1,8 +1,4 @@
-"""Everything that has to hold of servers that someone else runs, asked over one short connection to each.
-
-A server gets all questions at once: what it is (INFO), who has which slot (CLUSTER SLOTS), and what its user may do.
-Of a cluster every primary that the first one names is asked the same. Nothing is written anywhere.
-"""
+"""Checks of external Redis servers, over one short connection to each primary. Writes nothing."""
 
 from __future__ import annotations
 
@@ -29,8 +25,6 @@ from kvstrata.model.redis.external import ExternalReport, ServerFacts
 
 MAX_PRIMARIES = 1000
 AT_ONCE = 8
-"""Servers of one cluster that are asked at the same time."""
-
 SLOT_MAP = "cluster|slots"
 SLOTS = 16_384
 MAX_HOST_CHARACTERS = 255
@@ -38,7 +32,7 @@ MAX_HOST_CHARACTERS = 255
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """A primary as the slot map names it. `proves` is the name that its certificate has to hold."""
+    """A primary as the slot map names it. `proves` is the name that its certificate must hold."""
 
     host: str
     port: int
@@ -46,7 +40,7 @@ class Primary:
 
     @property
     def address(self) -> str:
-        """Where it listens, as `host:port` or `[v6]:port`."""
+        """`host:port` or `[v6]:port`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -60,11 +54,8 @@ async def check_external(
     limit: asyncio.Semaphore,
     timeout_s: float = TOTAL_TIMEOUT_S,
 ) -> ExternalReport:
-    """Return what the server at `endpoint` says, in a cluster what all primaries say. Raises nothing.
-
-    `domain` is the domain id whose keys the user has to reach; `limit` bounds all connections of this process together,
-    `timeout_s` how long each server may take.
-    """
+    """Return the report of the server at `endpoint`, in a cluster of all primaries. Raises nothing. The user must
+    reach the keys of domain id `domain`; `limit` bounds the connections of this process, `timeout_s` each server."""
     questions = {"info": ("INFO",), SLOT_MAP: ("CLUSTER", "SLOTS"), **trials(probe_key(domain), cluster=cluster)}
     examine = _Examination(access, questions, cluster, timeout_s)
     async with limit:
@@ -89,10 +80,8 @@ async def check_external(
 
 
 def slots_by_primary(answer: Any, asked_host: str, asked_name: str) -> Mapping[Primary, int] | None:
-    """Return how many slots each primary has by an answer to CLUSTER SLOTS, or None if it is none.
-
-    Slots of a server that has no address to give are nobody's. One without a host is the one that was asked.
-    """
+    """Return the number of slots of each primary from an answer to CLUSTER SLOTS, or None if it is malformed. Slots
+    of a server without an address are not counted. A server without a host is the one that was asked."""
     if not isinstance(answer, list):
         return None
     found: dict[Primary, int] = {}
@@ -125,21 +114,18 @@ def _primary(server: Any, asked_host: str, asked_name: str) -> Primary | None:
 
 
 def _plausible(host: str) -> bool:
-    """Whether a host could be one: what a server says is handed to the resolver."""
+    """Whether a server's claim may be handed to the resolver."""
     return len(host) <= MAX_HOST_CHARACTERS and host.isascii() and all(c.isalnum() or c in "-_.:%" for c in host)
 
 
 @dataclass(frozen=True, slots=True)
 class _Examination:
-    """The questions, by the names of their commands in access rules, and how servers are entered for them."""
-
     access: Access
     questions: Mapping[str, tuple[str, ...]]
     cluster: bool
     timeout_s: float
 
     async def __call__(self, address: str, server_name: str) -> tuple[ServerFacts, Any]:
-        """Return what a server says of itself, and its answer to CLUSTER SLOTS."""
         told = await ask(address, self.access, self._all_at_once, server_name=server_name, timeout_s=self.timeout_s)
         if isinstance(told, Failure):
             return ServerFacts(address, reachable=False, reason=str(told.reason), message=told.message), None
@@ -179,7 +165,7 @@ def _facts(address: str, answers: Mapping[str, Any], cluster: bool) -> ServerFac
 
 
 def _mode(figures: Mapping[str, Any], slots: Any) -> bool | None:
-    """Whether a server is in cluster mode; who may not ask INFO may have been told by CLUSTER SLOTS."""
+    """Whether a server is in cluster mode, by INFO, or else by CLUSTER SLOTS; None if both are refused."""
     if "cluster_enabled" in figures:
         return bool(number(figures, "cluster_enabled"))
     if isinstance(slots, list):
@@ -218,15 +204,14 @@ TRIALS: Mapping[str, tuple[str, ...]] = {
     "zrem": ("ZREM", KEY, "m"),
     "zscore": ("ZSCORE", KEY, "m"),
 }
-"""How each command is tried. AUTH is none of them, which everybody may; INFO and CLUSTER SLOTS are asked in earnest."""
+"""How each command is tried. Every user may run AUTH; INFO and CLUSTER SLOTS are asked in earnest."""
 
 CLUSTER_TRIALS: Mapping[str, tuple[str, ...]] = {"asking": ("ASKING",)}
-"""Those that are needed in a cluster only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Commands by why they cannot be used: at all, on the key, or because the server has none of that name."""
+    """Commands that cannot be used: at all, on the key, or because the server does not know them."""
 
     refused: tuple[str, ...] = ()
     keys_refused: tuple[str, ...] = ()
@@ -234,19 +219,18 @@ class Rights:
 
 
 def trials(key: str, *, cluster: bool) -> Mapping[str, tuple[str, ...]]:
-    """Return how each command is tried on `key`, by its name in access rules."""
     chosen = {**TRIALS, **(CLUSTER_TRIALS if cluster else {})}
     return {name: tuple(key if word == KEY else word for word in words) for name, words in chosen.items()}
 
 
 def rights(answers: Mapping[str, Any]) -> Rights:
-    """Return what the answers to commands say, by their names. An answer may be an exception of redis-py."""
+    """Evaluate the answers to commands by name. An answer may be an exception of redis-py."""
     refused: list[str] = []
     keys_refused: list[str] = []
     unknown: list[str] = []
     for name, answer in answers.items():
         if isinstance(answer, exceptions.NoPermissionError):
-            # "... has no permissions to run the 'get' command" (or subcommand); of keys it says other words.
+            # "... has no permissions to run the 'get' command" (or subcommand); the text about keys differs.
             (refused if " to run " in str(answer) else keys_refused).append(name)
         elif isinstance(answer, exceptions.ResponseError) and str(answer).lower().startswith("unknown command"):
             unknown.append(name)

@@ -1,8 +1,4 @@
-"""What servers answer to CLUSTER NODES, CLUSTER INFO, CLUSTER GETSLOTMIGRATIONS and INFO, as the model's types.
-
-Pure: text in, facts out. Answers differ a little between Redis 7, Redis 8 and Valkey 9; fields that are not there are
-zero or empty. Raises `NotAnAnswerError` on what is none of these.
-"""
+"""Parsers of CLUSTER and INFO answers of Redis 7, Redis 8 and Valkey 9; missing fields are zero or empty."""
 
 from __future__ import annotations
 
@@ -13,13 +9,13 @@ from kvstrata.model.redis.cluster import Peer, Server, SlotJob, SlotRange
 
 
 class NotAnAnswerError(ValueError):
-    """What came is not what such a server answers."""
+    """The answer is malformed."""
 
 
 def parse_server(
     pod_uid: str, nodes: str, info: str, cluster_info: str, node_timeout_ms: int, jobs: Sequence[Any] | None
 ) -> Server:
-    """Return what a server said of itself. `jobs` is None if it does not know CLUSTER GETSLOTMIGRATIONS."""
+    """`jobs` is None if the server does not know CLUSTER GETSLOTMIGRATIONS."""
     peers = parse_nodes(nodes)
     itself = next((peer.node_id for line, peer in zip(_lines(nodes), peers, strict=True) if _is_myself(line)), None)
     if itself is None:
@@ -49,18 +45,16 @@ def parse_server(
 
 
 def parse_nodes(answer: str) -> tuple[Peer, ...]:
-    """Return the lines of CLUSTER NODES, the server's own among them."""
     return tuple(map(_peer, _lines(answer)))
 
 
 def parse_fields(answer: str) -> Mapping[str, str]:
-    """Return the fields of INFO or CLUSTER INFO; headings are left out."""
     pairs = (line.partition(":") for line in answer.splitlines() if not line.startswith("#"))
     return {name: value.strip() for name, colon, value in pairs if colon}
 
 
 def parse_jobs(answer: Sequence[Any]) -> tuple[SlotJob, ...]:
-    """Return the entries of CLUSTER GETSLOTMIGRATIONS, which come as lists of names and values, or as maps."""
+    """Entries of CLUSTER GETSLOTMIGRATIONS, which come as lists of names and values, or as maps."""
     return tuple(_job(entry if isinstance(entry, Mapping) else _paired(entry)) for entry in answer)
 
 

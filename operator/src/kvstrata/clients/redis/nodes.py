@@ -1,8 +1,7 @@
-"""The servers of a managed cluster: what all of them say of themselves, and commands to each under its identity.
+"""The servers of a managed cluster: their states, and commands to each.
 
-A look asks all pods at once, and every pod either answers in time or has a named reason why not. A command goes out
-over a connection on which the server has just told the identity that the command is for: a server that is started anew
-is another, and closes its connections by that.
+A look asks all pods at once; every pod answers in time or has a reason why not. Before a command the server confirms
+its node id: a restarted server has another one.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from kvstrata.clients.redis.probe import NamedTLSConnection, RedisReason, author
 from kvstrata.model.redis.cluster import Cluster, Command, Server, ServerPod
 
 LOOK_TIMEOUT_S = 1.0
-"""For all answers of a server to one look. Others are not healed faster than the slowest is waited for, and one that is
-only slow is taken for silent, which by itself moves nothing."""
+"""For all answers of a server to one look. Healing waits for the slowest server; a slow one counts as silent, which
+by itself moves nothing."""
 
 TIMEOUT_S = 2.0
-"""For what one server is told in one step: far below the time in which the Lease may change hands."""
+"""For the commands of one step to one server: far below the time in which the Lease may change hands."""
 
 QUESTIONS = (
     ("CLUSTER", "NODES"),
@@ -43,10 +42,7 @@ NOT_SENT = "NotSent"
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """How servers are reached: the port of all of them, the user, and TLS if there is an authority to trust.
-
-    Certificates must name `server_name`.
-    """
+    """How servers are reached: one port for all; TLS if there is a `ca_pem`, with certificates for `server_name`."""
 
     port: int
     username: str | None = None
@@ -57,10 +53,8 @@ class NodeAccess:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a command. `failure` is empty if the server carried it out, else why not, and `answer` says more.
-
-    One that failed by time-out may still be carried out.
-    """
+    """The result of a command: `failure` is empty on success, else its reason; `answer` is the text. A command that
+    timed out may still be carried out."""
 
     command: Command
     failure: str = ""
@@ -68,7 +62,7 @@ class Sent:
 
 
 class RedisNodes:
-    """Connections to the servers of one cluster. `access` may be replaced; it is used for new connections."""
+    """Connections to the servers of one cluster. `access` may be replaced; new connections use it."""
 
     def __init__(
         self, access: NodeAccess, *, look_timeout_s: float = LOOK_TIMEOUT_S, timeout_s: float = TIMEOUT_S
@@ -94,10 +88,8 @@ class RedisNodes:
     async def send(
         self, commands: Sequence[Command], pods: Mapping[str, ServerPod], permitted: Callable[[], bool]
     ) -> tuple[Sent, ...]:
-        """Send commands, those to different servers beside each other; of one server none after one that failed.
-
-        `permitted` is asked before each of them; where it says no, nothing more is sent.
-        """
+        """Send commands, in parallel to different servers; after a failure a server gets no further ones.
+        `permitted` is asked before each; once it returns False, nothing more is sent."""
         by_pod: dict[str, list[Command]] = {}
         for command in commands:
             by_pod.setdefault(command.pod_uid, []).append(command)
@@ -105,7 +97,6 @@ class RedisNodes:
         return tuple(sent for result in results for sent in result)
 
     async def close(self) -> None:
-        """Close all connections."""
         while self._connections:
             await _close(self._connections.popitem()[1][1])
 
@@ -153,7 +144,7 @@ class RedisNodes:
 
     @asynccontextmanager
     async def _connected(self, pod: ServerPod, ip: str) -> AsyncIterator[redis.Connection]:
-        """Lend the connection to a pod, to be kept if nothing went wrong: after a failure it may hold old answers."""
+        """Lend the connection to a pod. It is kept unless the block raises: it may then hold old answers."""
         address, connection = self._connections.pop(pod.uid, ("", None))
         if connection is not None and (address != ip or not connection.is_connected):
             await _close(connection)
@@ -168,7 +159,7 @@ class RedisNodes:
         self._connections[pod.uid] = ip, connection
 
     def dial(self, ip: str, port: int) -> redis.Connection:
-        """Return a connection to a server as the operator, not yet connected."""
+        """Return an unopened connection to a server, as the operator."""
         access = self.access
         settings: dict[str, Any] = {
             "host": ip,
@@ -195,10 +186,8 @@ async def _close(connection: redis.Connection) -> None:
 
 
 async def _answers(connection: redis.Connection, commands: Iterable[Sequence[str]]) -> list[Any]:
-    """Send commands in one go and return what was answered; an error that the server answered is among it.
-
-    Raises whatever goes wrong with the connection, and never connects anew.
-    """
+    """Send commands in one pipeline and return the answers, errors among them. Raises connection errors, and never
+    reconnects."""
     if not connection.is_connected:
         raise exceptions.ConnectionError("closed")
     wanted = list(commands)

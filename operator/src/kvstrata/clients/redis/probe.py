@@ -1,8 +1,4 @@
-"""What a Redis server says of itself, by one short connection that never raises.
-
-The operator asks each tier's servers whether they can be reached and how full they are; every way to fail has a
-name, so that a status can say what to repair. Messages hold endpoint and reason, never what was sent.
-"""
+"""State of a Redis server, over one short connection. Failures have reasons; messages never hold what was sent."""
 
 from __future__ import annotations
 
@@ -73,10 +69,8 @@ _SENTENCES: Mapping[RedisReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RedisReport:
-    """What one server said. Sizes are bytes; the figures are zero and the strings empty unless `reachable`.
-
-    `maxmemory_bytes` 0 of a reachable server means that it has no bound.
-    """
+    """One server's state. Sizes are bytes; figures are zero and strings empty unless `reachable`. `maxmemory_bytes`
+    0 of a reachable server means that it has no bound."""
 
     endpoint: str
     reachable: bool
@@ -92,7 +86,7 @@ class RedisReport:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How servers are entered: TLS is spoken when `ca_pem` is given, or on `tls` True with the system's authorities."""
+    """Uses TLS when `ca_pem` is given, or on `tls` True with the system's authorities."""
 
     password: str | None = field(repr=False)
     ca_pem: bytes | None = field(repr=False)
@@ -101,14 +95,11 @@ class Access:
 
     @property
     def with_tls(self) -> bool:
-        """Whether TLS is spoken."""
         return self.ca_pem is not None if self.tls is None else self.tls
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a server gave no answer."""
-
     reason: RedisReason
     message: str
 
@@ -123,11 +114,8 @@ async def probe_redis(
     tls: bool | None = None,
     timeout_s: float = TOTAL_TIMEOUT_S,
 ) -> RedisReport:
-    """Ask the server at `endpoint` (`host`, `host:port`, `[v6]:port`) for INFO and report the outcome.
-
-    TLS is spoken when `ca_pem` is given, or on `tls=True` with the system's authorities; the certificate must name
-    `server_name`, by default the endpoint's host. Never raises, except for the cancellation of the caller.
-    """
+    """Ask the server at `endpoint` (`host`, `host:port`, `[v6]:port`) for INFO. The certificate must name
+    `server_name`, by default the endpoint's host. Never raises, except for the cancellation of the caller."""
     access = Access(password, ca_pem, username, tls)
     answer = await ask(endpoint, access, _info, server_name=server_name, timeout_s=timeout_s)
     if isinstance(answer, Failure):
@@ -146,11 +134,8 @@ async def ask(
     server_name: str | None = None,
     timeout_s: float = TOTAL_TIMEOUT_S,
 ) -> Answer | Failure:
-    """Return the answer to `question` over one connection of its own, or why there is none.
-
-    A certificate must name `server_name`, by default the endpoint's host. Never raises, except for the cancellation of
-    the caller.
-    """
+    """Return the answer to `question` over a new connection, or why there is none. A certificate must name
+    `server_name`, by default the endpoint's host. Never raises, except for the cancellation of the caller."""
     address = parse_endpoint(endpoint)
     if address is None:
         return _failure(endpoint, RedisReason.INVALID_ENDPOINT)
@@ -180,7 +165,7 @@ async def ask(
             return await question(client)
     except Exception as error:
         reason = reason_of(error)
-        # Redis without TLS takes a handshake for the start of a command and waits for the rest of it.
+        # Redis without TLS takes a handshake for the start of a command and waits for the rest.
         hint = "; it may not speak TLS" if access.with_tls and reason is RedisReason.TIMEOUT else ""
         return _failure(endpoint, reason, hint)
     finally:
@@ -188,7 +173,7 @@ async def ask(
 
 
 async def _info(client: redis.Redis) -> Mapping[str, Any] | None:
-    """Return INFO, None for a user who may not ask for it: who only reads and writes blocks needs no more than PING."""
+    """Return INFO, or None without the right to it: reading and writing blocks needs only PING."""
     try:
         figures: Mapping[str, Any] = await client.info()
     except exceptions.NoPermissionError:
@@ -198,7 +183,7 @@ async def _info(client: redis.Redis) -> Mapping[str, Any] | None:
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
-    """Return host and port of `host`, `host:port` or `[v6]:port`, or None if `endpoint` is none of them."""
+    """Parse `host`, `host:port` or `[v6]:port`; None if malformed."""
     if endpoint.startswith("["):
         host, bracket, rest = endpoint[1:].partition("]")
         port_text = rest[1:] if rest.startswith(":") else ""
@@ -257,7 +242,7 @@ def _report(endpoint: str, info: Mapping[str, Any]) -> RedisReport:
 
 
 def number(info: Mapping[str, Any], name: str) -> int:
-    """Return a figure of INFO, 0 where it has none of that name."""
+    """Return a figure of INFO, 0 if it is missing."""
     value = info.get(name, 0)
     return int(value) if isinstance(value, int | float) else 0
 
@@ -267,12 +252,11 @@ def _failure(endpoint: str, reason: RedisReason, hint: str = "") -> Failure:
 
 
 def sentence_of(endpoint: str, reason: RedisReason) -> str:
-    """Say how a server failed, or that it did not."""
     return _SENTENCES[reason].format(endpoint=endpoint)
 
 
 def reason_of(error: BaseException) -> RedisReason:
-    """Name a failure by the innermost cause that says something; redis-py wraps what the system raised."""
+    """Return the reason of the innermost specific cause; redis-py wraps system errors."""
     chain: BaseException | None = error
     named = RedisReason.ERROR
     while chain is not None:

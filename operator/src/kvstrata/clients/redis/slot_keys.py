@@ -1,13 +1,13 @@
-"""Moves slots key by key, as Redis 7 and 8 need it, drops what they hold, or clears up after a move that cannot go on.
+"""Moves slots key by key, as Redis 7 and 8 need it, drops what they hold, or cleans up after a failed move.
 
-A slot is opened and its indexes moved at one instant (MULTI): a script that meets half a bucket fails between two of
+A slot is opened and its indexes moved atomically (MULTI): a script that meets half a bucket would fail between two of
 its writes. From then on the source redirects every script; the adapter refuses stores into the slot and reads at both
-ends, and a writer that was in the middle loses its block, which expires within 30 s. Nothing new comes into the slot
-until the target, and then the source, are told that it is the target's.
+ends. A write in progress loses its block, which expires within 30 s. Nothing new enters the slot until first the
+target, then the source, own it as the target's.
 
-Wherever this is interrupted, the same order, carried out anew, goes on: of a bucket either all of the index is at the
-source, or all at the target (`#s` says where). If a failover forgot that the slot was open, both may have one; then
-nobody can tell which values belong to which, and the bucket goes, at both ends. Values without an index anywhere go.
+After an interruption, the same order continues: the whole index of a bucket is either at the source or at the target
+(`#s` says where). If a failover forgot that the slot was open, both may have one; such a bucket is deleted at both
+ends, because its values cannot be told apart. Values without an index anywhere are deleted, too.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ from kvstrata.clients.redis.slot_names import batches, by_bucket, sorted_out, st
 from kvstrata.contract.store.redis_scripts import script
 
 BATCH_BYTES = 1 << 20
-"""How much one MIGRATE moves, if it is not one key that is larger. The source serves nobody meanwhile, so this is what
-the slowest small command waits for: of 1 MiB milliseconds, of 4 MiB tens of them, too many where p99 is to stay below
-25 ms. Smaller batches wait as often for as long in sum."""
+"""Bytes per MIGRATE, unless one key is larger. The source blocks meanwhile, so this delays the slowest small
+command: 1 MiB takes milliseconds, 4 MiB tens of them, too many for a p99 below 25 ms. Smaller batches block as long
+in sum."""
 
 BATCH_KEYS = 128
-
 PAUSE = 2.0
-"""How much longer than a MIGRATE took its source is then left to others: they have two thirds of it, so a source that
-was half busy still keeps up with what queued. A slow machine pauses longer by itself."""
+"""Pause after a MIGRATE, as a multiple of its duration. Other clients get two thirds of the source's time, so a
+source that was half busy keeps up."""
 
 LONGEST_PAUSE_S = 0.5
 EMPTY_AT_ONCE = 64
 KEYS_AT_ONCE = 256
-"""Small questions, or deletions, in one go."""
+"""Small commands per pipeline."""
 
 MIGRATE_TIMEOUT_MS = 1000
-"""How long a source, which serves nobody meanwhile, waits for a target that does not answer."""
+"""How long a source, which blocks meanwhile, waits for a target that does not answer."""
 
 MIGRATE_ANSWER_S = 15.0
 ROUNDS = 20
 
 Pause = Callable[[float], Awaitable[None]]
 Credentials = Callable[[], tuple[str, str] | None]
-"""User and password with which a server that moves keys comes to another."""
+"""User and password with which a source logs in to its target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Who takes part: `address` is the target's as the source has to reach it, `others` are the other primaries."""
+    """`address` is the target's as the source reaches it; `others` are the other primaries."""
 
     source: ServerLine
     target: ServerLine
@@ -62,7 +61,7 @@ class Ends:
 
 
 class KeyMover:
-    """Carries slots from one server to another. `open_slots` are those that are migrating at the source already."""
+    """Moves slots between two servers. `open_slots` are already migrating at the source."""
 
     def __init__(
         self,
@@ -87,7 +86,6 @@ class KeyMover:
         self._pause = pause
 
     async def move(self, slots: Sequence[int]) -> None:
-        """Move slots, the empty ones of a group together, the others one after the other."""
         for start in range(0, len(slots), EMPTY_AT_ONCE):
             group = slots[start : start + EMPTY_AT_ONCE]
             here, there = await self._count(self._source, group), await self._count(self._target, group)
@@ -103,7 +101,7 @@ class KeyMover:
             await self._tell_others(group)
 
     async def close(self, slots: Sequence[int]) -> None:
-        """Leave slots where they are, at the source; clear away what other primaries and broken buckets hold."""
+        """Leave slots at the source; delete leftovers at other primaries, and broken buckets."""
         for other in self._others:
             try:
                 await self._clear(other, slots)
@@ -152,10 +150,9 @@ class KeyMover:
         await _all_right(self._target, [_set_slot(slot, "IMPORTING", self._source.node_id) for slot in slots])
 
     async def _open_source(self, slot: int, there: Sequence[bytes], buckets: set[bytes]) -> bool:
-        """Open a slot at the source, and take away at the same instant what scripts begin with; whether there was room.
-
-        `there` is what the target has, and `buckets` those of which it has the index, which is brought up to date.
-        """
+        """Open a slot at the source and atomically remove the state that scripts start from; return whether there
+        was room. `there` are the target's keys. `buckets`, those of which the target has the index, is updated in
+        place."""
         names = await _names(self._source, slot, await self._count_one(slot))
         disputed = set() if slot in self._open else buckets & whole_buckets(names)
         buckets -= disputed
@@ -189,7 +186,8 @@ class KeyMover:
         sizes: dict[bytes, int] = {}
         for part in _parts(names):
             answers = await self._source.ask([("STRLEN", name) for name in part])
-            # What has expired is asked for elsewhere, but counts as here until it is touched: it goes along.
+            # STRLEN of an expired key is redirected, yet the key counts as present until it is touched: migrate it,
+            # too.
             sizes |= {name: size if isinstance(size, int) else 0 for name, size in zip(part, answers, strict=True)}
         large = {name: size for name, size in sizes.items() if size > self._movable_bytes}
         await self._drop_values(slot, large)
@@ -203,7 +201,7 @@ class KeyMover:
             self._told(self._tally)
 
     async def _migrate(self, slot: int, names: Sequence[bytes]) -> bool:
-        """Move keys in one command; whether the target had room for them."""
+        """Move keys in one command; return whether the target had room."""
         started_s = time.monotonic()
         (answer,) = await self._source.ask([self._migration(names)], MIGRATE_ANSWER_S)
         if _is_full(answer):
@@ -223,7 +221,7 @@ class KeyMover:
         )
 
     async def _drop_values(self, slot: int, sizes: Mapping[bytes, int]) -> set[bytes]:
-        """Delete values that are still here, and take them out of their index, which is at the target by now."""
+        """Delete values at the source, and remove them from their index, which is at the target by now."""
         removed = await self._drop(slot, list(sizes))
         discard = script("discard").text
         for bucket, members in by_bucket(removed).items():
@@ -251,14 +249,13 @@ class KeyMover:
             for answer in answers:
                 if not isinstance(answer, exceptions.AskError):
                     self._check(slot, answer)
-            # Only a command that is not redirected touches what has expired in an open slot.
+            # Only a command that is not redirected touches expired keys of an open slot.
             if expired and slot in self._open:
                 await self._migrate(slot, expired)
             removed |= set(part) - set(expired)
         return removed
 
     async def _drop_at(self, server: ServerLine, names: Sequence[bytes]) -> None:
-        """Delete keys at a server that imports their slot."""
         for part in _parts(names):
             commands = [command for name in part for command in (("ASKING",), ("UNLINK", name))]
             for answer in await server.ask(commands):
@@ -267,14 +264,14 @@ class KeyMover:
             self._tally.orphans += len(part)
 
     async def _hand_over(self, slots: Sequence[int]) -> None:
-        """Tell the target, and then the source, that slots are the target's."""
+        """Assign slots to the target, at the target first and then at the source."""
         for server in (self._target, self._source):
             await _all_right(server, [_set_slot(slot, "NODE", self._target.node_id) for slot in slots])
         self._tally.slots += len(slots)
         self._told(self._tally)
 
     async def _tell_others(self, slots: Sequence[int]) -> None:
-        """Spare the other primaries waiting for gossip, which would tell them too."""
+        """Inform the other primaries at once, instead of waiting for gossip."""
         for other in self._others:
             try:
                 await other.ask([_set_slot(slot, "NODE", self._target.node_id) for slot in slots])
@@ -304,7 +301,7 @@ def _set_slot(slot: int, *words: str) -> Sequence[Word]:
 
 
 async def _all_right(server: ServerLine, commands: Sequence[Sequence[Word]]) -> list[Any]:
-    """Send commands in one go; raises MoveFailedError for the first that is answered with an error."""
+    """Send commands in one pipeline; raises MoveFailedError for the first error."""
     answers = await server.ask(commands)
     for command, answer in zip(commands, answers, strict=True):
         if isinstance(answer, Exception):
@@ -314,7 +311,7 @@ async def _all_right(server: ServerLine, commands: Sequence[Sequence[Word]]) -> 
 
 
 async def _names(server: ServerLine, slot: int, count: int) -> list[bytes]:
-    """All keys of a slot; there is no way to ask for a part of them and then for the next."""
+    """All keys of a slot; Redis cannot page through them."""
     if not count:
         return []
     names = await server.one("CLUSTER", "GETKEYSINSLOT", slot, count + KEYS_AT_ONCE, timeout_s=MIGRATE_ANSWER_S)
@@ -322,7 +319,6 @@ async def _names(server: ServerLine, slot: int, count: int) -> list[bytes]:
 
 
 def _is_full(answer: Any) -> bool:
-    """Whether the target had no room for what it was sent."""
     return isinstance(answer, Exception) and "OOM" in str(answer)
 
 

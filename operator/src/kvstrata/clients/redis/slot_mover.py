@@ -1,8 +1,4 @@
-"""Carries out one order to move slots, against the servers of a cluster.
-
-It begins with what the look found that the order came from, and never remembers anything: whatever it was at when it
-was interrupted, the next look's order goes on with. It never raises for what servers do; the report says how it ended.
-"""
+"""Carries out one order to move slots. It keeps no state; the next look's order continues after an interruption."""
 
 from __future__ import annotations
 
@@ -22,11 +18,8 @@ from kvstrata.plan.redis.topology.steps import MoveOrder
 
 
 class SlotMover:
-    """Moves slots between servers.
-
-    `dial` makes a connection to a server as the operator, `credentials` are what a source shows to its target,
-    `may_write` says whether this process leads, and is asked before anything is sent.
-    """
+    """Moves slots between servers. `credentials` are what a source shows to its target; `may_write` is checked
+    before anything is sent."""
 
     def __init__(
         self, dial: Dial, credentials: Credentials, may_write: Callable[[], bool], *, pause: Pause = asyncio.sleep
@@ -37,7 +30,6 @@ class SlotMover:
         self._pause = pause
 
     async def carry_out(self, order: MoveOrder, cluster: Cluster, told: Told = lambda _: None) -> MoveReport:
-        """Do what an order that came of a look at `cluster` says."""
         tally = MoveStats()
         try:
             async with AsyncExitStack() as lines:
@@ -94,7 +86,7 @@ class SlotMover:
 
 POLL_S = 0.1
 HANGS_AFTER_S = 15.0
-"""A job that shows no progress for so long: a target that lives acknowledges each second."""
+"""After so long without progress a job counts as hung: a live target acknowledges each second."""
 
 _OVER = {"success", "failed", "cancelled"}
 
@@ -108,7 +100,7 @@ async def move_at_once(
     told: Told,
     pause: Callable[[float], Awaitable[None]],
 ) -> None:
-    """Have slots moved, or watch the job that moves them already. Raises MoveFailedError if it does not succeed."""
+    """Have a server move slots, or watch a job that already does. Raises MoveFailedError."""
     wanted = " ".join(f"{first}-{last}" for first, last in slots)
     name = await _under_way(source, target, wanted)
     if name is None:
@@ -147,7 +139,7 @@ async def _under_way(source: ServerLine, target: str, slots: str) -> str | None:
 
 
 async def _jobs(source: ServerLine) -> list[Mapping[str, str]]:
-    """The jobs that a server knows of, the newest first."""
+    """Newest first."""
     return [_fields(entry) for entry in await source.one("CLUSTER", "GETSLOTMIGRATIONS")]
 
 

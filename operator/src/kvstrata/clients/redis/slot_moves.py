@@ -1,4 +1,4 @@
-"""What moving slots comes to: how far it has come, and why it did not go on."""
+"""Results of moving slots: progress, and the reason for an end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class MoveReason(StrEnum):
 
 @dataclass(slots=True)
 class MoveStats:
-    """What an order has done so far. `dropped` were values too large, without room at the target or meant to be
-    dropped; `orphans` are keys that nobody would ever have found. Both are misses."""
+    """Progress of an order. `dropped` values were too large, without room at the target, or meant to be dropped;
+    `orphans` are keys without an index. Both are misses for readers."""
 
     slots: int = 0
     keys: int = 0
@@ -33,7 +33,7 @@ class MoveStats:
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """How an order ended. `message` names server and slot; what remains of the order the next look finds."""
+    """How an order ended. `message` names server and slot; the next look finds what remains."""
 
     reason: MoveReason
     message: str
@@ -41,17 +41,13 @@ class MoveReport:
 
     @property
     def done(self) -> bool:
-        """Whether the order was carried out."""
         return self.reason is MoveReason.MOVED
 
 
 class MoveFailedError(Exception):
-    """An order cannot be carried on from here."""
-
     def __init__(self, reason: MoveReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
 Told = Callable[[MoveStats], None]
-"""Is called whenever an order has come further."""

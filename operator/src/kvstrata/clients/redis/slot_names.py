@@ -1,7 +1,7 @@
-"""Keys of a slot, told apart by their names: what is a bucket's index, what a value, and whose.
+"""Classification of a slot's keys by name: index or value, and of which bucket.
 
-A bucket's index moves before its values and as one, `#s` in front of all. Scripts run on `#s`: while it is at the
-source they run there, and when it is not they are redirected; never do they see half an index. Pure.
+A bucket's index moves before its values and atomically, `#s` first. Scripts run on `#s`: while it is at the source they
+run there, afterwards they are redirected, so they never see half an index. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STATE = b"#s"
 
 
 def sorted_out(names: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Return names of indexes, in the order in which they have to move, and names of values."""
+    """Return index names, in the order in which they must move, and value names."""
     index: list[bytes] = []
     values: list[bytes] = []
     for name in names:
@@ -24,34 +24,32 @@ def sorted_out(names: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 
 def bucket_of(name: bytes) -> bytes | None:
-    """Return the prefix of the bucket that a key belongs to; None of what belongs to none, as a scope's ledger."""
+    """Return the prefix of a key's bucket, or None if it has none, as a scope's ledger."""
     found = _NAME.fullmatch(name)
     return found["prefix"] if found is not None and _BUCKET.fullmatch(found["prefix"]) else None
 
 
 def part_of(name: bytes) -> bytes:
-    """Return what a key is called within its bucket; of other keys all of the name."""
+    """Return a key's name within its bucket; of other keys the whole name."""
     found = _NAME.fullmatch(name)
     return name if found is None else found["part"]
 
 
 def state_of(bucket: bytes) -> bytes:
-    """Return the name of a bucket's `#s`, on which its scripts run."""
     return bucket + b":" + _STATE
 
 
 def whole_buckets(names: Iterable[bytes]) -> set[bytes]:
-    """Return the buckets of which the index is here: it comes and goes with `#s`."""
+    """Return the buckets with an index among `names`: it moves with `#s`."""
     return {bucket for name in names if part_of(name) == _STATE and (bucket := bucket_of(name)) is not None}
 
 
 def without_index(names: Iterable[bytes], buckets: set[bytes]) -> list[bytes]:
-    """Return what belongs to a bucket whose index is in none of `buckets`: nobody will ever find it."""
+    """Return the names of buckets other than `buckets`: no script finds them."""
     return [name for name in names if (bucket := bucket_of(name)) is not None and bucket not in buckets]
 
 
 def by_bucket(values: Iterable[bytes]) -> Mapping[bytes, list[bytes]]:
-    """Return names of values within their bucket, by the bucket."""
     found: dict[bytes, list[bytes]] = {}
     for name in values:
         if (bucket := bucket_of(name)) is not None:
@@ -60,7 +58,7 @@ def by_bucket(values: Iterable[bytes]) -> Mapping[bytes, list[bytes]]:
 
 
 def batches(sizes: Mapping[bytes, int], bytes_each: int, keys_each: int) -> Iterable[Sequence[bytes]]:
-    """Return keys in parts of so many bytes and keys at most, or of one key that is larger."""
+    """Split keys into parts within both limits; a larger key is a part of its own."""
     part: list[bytes] = []
     filled = 0
     for name, size in sizes.items():

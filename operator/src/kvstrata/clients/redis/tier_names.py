@@ -1,4 +1,4 @@
-"""Names of keyspaces in a tier: in which slots they are, and which of a server's names are theirs. Pure."""
+"""Names of keyspaces in a tier: their slots, and which of a server's names are theirs. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATE = "#s"
 
 @dataclass
 class Sorted:
-    """Names that were found: each once, although a walk may tell some twice."""
+    """Names found, without the duplicates that SCAN may return."""
 
     names: Names
     values: set[str] = field(default_factory=set)
@@ -26,11 +26,9 @@ class Sorted:
 
     @property
     def index(self) -> int:
-        """How many names there are besides values and states."""
         return len(self.others)
 
     def add(self, listed: Iterable[str]) -> None:
-        """Take what is of the keyspaces."""
         for name in listed:
             part = self.names.part_of(name)
             if part is None:
@@ -43,7 +41,7 @@ class Sorted:
 
 @dataclass(frozen=True)
 class Names:
-    """The names below some keyspaces' prefixes; with `chunks`, by the digits of their hashes, blocks of these alone."""
+    """The names below the prefixes of keyspaces, restricted to blocks of `chunks` (hex digests) if given."""
 
     domain: str
     keyspaces: frozenset[str]
@@ -51,33 +49,32 @@ class Names:
 
     @cached_property
     def slots(self) -> frozenset[int]:
-        """The slots in which they can be: 17 for each keyspace."""
+        """17 slots for each keyspace."""
         buckets = (bucket_prefix(self.domain, one, bucket) for one in self.keyspaces for bucket in range(BUCKETS))
         return frozenset(map(slot_of, [*buckets, *(ledger_key(self.domain, one) for one in self.keyspaces)]))
 
     @property
     def pattern(self) -> str:
-        """A pattern that all of them match; of more than one keyspace others of the domain match it, too."""
+        """A pattern that matches all of them; with several keyspaces it matches others of the domain, too."""
         first = next(iter(self.keyspaces)) if len(self.keyspaces) == 1 else ""
         return f"{KEY_PREFIX}:{self.domain}:{{{first}*"
 
     def part_of(self, name: str) -> str | None:
-        """Return what a name is called below its keyspace's or bucket's prefix, None if it is of no such keyspace."""
+        """Return a name below its keyspace's or bucket's prefix, or None if it is of no such keyspace."""
         prefix = f"{KEY_PREFIX}:{self.domain}:{{"
         keyspace = name[len(prefix) : len(prefix) + 32]
         if not name.startswith(prefix) or keyspace not in self.keyspaces:
             return None
         rest = name[len(prefix) + 32 :]
         tag, brace, part = rest.partition("}:")
-        # Whatever else begins like one of theirs is theirs, too: it was stored under it.
+        # Any other name with the prefix counts as theirs.
         return part if brace and (not tag or tag.startswith(":")) else rest
 
     def sorted(self) -> Sorted:
-        """Return none of them yet."""
         return Sorted(self)
 
 
 def slot_of(name: str) -> int:
-    """Return a name's slot: CRC-16/XMODEM of its hash tag, or of all of it without one."""
+    """CRC-16/XMODEM of the hash tag, or of the whole name without one."""
     found = _TAG.search(name)
     return binascii.crc_hqx((found[1] if found else name).encode(), 0) % SLOTS

@@ -1,9 +1,8 @@
-"""Looks whether anything of given keyspaces is left in a tier: on every server, replicas too, by the names there.
+"""Checks whether anything of given keyspaces is left in a tier, on every server, including replicas.
 
-It is the operator's own look, after somebody else deleted (`kvstrata_sidecar.delete_job`), as the only user that may
-list names. It changes nothing. Servers of a cluster are asked for the names in the slots of the keyspaces, 17 of each;
-all others, and those that have too much in one slot, are walked through. All of it counts only under one map of slots:
-what each server says of itself before has to be what it says afterwards, or else all of it is done again.
+The operator's own check after a deletion by `kvstrata_sidecar.delete_job`, as the only user that may list names; it
+writes nothing. Cluster servers list the slots of the keyspaces, 17 of each; others, and those with too many names in a
+slot, are scanned. A look counts only if the slot map is the same before and after; otherwise it is repeated.
 """
 
 from __future__ import annotations
@@ -24,25 +23,21 @@ from kvstrata.model.redis.cluster import SLOTS, Peer
 
 ATTEMPTS = 3
 AT_ONCE = 8
-"""Servers that are looked at at the same time."""
-
 ANSWER_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 900.0
-"""For all of one server."""
+"""For one server."""
 
 SLOTS_AT_ONCE = 256
 NAMES_IN_A_SLOT = 8_000
-"""Names that are asked for in one go, which takes a server a few ms. A slot with more, of which names cannot be had in
-parts, is found by walking through all names of its server."""
+"""Names requested at once, which takes a server a few ms. A slot with more, which Redis cannot list in parts, is
+found by a scan of the whole server."""
 
 SCAN_COUNT = 250
-"""Names that a server walks over in one command."""
-
 PAUSE = 1.0
-"""How much longer than a command took its server is then left to others."""
+"""Pause after a command, as a multiple of its duration."""
 
 MAX_NAMES = 4_096
-"""Names of values that a look tells, of all that it counts: as many as one deletion takes by name."""
+"""Value names that a look returns, of all that it counts: as many as one deletion takes by name."""
 
 NODE_UNKNOWN = "NodeUnknown"
 SLOTS_MOVING = "SlotsMoving"
@@ -52,7 +47,7 @@ SLOT_MAP_CHANGED = "SlotMapChanged"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a look proves nothing. `reason` is for programs, `message` names the server."""
+    """Why a look proves nothing. `reason` is stable, `message` names the server."""
 
     reason: str
     message: str
@@ -60,11 +55,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """What one server has of the keyspaces. `node` is its own id; a replica's counts are those of its copy.
+    """What one server holds of the keyspaces. `node` is its own id; a replica's counts are those of its copy.
 
-    `values` are blocks, `index` is everything else but `tombstones`, which a deletion leaves for a week. `names` are
-    those of values, MAX_NAMES at most, and `value_bytes` is their size on a primary. `walked` is whether all of its
-    names were gone through, `idle` whether it is a primary that has no slots, as one that joined just now.
+    `values` are blocks, `index` everything else but `tombstones`, which a deletion leaves for a week. `names` are those
+    of values, at most MAX_NAMES, and `value_bytes` their size on a primary. `walked`: the server was scanned. `idle`: a
+    primary without slots.
     """
 
     node: str
@@ -81,7 +76,7 @@ class NodeLook:
 
 @dataclass(frozen=True, slots=True)
 class TierLook:
-    """What was found, and under which map of slots: digests of what servers said of themselves before and after."""
+    """Result of a look. `slots_before` and `slots_after` are digests of the slot map."""
 
     nodes: tuple[NodeLook, ...]
     problems: tuple[Problem, ...]
@@ -97,7 +92,7 @@ class TierLook:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a server says of itself: its primary if it is a replica, its slots, and whether any is on its way."""
+    """A server's state: its primary if it is a replica, its slots, and whether any is being moved."""
 
     node: str
     address: str
@@ -108,12 +103,11 @@ class Standing:
 
     @property
     def idle(self) -> bool:
-        """Whether it is a primary that has no slots."""
         return self.primary is None and not self.slots
 
 
 class TierVerifier:
-    """Looks at one tier, entered at `endpoint`, whose certificate names `server_name`, as the operator's user."""
+    """Checks one tier through `endpoint`, as the operator's user."""
 
     def __init__(
         self,
@@ -133,19 +127,15 @@ class TierVerifier:
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     async def servers(self, domain: str, keyspaces: Sequence[str]) -> TierLook:
-        """Return which servers there are and what stands in the way of looking at all of them, without looking at any.
-
-        Nothing is counted. Never raises, but for the cancellation of the caller.
-        """
+        """Return the servers, and obstacles to a look at all of them, without counting anything. Never raises,
+        except for the cancellation of the caller."""
         standings, problems = await self._standings(Names(domain, frozenset(keyspaces)))
         nodes = tuple(NodeLook(one.node, one.address, one.primary is None, idle=one.idle) for one in standings)
         return TierLook(nodes, tuple(dict.fromkeys(problems)), _digest(standings), _digest(standings))
 
     async def look(self, domain: str, keyspaces: Sequence[str], chunks: Sequence[str] = ()) -> TierLook:
-        """Look at every server, for all of the keyspaces or for blocks of these chunks alone.
-
-        Never raises, but for the cancellation of the caller.
-        """
+        """Check every server, for all of the keyspaces or only for blocks of `chunks`. Never raises, except for the
+        cancellation of the caller."""
         names = Names(domain, frozenset(keyspaces), frozenset(chunks))
         found = TierLook((), (), "", "")
         for _ in range(ATTEMPTS):
@@ -162,13 +152,12 @@ class TierVerifier:
         return replace(found, problems=(*found.problems, changed))
 
     async def _standings(self, names: Names) -> tuple[tuple[Standing, ...], list[Problem]]:
-        """Return what every server says of itself, and what stands in the way of knowing all of them."""
         if not self._cluster:
             return await self._single()
         seed = await self._ask(self._endpoint, self._server_name, _peers)
         if isinstance(seed, Failure):
             return (), [Problem(str(seed.reason), seed.message)]
-        # A server that is alone in its cluster does not know its own address.
+        # A single-server cluster does not know its own address.
         host, _ = parse_endpoint(self._endpoint) or ("", 0)
         known: dict[str, Peer] = {peer.node_id: replace(peer, ip=peer.ip or host) for peer in seed}
         told: dict[str, Standing] = {}
@@ -200,7 +189,6 @@ class TierVerifier:
         return standings, problems
 
     async def _single(self) -> tuple[tuple[Standing, ...], list[Problem]]:
-        """Return what a server that is no cluster says of itself and its replicas, and what its replicas say."""
         answer = await self._ask(self._endpoint, self._server_name, _figures)
         if isinstance(answer, Failure):
             return (), [Problem(str(answer.reason), answer.message)]
@@ -227,7 +215,7 @@ class TierVerifier:
             return look
 
     async def _found(self, server: _Server, names: Names) -> tuple[Sorted, bool]:
-        """Return what a server has, and whether it was walked through."""
+        """Return a server's names, and whether it was scanned."""
         if not self._cluster:
             return await _walk(server, names), True
         slots = sorted(names.slots)
@@ -239,7 +227,7 @@ class TierVerifier:
             return await _walk(server, names), True
         found = names.sorted()
         for slot, count in counts.items():
-            # Some more, for what came since it was counted.
+            # A margin for keys that arrived after the count.
             (listed,) = await server.ask([("CLUSTER", "GETKEYSINSLOT", slot, count + 256)])
             found.add(listed)
         return found, False
@@ -255,7 +243,7 @@ class TierVerifier:
 
 
 class _Server:
-    """Commands to one server, after each of which it is left to others for as long as it took."""
+    """Commands to one server, with a pause as long as each took."""
 
     def __init__(self, client: redis.Redis, pause: Callable[[float], Awaitable[None]]) -> None:
         self._client = client
@@ -263,7 +251,7 @@ class _Server:
         client.response_callbacks.clear()
 
     async def ask(self, commands: Sequence[Sequence[Any]], *, errors: bool = False) -> list[Any]:
-        """Return what was answered; raises what is an error, unless `errors` says that it is an answer like others."""
+        """Return the answers; raises the first error unless `errors`."""
         began_s = time.monotonic()
         async with asyncio.timeout(ANSWER_TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:
             for words in commands:
@@ -283,7 +271,6 @@ async def _walk(server: _Server, names: Names) -> Sorted:
 
 
 async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool) -> NodeLook:
-    """Count what was found; a primary is asked whether its states are tombstones, and how large values are."""
     tombstones, index, told = len(found.states), found.index, tuple(sorted(found.values)[:MAX_NAMES])
     size = 0
     if standing.primary is None:

@@ -1,4 +1,4 @@
-"""What is heard of an erasure, as events of the audit log."""
+"""Audit events of an erasure, from its facts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from kvstrata.reconcile.metrics import count_looks
 
 
 def tell_news(before: ErasureRecord, after: ErasureRecord) -> None:
-    """Tell and count what a record that was written says, and did not before."""
     for happened in _news(before, after):
         tell(happened)
     count_looks(before, after)
@@ -84,7 +83,7 @@ def _told(fact: Fact) -> Happened | None:
         case KeyRemoved():
             return Happened(action=Action.KEY_REVOKED, fingerprint=fact.fingerprint)
         case KeyNotDestroyed():
-            return None  # nothing happened to it
+            return None  # the key is unchanged
         case Deletion():
             return _deleted(fact)
         case Look():

@@ -1,8 +1,7 @@
-"""Records of erasures as JSON: what was written is what is read, by whichever operator leads next.
+"""JSON codec of erasure records.
 
-Unlike receipts, they are read by operators only, of this version and those around it: a field that is missing has its
-default, one that is not known is left out. A fact of an unknown kind is refused, because without it an erasure would
-go another way.
+Only operators of this and adjacent versions read them: a missing field has its default, an unknown one is ignored. A
+fact of an unknown kind is refused, because an erasure without it would decide differently.
 """
 
 from __future__ import annotations
@@ -38,14 +37,13 @@ class _Stored:
 
 
 def encode(record: ErasureRecord) -> bytes:
-    """Return a record's bytes."""
     told = tuple({"kind": type(fact).__name__, **to_wire(fact)} for _, fact in sorted(record.erasure.facts.items()))
     plain = {one.name: getattr(record, one.name) for one in fields(record) if one.name != "erasure"}
     return canonical_json(to_wire(_Stored(VERSION, order=record.erasure.order, facts=told, **plain)))
 
 
 def decode(data: bytes) -> ErasureRecord:
-    """Return the record that these bytes are. Raises ContractError for anything else."""
+    """Raises ContractError for anything but an encoded record."""
     stored = wire.decode(_Stored, data)
     if stored.version != VERSION:
         raise ContractError(f"a record of an erasure is of version {stored.version}")

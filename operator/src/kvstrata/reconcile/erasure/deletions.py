@@ -1,7 +1,8 @@
-"""Deletions from shared tiers: the protocol orders them for each primary, a Job does a whole tier and reports for each.
+"""Deletions from shared tiers: the protocol orders them per primary; a Job covers a whole tier and reports each
+primary.
 
-That a deletion runs is written down before its Job is made: who leads next finds the Job by the same round. What Jobs
-report is counted since the keyspaces were revoked, over all of them; a fact has what its own Job added.
+A running deletion is recorded before its Job is created, so that a new leader finds the Job by its round. Jobs report
+totals since the keyspaces were revoked; a fact holds what its own Job added.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from kvstrata.plan.erasure.orders import StartDeletion
 from kvstrata.reconcile.erasure.ports import DeletionRun
 
 NOT_MADE = "not-made"
-"""What stands for the uid of a Job in the fact that it is about to be made."""
+"""Stands for the uid of a Job that is about to be created."""
 
 
 def running(erasure: Erasure) -> frozenset[tuple[str, int]]:
-    """Return tier and round of each Job that is not over as far as is known."""
+    """Return tier and round of each Job not known to be over."""
     return frozenset((one.tier, one.round) for one in erasure.of(Deletion) if one.state is JobState.RUNNING)
 
 
 def begun(
     erasure: Erasure, orders: Iterable[StartDeletion], tiers: Mapping[str, TierNow], now: datetime
 ) -> Iterator[Deletion]:
-    """Yield that deletions begin: one Job for each tier of which a primary is to be emptied, if none runs there."""
+    """Yield facts of new deletions: one Job per tier with a primary to be emptied, unless one runs there."""
     busy = {tier for tier, _ in running(erasure)}
     for tier in sorted({order.tier for order in orders} - busy):
         primaries = tiers[tier].primaries
@@ -38,7 +39,7 @@ def begun(
 
 
 def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetime) -> Iterator[Deletion]:
-    """Yield what became of a Job that is over, for each primary that it was to empty and each that it names."""
+    """Yield the results of a finished Job, for each primary that it was to empty and each that it reports."""
     begun = {one.node: one for one in erasure.of(Deletion) if (one.tier, one.round) == (tier, round)}
     if not begun:
         return
@@ -56,7 +57,7 @@ def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetim
             one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node) and one.state is JobState.DONE
         ]
         found, deleted, remaining = totals(lines, node)
-        # Where keyspaces live on no tombstone remembers what runs before deleted.
+        # Where keyspaces stay in use, no tombstone remembers the deletions of earlier runs.
         earlier = _sum(one.deleted for one in before) if erasure.order.prefix is None else NOTHING
         yield Deletion(
             tier, node, round, run.job, JobState.DONE, began, len(ends), now,

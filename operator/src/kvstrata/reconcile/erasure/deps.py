@@ -1,4 +1,4 @@
-"""Everything and everybody that carries erasures out, for all of them together."""
+"""Dependencies shared by all erasures."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
 
 AT_ONCE = 8
-"""Orders to pods, looks at tiers and questions to the API server that are under way at a time, of all erasures."""
+"""Concurrent orders to pods, looks at tiers and requests to the API server, over all erasures."""
 
 
 @dataclass(slots=True)
 class Crew:
-    """`operator` is whose word the operator's own looks are, `may_write` raises NotLeadingError when this process may
-    write no more, `now` is the wall clock in UTC and `monotonic` in seconds."""
+    """`operator` is named in the operator's own findings; `may_write` raises NotLeadingError after leadership was lost;
+    `now` is the wall clock in UTC, `monotonic` in seconds."""
 
     kube: Kube
     store: Store
@@ -52,9 +52,9 @@ class Crew:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     named: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """By keyspace, names of chunks that pods are asked for: of erasures that failed, for one that tries again."""
+    """By keyspace, chunk names for pods to look up: kept from failed erasures for a new attempt."""
     issuing: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """By namespace: receipts of one chain are written one after the other."""
+    """By namespace: receipts of one chain are written sequentially."""
 
 
 def assemble(
@@ -69,7 +69,7 @@ def assemble(
     operator: str,
     chains: ReceiptChains,
 ) -> Crew:
-    """Return everybody who carries erasures out in one operator process, whose pod has the name `operator`."""
+    """`operator` is the name of the operator's pod."""
 
     def may_write() -> None:
         if not leading():

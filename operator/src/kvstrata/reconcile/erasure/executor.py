@@ -1,7 +1,4 @@
-"""One order of an erasure, carried out: what came of it as facts.
-
-Each may be given again at any time. What can be tried again raises TroubleError, whose sentence goes into the status.
-"""
+"""Executes single orders of an erasure, which may be repeated. Retryable failures raise TroubleError."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from kvstrata.reconcile.keys import CustodyError
 
 
 class TroubleError(Exception):
-    """An order could not be carried out now. The message is for people and holds no secret."""
+    """An order could not be executed now. The message holds no secret."""
 
 
 class ReceiptConflictError(TroubleError):
@@ -36,17 +33,14 @@ class ReceiptConflictError(TroubleError):
 
 
 class CustodyAwayError(TroubleError):
-    """The custody of data keys cannot do it now."""
+    """The custody of data keys cannot act now."""
 
 
 class Orders:
-    """Carries out the orders of one erasure."""
-
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
 
     async def end_keys(self, record: ErasureRecord, order: RevokeKeys | DestroyKeys) -> tuple[Fact, ...]:
-        """Take data keys out of their custody, or ask one that can know whether removed ones are gone."""
         try:
             if isinstance(order, DestroyKeys):
                 return await self._crew.keys.destroy(record, order)
@@ -55,7 +49,6 @@ class Orders:
             raise CustodyAwayError(str(error)) from error
 
     async def ask(self, record: ErasureRecord, order: AskPodToErase | AskPodToVerify | ResetEngine) -> tuple[Fact, ...]:
-        """Ask a pod to erase, to verify, or to have its engine forget."""
         pod = self._pod(record.namespace, order.uid)
         try:
             if isinstance(order, AskPodToErase):
@@ -67,7 +60,6 @@ class Orders:
             raise TroubleError(str(error)) from error
 
     async def look(self, record: ErasureRecord, tier: str) -> Found:
-        """Look at every server of a tier."""
         try:
             found = self._tier(record.namespace, tier)
             order = record.erasure.order
@@ -78,7 +70,7 @@ class Orders:
     async def delete(
         self, record: ErasureRecord, tier: str, round: int, strays: tuple[str, ...]
     ) -> tuple[Fact, ...] | str:
-        """See to it that the Job of a round runs; return what became of it, or what there is to be said meanwhile."""
+        """Have the Job of a round run; return its result, or a message while it runs."""
         uid = record.erasure.order.uid
         run = await self._crew.jobs.look(uid, tier, round)
         if run is None or not run.begun:
@@ -113,7 +105,6 @@ class Orders:
             return DeletionRun("", JobState.FAILED, problem=str(error))
 
     async def issue(self, record: ErasureRecord, order: IssueReceipt) -> tuple[Fact, ...]:
-        """Append the receipt to the domain's chain, and say so in the CacheDomain's status."""
         async with self._crew.issuing[record.namespace]:
             domain = self._domain_of(record)
             told = domain.status.receipts if domain is not None else None
@@ -125,7 +116,6 @@ class Orders:
         return (ReceiptWritten(done.digest),)
 
     async def _tell_domain(self, record: ErasureRecord, receipts: Mapping[str, Any]) -> None:
-        """Say in the CacheDomain's status how the chain stands; without one there is nobody to say it."""
         domain, namespace = self._domain_of(record), record.namespace
         if domain is None or (domain.status.receipts and domain.status.receipts.count >= receipts["count"]):
             return
@@ -142,7 +132,7 @@ class Orders:
         self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
 
     def _domain_of(self, record: ErasureRecord) -> CacheDomain | None:
-        """Return the domain whose chain an erasure's receipt belongs to; a successor in its namespace has another."""
+        """Return the domain that an erasure's receipt belongs to; a successor has another chain."""
         found: CacheDomain | None = self._crew.store.domain(record.namespace).objects["CacheDomain"].get(DOMAIN_NAME)
         return found if found is not None and found.status.domain_id == record.domain else None
 
@@ -161,12 +151,11 @@ class Orders:
 
 
 def chunks_meant(order: ErasureOrder) -> tuple[str, ...]:
-    """Return the chunks that are erased, none where it is all of the keyspaces."""
+    """The chunks to erase, none for whole keyspaces."""
     return order.prefix.chunks if order.prefix is not None else ()
 
 
 def with_names(record: ErasureRecord, tier: str, named: Mapping[str, tuple[str, ...]]) -> ErasureRecord:
-    """Return the record with names of chunks that a tier had, to be asked for afterwards."""
     own = set(record.erasure.order.keyspaces)
     merged = dict(record.named)
     for keyspace, chunks in named.items():

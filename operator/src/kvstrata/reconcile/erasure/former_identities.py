@@ -1,11 +1,10 @@
-"""Deletions of former caches: Jobs, one tier after the other, and how they stand as facts.
+"""Deletes former caches: runs Jobs, one tier after the other, and records their state as facts.
 
-Observes: Jobs. Writes: Jobs, by the `DeletionJobs` of erasures. Runs again when: its model is planned, or a Job that
-runs is due for a look.
+Observes: Jobs. Writes: Jobs, by the `DeletionJobs` of erasures. Runs again when: its model is planned, or a running Job
+is due for a look.
 
-Nobody waits for a deletion: the model is planned again when a round is over. A process may end anywhere. Which round
-runs is in the model's status before it is begun, and Jobs are named after the former cache, the tier and the round, so
-that whoever leads next finds what was begun, and a Job that is over with its report.
+The model is planned again after a round. A round is in the model's status before it begins, and Jobs are named after
+former cache, tier and round, so that a new leader finds running and finished Jobs.
 """
 
 from __future__ import annotations
@@ -36,23 +35,17 @@ from kvstrata.reconcile.writer import NotLeadingError
 log = logging.getLogger(__name__)
 
 AT_ONCE = 2
-"""How many former caches are deleted at a time, of whatever model: nobody waits for it."""
-
 KEYSPACES_OF_A_JOB = 20_000
 JOBS_OF_A_ROUND = 100
-"""Of one tier at most: 2,000,000 keyspaces."""
+"""For one tier: 2,000,000 keyspaces."""
 
 RECLAIMED, FAILED = "reclaimed", "failed"
-"""What becomes of a round."""
-
 LOOK_EVERY_S = 5.0
 
 
 class Reclaims(Background):
-    """Has former caches deleted, whose orders are the slots.
-
-    `now` is the wall clock in UTC. `jobs` ask themselves whether this process leads.
-    """
+    """Deletes former caches; the slots are their orders. `now` is the wall clock in UTC. `jobs` check leadership
+    themselves."""
 
     def __init__(
         self,
@@ -67,7 +60,7 @@ class Reclaims(Background):
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def ask(self, namespace: str, question: ReclaimQuestion) -> None:
-        """Show what waits, or begin with a round unless the deletion is under way."""
+        """Publish the number of waiting caches, or start a round unless one is running."""
         match question:
             case TellFormer():
                 self._show(namespace, question)
@@ -77,10 +70,8 @@ class Reclaims(Background):
                 self._begin(question.cache.order, self._reclaim(namespace, question), failure, again)
 
     async def end(self, namespace: str, order: EndReclaim) -> None:
-        """Let a former cache be deleted no further, and forget its deletion. Raises KubeError and NotLeadingError.
-
-        Its Jobs are gone, or on their way out, when this returns.
-        """
+        """Stop deleting a former cache, and forget it. Raises KubeError and NotLeadingError. Its Jobs are gone or
+        being deleted when this returns."""
         await self._end(order.cache.order)
         await self._jobs.remove(order.cache.order)
         self._forget(namespace, lambda known: known.order == order.cache.order)
@@ -116,7 +107,7 @@ class Reclaims(Background):
         self._queue.add(Key("CachedModel", namespace, cache.model))
 
     async def _round(self, namespace: str, question: ReclaimFormer) -> ReclaimReport | None:
-        """Have every Job of a round run; return what came of it, None if the model is gone."""
+        """Run every Job of a round; return the result, None if the model is gone."""
         cache, domain = question.cache, self._store.domain(namespace)
         deleted = NOTHING
         keyspaces = keyspaces_in_force(domain.bundles.values())
@@ -137,7 +128,7 @@ class Reclaims(Background):
     def _orders(
         self, namespace: str, question: ReclaimFormer, tier: CacheTier, keyspaces: tuple[str, ...]
     ) -> Iterator[TierDeletion]:
-        """Yield the Jobs of a round for one tier. Each has a number of its own, for this round and no other."""
+        """Yield the Jobs of a round for one tier, with numbers unique over all rounds."""
         cache, domain = question.cache, self._store.world(namespace).domain_id or ""
         parts = range(0, len(keyspaces), KEYSPACES_OF_A_JOB)
         for number, start in enumerate(parts[:JOBS_OF_A_ROUND]):
@@ -147,7 +138,7 @@ class Reclaims(Background):
             )  # fmt: skip
 
     async def _over(self, namespace: str, cache: FormerCache, order: TierDeletion) -> DeletionRun | None:
-        """Have a Job run, and return what came of it when it is over; None if the model is gone."""
+        """Run a Job to its end; None if the model is gone."""
         while self._is_there(namespace, cache):
             try:
                 run = await self._jobs.look(order.erasure, order.tier.name, order.round)
@@ -180,7 +171,6 @@ def _sum(deleted: Amount, run: DeletionRun) -> Amount:
 
 
 def _forget_counts(namespace: str, model: str) -> None:
-    """Show no counts of a model that is gone."""
     for counter in (metrics.RECLAIMED_BLOCKS, metrics.RECLAIMED_BYTES):
         with contextlib.suppress(KeyError):
             counter.remove(namespace, model)

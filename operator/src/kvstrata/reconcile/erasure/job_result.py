@@ -1,10 +1,8 @@
-"""What a deletion Job has come to: by its conditions, its pod's state, and what the pod printed.
+"""Result of a deletion Job: from its conditions, its pod's state, and the pod's log.
 
-The report is the container's log, and not its termination message, which takes 4 KiB: too little for the primaries of
-a large cluster. Nor is it an object that the pod writes, for which it would need a token. Who may be believed is the
-kubelet, that this was printed by the pod that the Job's controller made from the Job that the operator made. Who could
-run commands in that pod could print anything: so nothing is concluded from a report but its counts, and the operator
-looks itself whether anything is left.
+The report is the container's log: a termination message takes 4 KiB, too little for the primaries of a large cluster,
+and writing an object would need a token in the pod. The kubelet vouches that the Job's pod printed the log. A process
+in the pod could print anything, so only counts are taken from a report, and the operator verifies the tier itself.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.reconcile.erasure.ports import DeletionRun
 
 WHOLE, MALFORMED, STOPPED = 0, 2, 3
-"""Exit codes of the program, as `kvstrata_sidecar.delete_job` documents them."""
+"""Exit codes, as `kvstrata_sidecar.delete_job` documents them."""
 
 OUT_OF_MEMORY = "OOMKilled"
 MAX_PROBLEM = 512
-"""Characters of a problem."""
+"""Characters."""
 
 REASONS: Mapping[StopReason, InvalidationReason] = {
     StopReason.SERVER_AWAY: InvalidationReason.TIER_AWAY,
@@ -36,36 +34,31 @@ REASONS: Mapping[StopReason, InvalidationReason] = {
     StopReason.REPLICAS_BEHIND: InvalidationReason.TIER_AWAY,
     StopReason.SLOT_MAP_CHANGED: InvalidationReason.SLOT_MAP_CHANGED,
 }
-"""Why an erasure is where it is while a deletion that stopped so is tried again; it is deleting, for any other."""
+"""Reason of an erasure while a stopped deletion is retried; Erasing for any other."""
 
 _LONG_HEX = re.compile(r"[0-9a-f]{32,}")
 
 
 class ReportError(ValueError):
-    """The report cannot be read, or not in full: its pod's log may still come."""
+    """The report cannot be read in full; the rest of the log may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a container ended, by the kubelet."""
-
     code: int
     reason: str
     at: datetime
 
 
 def reason_of(run: DeletionRun) -> InvalidationReason:
-    """Return the reason of an erasure whose deletion came to this."""
     end = run.lines[-1] if run.lines else None
     stopped = end.reason if isinstance(end, End) else StopReason.NONE
     return REASONS.get(stopped, InvalidationReason.ERASING)
 
 
 def read_report(log: bytes) -> tuple[Line, ...]:
-    """Return the lines of a report that is whole. Raises ReportError for any other.
-
-    A container's log has both its streams, so what is no JSON is passed over.
-    """
+    """Return a complete report's lines. Raises ReportError. A container's log has both streams, so lines that are no
+    JSON are skipped."""
     try:
         lines = tuple(decode_line(line) for line in log.splitlines() if line.startswith(b"{"))
     except ContractError as error:
@@ -76,7 +69,7 @@ def read_report(log: bytes) -> tuple[Line, ...]:
 
 
 def judged(job: str, ended: Ended, lines: tuple[Line, ...]) -> DeletionRun:
-    """Return what a Job (its uid) came to whose program exited with 0 or 3 and reported this."""
+    """Return the result of a Job (its uid) whose program exited with 0 or 3 and this report."""
     end = lines[-1]
     if not isinstance(end, End) or (end.outcome is Outcome.ERASED) != (ended.code == WHOLE):
         problem = f"the program exited with {ended.code}, and its report says otherwise"
@@ -87,7 +80,6 @@ def judged(job: str, ended: Ended, lines: tuple[Line, ...]) -> DeletionRun:
 
 
 def crashed(job: str, pod: str, ended: Ended) -> DeletionRun:
-    """Return what a Job came to whose program ended in a way for which it has no report."""
     if ended.code == MALFORMED:
         why = f"the program could not read its order: see the log of pod {pod}"
     elif ended.reason == OUT_OF_MEMORY:
@@ -98,7 +90,7 @@ def crashed(job: str, pod: str, ended: Ended) -> DeletionRun:
 
 
 def ended_of(pod: Mapping[str, Any]) -> Ended | None:
-    """Return how the deleting container ended; None while it runs, or if the kubelet never said."""
+    """Return how the deleting container ended; None while it runs or if the kubelet never reported it."""
     state = _state(pod).get("terminated")
     if not state:
         return None
@@ -107,7 +99,7 @@ def ended_of(pod: Mapping[str, Any]) -> Ended | None:
 
 
 def lost(pod: Mapping[str, Any]) -> str:
-    """Return why a pod is over whose container never ended by itself, as one that was evicted; empty if it is not."""
+    """Return why a pod ended before its container did, as by eviction; empty if it did not."""
     status = pod.get("status") or {}
     if status.get("phase") not in ("Failed", "Succeeded"):
         return ""
@@ -115,7 +107,7 @@ def lost(pod: Mapping[str, Any]) -> str:
 
 
 def held_up(pod: Mapping[str, Any]) -> str:
-    """Return why a pod does not begin; empty if it runs, or nothing is known to be the matter."""
+    """Return why a pod does not start; empty if it runs or no cause is known."""
     waiting = _state(pod).get("waiting") or {}
     if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         return readable(f"its pod waits: {waiting['reason']} {waiting.get('message') or ''}")
@@ -126,7 +118,7 @@ def held_up(pod: Mapping[str, Any]) -> str:
 
 
 def over(job: Mapping[str, Any]) -> str:
-    """Return what a Job's controller says of one that is over; empty for one that is not."""
+    """Return the controller's message for a finished Job; empty for others."""
     for condition in (job.get("status") or {}).get("conditions") or ():
         if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
             return readable(f"{condition.get('reason') or condition['type']}: {condition.get('message') or ''}")
@@ -134,7 +126,7 @@ def over(job: Mapping[str, Any]) -> str:
 
 
 def readable(text: str) -> str:
-    """Return a text for a status: without what could be a keyspace, on one line, not too long."""
+    """Return a text for a status: on one line, shortened, without what could be a keyspace."""
     shown = "".join(one if one.isprintable() else " " for one in _LONG_HEX.sub("…", text))
     return " ".join(shown.split())[:MAX_PROBLEM]
 

@@ -1,9 +1,9 @@
-"""Deletions as Jobs in the operator's namespace: created or found, looked at, removed.
+"""Deletions as Jobs in the operator's namespace: created or found, inspected, removed.
 
-Observes: Jobs of erasures, and their pods. Writes: Jobs, and for each a Secret and a NetworkPolicy, which it owns.
+Observes: Jobs of erasures, and their pods. Writes: Jobs, each with a Secret and a NetworkPolicy that it owns.
 
-A Job's name follows from erasure, tier and round, so that it is created once. It is suspended until all that it needs
-is there: whoever dies in between leaves what the next one completes, or what goes with the Job.
+A Job's name follows from erasure, tier and round, so it is created once. It stays suspended until its other objects
+exist: a process that dies in between leaves a Job that the next one completes or deletes.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from kvstrata.reconcile.writer import NotLeadingError
 log = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 4 << 20
-"""Of a report, which has two lines for each primary, and of whatever else its container printed."""
+"""Of a container's log, with two report lines for each primary."""
 
 REPORT_PATIENCE = timedelta(seconds=120)
-"""How long after a pod's end its log is waited for: a kubelet that starts anew, or a connection to it that is lost."""
+"""How long to wait for the log after a pod's end: the kubelet or its connection may restart."""
 
 RESUMES = 5
-"""How often a Job is resumed that its controller wrote at the same time."""
+"""Attempts to resume a Job that its controller writes at the same time."""
 
 
 class Jobs:
-    """Runs deletions. `may_write` is asked before every write; `now` is the wall clock in UTC."""
+    """`may_write` is checked before every write; `now` is the wall clock in UTC."""
 
     def __init__(
         self,
@@ -69,11 +69,9 @@ class Jobs:
         self._kube, self._ctx, self._now, self._may_write = kube, ctx, now, may_write
 
     async def start(self, order: TierDeletion) -> DeletionRun:
-        """Have the Job of an order run; one that exists is left as it is, and if it did not begin, begins.
-
-        Raises KubeError; LookupError, which names the object, if a Secret by which the tier is reached or a key in it
-        is missing; ValueError for more keyspaces than one Job takes; NotLeadingError.
-        """
+        """Start the Job of an order, or resume or return an existing one. Raises KubeError; LookupError, which names
+        the object, if a Secret of the tier or a key in it is missing; ValueError for more keyspaces than one Job
+        takes; NotLeadingError."""
         tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
         job = await self._kube.get(JOB, self._namespace, name)
         if job is None or _is_suspended(job):
@@ -92,12 +90,12 @@ class Jobs:
         return await self._run(job, order.erasure)
 
     async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
-        """Return how a Job stands; None if there is none. Raises KubeError."""
+        """Return a Job's state; None if there is none. Raises KubeError."""
         job = await self._kube.get(JOB, self._namespace, names.deletion_job(erasure, tier, round))
         return None if job is None else await self._run(job, erasure)
 
     async def remove(self, erasure: str) -> None:
-        """Remove every Job of an erasure, with what it owns. Raises KubeError and NotLeadingError."""
+        """Delete every Job of an erasure, with the objects that it owns. Raises KubeError and NotLeadingError."""
         async for job in self._kube.list(JOB, self._namespace, f"{labels.ERASURE}={erasure}"):
             self._require_lead()
             await self._kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
@@ -134,7 +132,6 @@ class Jobs:
         return judged(uid, ended, lines)
 
     async def _pod(self, job: str, erasure: str) -> dict[str, Any] | None:
-        """Return the newest pod that the Job of this uid controls."""
         own = [
             pod
             async for pod in self._kube.list(POD, self._namespace, f"{labels.ERASURE}={erasure}")
@@ -143,7 +140,7 @@ class Jobs:
         return max(own, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]), default=None)
 
     async def _files(self, tier: CacheTier) -> dict[str, bytes]:
-        """Return copies of what the tier is reached with, by file name. Raises LookupError for what is missing."""
+        """Return the tier's credentials, by file name. Raises LookupError for missing ones."""
         files = {}
         for file, (secret, key) in needed_secrets(tier).items():
             value = decode(await self._kube.get(SECRET, tier.namespace, secret) or {}).get(key)
@@ -153,7 +150,7 @@ class Jobs:
         return files
 
     async def _make(self, resource: Resource, built: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object, or return what is there of this name: the one that an earlier attempt made."""
+        """Create an object, or return the existing one of an earlier attempt."""
         self._require_lead()
         try:
             return await self._kube.create(resource, self._namespace, built)
@@ -161,7 +158,7 @@ class Jobs:
             if not error.is_conflict:
                 raise
         if resource is not JOB:
-            return {}  # what is in it was written by who made this very Job
+            return {}  # an earlier attempt for this very Job wrote it
         found = await self._kube.get(resource, self._namespace, built["metadata"]["name"])
         if found is None:
             raise KubeError(409, "Conflict", f"Job {built['metadata']['name']} was removed at this moment")

@@ -1,8 +1,8 @@
-"""Rotates the key that signs receipts: on schedule, and when it is asked for.
+"""Rotates the key that signs receipts: on schedule, and on request.
 
 Observes: the age of the key, the annotation of the ConfigMap with public keys, all chains of receipts.
 Writes: the key's Secret, hand-overs into the chains, `status.receipts` of CacheDomains, Events about them.
-Runs again when: a while has passed. Each look repeats what a process that ended left undone.
+Runs again when: LOOK_S has passed. Each look completes what an earlier process left undone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ RETRY_S = 10.0
 
 
 class KeyRotation:
-    """Rotates the key while this process leads. `max_age_s` is how long a key signs, 0 for ever."""
+    """`max_age_s` is how long a key signs, 0 for ever."""
 
     def __init__(self, kube: Kube, store: Store, chains: Chains, max_age_s: float) -> None:
         self._kube, self._store, self._chains, self._max_age_s = kube, store, chains, max_age_s
         self._events = Events(kube)
 
     async def run(self) -> None:
-        """Look for what is due until cancelled."""
         while True:
             wait_s = LOOK_S
             try:
@@ -48,10 +47,8 @@ class KeyRotation:
             await asyncio.sleep(wait_s)
 
     async def look(self) -> None:
-        """Begin a rotation if one is due, and do what is left of one.
-
-        Raises KubeError, SigningError and NotLeadingError; the next look goes on where this one ended.
-        """
+        """Start a rotation if one is due, and complete a started one. Raises KubeError, SigningError and
+        NotLeadingError; the next look continues."""
         if await self._chains.rotate(self._max_age_s):
             log.warning("another key signs receipts from now on")
             metrics.RECEIPT_KEY_ROTATIONS.inc()
@@ -73,7 +70,6 @@ class KeyRotation:
         return found.status.receipts if found is not None else None
 
     async def _tell(self, one: HandedOver) -> None:
-        """Write how the chain stands into the CacheDomain's status, and tell an Event about it."""
         found = self._domain(one.namespace, one.domain)
         if found is None or (found.status.receipts is not None and found.status.receipts.count >= one.count):
             return

@@ -1,7 +1,7 @@
-"""Data keys of what is erased go: out of their custody, and out of bundles' free slots.
+"""Removes data keys of erased data from their custody, and from bundles' free slots.
 
-A bundle writes what changed into the other slot of its shards, so what it was before stays there until the next change.
-No pod reads it any more, because every pod has acknowledged a newer root; a key in it would be a copy nevertheless.
+A bundle writes changes into the other slot of its shards; the previous content stays there until the next change. No
+pod reads it any more, because all acknowledged a newer root, but a key in it would be a copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvstrata.reconcile.store import Store
 
 
 class KeyRevoker:
-    """Revokes data keys. `operator` is whose word it is, `may_write` raises when this process may not."""
+    """`operator` is named in the facts; `may_write` raises after leadership was lost."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class KeyRevoker:
         self._operator, self._now, self._may_write = operator, now, may_write
 
     async def revoke(self, record: ErasureRecord, order: RevokeKeys) -> tuple[KeyRemoved, ...]:
-        """Take keys out of wherever the operator put them; return those that are gone. Raises CustodyError."""
+        """Remove keys from their custody; return those that are gone. Raises CustodyError."""
         gone: list[KeyRemoved] = []
         for custody, named in _by_custody(record, order.fingerprints).items():
             if custody is KeyCustody.KMS:
@@ -58,7 +58,7 @@ class KeyRevoker:
         return tuple(gone)
 
     async def destroy(self, record: ErasureRecord, order: DestroyKeys) -> tuple[KeyDestroyed | KeyNotDestroyed, ...]:
-        """Have the KMS delete what wrapped removed keys, and return its answers. Raises CustodyError."""
+        """Have the KMS delete the wrapping keys of removed keys. Raises CustodyError."""
         named = _by_custody(record, order.fingerprints).get(KeyCustody.KMS, {})
         ends = await self._kms.destroy(record.namespace, record.domain, named) if named else {}
         return tuple(self._end(named[epoch], end) for epoch, end in sorted(ends.items()))
@@ -69,7 +69,6 @@ class KeyRevoker:
         return KeyNotDestroyed(fingerprint, "; ".join(end.evidence) or str(end.why_not), self._now())
 
     async def _remove(self, record: ErasureRecord, wanted: Mapping[str, str]) -> tuple[KeyRemoved, ...]:
-        """Take keys out of their Secrets."""
         domain = self._store.domain(record.namespace)
         try:
             full = await self._free_slot_with_something(record.namespace)
@@ -79,7 +78,7 @@ class KeyRevoker:
             raise CustodyError(f"Secret {full} still holds what a bundle said before, and is about to be emptied")
         found = self._store.world(record.namespace).domain
         if found is None:
-            # With the domain its Secrets went.
+            # The Secrets went with the domain.
             gone = frozenset(wanted) - domain.data_keys.keys()
         else:
             self._may_write()
@@ -88,10 +87,8 @@ class KeyRevoker:
         return tuple(KeyRemoved(wanted[epoch], word) for epoch in sorted(gone))
 
     async def _free_slot_with_something(self, namespace: str) -> str | None:
-        """Return the name of a Secret of a bundle that its root does not name and that is not empty.
-
-        Whoever commits bundles empties it, because only they know which slot is to be filled next.
-        """
+        """Return the name of a bundle's Secret that its root does not name and that is not empty. Only the committer
+        of bundles knows which slot is filled next, so it empties the Secret."""
         for model, name in tuple(self._free_slots(namespace)):
             stored = await self._kube.get(SECRET, namespace, name)
             if stored is not None and stored.get("data"):
@@ -106,7 +103,7 @@ class KeyRevoker:
 
 
 def _by_custody(record: ErasureRecord, fingerprints: Iterable[str]) -> dict[KeyCustody, dict[str, str]]:
-    """Return fingerprints by their epoch, by the custody that had the key."""
+    """Return fingerprints by epoch, by custody."""
     kept_by = {key.fingerprint: key.custody for key in record.keys}
     found: dict[KeyCustody, dict[str, str]] = {}
     for name in fingerprints:

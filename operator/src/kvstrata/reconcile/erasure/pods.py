@@ -1,4 +1,4 @@
-"""What is asked of pods: to erase what they hold, and whether they still find what they could have read before."""
+"""Requests of erasures to pods: erase copies, look for blocks that they could read before, reset engines."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from kvstrata.reconcile.pod_states import PodTokens
 T = TypeVar("T")
 
 WAIT_MS = 30_000
-"""How long a pod may wait for readers and writers before it says who holds what is left."""
+"""How long a pod may wait for readers and writers before it names those that hold the rest."""
 
 
 class Gates(Protocol):
-    """The gates of pods, as `adapters.gate_client.GateClient` is."""
+    """Gates of pods; see `clients.gate.GateClient`."""
 
     async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
         """Have a pod erase."""
@@ -49,17 +49,17 @@ class Gates(Protocol):
 
 
 class PodError(Exception):
-    """A pod did not do what was asked, or what it said is not believed. The message holds no keyspace."""
+    """A pod did not do what was asked, or its answer is not trusted. The message holds no keyspace."""
 
 
 class Pods:
-    """Asks pods. `now` is the wall clock in UTC."""
+    """`now` is the wall clock in UTC."""
 
     def __init__(self, kube: Kube, gates: Gates, now: Callable[[], datetime]) -> None:
         self._gates, self._tokens, self._now = gates, PodTokens(kube), now
 
     async def erase(self, namespace: str, pod: Pod, order: AskPodToErase) -> PodErased | FilesErased:
-        """Have a pod erase the tiers that are named. Raises PodError as long as anything of it is left."""
+        """Have a pod erase the named tiers. Raises PodError as long as anything is left."""
         if len(order.keyspaces) > MAX_ERASED_KEYSPACES:
             raise PodError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(order.keyspaces)}")
         named = () if OWN_MEMORY in order.tiers else order.tiers
@@ -79,8 +79,8 @@ class Pods:
     async def verify(
         self, namespace: str, pod: Pod, order: AskPodToVerify, named: Mapping[str, Iterable[str]]
     ) -> PodProbed:
-        """Ask a pod for blocks of each keyspace: for those of the chunks that are named, else for those that it
-        remembers having erased. Raises PodError if it cannot look."""
+        """Ask a pod for blocks of each keyspace: of the named chunks, or else of those that it remembers having
+        erased. Raises PodError."""
         boots: set[tuple[str, str]] = set()
         known = asked = missed = 0
         for keyspace in order.keyspaces:
@@ -101,7 +101,7 @@ class Pods:
         return PodProbed(order.uid, order.round, gate_boot, cache_boot, self._now(), known, asked, missed)
 
     async def reset(self, namespace: str, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
-        """Have a pod's engine empty its prefix cache, or be told that it cannot. Raises PodError to be tried again."""
+        """Have a pod's engine empty its prefix cache; EngineKept if it cannot. Raises PodError to be retried."""
         asked = self._gates.reset(pod.ip or "", gate_server_name(pod.model, namespace), ResetRequest(WAIT_MS))
         said = await self._believed(namespace, pod, asked)
         match said.outcome:
@@ -114,7 +114,6 @@ class Pods:
         raise PodError(f"the engine of pod {pod.name} does not answer")
 
     async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
-        """Return a pod's answer if its token is that of the pod. Raises PodError."""
         try:
             answer, token = await asked
             doubt = await self._tokens.doubt(namespace, pod, token)

@@ -1,8 +1,4 @@
-"""What erasures need of others: Jobs that delete from tiers, and the chain of receipts.
-
-Every call may be repeated, by this process or by the next leader, and comes to the same. None of them decides whether
-this process leads: callers ask before each call.
-"""
+"""Jobs that delete from tiers, and chains of receipts. Calls may be repeated; callers check leadership first."""
 
 from __future__ import annotations
 
@@ -20,13 +16,12 @@ from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
 
 @dataclass(frozen=True, slots=True)
 class TierDeletion:
-    """The deletion of keyspaces from all primaries of a tier, which one Job carries out.
+    """The deletion of keyspaces from all primaries of a tier by one Job.
 
-    `erasure` is the uid of what was ordered, `round` counts the Jobs for this tier from 1: with the tier's name they
-    name the Job. `domain` is the domain's id, `revision` one since which no bundle of it has the keyspaces. `strays`
-    are names of values without an index, from a look that found them. With `identities` the keyspaces stay in use, and
-    only what was computed under one of these cache identities goes; with `chunks` they are in use again afterwards, and
-    only these go.
+    `erasure` is the uid of the order, `round` counts the Jobs for this tier from 1; with the tier's name they name the
+    Job. `domain` is the domain's id; since `revision` no bundle of it has the keyspaces. `strays` are names of values
+    without an index, found by a look. With `identities` the keyspaces stay in use, and only blocks of these cache
+    identities are deleted; with `chunks` they are in use again afterwards, and only these chunks are deleted.
     """
 
     erasure: str
@@ -42,13 +37,12 @@ class TierDeletion:
 
 @dataclass(frozen=True, slots=True)
 class DeletionRun:
-    """How a Job stands. `job` is its uid, which no later Job has.
+    """State of a Job. `job` is its uid, which no later Job has.
 
-    `DONE` is a report that ends with `Outcome.ERASED` and exit code 0, and nothing else; a Job that is over in any
-    other way has `FAILED`. `lines` is what it reported as far as it can be read (empty while it runs), `ended` when its
-    pod ended, by the kubelet's clock. `problem` says what went wrong, or why a Job that runs does not begin (a quota,
-    an image that cannot be pulled); empty if all is well. It holds no keyspace and no secret. `begun` is False of a Job
-    that was not made to its end: whoever made it died meanwhile, and it begins when it is started again.
+    `DONE` means a report that ends with `Outcome.ERASED` and exit code 0; any other end is `FAILED`. `lines` is the
+    readable part of the report (empty while the Job runs), `ended` the pod's end by the kubelet's clock. `problem` is
+    the failure, or why a running Job does not start (a quota, an image that cannot be pulled); it holds no keyspace and
+    no secret. `begun` is False for a Job left incomplete by a process that died; `start` completes it.
     """
 
     job: str
@@ -60,31 +54,22 @@ class DeletionRun:
 
 
 class DeletionJobs(Protocol):
-    """Runs deletions as Jobs in the operator's namespace."""
-
     async def start(self, order: TierDeletion) -> DeletionRun:
-        """Have the Job of an order run; one of the same erasure, tier and round that exists is left as it is.
-
-        Raises KubeError, and LookupError, whose text names the object, if a Secret by which the tier is reached or a
-        key in it is missing.
-        """
+        """Start the Job of an order, or return the existing one of the same erasure, tier and round. Raises
+        KubeError, and LookupError, which names the object, if a Secret of the tier or a key in it is missing."""
 
     async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
-        """Return how a Job stands; None if there is none. A report that cannot be read (yet) is a problem of a Job that
-        runs, not of one that failed, for as long as its pod's log may still come. Raises KubeError."""
+        """Return a Job's state; None if there is none. While the log may still arrive, an unreadable report leaves
+        the Job running. Raises KubeError."""
 
     async def remove(self, erasure: str) -> None:
-        """Remove every Job of an erasure with all that was made for it, running ones too. Raises KubeError."""
+        """Delete every Job of an erasure with its objects, running ones too. Raises KubeError."""
 
 
 class ReceiptChains(Protocol):
-    """Appends receipts to the chains of domains."""
-
     async def issue(
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
     ) -> Receipted | ChainConflict:
-        """Append the receipt of an erasure to the chain of a domain (its id), or find the one that is there.
-
-        `told` is what the CacheDomain's status says of the chain; to write what is returned there is the caller's.
-        Returns only when the receipt is stored. Raises KubeError; what was written until then is found again.
-        """
+        """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
+        chain in the CacheDomain's status; the caller writes the result there. Returns after the receipt is stored.
+        Raises KubeError; a retry finds what was written."""

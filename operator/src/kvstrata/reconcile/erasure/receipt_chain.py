@@ -1,17 +1,16 @@
-"""Receipts go into their domain's chain, signed by the operator's key.
+"""Appends receipts to their domain's chain, signed by the operator's key.
 
 Observes: the key's Secret, the published keys, a domain's receipts, all in the operator's namespace.
-Writes: the Secret, when no key was ever there and when the key is rotated; public keys, which are only added; receipts,
+Writes: the Secret, when there never was a key and when the key is rotated; public keys, which are only added; receipts,
 which are never overwritten.
 
-The chain's head is whatever record has the highest number, and the next number's object can be created once: who comes
-second is refused by the API server, reads anew, and goes on behind the first. Everything is read again after it was
-written, so what is told is what is stored. `plan.erasure.receipt_chain` decides, and says the same from wherever one
-starts again.
+The head is the record with the highest number, and the next number's object can be created once: the API server refuses
+a second writer, which reads again and appends behind the first. Results are read back after the write.
+`plan.erasure.receipt_chain` decides.
 
-A rotation has three steps, each one write or several that can be repeated: the Secret gets a new current key and keeps
-the one before (`rotate`), each chain gets a record that both keys sign (`hand_over`), and the key before leaves the
-Secret when no chain needs it (`finish_rotation`). Public keys stay for good.
+A rotation has three repeatable steps: the Secret gets a new current key and keeps the previous one (`rotate`), each
+chain gets a record that both keys sign (`hand_over`), and the previous key leaves the Secret when no chain needs it
+(`finish_rotation`). Public keys stay for good.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ from kvstrata.reconcile.writer import NotLeadingError
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 8
-"""How often the chain is read: for the receipt, for a hand-over before it, to see what is stored, and after others'
-writes."""
+"""Reads of the chain: for the receipt, for a hand-over before it, to check the result, and after other writers."""
 
 _OF_RECEIPTS = f"{labels.NAME}={labels.of_receipts(labels.RECEIPT)[labels.NAME]}"
 _WHOLE = f"{labels.COMPONENT}={labels.RECEIPT}"
@@ -61,16 +59,16 @@ ConfigMaps = dict[str, Mapping[str, Any]]
 
 
 class _CannotGoOnError(Exception):
-    """Something is not as it has to be, and only a person can mend it. The message names the object and the way out."""
+    """Only an administrator can repair this. The message names the object and the remedy."""
 
 
 ToldChain = Callable[[str, str], ReceiptChain | None]
-"""What the CacheDomain of a namespace reports of the chain of the domain with this id."""
+"""Maps namespace and domain id to the chain in the CacheDomain's status."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """A chain whose newest record is a hand-over to the current key, and how it stands."""
+    """A chain whose newest record is a hand-over to the current key."""
 
     namespace: str
     domain: str
@@ -79,7 +77,7 @@ class HandedOver:
 
 
 class Chains:
-    """The chains of all domains. `may_write` is asked before every write; `now` is the wall clock in UTC."""
+    """The chains of all domains. `may_write` is checked before every write; `now` is the wall clock in UTC."""
 
     def __init__(
         self, kube: Kube, namespace: str, now: Callable[[], datetime], may_write: Callable[[], bool] = lambda: True
@@ -90,11 +88,9 @@ class Chains:
     async def issue(
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
     ) -> Receipted | ChainConflict:
-        """Append the receipt of an erasure to the chain of a domain (its id), or find the one that is there.
-
-        `told` is what the CacheDomain's status says of the chain. What only a person can mend is a conflict, and
-        nothing is written then. Raises KubeError and NotLeadingError; what was written until then is found again.
-        """
+        """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
+        chain in the CacheDomain's status. What only an administrator can repair is a conflict, without any write.
+        Raises KubeError and NotLeadingError; a retry finds what was written."""
         found: ConfigMaps = {}
         async with self._one_of_many():
             try:
@@ -110,12 +106,9 @@ class Chains:
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
 
     async def rotate(self, max_age_s: float) -> bool:
-        """Put a new key in use if the current one is older than `max_age_s` (0: at any age), or a new value of the
-        annotation asks for it; return whether that was done.
-
-        Nothing is done before the first receipt, or while the last rotation is not over. Raises KubeError,
-        NotLeadingError, and SigningError for a Secret that holds no key.
-        """
+        """Start a rotation if the current key is older than `max_age_s` (0: at any age), or a new value of the
+        annotation requests it; return whether it did. Does nothing before the first receipt, or while the last
+        rotation is not over. Raises KubeError, NotLeadingError, and SigningError for a Secret that holds no key."""
         stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
         public = await self._kube.get(CONFIG_MAP, self._namespace, names.RECEIPT_PUBLIC_KEYS)
         if stored is None or public is None:
@@ -132,11 +125,9 @@ class Chains:
         return True
 
     async def hand_over(self, told: ToldChain) -> tuple[list[HandedOver], list[str]]:
-        """Give each chain that the previous key signed a record that both keys sign.
-
-        Returns the chains that end with such a record, and why others could not get one: those keep the previous key in
-        the Secret. Does nothing while no rotation is under way. Raises KubeError, NotLeadingError and SigningError.
-        """
+        """Give each chain that the previous key signed a record that both keys sign. Returns the chains that end
+        with such a record, and why others could not get one: those keep the previous key in the Secret. Does nothing
+        outside a rotation. Raises KubeError, NotLeadingError and SigningError."""
         done, problems = list[HandedOver](), list[str]()
         stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
         if stored is None or SigningKeys.from_secret_data(decode(stored)).previous is None:
@@ -150,11 +141,8 @@ class Chains:
         return done, problems
 
     async def finish_rotation(self, told: ToldChain) -> bool:
-        """Take the previous key out of the Secret if no chain needs it; return whether that was done.
-
-        No receipt is written meanwhile: one that was signed by the previous key would be continued by no one. Raises
-        KubeError and NotLeadingError.
-        """
+        """Remove the previous key from the Secret if no chain needs it; return whether it did. No receipt is written
+        meanwhile: one signed by the previous key could not be continued. Raises KubeError and NotLeadingError."""
         async with self._alone():
             stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
             if stored is None:
@@ -195,14 +183,12 @@ class Chains:
         return keys, found, replace(chain, namespace=namespace, told=told(namespace, domain))
 
     async def _domains(self) -> list[str]:
-        """Return the ids of all domains that have receipts, by the receipts' names."""
         selector = f"{_OF_RECEIPTS},{_WHOLE}"
         found = [raw["metadata"]["name"] async for raw in self._kube.list(CONFIG_MAP, self._namespace, selector)]
         wholes = [name.removeprefix(names.RECEIPT_PREFIX) for name in found if name.startswith(names.RECEIPT_PREFIX)]
         return sorted({name.rpartition("-")[0] for name in wholes})
 
     async def _put_key(self, stored: Mapping[str, Any], keys: SigningKeys, noted: Mapping[str, str]) -> None:
-        """Replace the Secret of the key, if nothing else wrote it meanwhile."""
         metadata = {**stored["metadata"], "annotations": {**_annotations(stored), **noted}}
         body = {**stored, "metadata": metadata, "data": build_signing_key("", keys.secret_data())["data"]}
         self._require_lead()
@@ -210,7 +196,7 @@ class Chains:
 
     @asynccontextmanager
     async def _one_of_many(self) -> AsyncIterator[None]:
-        """Write receipts, beside others that do."""
+        """Hold off key changes while a receipt is written."""
         async with self._turns:
             self._issuing += 1
         try:
@@ -222,13 +208,13 @@ class Chains:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Change what signs while no receipt is being written."""
+        """Wait until no receipt is being written, and hold off new ones."""
         async with self._turns:
             await self._turns.wait_for(lambda: self._issuing == 0)
             yield
 
     async def _keys(self) -> tuple[SigningKeys, frozenset[str]]:
-        """Return the keys that sign, and the ids of all that are published, these among them."""
+        """Return the signing keys, and the ids of all published ones, including these."""
         stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
         public = await self._kube.get(CONFIG_MAP, self._namespace, names.RECEIPT_PUBLIC_KEYS)
         if stored is None:
@@ -242,7 +228,7 @@ class Chains:
         return keys, await self._publish(keys, public)
 
     async def _require_first(self, public: Mapping[str, Any] | None) -> None:
-        """Raise unless no key was ever there, or a person says that it is lost: a new one would hide the loss."""
+        """Raise unless there never was a key or its loss is accepted: a new key would hide the loss."""
         about = (public or {}).get("metadata") or {}
         if labels.ACCEPT_LOST_KEY in (about.get("annotations") or {}):
             log.warning("a new key signs receipts, because the one before is lost")
@@ -275,7 +261,7 @@ class Chains:
         return await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET) or {}
 
     async def _publish(self, keys: SigningKeys, public: Mapping[str, Any] | None) -> frozenset[str]:
-        """Publish the keys before anything is signed with them; return the ids of all that are published."""
+        """Publish the keys before they sign; return the ids of all published keys."""
         built = build_public_keys(self._namespace, keys.public_pems())
         if public is None:
             self._require_lead()
@@ -299,7 +285,7 @@ class Chains:
         published: frozenset[str],
         found: ConfigMaps,
     ) -> ChainState:
-        """Return a domain's chain as it is stored, with what was `found` by name where labels were changed."""
+        """Return a domain's stored chain, with `found` objects by name whose labels were changed."""
         objects = dict(found)
         async for raw in self._kube.list(CONFIG_MAP, self._namespace, f"{_OF_RECEIPTS},{labels.DOMAIN}={domain}"):
             objects[raw["metadata"]["name"]] = raw
@@ -314,14 +300,14 @@ class Chains:
                 raise _CannotGoOnError(_not_ours(name, str(error))) from None
             links.append(link)
         newest = max(links, key=lambda link: link.head.sequence, default=None)
-        # All before it are what it commits to.
+        # It commits to all records before it.
         if newest is not None and newest.next_signer not in published | keys.public_pems().keys():
             name = names.receipt(domain, newest.head.sequence)
             raise _CannotGoOnError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
         return ChainState(domain, namespace, links, told)
 
     async def _write(self, receipt: bytes, found: ConfigMaps) -> None:
-        """Create the objects of a receipt, the one that makes it count last; note in `found` what is there instead."""
+        """Create a receipt's objects, the decisive one last; record existing ones in `found`."""
         for built in build_receipt(self._namespace, receipt):
             name = built["metadata"]["name"]
             self._require_lead()

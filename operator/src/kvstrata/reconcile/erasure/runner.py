@@ -1,12 +1,12 @@
-"""The course of one erasure: what is known is kept, what follows from it is ordered, and nobody waits for an answer.
+"""Runs one erasure: stores new facts and executes the resulting orders.
 
-Observes: what ordered it (an invalidation, or a policy that is deleted where no invalidation can be made), pods and
-their acknowledgements, servers of tiers, Jobs. Writes: the record in the operator's namespace, and through `orders`
-everything that `plan.erasure.next_step` orders. Runs again when: what ordered it is planned, an order was carried out,
-or `Step.again_s` is over.
+Observes: the order (an invalidation, or a deleted policy without one), pods and their acknowledgements, servers of
+tiers, Jobs. Writes: the record in the operator's namespace, and through `orders` everything that
+`plan.erasure.next_step` orders. Runs again when: the order is planned, an order was executed, or `Step.again_s` has
+passed.
 
-Whatever an order brings is kept before anything follows from it, and that a deletion runs before its Job is made. So
-a process may end anywhere: who leads next reads the record and gives the same orders.
+Facts are stored before anything follows from them, and a running deletion before its Job is created, so a new leader
+reads the record and repeats the same orders.
 """
 
 from __future__ import annotations
@@ -51,21 +51,17 @@ from kvstrata.reconcile.writer import NotLeadingError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""From an order that could not be carried out to the next attempt."""
-
 JOB_EVERY_S = 1.0
 SERVERS_EVERY_S = 5.0
 SHORTEST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
-"""To what the pause grows while nothing changes: an erasure may wait for days."""
+"""The pause grows to this while nothing changes: an erasure may wait for days."""
 
 _MANY = frozenset({"AskPodToErase", "AskPodToVerify", "ResetEngine", "VerifyTier", "names", "servers"})
-"""Orders of which there may be hundreds, and those that cost servers something."""
+"""Orders of which there may be hundreds, and those that load servers."""
 
 
 class Course:
-    """One erasure on its way."""
-
     def __init__(self, crew: Crew, namespace: str, order: CarryOutErasure) -> None:
         self._crew, self._orders = crew, Orders(crew)
         self.namespace, self.order, self.uid = namespace, order, order.uid
@@ -87,7 +83,6 @@ class Course:
 
     @property
     def record(self) -> ErasureRecord | None:
-        """What is kept; None before anything is."""
         return self._kept.record if self._kept is not None else None
 
     @property
@@ -98,20 +93,17 @@ class Course:
 
     @property
     def jobs_running(self) -> int:
-        """How many Jobs of it run."""
         return len(deletions.running(self.record.erasure)) if self.record is not None else 0
 
     @property
     def over(self) -> bool:
-        """Whether its receipt is written."""
         return self.record is not None and self.record.erasure.only(ReceiptWritten) is not None
 
     def wake(self) -> None:
-        """Look what is new."""
         self._woken.set()
 
     def recall(self, record: ErasureRecord) -> None:
-        """Have plans know of what is kept, however long it takes until the first pass."""
+        """Publish the stored record to plans before the first pass."""
         seen = self._surroundings(record, 0)
         still = next_step(record.erasure, seen, self._crew.now()).still
         erasures = self._crew.store.domain(self.namespace).erasures
@@ -122,11 +114,8 @@ class Course:
             self._crew.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
 
     async def run(self, elsewhere: Callable[[], int]) -> None:
-        """Carry it out until its receipt is written, until it turns out that nothing is kept and nobody orders it any
-        more, or until cancelled.
-
-        `elsewhere` counts the Jobs of others that run. Raises NotLeadingError when this process may write no more.
-        """
+        """Run until the receipt is written, until neither a record nor an order exists, or until cancelled.
+        `elsewhere` counts running Jobs of other erasures. Raises NotLeadingError after leadership was lost."""
         try:
             while True:
                 try:
@@ -143,13 +132,12 @@ class Course:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _pass(self, elsewhere: int) -> float:
-        """Hear what is new, keep it, and order what follows; return when to look again."""
         if self._kept is None and not await self._take_up():
             return RETRY_S
         await self._hear(self._news())
         record = self._stored.record
         seen = self._surroundings(record, elsewhere)
-        # A chain that refused a receipt is asked again: somebody may have put it right.
+        # A chain that refused a receipt is tried again: it may have been repaired.
         step = next_step(record.erasure, replace(seen, receipt_problem=""), self._crew.now())
         verdict = next((order.verdict for order in step.orders if isinstance(order, Conclude)), None)
         if verdict is not None:
@@ -166,13 +154,12 @@ class Course:
         self._order(record, step.orders, unseen)
         self._patience_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * self._patience_s)
         if self._unheard:
-            return RETRY_S  # who has just begun to lead hears of servers within seconds, and nobody wakes it
+            return RETRY_S  # a new leader learns of servers within seconds, without a wake-up
         if step.again_s is None or step.again_s == LOOK_AGAIN_S:
-            return self._patience_s  # something may have changed that nobody tells
+            return self._patience_s  # some changes cause no wake-up
         return min(self._patience_s, step.again_s)
 
     async def _take_up(self) -> bool:
-        """Read what is kept, or begin to keep; return whether there is anything to go on with."""
         self._kept = await self._crew.keep.read(self.uid)
         if self._kept is not None:
             self.recall(self._kept.record)
@@ -190,12 +177,10 @@ class Course:
         return True
 
     def _news(self) -> tuple[Fact, ...]:
-        """Return the facts since the last look: what orders brought, what pods said, what was removed."""
         taken, self._inbox = tuple(self._inbox), []
         return (*taken, *self._source.news(self.record)) if self.record is not None else taken
 
     async def _hear(self, facts: Iterable[Fact]) -> None:
-        """Keep these facts, and names that were found."""
         kept, heard, named = self._stored, tuple(facts), dict(self._named)
         record = kept.record.hearing(*heard)
         for tier, chunks in named.items():
@@ -206,7 +191,7 @@ class Course:
         try:
             self._kept = await self._crew.keep.write(kept, record)
         except KubeError:
-            # What orders brought is brought once.
+            # Orders report only once.
             self._inbox = [*heard, *self._inbox]
             raise
         for tier in named:
@@ -227,12 +212,11 @@ class Course:
         )
 
     def _has_seen(self, tier: str) -> bool:
-        """Whether names in a tier are known that a deletion there needs: what a look found that was somebody else's."""
+        """Whether the names that a deletion needs are known: strays of other writers that a look found."""
         record = self._stored.record
         return tier in record.named_tiers and (tier in self._strays or not found_again(record.erasure, tier))
 
     def _order(self, record: ErasureRecord, orders: Iterable[object], unseen: Iterable[str]) -> None:
-        """Begin with what is not under way."""
         for order in orders:
             match order:
                 case RevokeKeys() | DestroyKeys():
@@ -259,7 +243,6 @@ class Course:
             self._tasks[slot] = asyncio.create_task(carried_out, name=f"erasure {self.name}")
 
     async def _carried_out(self, slot: Hashable, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do it, and wait a moment before it may be ordered again if it could not be done."""
         kind = _kind_of(slot)
         failed = True
         try:
@@ -271,7 +254,7 @@ class Course:
             failed = False
             self._troubles.pop(slot, None)
         except NotLeadingError:
-            return  # the course finds the same, and ends
+            return  # the runner finds the same, and ends
         except (TroubleError, KubeError) as error:
             log.info("an order of an erasure is not carried out yet", extra={"order": kind, "why": str(error)})
             self._note(slot, error)
@@ -303,7 +286,7 @@ class Course:
         if isinstance(order, RevokeKeys | DestroyKeys):
             self._custody_problem = ""
             if self._stored.record.hearing(*said) is self._stored.record:
-                # Asked at once again, who has no news would have none.
+                # Without news, asking again at once would bring none.
                 self._woken.set()
                 await self._crew.sleep(LOOK_AGAIN_S)
         if isinstance(order, IssueReceipt):
@@ -322,7 +305,7 @@ class Course:
             self._strays[tier] = found.names
 
     async def _look_at_servers(self, record: ErasureRecord, tier: str) -> None:
-        """Ask which primaries a tier has, if its servers answer those who ask them all the time."""
+        """Read a tier's primaries, unless its servers are known not to answer."""
         world = self._crew.store.world(self.namespace)
         found = world.tiers.get(tier)
         away = gather.tier_away(world, found) if found is not None else ""
@@ -349,10 +332,7 @@ class Course:
             await self._crew.sleep(JOB_EVERY_S)
 
     def _publish(self, seen: Surroundings, step: Step) -> bool:
-        """Have the invalidation planned if there is something new to say of it; return whether there is.
-
-        That may be so by the time alone.
-        """
+        """Enqueue the order's object if its status changes, if only with time; return whether it does."""
         record = self._stored.record
         troubles = tuple(sorted({text for text in self._troubles.values() if text}))
         now = ErasureNow(record, seen, troubles, step.still)
@@ -383,12 +363,10 @@ class Course:
 
     @property
     def name(self) -> str:
-        """What it is called in logs."""
         return f"{self.namespace}/{self.order.name}"
 
 
 def _kind_of(slot: Hashable) -> str:
-    """Return what kind of order it is, for logs and metrics."""
     if isinstance(slot, tuple):
         return str(slot[0])
     return slot if isinstance(slot, str) else type(slot).__name__

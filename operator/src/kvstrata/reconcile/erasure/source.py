@@ -1,4 +1,4 @@
-"""What ordered an erasure, and what it tells: an invalidation, or a policy that is deleted and can have none."""
+"""The order of an erasure: an invalidation, or a deleted policy that can have none."""
 
 from __future__ import annotations
 
@@ -23,28 +23,25 @@ FAILED = "the object that ordered it had failed before it was known what was kep
 
 
 class Source:
-    """The object of an order, as it is at each moment."""
-
     def __init__(self, crew: Crew, namespace: str, order: CarryOutErasure) -> None:
         self._crew, self._namespace, self._order = crew, namespace, order
         self._unattended: datetime | None = None
 
     @property
     def key(self) -> Key:
-        """What is planned when there is news of the erasure."""
         return Key(self._order.kind, self._namespace, self._order.name)
 
     @property
     def found(self) -> CacheInvalidation | TenantCachePolicy | None:
-        """The object; None if it is gone, or another one has its name."""
+        """The object; None if it is gone or its name belongs to another."""
         objects = self._crew.store.domain(self._namespace).objects[self._order.kind]
         found: CacheInvalidation | TenantCachePolicy | None = objects.get(self._order.name)
         return found if found is not None and found.uid == self._order.uid else None
 
     @property
     def abandoned(self) -> str:
-        """For what reason the erasure is given up: a person's, on the order or on the policy whose deletion it is, or
-        that the order was taken away or has ended. Empty if it is not."""
+        """Why the erasure is abandoned: by an annotation of the order or of the deleted policy, or because the order
+        was removed or has finished. Empty if it is not."""
         world, found = self._crew.store.world(self._namespace), self.found
         if found is None:
             return "" if self.key in world.unreadable else REMOVED
@@ -54,15 +51,14 @@ class Source:
 
     @property
     def over(self) -> bool:
-        """Whether nobody orders it any more: the object is gone, or says itself that it has ended."""
         found = self.found
         if found is None:
             return self.key not in self._crew.store.world(self._namespace).unreadable
         return _has_finished(found)
 
     def unattended(self) -> datetime | None:
-        """Return since when the namespace is seen to go: its domain went, and the order is deleted, too. None if it is
-        not."""
+        """Return since when the namespace is known to be going: its domain is gone and the order is deleted, too.
+        None if not."""
         found = self.found
         going = found is not None and found.metadata.deleting
         if not (going and self._crew.store.world(self._namespace).domain is None):
@@ -72,10 +68,8 @@ class Source:
         return self._unattended
 
     def begin(self) -> ErasureRecord | None:
-        """Return what is to be kept before anything is done; None while that cannot be said.
-
-        Keys that are still to come are waited for, so that they end with what was under them, unless it is given up.
-        """
+        """Return the initial record, stored before anything is done; None while it is incomplete. It waits for
+        missing data keys, so that they are revoked with their data, unless the erasure is abandoned."""
         world, found = self._crew.store.world(self._namespace), self.found
         record: ErasureRecord | None = None
         match found:
@@ -87,8 +81,8 @@ class Source:
         return None if waits else record
 
     async def hold(self) -> None:
-        """Keep an invalidation until its erasure is over: what it says is what people look at. Policies are held
-        before anything is cached under them."""
+        """Set the finalizer of an invalidation, whose status shows the erasure. Policies get theirs before anything
+        is cached."""
         found = self.found
         if not isinstance(found, CacheInvalidation) or found.metadata.deleting:
             return
@@ -102,12 +96,11 @@ class Source:
         self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
 
     def news(self, record: ErasureRecord) -> Iterable[Fact]:
-        """Return what the world tells that is not in the record."""
         found = self.found
         if found is None:
             return ()
         if record.erasure.only(Rolled) is None and (rolled := self._rolled(record)) is not None:
-            # What pods said is looked at against it, so it is the only news.
+            # Acknowledgements are compared with it, so it comes first and alone.
             return (rolled,)
         return tuple(self._words(record, found))
 

@@ -1,4 +1,4 @@
-"""All erasures of one operator process: each has a task of its own while this process leads."""
+"""All erasures of one operator process: one task each while it leads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Erasures:
-    """Carries out erasures. Use it as a context manager, within one event loop.
-
-    It is given its orders by plans, which may repeat them at will.
-    """
+    """Runs erasures. A context manager, for one event loop; plans may repeat orders at will."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
@@ -49,11 +46,10 @@ class Erasures:
 
     @property
     def open(self) -> int:
-        """How many erasures somebody is at."""
         return len(self._tasks)
 
     def take(self, namespace: str, order: ErasureOrder) -> None:
-        """Begin with an order, or wake who is at it."""
+        """Start the erasure's task, or wake the running one."""
         match order:
             case CarryOutErasure():
                 self._carry_out(namespace, order)
@@ -61,11 +57,8 @@ class Erasures:
                 self._end(namespace, order)
 
     async def recall(self, watched: Collection[str] = ()) -> None:
-        """Go on with every erasure that is kept, of these namespaces or, without any, of all.
-
-        Plans know of all of them when this returns, and not before, so nothing is planned until then. They name those
-        whose order is there; of others the receipt is still owed.
-        """
+        """Continue every stored erasure, of these namespaces or, without any, of all. Planning starts afterwards,
+        because plans must know all of them. An erasure whose order is gone still owes a receipt."""
         while True:
             try:
                 kept = [record async for record in self._crew.keep.records()]
@@ -92,7 +85,6 @@ class Erasures:
         return course
 
     async def _follow(self, course: Course) -> None:
-        """Follow one erasure to its end; what fails by a defect goes on from what is kept."""
         while True:
             try:
                 await course.run(partial(self._jobs_but, course.uid))
@@ -111,7 +103,7 @@ class Erasures:
             return
         end = EndErasure(course.order.kind, course.order.name, course.uid)
         if self._object(course.namespace, end) is None:
-            # Nobody is left to tell, and no plan orders the end.
+            # Without the object, no plan orders the end.
             self._end(course.namespace, end)
 
     def _jobs_but(self, uid: str) -> int:
@@ -122,7 +114,7 @@ class Erasures:
             self._ending[order.uid] = asyncio.create_task(self._ended(namespace, order))
 
     async def _ended(self, namespace: str, order: EndErasure) -> None:
-        """Remove what was made for an erasure, then what is kept of it, then what holds its object."""
+        """Remove an erasure's Jobs, then its record, then the finalizer of its object."""
         await self._stop(order.uid)
         try:
             self._crew.may_write()
@@ -147,7 +139,7 @@ class Erasures:
         del self._ending[order.uid]
 
     async def _stop(self, uid: str) -> None:
-        """Have nobody go on with an erasure that ends: what is kept would be made anew."""
+        """Stop a task before its end: it would create the record again."""
         task = self._tasks.pop(uid, None)
         if task is None:
             return
@@ -176,6 +168,5 @@ class Erasures:
             self._crew.queue.add(Key(found.INFO.kind, namespace, found.name))
 
     def _object(self, namespace: str, order: EndErasure) -> Resource | None:
-        """Return what ordered an erasure, as long as it is there."""
         found: Resource | None = self._crew.store.domain(namespace).objects[order.kind].get(order.name)
         return found if found is not None and found.uid == order.uid else None

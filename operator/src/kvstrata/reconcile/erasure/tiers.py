@@ -1,8 +1,4 @@
-"""The operator's own look at shared tiers: which primaries they have, what they hold of keyspaces, and whether nothing.
-
-Of what was found before a deletion the names of some chunks are kept: after it pods are asked for them, and have to
-miss each.
-"""
+"""The operator's own look at shared tiers. Chunk names found before a deletion serve to ask pods afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from kvstrata.plan.redis.backend import addresses, asked_as, in_force
 from kvstrata.reconcile.secrets import decode
 
 MAX_NAMED = 64
-"""Chunks of a keyspace whose names are kept, of each tier."""
+"""Chunk names kept for each keyspace and tier."""
 
 
 class LookError(Exception):
@@ -33,14 +29,12 @@ class LookError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look came to: the fact, and the names of values that were there."""
-
     look: Look
     names: tuple[str, ...]
 
 
 class Looks:
-    """Looks at tiers as the operator. `operator` is whose word it is, `now` the wall clock in UTC."""
+    """`operator` is named in the looks, `now` is the wall clock in UTC."""
 
     def __init__(
         self,
@@ -52,7 +46,6 @@ class Looks:
         self._kube, self._operator, self._now, self._verifier = kube, operator, now, verifier
 
     async def servers(self, tier: CacheTier, domain: str, keyspaces: Iterable[str]) -> TierNow:
-        """Return the primaries of a tier, and what is the matter with it. Raises KubeError."""
         try:
             verifier = await self._enter(tier)
         except LookError as error:
@@ -63,10 +56,8 @@ class Looks:
         return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, told)
 
     async def look(self, tier: CacheTier, domain: str, keyspaces: Iterable[str], chunks: Iterable[str] = ()) -> Found:
-        """Look at every server of a tier, for all of the keyspaces or for blocks of these chunks.
-
-        Raises LookError if that proves nothing, and KubeError.
-        """
+        """Check every server of a tier, for all of the keyspaces or only blocks of `chunks`. Raises LookError if the
+        look proves nothing, and KubeError."""
         verifier = await self._enter(tier)
         began = self._now()
         found = await verifier.look(domain, tuple(keyspaces), tuple(chunks))
@@ -77,7 +68,7 @@ class Looks:
         primaries = {one.node: Amount(one.values + one.index, one.value_bytes) for one in found.nodes if _serves(one)}
         behind = [one for one in found.nodes if not _serves(one) and (one.values or one.index)]
         if behind and not any(amount.keys for amount in primaries.values()):
-            # Its primary has nothing: the replica has not heard of that yet, or has lost its primary.
+            # The primary is empty: the replica lags, or has lost its primary.
             what = "server without slots" if behind[0].primary else "replica"
             raise LookError(f"{what} {behind[0].address} still has {behind[0].values + behind[0].index} keys")
         look = Look(
@@ -115,7 +106,7 @@ class Looks:
 
 
 def chunks_of(names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return by keyspace some of the chunks whose blocks have these names."""
+    """Return some of the chunks with blocks of these names, by keyspace."""
     found: dict[str, set[str]] = {}
     for name in names:
         key = parse_block_key(name)
@@ -125,7 +116,7 @@ def chunks_of(names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
 
 
 def _serves(one: NodeLook) -> bool:
-    """Whether a server has slots, so that it can be told to delete: what has none is looked at as a replica is."""
+    """Whether a server has slots; one without is treated like a replica."""
     return one.primary and not one.idle
 
 

@@ -1,14 +1,13 @@
 """Key custody: where a domain's data keys are kept, how pods get them, and how they end.
 
-`secret_custody` takes keys out of Secrets that `reconcile.secrets` wrote. With a KMS, `kms_worker` has keys drawn,
-unwrapped and ended by `kms_custody`; `key_ring` holds them in the clear and `delivery` brings them to pods;
-`kms_domains` ends what deleted domains leave.
+`secret_custody` removes keys from Secrets that `reconcile.secrets` wrote. With a KMS, `kms_worker` has keys drawn,
+unwrapped and ended by `kms_custody`; `key_ring` holds them in the clear, `delivery` sends them to pods, and
+`kms_domains` ends the keys of deleted domains.
 
-A custody reports its own knowledge of a key's end only; what a receipt may claim is derived elsewhere
-(`contract.receipt.claims`). Every call can be repeated: an operator that died in between asks for the same again and
-comes to the same end. Epochs are secrets as far as these modules go: no message, log or name of a key holds one.
+A custody reports only what it knows of a key's end; `contract.receipt.claims` derives the claims of receipts. Every
+call can be repeated. Epochs are treated as secrets: no message, log or key name holds one.
 """
 
 
 class CustodyError(Exception):
-    """The custody cannot do it now: what is named was not done, or is not known. The message holds no secret."""
+    """The custody failed or the outcome is unknown. The message holds no secret."""

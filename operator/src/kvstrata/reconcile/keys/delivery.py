@@ -1,7 +1,7 @@
-"""Brings data keys that a KMS unwrapped to pods whose bundles name them.
+"""Sends data keys that a KMS unwrapped to pods whose bundles name them.
 
 Observes: pods and how many keys they report missing (`PodState.keys_lacking`), keys in the ring. Writes no objects:
-keys go over mutual TLS to gates whose answer carried their pod's token. Runs again when: a pod lacks keys.
+keys go over mutual TLS to gates that proved their pod by its token. Runs again when: a pod lacks keys.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ log = logging.getLogger(__name__)
 
 FOLLOW_S = 0.2
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 15.0)
-"""From a visit that brought nothing to the next one to the same pod."""
 
 T = TypeVar("T")
 
 
 class Gates(Protocol):
-    """The gates of pods, as `clients.gate.GateClient` is."""
+    """Gates of pods; see `clients.gate.GateClient`."""
 
     async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
         """Return which keys a pod lacks."""
@@ -43,11 +42,11 @@ class Gates(Protocol):
 
 
 class _UnreachableError(Exception):
-    """A pod did not answer, or its answer is not believed. The message holds no secret."""
+    """A pod did not answer, or its answer is not trusted. The message holds no secret."""
 
 
 class KeyDelivery:
-    """Visits pods while this process leads. `leading` is whether it may still give keys away."""
+    """Visits pods while this process leads. `leading` is checked before keys are sent."""
 
     def __init__(
         self,
@@ -65,7 +64,6 @@ class KeyDelivery:
         self._not_before: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Follow the pods in the store until cancelled."""
         try:
             while True:
                 self.follow()
@@ -75,7 +73,6 @@ class KeyDelivery:
                 task.cancel()
 
     def follow(self) -> None:
-        """Begin the visits that are due."""
         known: set[str] = set()
         for namespace in self._ring.namespaces:
             for pod in self._live(namespace):
@@ -115,7 +112,6 @@ class KeyDelivery:
         self._not_before[pod.uid] = self._monotonic() + RETRY_S[min(failures, len(RETRY_S) - 1)]
 
     async def _bring(self, namespace: str, pod: Pod) -> int:
-        """Ask a pod which keys it lacks, and bring those that are here; return how many it lacks no more."""
         ip, gate = pod.ip or "", gate_server_name(pod.model, namespace)
         asked = sorted((await self._believed(namespace, pod, self._gates.keys(ip, gate))).ids)
         lacking = {*asked}
@@ -135,7 +131,6 @@ class KeyDelivery:
         return brought
 
     async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
-        """Return a pod's answer if its token is that of the pod. Raises _UnreachableError."""
         try:
             answer, token = await asked
             doubt = await self._tokens.doubt(namespace, pod, token)

@@ -1,12 +1,11 @@
 """Data keys that a key management service wraps: Secrets hold them wrapped, and the service can end them for good.
 
-Each epoch's data key has a key of its own in the service that wraps it, because that is the smallest thing that the
-service can delete: once it is gone, what etcd's history and backups hold of the data key opens for nobody. That it is
-gone is the service's word: it is asked again afterwards, and only its own "no such key" counts, not a refusal, not a
-wrong mount, and not the emptiness of a service that was set up anew.
+Each epoch's data key has a wrapping key of its own in the service, the smallest unit that the service can delete:
+without it, copies of the data key in etcd's history and backups are useless. The deletion is verified by asking the
+service again, and only its "no such key" counts; a refusal, a wrong mount or a service that was set up anew do not.
 
-The service keeps backups of its own, and who restores one has its keys again: its word is about itself as it is. Pods
-have the data keys in memory; what they say of them is asked of them.
+A restored backup of the service has its keys again: its answer describes its current state. Data keys in the memory of
+pods are outside this module.
 """
 
 from __future__ import annotations
@@ -30,22 +29,20 @@ from kvstrata.reconcile.keys.wrapped_keys import Change, Held, WrappedKey, Wrapp
 T = TypeVar("T")
 
 _OF_ONE_KEY = frozenset({KmsFailure.REFUSED, KmsFailure.TOO_LARGE, KmsFailure.MALFORMED})
-"""Failures that say nothing of other keys; after any other one they are not asked for."""
+"""Failures that say nothing about other keys; after any other one they are not tried."""
 
 
 UNRECORDED = "nobody knows any more which service has what wrapped it"
 
 
 class OneKeyError(CustodyError):
-    """One key cannot be had or ended. What is asked of others may be answered all the same."""
+    """One key cannot be read or ended; others may still work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What came of unwrapping: the keys that were `found`, by epoch, and epochs that have `none` any more.
-
-    Of every other one nothing is known, because of `failure`.
-    """
+    """Result of unwrapping: the keys `found`, by epoch, and epochs with `none` any more. The state of all others is
+    unknown, because of `failure`."""
 
     found: Mapping[str, bytes] = field(repr=False)
     none: frozenset[str]
@@ -54,12 +51,9 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What there still is of a domain that is over: keys that have not ended, why they have not, the number of `notes`
-    that somebody will ask for, and Secrets that hold what nobody can read.
-
-    `found` is how many records there were when the look began: what has just ended may have been drawn just before, by
-    somebody who still draws.
-    """
+    """What is left of a deleted domain: keys that have not ended and why, the number of `notes` that erasures may
+    still ask for, and Secrets with unreadable records. `found` is the number of records at the start: a key that has
+    just ended may have been drawn by a process that still draws."""
 
     unended: Mapping[str, Destruction]
     notes: int
@@ -67,13 +61,12 @@ class Left:
     found: int = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything, or was."""
         return bool(self.unended or self.notes or self.unreadable or self.found)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is known of the end of keys, by epoch; nothing of those that are left out, because of `failure`."""
+    """What is known of the end of keys, by epoch; the others are left out because of `failure`."""
 
     ends: Mapping[str, Destruction]
     failure: CustodyError | None
@@ -84,17 +77,15 @@ async def _never() -> str:
 
 
 def wrapping_key(domain: str, epoch: str) -> str:
-    """Return what the service calls the key of an epoch: it tells the domain's id, and the epoch to nobody."""
+    """Return the service's name for the key of an epoch: it reveals the domain's id, but not the epoch."""
     digest = hashlib.sha256(b"kvstrata wrapping key\n" + canonical_json([domain, epoch])).hexdigest()
     return f"kvstrata-{domain}-{digest[:32]}"
 
 
 class KmsCustody:
-    """The keys of the domain with this id.
-
-    `now` is the wall clock in UTC, `operator` the name of this operator's pod, whose word a revocation is, `why_not`
-    why no key of the domain may be drawn by now: what was drawn then ends at once. Empty if it may.
-    """
+    """The keys of the domain with this id. `now` is the wall clock in UTC; `operator` is this pod's name,
+    for revocations. `why_not` returns why no key may be drawn any more, empty if it may; keys drawn meanwhile end
+    at once."""
 
     def __init__(
         self,
@@ -109,11 +100,8 @@ class KmsCustody:
         self._why_not = why_not
 
     async def draw(self, epochs: Iterable[str]) -> None:
-        """Have the service make and wrap a key for each epoch that has none.
-
-        Where another operator was faster its keys stay, and what the service made for this one is forgotten. What was
-        made before a failure is stored. Raises CustodyError.
-        """
+        """Create and wrap a key for each epoch without one. Existing keys of another operator stay, and new ones for
+        the same epoch are dropped. Keys made before a failure are stored. Raises CustodyError."""
         wanted = tuple(epochs)
         there = await self._stored.read(wanted)
         missing = [epoch for epoch in wanted if epoch not in there]
@@ -124,14 +112,14 @@ class KmsCustody:
             made, failure = await _of_each(some, lambda epoch: self._made(service, epoch))
             await self._stored.change(shard, _fresh(made))
             if why_not := await self._why_not():
-                # Whoever ends the keys of the domain may have looked before this was stored.
+                # The end of the domain's keys may have begun before this was stored.
                 await self._unmade(made)
                 raise CustodyError(why_not)
             if failure is not None:
                 raise failure
 
     async def open(self, epochs: Iterable[str]) -> Opened:
-        """Have the service unwrap what it can of these epochs' keys. Raises CustodyError if it cannot be asked."""
+        """Unwrap the keys of these epochs as far as possible. Raises CustodyError if the service does not answer."""
         wanted = frozenset(epochs)
         records = {epoch: key for epoch, key in (await self._own(wanted)).items() if key.wrapped}
         if not records:
@@ -142,22 +130,17 @@ class KmsCustody:
         return Opened(found, (wanted - records.keys()) | (asked.keys() - found.keys()), failure)
 
     async def recorded(self, epochs: Iterable[str]) -> frozenset[str]:
-        """Return those of these epochs for which a key was ever drawn, as far as is stored. Raises CustodyError."""
+        """Return those epochs with a stored record of a key. Raises CustodyError."""
         return frozenset(await self._stored.read(epochs))
 
     async def all(self) -> Mapping[str, bool]:
-        """Return every epoch of which there is a record of this domain, and whether its key was revoked.
-
-        Raises CustodyError.
-        """
+        """Return every epoch with a record of this domain, and whether its key was revoked. Raises CustodyError."""
         held = await self._stored.held()
         return {epoch: not record.wrapped for epoch, record in self._of_domain(held.records).items()}
 
     async def leads_there(self) -> None:
-        """Raise CustodyError unless this way leads to the service that wrapped what there is, and may be gone.
-
-        The service is asked about a key that nobody makes: which one it is it tells everybody, whatever the mount.
-        """
+        """Raise CustodyError unless the client reaches the service that wrapped the existing keys. It looks up a key
+        that never exists: the service's id alone would not verify the mount."""
         service = await self._service()
         try:
             await self._client.look(wrapping_key(self.domain, "0" * 32))
@@ -170,12 +153,9 @@ class KmsCustody:
     async def end_all(
         self, asked: Callable[[], Awaitable[Set[str] | None]], over: MutableMapping[str, WrappedKey] | None = None
     ) -> Left:
-        """End every key, and return what is left to do: when that is nothing, no Secret is there either.
-
-        `asked` returns the epochs about which somebody will ask, None if nobody knows which: their notes stay. `over`
-        has the records of notes whose end the service confirmed at earlier looks, and is brought up to date: it is not
-        asked about them again. Raises CustodyError.
-        """
+        """End every key, and return what is left; when that is nothing, the Secrets are gone, too. `asked` returns
+        the epochs that erasures may still ask about, None if unknown: their notes stay. `over` caches records of
+        keys whose end the service confirmed earlier, and is updated. Raises CustodyError."""
         over = {} if over is None else over
         held = await self._stored.held()
         records = self._of_domain(held.records)
@@ -206,11 +186,8 @@ class KmsCustody:
         return Left(unended, len(over), unreadable, len(records))
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Word | None]:
-        """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete.
-
-        Returns by whom each was taken out, None for one that is still there. What is stored nowhere is given to no pod;
-        of what this version cannot read that cannot be said. Raises CustodyError.
-        """
+        """Remove the wrapped keys from their Secrets, and keep notes of what the service must delete. Returns who
+        removed each, None for one that is still there or whose record this version cannot read. Raises CustodyError."""
         wanted = tuple(epochs)
         at, shards = format_timestamp(self._now()), by_shard(wanted)
         for shard, some in shards.items():
@@ -219,21 +196,20 @@ class KmsCustody:
         return {epoch: self._revocation(epoch, held, at) for epoch in wanted}
 
     async def destroy(self, epochs: Iterable[str]) -> Mapping[str, Destruction]:
-        """Have the service delete the keys that wrapped these, ask it again, and return its word."""
         ended = await self.end(epochs)
         if ended.failure is not None:
             raise ended.failure
         return ended.ends
 
     async def end(self, epochs: Iterable[str]) -> Ended:
-        """Do it for those of these revoked keys that it can be done for. Raises CustodyError if nobody can be asked."""
+        """Destroy revoked keys as far as possible. Raises CustodyError if the service does not answer."""
         wanted = tuple(epochs)
         records = await self._own(wanted)
         service = await self._service()
         return Ended(*await _of_each(wanted, lambda epoch: self._destroyed(records.get(epoch), service)))
 
     async def forget(self, epochs: Iterable[str]) -> None:
-        """Remove the notes of keys whose end is on record: without them nobody can ask for it again."""
+        """Remove the notes of keys whose end is on record; afterwards it cannot be asked for again."""
         for shard, some in by_shard(epochs).items():
             await self._stored.change(shard, _forgotten(some))
 
@@ -248,7 +224,6 @@ class KmsCustody:
         return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
 
     async def _unmade(self, made: Mapping[str, WrappedKey]) -> None:
-        """Have the service delete what it has just made, and remove what was stored of it."""
         await self.revoke(made)
         try:
             for record in made.values():
@@ -268,11 +243,8 @@ class KmsCustody:
             raise _of_key(error) from error
 
     async def _own(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
-        """Return the records of these epochs that name the key which is theirs.
-
-        Whoever may write the namespace's Secrets can put another domain's record there: its key is neither unwrapped
-        for this one nor deleted.
-        """
+        """Return the records of these epochs that name their own wrapping key. A writer of the namespace's Secrets
+        could plant another domain's record: its key is neither unwrapped nor deleted."""
         return self._of_domain(await self._stored.read(epochs))
 
     def _of_domain(self, stored: Mapping[str, WrappedKey]) -> dict[str, WrappedKey]:
@@ -325,12 +297,9 @@ class KmsCustody:
 async def _of_each(
     epochs: Iterable[str], ask: Callable[[str], Awaitable[T]]
 ) -> tuple[dict[str, T], CustodyError | None]:
-    """Ask about several epochs at a time, as many as there are connections: one that waited for a connection would
-    use up the time in which its answer is to come.
-
-    Returns what came of it. After a failure that is not of one key alone nothing more is begun, what is under way ends,
-    and the failure is told.
-    """
+    """Run `ask` for several epochs at a time, as many as there are connections: waiting for one would use up the
+    timeout. Returns the results. After a failure that concerns more than one key nothing new starts, and the failure
+    is returned."""
     waiting, found, failures = iter(tuple(epochs)), dict[str, T](), list[CustodyError]()
 
     def whole() -> CustodyError | None:

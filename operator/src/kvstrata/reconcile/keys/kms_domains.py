@@ -1,13 +1,12 @@
-"""Who is to be asked about keys that a service wraps, also when the CacheDomain that named it is gone.
+"""Custodies of domains with wrapped keys, also after their CacheDomain is gone.
 
-Observes: CacheDomains, and what is noted of those that were (`kms_domains_store`). Writes: that note, before a domain's
-first key is made and when the way to its service has changed; the domain's Secrets of wrapped keys go with it when the
-service has nothing of the domain any more. Runs again when: a while has passed.
+Observes: CacheDomains, and notes of former ones (`kms_domains_store`). Writes: that note, before a domain's first key
+and when its service's address changed; deletes a domain's Secrets of wrapped keys once the service has none of its
+keys. Runs again when: SETTLE_S has passed.
 
-A domain counts as gone when the API server lists the CacheDomains of its namespace without it and the watch has it no
-more either, or when the API server says that the namespace is ending; not because nothing answered to its name. One
-that is there again by its id goes on. As long as an erasure or an invalidation is under way, or a status names an
-epoch, its note stays: somebody will ask what became of its key.
+A domain counts as gone when the API server lists its namespace's CacheDomains without it and the watch lost it, too, or
+when the namespace is ending. A domain that returns with its id continues. Its note stays while an erasure or
+invalidation is open, or a status names an epoch, because they may ask for its key's end.
 """
 
 from __future__ import annotations
@@ -41,18 +40,17 @@ from kvstrata.reconcile.store import Store
 log = logging.getLogger(__name__)
 
 _NAMING = HOLDERS | {"CacheInvalidation"}
-"""Kinds whose status names epochs, also former ones."""
+"""Kinds whose status names epochs, including former ones."""
 
 SETTLE_S = 15.0
-"""Between two looks for domains that are gone."""
 
 STRAYS_EVERY = 40
-"""At every how many of these looks all Secrets of wrapped keys are listed."""
+"""Every how many passes all Secrets of wrapped keys are listed."""
 
 
 class KmsDomains:
-    """Custodies of one operator process. `namespace` is the operator's, `operator` is whose word a revocation is,
-    `now` the wall clock in UTC, `leading` whether this process may write."""
+    """`namespace` is the operator's, `operator` is named in revocations, `now` is the wall clock in UTC,
+    `leading` whether this process may write."""
 
     def __init__(
         self,
@@ -68,28 +66,26 @@ class KmsDomains:
         self._operator, self._now, self._leading = operator, now, leading
         self._stored, self._keep = KmsDomainStore(kube, namespace), Keep(kube, namespace)
         self._empty = set[str]()
-        """Domains of which nothing was found at the last look."""
+        """Domains of which the last pass found nothing."""
         self._over: dict[str, dict[str, WrappedKey]] = {}
         """By domain, notes of keys whose end the service confirmed to this process."""
         self._looks, self._strays = 0, frozenset[str]()
-        """How often was looked, and domains of which there were keys the last time and no note."""
+        """Number of passes, and domains with keys but without a note at the last listing."""
 
     async def of_namespace(self, namespace: str) -> KmsCustody:
-        """Return the custody that the CacheDomain of a namespace names, once it is noted. Raises CustodyError."""
+        """Return the custody that a namespace's CacheDomain names, after it is noted. Raises CustodyError."""
         kms_domain = await self._kms_domain_of(namespace)
         custody = await self._custody(kms_domain)
         if not await self._stored.has(kms_domain):
-            # Of a way that leads elsewhere a note would be of no use, and the last one may still lead there.
+            # A wrong address must not replace the last note, which may still be right.
             await custody.leads_there()
             self._require_leading()
             await self._stored.note(kms_domain)
         return custody
 
     async def of_domain(self, namespace: str, domain_id: str) -> KmsCustody | None:
-        """Return the custody of a domain that is or was in a namespace; None if nothing is stored of it.
-
-        Raises CustodyError.
-        """
+        """Return the custody of a present or former domain of a namespace; None if nothing is stored. Raises
+        CustodyError."""
         kms_domain = await self._stored.of(domain_id)
         if kms_domain is not None and kms_domain.namespace != namespace:
             raise CustodyError("the domain was never in this namespace")
@@ -104,7 +100,6 @@ class KmsDomains:
         return await self._custody(kms_domain)
 
     async def run(self) -> None:
-        """Settle what domains leave until cancelled."""
         while True:
             try:
                 await self.settle()
@@ -113,7 +108,7 @@ class KmsDomains:
             await asyncio.sleep(SETTLE_S)
 
     async def settle(self) -> None:
-        """Have services delete what they have of domains that are gone; who fails is asked again next time."""
+        """Have services delete the keys of deleted domains; failures are retried in the next pass."""
         with_keys = await self._with_keys()
         try:
             noted = await self._stored.all()
@@ -146,12 +141,11 @@ class KmsDomains:
         metrics.KMS_DOMAINS_OPEN.set(waiting + self._without_note(with_keys, noted))
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._services.close()
 
     async def _ended(self, kms_domain: KmsDomain, was_empty: bool) -> bool:
-        """End all keys of a domain; return whether the service has none any more. `was_empty` is whether nothing was
-        found at the look before, which makes this the last one if it finds nothing either."""
+        """End all keys of a domain; return whether the service has none any more. `was_empty`: the last pass found
+        nothing, so if this finds nothing either, it is the final one."""
         self._require_leading()
         await self._stored.begin_end(kms_domain)
         custody = await self._custody(kms_domain)
@@ -163,7 +157,7 @@ class KmsDomains:
         if left:
             return not (left.unended or left.unreadable)
         if not was_empty:
-            # What was being drawn when the end began ends by whoever drew it, who needs the client for that.
+            # A draw that was running ends its own keys, and needs the client for that.
             self._empty.add(kms_domain.domain)
             return True
         await self._stored.remove(kms_domain.domain)
@@ -173,7 +167,7 @@ class KmsDomains:
         return True
 
     async def _go_on(self, kms_domain: KmsDomain) -> None:
-        """Have keys drawn again of a domain that was restored with its id. What has ended by then has."""
+        """Draw keys again for a domain that was restored with its id. Ended keys stay ended."""
         self._require_leading()
         await self._stored.reopen(kms_domain)
         self._over.pop(kms_domain.domain, None)
@@ -185,7 +179,6 @@ class KmsDomains:
         return domain is not None and domain.status.domain_id == kms_domain.domain and domain.spec.kms is not None
 
     async def _renew(self, namespace: str) -> None:
-        """Note the way to the service of a domain that is there if it is another one, as soon as it leads there."""
         try:
             await self.of_namespace(namespace)
         except CustodyError as error:
@@ -193,7 +186,6 @@ class KmsDomains:
             log.info("what is noted of a domain's service is not what its CacheDomain says", extra=about)
 
     async def _note_missing(self, noted: Noted) -> None:
-        """Note the ways of domains that are there and of which nothing is noted, although they may have keys."""
         known = {kms_domain.domain for kms_domain in noted.kms_domains}
         for namespace in self._store.namespaces:
             domain = self._store.world(namespace).domain
@@ -203,7 +195,7 @@ class KmsDomains:
                 await self._renew(namespace)
 
     async def _with_keys(self) -> frozenset[str] | None:
-        """Return the ids of all domains of which there are Secrets of wrapped keys, None if it is not known now."""
+        """Return the ids of all domains with Secrets of wrapped keys, None if unknown."""
         found: frozenset[str] | None = None
         if self._looks % STRAYS_EVERY == 0:
             try:
@@ -215,10 +207,8 @@ class KmsDomains:
         return found
 
     def _without_note(self, with_keys: frozenset[str] | None, noted: Noted) -> int:
-        """Return of how many domains that are not there nothing says which service has their keys.
-
-        `with_keys` were listed before what is noted: that is written before the first key, and removed after the last.
-        """
+        """Return the number of missing domains with keys whose service is unknown. `with_keys` was listed before the
+        notes: a note is written before the first key and removed after the last."""
         known = {kms_domain.domain for kms_domain in noted.kms_domains}
         known |= {domain for domain in with_keys or () if names.kms_domain(domain) in noted.unreadable}
         if with_keys is not None:
@@ -235,7 +225,7 @@ class KmsDomains:
             found = [raw async for raw in self._kube.list(BY_KIND["CacheDomain"], kms_domain.namespace)]
         except KubeError as error:
             if error.is_refusal and await self._kube.is_ending(kms_domain.namespace):
-                # With a namespace goes the right to read in it.
+                # The right to read ends with the namespace.
                 return True
             raise
         ids = [(raw["metadata"]["uid"], (raw.get("status") or {}).get("domainID")) for raw in found]
@@ -249,14 +239,13 @@ class KmsDomains:
         return True
 
     async def _asked(self, kms_domain: KmsDomain) -> frozenset[str] | None:
-        """Return the epochs about which erasures and invalidations ask that are not over, and that statuses name which
-        may be erased; None if one of these cannot be read."""
+        """Return the epochs of open erasures and invalidations, and of statuses; None if one of them cannot be read."""
         before = self._named(kms_domain.namespace)
         try:
             records = [one async for one in self._keep.records(whole=True) if one.domain == kms_domain.domain]
         except ContractError:
             return None
-        # An erasure's record is there before the status that names its epochs changes.
+        # An erasure's record exists before the status that names its epochs changes.
         named = self._named(kms_domain.namespace)
         if before is None or named is None:
             return None
@@ -280,7 +269,7 @@ class KmsDomains:
         return KmsDomain(domain.status.domain_id, namespace, domain.uid, domain.spec.kms, authority)
 
     def _domain_of(self, namespace: str) -> CacheDomain | None:
-        """Return the CacheDomain, None if there is none. Raises CustodyError if nobody could read the one there is."""
+        """Return the CacheDomain or None. Raises CustodyError if it is unreadable."""
         world = self._store.world(namespace)
         if world.domain is None and is_unreadable(world):
             raise CustodyError("the CacheDomain cannot be read, so it is not known where its keys are")
@@ -299,12 +288,10 @@ class KmsDomains:
 
 
 def is_unreadable(world: World) -> bool:
-    """Return whether a namespace has a CacheDomain that nobody can read."""
     return Key("CacheDomain", world.namespace, DOMAIN_NAME) in world.unreadable
 
 
 def tell_unended(namespace: str, ends: Iterable[Destruction]) -> None:
-    """Tell operators of keys that their service has not ended, and why."""
     for end in ends:
         if end.why_not is not None:
             told = {"namespace": namespace, "why": str(end.why_not)}

@@ -1,8 +1,4 @@
-"""Where the keys of domains are that services wrap: a Secret for each domain, in the operator's namespace.
-
-It is written before the first key is made. From it and from the wrapped keys beside it a service can be told to delete
-what it has of a domain of which nothing else is left.
-"""
+"""Notes of which service wraps a domain's keys, in the operator's namespace; written before the first key."""
 
 from __future__ import annotations
 
@@ -25,10 +21,8 @@ COMPONENT = "kms-domain"
 
 @dataclass(frozen=True, slots=True)
 class KmsDomain:
-    """The domain with this id, its namespace, the uid of its CacheDomain, and the way to its service.
-
-    `ending` is whether its keys are being ended: from then on none is made.
-    """
+    """A domain's id, namespace, the uid of its CacheDomain, and how to reach its service. `ending`: its keys are
+    being ended, and no new ones are made."""
 
     domain: str
     namespace: str
@@ -40,21 +34,21 @@ class KmsDomain:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What is noted of all domains, and the Secrets that nobody can read."""
+    """Notes of all domains, and the names of unreadable Secrets."""
 
     kms_domains: tuple[KmsDomain, ...]
     unreadable: tuple[str, ...]
 
 
 class KmsDomainStore:
-    """Reads and writes them. `namespace` is the operator's. Every call may raise CustodyError."""
+    """Reads and writes notes. `namespace` is the operator's. Every call may raise CustodyError."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube, self._namespace = kube, namespace
         self._noted: dict[str, KmsDomain] = {}
 
     async def has(self, kms_domain: KmsDomain) -> bool:
-        """Return whether it is noted as it is. Raises CustodyError if its id is another's, or its keys are ending."""
+        """Whether this very note is stored. Raises CustodyError if the id is another's, or its keys are ending."""
         if self._noted.get(kms_domain.domain) == kms_domain:
             return True
         known = await self.of(kms_domain.domain)
@@ -69,23 +63,22 @@ class KmsDomainStore:
         return known == kms_domain
 
     async def note(self, kms_domain: KmsDomain) -> None:
-        """Have it stored. What is another namespace's stays that one's: it ends with its own domain."""
+        """Store a note; another namespace's note for the id is left alone."""
         if not await self.has(kms_domain):
             await self._write(kms_domain)
             self._noted[kms_domain.domain] = kms_domain
 
     async def begin_end(self, kms_domain: KmsDomain) -> None:
-        """Have it noted that its keys are being ended, before anybody looks which there are."""
+        """Record that the domain's keys are being ended, before they are listed."""
         self._noted.pop(kms_domain.domain, None)
         if not kms_domain.ending:
             await self._write(replace(kms_domain, ending=True))
 
     async def reopen(self, kms_domain: KmsDomain) -> None:
-        """Have it noted that its keys are not being ended any more: its domain was restored."""
         await self._write(replace(kms_domain, ending=False), reopened=True)
 
     async def why_not(self, domain: str) -> str:
-        """Return why no key of a domain may be drawn, empty if it may: its keys end, or nothing is noted of it."""
+        """Return why no key of a domain may be drawn: its keys are ending, or it has no note. Empty if it may."""
         kms_domain = await self.of(domain)
         if kms_domain is None:
             self._noted.pop(domain, None)
@@ -95,7 +88,7 @@ class KmsDomainStore:
         return "the CacheDomain is gone, and its keys are being ended" if kms_domain.ending else ""
 
     async def of(self, domain: str) -> KmsDomain | None:
-        """Return that of a domain, None if nothing is noted of it. CustodyError, too, for what nobody can read."""
+        """Return a domain's note, None if there is none. Raises CustodyError for an unreadable one, too."""
         stored = await self._stored(domain)
         if stored is None:
             return None
@@ -104,7 +97,7 @@ class KmsDomainStore:
         return kms_domain
 
     async def all(self) -> Noted:
-        """Return those of all domains. What was noted and is not any more is looked up when it is asked for again."""
+        """Return all notes, and drop cached ones that are gone."""
         selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
         try:
             found = [(raw, _decoded(raw)) async for raw in self._kube.list(SECRET, self._namespace, selector)]
@@ -119,7 +112,6 @@ class KmsDomainStore:
         )
 
     async def remove(self, domain: str) -> None:
-        """Remove that of a domain of which the service has nothing any more."""
         stored = await self._stored(domain)
         if stored is not None:
             name = names.kms_domain(domain)

@@ -1,8 +1,7 @@
-"""Ways to key management services, as CacheDomains name them and as whoever runs the operator allows.
+"""Clients of key management services, as CacheDomains name them and the operator's configuration allows.
 
-The operator shows a token of its own to a service. So it does that in no place that a namespace chose by itself, be it
-another address, or another authentication method of a service that several use: its owner could take the token, and
-be the operator elsewhere.
+The operator sends its token to a service. A namespace must not choose the address or the authentication method freely:
+the owner of that place could take the token and impersonate the operator.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 
 _Whose = tuple[str, str]
-"""A namespace, and the id of its domain: who claims another's id does not get that one's client."""
+"""A namespace and its domain's id: a claim of another domain's id does not get that one's client."""
 
 Login = Callable[[KeyManagement], Tokens]
-"""How the operator proves to a service who it is."""
 
 
 def by_service_account(token_file: Path) -> Login:
-    """Log in with the service account's token in this file, which the kubelet renews."""
-
     def login(kms: KeyManagement) -> Tokens:
         return KubernetesLogin(kms.role, token_file, method=kms.effective_auth_mount)
 
@@ -39,21 +35,19 @@ def by_service_account(token_file: Path) -> Login:
 
 
 class KmsServices:
-    """Clients of services, one for each domain, kept for as long as what is said of them stays the same."""
+    """One client per domain, kept while its configuration stays the same."""
 
     def __init__(self, kube: Kube, allowed: Iterable[AllowedService], login: Login) -> None:
         self._kube, self._allowed, self._login = kube, tuple(allowed), login
         self._clients: dict[_Whose, tuple[tuple[KeyManagement, bytes], TransitClient]] = {}
         self._changing: defaultdict[_Whose, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
-        """By address, whose turn it is to ask: a service minds how many ask, not for which namespace."""
+        """By address: the limit of concurrent requests, shared by all namespaces."""
         self._closed = False
 
     async def client(self, kms_domain: KmsDomain) -> TransitClient:
-        """Return the client by which a domain's keys are asked for. Raises CustodyError if there can be none.
-
-        One that it replaces is closed: those who use it are told so by a KmsError, and ask again.
-        """
+        """Return the client for a domain's keys. Raises CustodyError. A client that it replaces is closed: its users
+        get a KmsError, and retry."""
         self._require_allowed(kms_domain.kms)
         whose, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, kms_domain.authority)
         async with self._changing[whose]:
@@ -83,21 +77,18 @@ class KmsServices:
             raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
 
     async def close(self) -> None:
-        """Close every connection, for good."""
         self._closed, clients = True, [client for _, client in self._clients.values()]
         self._clients.clear()
         for client in clients:
             await client.close()
 
     async def forget(self, kms_domain: KmsDomain) -> None:
-        """Close the connections of a domain that is over."""
         whose = (kms_domain.namespace, kms_domain.domain)
         if (known := self._clients.pop(whose, None)) is not None:
             await known[1].close()
         self._changing.pop(whose, None)
 
     async def authority(self, namespace: str, kms: KeyManagement) -> bytes:
-        """Return the certificate authority that a CacheDomain names. Raises CustodyError."""
         self._require_allowed(kms)
         ref = kms.authority_config_map_ref
         try:

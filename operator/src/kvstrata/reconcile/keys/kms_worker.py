@@ -1,13 +1,12 @@
 """Data keys that a key management service wraps: drawn, unwrapped and ended beside the loop, which does not wait.
 
-Keys that were unwrapped are held in memory (`key_ring`) and brought to pods (`delivery`). What Secrets have is worth
-nothing without the service. A process that begins to lead has everything unwrapped; until that is done the plans see
-what bundles name, so that pods go on. A key whose record is there and that the service does not unwrap any more is
-lost, and so is one that a bundle names and of which there is no record.
+Unwrapped keys are held in memory (`key_ring`) and sent to pods (`delivery`). A new leader has everything unwrapped;
+until then the plans see what bundles name, so that pods go on. A key is lost if the service no longer unwraps its
+record, or if a bundle names it and there is no record.
 
-What was to end when a former process did is found in the Secrets: records of epochs that no status names. Their keys
-are unwrapped like the others, so that the plans see them and end them when nobody can need them any more. What a
-deleted domain leaves is ended by `reconcile.keys.kms_domains`.
+Unfinished work of a former process is found in the Secrets: records of epochs that no status names. Their keys are
+unwrapped like others, so that the plans see and end them. `reconcile.keys.kms_domains` ends the keys of deleted
+domains.
 """
 
 from __future__ import annotations
@@ -41,48 +40,41 @@ from kvstrata.reconcile.store import Store
 log = logging.getLogger(__name__)
 
 RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""From a service that did not do it to the next attempt."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """What a namespace's service is to be asked."""
-
     draw: set[str] = field(default_factory=set)
     unlock: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
-    """Epochs that no status names, whose keys are there as far as records say."""
+    """Epochs that no status names and whose keys exist according to records."""
     spent: set[str] = field(default_factory=set)
     revoked: set[str] = field(default_factory=set)
-    """Epochs whose keys a former process revoked; it may have died before the service deleted what wrapped them."""
+    """Epochs whose keys a former process revoked, perhaps without deleting their wrapping keys."""
     ended: set[str] = field(default_factory=set)
-    """Epochs whose keys were given up: an answer that was under way brings none of them back. Those that no status
-    names are forgotten at the next turn, because they are not asked for again."""
+    """Epochs whose keys were given up, so that late answers do not bring them back. Those that no status names are
+    forgotten at the next turn."""
     unlisted: bool = False
-    """Whether nobody has looked yet what a former process left."""
+    """Whether the leftovers of a former process are still to be listed."""
     stuck: str = ""
-    """The portion whose keys could not be had last: the others have their turn before it."""
+    """The portion that failed last; all others are tried before it."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
     @property
     def left(self) -> bool:
-        """Whether anything is to be asked."""
         return self.unlisted or any((self.draw, self.unlock, self.strays, self.spent, self.revoked))
 
     def clear(self) -> None:
-        """Ask for nothing any more."""
         self.unlisted = False
         for wanted in (self.draw, self.unlock, self.strays, self.spent, self.revoked):
             wanted.clear()
 
 
 class KmsKeys:
-    """The keys of one operator process that services wrap. Those that were unwrapped are in `ring`.
-
-    `operator` is whose word a revocation is, `now` the wall clock in UTC, `leading` whether this process may write.
-    Use it as a context manager, within one event loop: it ends what is under way.
-    """
+    """The keys that services wrap; unwrapped ones are in `ring`. `operator` is named in revocations, `now` is the wall
+    clock in UTC, `leading` whether this process may write. A context manager, for one event loop; leaving it cancels
+    running work."""
 
     def __init__(
         self,
@@ -111,10 +103,8 @@ class KmsKeys:
         await self._kms_domains.close()
 
     def begin(self) -> None:
-        """Have everything unwrapped that is in use. Call it when the world is known, and before anything is planned.
-
-        Where the CacheDomain cannot be read, that waits until it can.
-        """
+        """Start unwrapping everything in use, after the world is known and before anything is planned. If the
+        CacheDomain cannot be read, this waits until it can."""
         for namespace in self._store.namespaces:
             world, domain = self._store.world(namespace), self._store.domain(namespace)
             if world.domain is None and not (is_unreadable(world) and named_in_bundles(world)):
@@ -130,7 +120,7 @@ class KmsKeys:
             self._wake(namespace)
 
     def keep(self, namespace: str, order: KeepInKms) -> None:
-        """Begin to have keys drawn for epochs, and keys ended that no pod needs any more."""
+        """Start drawing keys for epochs, and ending keys that no pod needs any more."""
         domain = self._store.world(namespace).domain
         if domain is None or in_force(domain) is not Kind.KMS:
             return
@@ -143,15 +133,13 @@ class KmsKeys:
         self._wake(namespace)
 
     async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Word]:
-        """Take wrapped keys of the domain with this id out of their Secrets, and give these keys to nobody any more.
-
-        Raises CustodyError.
-        """
+        """Remove wrapped keys of the domain with this id from their Secrets, and stop giving out these keys. Raises
+        CustodyError."""
         wanted = tuple(epochs)
         self._give_up(namespace, wanted)
         custody = await self._kms_domains.of_domain(namespace, domain)
         if custody is None:
-            # What is noted nowhere is given to nobody.
+            # A key without a record reaches no pod.
             return dict.fromkeys(wanted, Word(Party.OPERATOR, self._operator, format_timestamp(self._now())))
         words = await custody.revoke(wanted)
         gone = {epoch: word for epoch, word in words.items() if word is not None}
@@ -162,7 +150,6 @@ class KmsKeys:
         return gone
 
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
-        """Have the service delete what wrapped these keys, and return its word. Raises CustodyError."""
         wanted = tuple(epochs)
         custody = await self._kms_domains.of_domain(namespace, domain)
         if custody is None:
@@ -209,11 +196,11 @@ class KmsKeys:
             failures += 1
 
     def _cut_down(self, namespace: str, work: _Work) -> bool:
-        """Drop what is wanted no more since the last turn; return whether the service is to be asked at all."""
+        """Drop obsolete requests; return whether the service must be asked at all."""
         world, domain = self._store.world(namespace), self._store.domain(namespace)
         elsewhere = world.domain is not None and in_force(world.domain) is not Kind.KMS
         if elsewhere or (world.domain is None and not is_unreadable(world)):
-            # What a deleted domain leaves is ended by itself, and who has another one draws other epochs.
+            # The keys of a deleted domain are ended elsewhere, and a new domain draws other epochs.
             domain.keys_unwrapping -= work.draw | work.unlock
             work.clear()
             self._tell(namespace, "")
@@ -228,12 +215,12 @@ class KmsKeys:
         work.unlock &= used
         work.ended &= used
         work.spent -= used
-        # The scope of a lost key has another epoch by now, or its end has begun.
+        # The scope of a lost key has a new epoch by now, or is ending.
         domain.keys_lost &= epochs_with_a_future(world)
         return True
 
     async def _turn(self, namespace: str, work: _Work) -> None:
-        """Ask for everything once. Raises the first CustodyError, after everything else had its turn."""
+        """Run every part once. Raises the first CustodyError after all parts ran."""
         custody, failures = await self._kms_domains.of_namespace(namespace), []
         for part in (self._take, self._take_strays, self._end):
             try:
@@ -244,8 +231,8 @@ class KmsKeys:
             raise failures[0]
 
     async def _take(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
-        """Have what is wanted drawn and unwrapped, and hold it, Secret by Secret: the first have theirs before the last
-        are asked for, and one that cannot be had stands in nobody's way for long."""
+        """Draw, unwrap and hold the wanted keys, one Secret after the other, so that one failure delays no others
+        for long."""
         portions, failures = by_shard(work.draw | work.unlock), []
         for shard in sorted(portions, key=lambda shard: (shard <= work.stuck, shard)):
             work.stuck = shard
@@ -270,7 +257,7 @@ class KmsKeys:
         opened = await custody.open(portion)
         recorded = await custody.recorded(opened.none)
         if not self._is_of(namespace, custody):
-            # Another CacheDomain has taken its place meanwhile: its epochs get keys of their own.
+            # Another CacheDomain replaced it meanwhile: its epochs get new keys.
             return
         unsure = portion - opened.found.keys() - opened.none
         if failure is not None:
@@ -303,7 +290,7 @@ class KmsKeys:
         domain.data_keys = {**kept, **self._ring.ids(namespace, found)}
 
     async def _take_strays(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
-        """Have the plans see keys that only records tell of, so that they end. One that does not open is left alone."""
+        """Show the plans keys that only records name, so that they end. One that cannot be unwrapped is left alone."""
         if work.unlisted:
             listed = await custody.all()
             used = epochs_in_use(self._store.world(namespace))
@@ -328,10 +315,8 @@ class KmsKeys:
             raise opened.failure
 
     async def _end(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
-        """Have the service delete what wrapped keys that nobody needs, and forget them unless an erasure asks again.
-
-        What the service still has is asked for again; where it cannot know, the record stays as a note.
-        """
+        """Have the service delete the wrapping keys of unused keys, and remove their notes unless an erasure needs
+        them. Keys that the service still has are retried; where it cannot know, the record stays as a note."""
         spent = frozenset(work.spent)
         asked = spent | work.revoked
         if not asked or not self._is_of(namespace, custody):
@@ -357,7 +342,6 @@ class KmsKeys:
             raise ended.failure
 
     def _is_of(self, namespace: str, custody: KmsCustody) -> bool:
-        """Return whether a custody is that of the CacheDomain that is there now."""
         domain = self._store.world(namespace).domain
         return domain is not None and domain.status.domain_id == custody.domain
 

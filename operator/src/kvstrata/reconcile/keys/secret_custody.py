@@ -1,8 +1,4 @@
-"""Data keys in Secrets: sixteen for each domain, written by conditional writes.
-
-Whatever is removed from a Secret stays in etcd's revisions until these are compacted and defragmented, and in every
-backup that was made before. So a key can be revoked, and no one can ever say that no copy of it exists.
-"""
+"""Data keys in Secrets, sixteen for each domain. A revoked key may survive in etcd's revisions and in backups."""
 
 from __future__ import annotations
 
@@ -21,10 +17,8 @@ from kvstrata.reconcile.secrets import Keeper
 async def revoke(
     keeper: Keeper, domain: DomainStore, owner: Mapping[str, Any], epochs: Iterable[str]
 ) -> frozenset[str]:
-    """Take the keys of these epochs out of their Secrets; return the epochs whose keys are gone.
-
-    `owner` is the CacheDomain's owner reference. Raises CustodyError.
-    """
+    """Remove the keys of these epochs from their Secrets; return the epochs whose keys are gone. `owner` is the
+    CacheDomain's owner reference. Raises CustodyError."""
     by_secret: dict[str, list[str]] = defaultdict(list)
     for epoch in sorted(epochs):
         by_secret[names.data_keys_secret(epoch)].append(epoch)

@@ -1,11 +1,10 @@
-"""Wrapped data keys as they are stored: in sixteen Secrets for each domain, by epoch, through conditional writes.
+"""Storage of wrapped data keys: sixteen Secrets for each domain, by epoch, written conditionally.
 
-They are in the operator's namespace, so that they do not go with the domain: what the service has to delete is known
-from them, whatever becomes of the namespace.
+They are in the operator's namespace, so that they outlive the domain's namespace and still tell what the service must
+delete.
 
-A record says which service wrapped the key, under which of its keys; so a service that was set up anew, and knows none
-of them, cannot pass for the one that deleted them. A revoked key's record stays, without the wrapped key, until the
-service's own key is known to be gone: who dies in between finds what is left to do.
+A record names the service and its wrapping key, so a service that was set up anew cannot pass for the one that deleted
+it. A revoked key's record stays, without the wrapped key, until the service's key is known to be gone.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ from kvstrata.reconcile.secrets import decode
 
 @dataclass(frozen=True, slots=True)
 class WrappedKey:
-    """One data key: wrapped by the key `key` at `place` (namespace and mount) in the service `service`.
-
-    `wrapped` is empty once revoked.
-    """
+    """One data key, wrapped by `key` at `place` (namespace and mount) of `service`; `wrapped` is empty once revoked."""
 
     service: str
     place: str
@@ -39,12 +35,11 @@ class WrappedKey:
     revoked_at: str = ""
 
     def encode(self) -> bytes:
-        """Return it as it is stored."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> WrappedKey | None:
-        """Read what is stored; None for anything else."""
+        """None for anything but a stored record."""
         try:
             raw = json.loads(data)
             record = cls(**raw)
@@ -58,12 +53,12 @@ SHARDS = "0123456789abcdef"
 COMPONENT = "wrapped-keys"
 
 Change = Callable[[Mapping[str, WrappedKey]], Mapping[str, WrappedKey | None]]
-"""From what a Secret holds to what is to be different in it: a record to put there, None to remove one."""
+"""Maps a Secret's records to changes: a new record, or None to remove one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is stored: records by epoch, and by its name there whatever else is in the Secrets, with the Secret's."""
+    """Records by epoch, and other entries with the names of their Secrets."""
 
     records: Mapping[str, WrappedKey]
     unreadable: Mapping[str, str]
@@ -76,13 +71,12 @@ class WrappedKeys:
         self._kube, self._namespace, self._domain_id = kube, namespace, domain_id
 
     async def read(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
-        """Return what is stored of these epochs. Raises CustodyError."""
+        """Return the records of these epochs. Raises CustodyError."""
         wanted = frozenset(epochs)
         held = (await self.held(by_shard(wanted))).records
         return {epoch: record for epoch, record in held.items() if epoch in wanted}
 
     async def held(self, shards: Iterable[str] = SHARDS) -> Held:
-        """Return everything that is stored in these Secrets. Raises CustodyError."""
         records, unreadable = dict[str, WrappedKey](), dict[str, str]()
         for shard in shards:
             stored = await self._stored(shard)
@@ -93,14 +87,10 @@ class WrappedKeys:
         return Held(records, unreadable)
 
     def name_of(self, epoch: str) -> str:
-        """Return the name of the Secret that an epoch, or a shard, belongs into."""
         return names.wrapped_keys_secret(self._domain_id, epoch[:1])
 
     async def remove(self) -> tuple[str, ...]:
-        """Remove the Secrets that are empty; return the others, of which nobody knows what is in them.
-
-        Raises CustodyError.
-        """
+        """Remove empty Secrets; return the names of the others, whose content is unreadable. Raises CustodyError."""
         kept = []
         for shard in SHARDS:
             if (stored := await self._stored(shard)) is None:
@@ -116,10 +106,8 @@ class WrappedKeys:
         return tuple(kept)
 
     async def change(self, shard: str, change: Change) -> None:
-        """Change one Secret in one write, if nobody else writes it meanwhile. Raises CustodyError if somebody does.
-
-        What is in it that is no record is left alone.
-        """
+        """Change one Secret in one conditional write, keeping unreadable entries. Raises CustodyError, also on a
+        conflict."""
         stored, name = await self._stored(shard), self.name_of(shard)
         changes = change(_records(shard, stored))
         if not changes:
@@ -153,7 +141,7 @@ class WrappedKeys:
 
 
 async def domains_with_keys(kube: Kube, namespace: str) -> frozenset[str]:
-    """Return the ids of the domains whose Secrets in the operator's namespace hold something. Raises CustodyError."""
+    """Return the ids of domains with non-empty Secrets in the operator's namespace. Raises CustodyError."""
     selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
     try:
         found = [
@@ -165,7 +153,7 @@ async def domains_with_keys(kube: Kube, namespace: str) -> frozenset[str]:
 
 
 def by_shard(epochs: Iterable[str]) -> dict[str, list[str]]:
-    """Return epochs by the Secret that they belong into, which is named by their first digit, in order."""
+    """Group epochs by their Secret, which their first digit names, in order."""
     grouped: dict[str, list[str]] = defaultdict(list)
     for epoch in sorted(epochs):
         grouped[epoch[:1]].append(epoch)

@@ -1,4 +1,4 @@
-"""The servers of shared tiers: asked now and then how they are, beside everything else; answers go into the store."""
+"""Probes of shared tiers' servers, beside the loop; reports go into the store."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import Store
 
 MAX_CONNECTIONS = 32
-"""Connections to external servers at the same time, of all tiers together: those that hang hold theirs for seconds."""
+"""Concurrent connections to external servers, over all tiers; hanging ones last for seconds."""
 
 
 class Backends:
-    """Asks tiers' servers for one operator process: one question at a time for each tier."""
+    """Probes tiers' servers, one probe at a time for each tier."""
 
     def __init__(self, kube: Kube, store: Store, queue: WorkQueue) -> None:
         self._kube, self._store, self._queue = kube, store, queue
@@ -36,14 +36,13 @@ class Backends:
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     def begin(self, namespace: str, order: ProbeBackend) -> None:
-        """Begin to ask a tier's server, unless it is being asked."""
         slot = (namespace, order.tier)
         running = self._probes.get(slot)
         if running is None or running.done():
             self._probes[slot] = asyncio.create_task(self.ask(namespace, order), name=f"probe {order.tier}")
 
     async def ask(self, namespace: str, order: ProbeBackend) -> None:
-        """Ask a tier's server, note what it said, and queue the tier. What stands in the way is an answer, too."""
+        """Probe a tier, store the report, and enqueue the tier. Failures are reports, too."""
         try:
             password = await self._secret_value(namespace, order.password_secret)
             authority = await self._secret_value(namespace, order.authority_secret)
@@ -64,7 +63,6 @@ class Backends:
         self._queue.add(Key("CacheTier", namespace, order.tier))
 
     async def _figures(self, order: ProbeBackend, access: Access) -> BackendReport:
-        """Return how full a managed server is, if it answers."""
         answer = await probe_redis(
             order.endpoint, access.password, access.ca_pem, order.server_name, username=access.username
         )
@@ -81,7 +79,6 @@ class Backends:
         )
 
     async def _checks(self, order: ProbeBackend, access: Access) -> BackendReport:
-        """Return everything that has to hold of external servers, and their figures together."""
         checked = await check_external(
             order.endpoint,
             order.server_name,
@@ -110,14 +107,13 @@ class Backends:
         )
 
     def forget_unasked(self, namespace: str, tier: str) -> None:
-        """Forget what the server of a tier said that is gone, or has none that the operator asks."""
         if not self._is_asked(namespace, tier):
             self._store.domain(namespace).backends.pop(tier, None)
             for gauge in (metrics.BACKEND_UP, metrics.BACKEND_SUITABLE, metrics.SLOTS_UNCOVERED):
                 gauge.remove(namespace, tier)
 
     def _count(self, namespace: str, order: ProbeBackend, report: BackendReport) -> None:
-        """Show what was answered; of servers that did not answer, what their last answer was stays."""
+        """Update metrics; unreachable servers keep the suitability of their last answer."""
         where = (namespace, order.tier)
         metrics.BACKEND_UP.labels(*where).set(1 if report.reachable else 0)
         tier = self._store.domain(namespace).objects["CacheTier"].get(order.tier)
@@ -138,7 +134,6 @@ class Backends:
         return value
 
     def _is_asked(self, namespace: str, tier: str) -> bool:
-        """Whether a tier exists and has a server that the operator asks."""
         found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
         if found is None or found.metadata.deleting or found.status.is_true(ConditionType.STALLED):
             return False

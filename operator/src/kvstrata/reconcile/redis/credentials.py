@@ -1,7 +1,4 @@
-"""Passwords and certificates of managed servers: told and looked at beside everything else; answers go into the store.
-
-Passwords are read from their Secret when they are needed and kept by nobody.
-"""
+"""Passwords and certificates of managed servers, maintained beside the loop. Passwords are not kept."""
 
 from __future__ import annotations
 
@@ -33,11 +30,8 @@ Values = Mapping[str, bytes]
 
 
 class CredentialWorker:
-    """Tends the servers of managed tiers for one operator process: one round at a time for each tier.
-
-    `leading` says whether this process may still give orders. `files` are where servers have their certificate,
-    `now` is the wall clock in UTC.
-    """
+    """Tends the servers of managed tiers, one round at a time for each tier. `leading` is whether this process may
+    give orders. `files` are the servers' certificate files, `now` is the wall clock in UTC."""
 
     def __init__(
         self,
@@ -55,14 +49,13 @@ class CredentialWorker:
         self._rounds: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def begin(self, namespace: str, order: TendServers) -> None:
-        """Begin a round for a tier, unless one is under way: its look asks for what is left to do."""
+        """Start a round for a tier, unless one is running: its look asks for the rest."""
         slot = (namespace, order.tier)
         running = self._rounds.get(slot)
         if running is None or running.done():
             self._rounds[slot] = asyncio.create_task(self.tend(namespace, order), name=f"credentials {order.tier}")
 
     async def tend(self, namespace: str, order: TendServers) -> None:
-        """Give the orders, look at every server, note what was seen, and queue the tier."""
         tls: TlsFacts | None = None
         unread = ""
         try:
@@ -85,7 +78,6 @@ class CredentialWorker:
         self._queue.add(Key(CacheTier.INFO.kind, namespace, order.tier))
 
     def forget_unmanaged(self, namespace: str, tier: str) -> None:
-        """Forget what was seen of a tier that is gone or has no servers of the operator's."""
         if not self._is_managed(namespace, tier):
             self._store.domain(namespace).credentials.pop(tier, None)
 

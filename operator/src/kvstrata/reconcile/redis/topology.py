@@ -1,10 +1,10 @@
-"""Managed clusters: looked at, told what comes next, and looked at again; one task for each tier while this one leads.
+"""Runs managed clusters: look, do the next step, look again; one task for each tier while this process leads.
 
 Observes: the pods of managed tiers, and their servers. Writes: commands to servers, evictions of pods, Events.
-Runs again when: its tier is planned, something was done or is waited for, or `LOOK_EVERY_S` is over.
+Runs again when: its tier is planned, something was done or is awaited, or `LOOK_EVERY_S` has passed.
 
-What is to be done follows from one look alone (`plan.topology`), so a task that is ended anywhere leaves nothing that
-the next one must know. A process that no longer leads sends no further command.
+Each step follows from one look alone (`plan.topology`), so an interrupted task leaves no state behind. A process that
+no longer leads sends no command.
 """
 
 from __future__ import annotations
@@ -45,25 +45,22 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 15.0
 WAIT_S = 0.1
-"""Between two looks while something is waited for: servers agree within a few of them."""
+"""Between two looks while waiting: servers agree within a few of them."""
 LONGEST_WAIT_S = 2.0
-"""What that grows to while nothing changes: a pod that is being pulled takes its time."""
+"""Limit of the growing wait: pulling an image takes long."""
 RETRY_S = 1.0
-
 TELL_MOVES_S = 0.25
-"""How long a tier is planned after slots have moved: more of them do meanwhile."""
+"""Delay of the tier's plan after slots have moved, to merge further moves."""
 
 TELL_WITHIN_S = 5.0
-"""How long a cluster that lost everything waits, before it is formed anew, for its status to tell of it: an operator
-that ends in between leaves a word of it, and one that cannot write does not keep the tier away."""
+"""How long forming a cluster that lost everything waits for its status to report the loss: a new leader must know of
+it, but an operator that cannot write must not block the tier."""
 
 _ACCESS_REFUSED = {RedisReason.WRONG_PASSWORD, RedisReason.PASSWORD_REQUIRED, RedisReason.CERTIFICATE_REFUSED}
-"""What servers say to credentials that are no longer, or not yet, theirs."""
+"""Answers to credentials that are no longer, or not yet, valid."""
 
 
 class Topologies:
-    """Tends the managed clusters of one operator process. Use it as a context manager, within one event loop."""
-
     def __init__(self, kube: Kube, store: Store, queue: WorkQueue, may_write: Callable[[], bool]) -> None:
         self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
         self._events = Events(kube)
@@ -83,7 +80,6 @@ class Topologies:
             tending.events.leave()
 
     def tend(self, namespace: str, order: ReconcileCluster) -> None:
-        """Tend a cluster from now on, or tell whoever tends it of a new order."""
         slot = (namespace, order.tier)
         self._forget_predecessor(*slot)
         tending = self._tended.get(slot)
@@ -91,12 +87,11 @@ class Topologies:
             events = TopologyEvents(self._events, namespace, order.tier, lambda: self._tier(*slot))
             found = self._tier(*slot)
             tending = self._tended[slot] = _Tending(self, events, namespace, order, found.uid if found else "")
-        # While something is waited for the next look is near anyway, and one at every plan would find nothing new.
+        # A waiting task looks soon anyway; a look at every plan would find nothing new.
         if not tending.waited or order != tending.order or self._pods(tending) != tending.pods:
             tending.told(order)
 
     def forget_untended(self, namespace: str, tier: str) -> None:
-        """Leave a cluster alone whose tier is gone, or is none any more."""
         found = self._tier(namespace, tier)
         if found is not None and managed_cluster(found) is not None and not found.metadata.deleting:
             self._forget_predecessor(namespace, tier)
@@ -104,7 +99,7 @@ class Topologies:
         self._forget(namespace, tier)
 
     def _forget_predecessor(self, namespace: str, tier: str) -> None:
-        """Leave a cluster alone whose tier was deleted, although there is another of its name by now."""
+        """Stop tending the cluster of a deleted tier with the same name."""
         tending, found = self._tended.get((namespace, tier)), self._tier(namespace, tier)
         if tending is not None and found is not None and found.uid != tending.tier_uid:
             self._forget(namespace, tier)
@@ -117,7 +112,6 @@ class Topologies:
         self._store.domain(namespace).clusters.pop(tier, None)
 
     async def tend_for_ever(self, tending: _Tending) -> None:
-        """Look, and do what comes next, until cancelled."""
         nodes: RedisNodes | None = None
         try:
             while True:
@@ -141,10 +135,8 @@ class Topologies:
                 await nodes.close()
 
     async def _reached(self, tending: _Tending, nodes: RedisNodes | None) -> RedisNodes:
-        """Return connections that fit the order and its Secrets, which are read again from time to time.
-
-        Raises _SecretMissingError if a Secret or its key is missing.
-        """
+        """Return connections for the order and its Secrets, which are reread periodically. Raises
+        _SecretMissingError if a Secret or its key is missing."""
         if nodes is not None and not tending.access_is_stale():
             return nodes
         access = await self._access(tending.namespace, tending.order)
@@ -156,10 +148,9 @@ class Topologies:
         return RedisNodes(access)
 
     async def _pass(self, tending: _Tending, nodes: RedisNodes) -> float:
-        """Look once and do what follows; return how long to wait before the next look."""
         order, pods = tending.order, self._pods(tending)
         if pods != tending.pods:
-            # Something moves: what follows from it is not to wait as long as what has not come for minutes.
+            # After a change of pods, the wait starts short again.
             tending.pods, tending.waited = pods, 0
         cluster = await nodes.look(pods.values())
         if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
@@ -173,7 +164,7 @@ class Topologies:
             tending.waited = 0
             return LOOK_EVERY_S
         if step.waits or not (step.commands or step.moves or step.remove_pod):
-            # What only a plan can do, as removing a shard, is waited for.
+            # Some steps, as removing a shard, wait for a plan.
             tending.waited += 1
             return min(LONGEST_WAIT_S, WAIT_S * 1.2**tending.waited)
         tending.waited = 0
@@ -183,18 +174,18 @@ class Topologies:
             return WAIT_S
         log.info("a cluster's next step", extra={"tier": tending.name, "step": str(step.reason), "told": step.message})
         failed = await self._do(tending, nodes, cluster, step)
-        # Nothing may cut this short: the same step taken twice would undo what the first began.
+        # Must not be cut short: the same step taken twice would undo what the first began.
         await asyncio.sleep(step.pause_s)
         if failed:
             tending.failed_step, tending.failed = step, failed
-            # The plan that follows brings nothing new, and is no reason to try again at once.
+            # The plan that follows brings nothing new, so the step is not retried at once.
             tending.waited = 1
             self._report(tending, _looked(tending, cluster), verdict)
             return RETRY_S
         return 0.0
 
     def _loss_is_told(self, tending: _Tending, cluster: Cluster, verdict: Verdict) -> bool:
-        """Whether the tier's status tells that everything was lost, or that was waited for long enough."""
+        """Whether the tier's status reports that everything was lost, or was waited for long enough."""
         told = tending.loss_told
         if told is None:
             now = utc_now()
@@ -206,7 +197,6 @@ class Topologies:
         return (known is not None and known.at >= told.at) or cluster.at_s >= tending.tell_until_s
 
     async def _do(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
-        """Do what a step says; return what went wrong, empty if nothing did."""
         namespace, tier = tending.namespace, tending.order.tier
         metrics.TOPOLOGY_STEPS.labels(namespace, tier, str(step.reason)).inc()
         tending.events.sent(step)
@@ -226,7 +216,7 @@ class Topologies:
         return failed
 
     async def _move(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
-        """Carry out all of a step's orders beside each other; what ends early goes on after the next look."""
+        """Carry out a step's orders in parallel; interrupted ones continue after the next look."""
         access = nodes.access
         mover = SlotMover(nodes.dial, lambda: (access.username or "default", access.password or ""), self._may_write)
         count = MoveCount((tending.namespace, tending.order.tier), lambda slots: self._note_moved(tending, slots))
@@ -241,7 +231,6 @@ class Topologies:
         return "; ".join(report.message for report in reports if not report.done)
 
     def _note_moved(self, tending: _Tending, slots: int) -> None:
-        """Note how many slots have moved since the look, and have the tier planned soon."""
         namespace, tier = tending.namespace, tending.order.tier
         tending.events.moved(slots)
         clusters = self._store.domain(namespace).clusters
@@ -250,7 +239,7 @@ class Topologies:
             self._queue.add(Key("CacheTier", namespace, tier), TELL_MOVES_S)
 
     async def _evict(self, namespace: str, pod: ServerPod) -> str:
-        """Ask for a pod to go, as `kubectl drain` does: a PodDisruptionBudget may say not now."""
+        """Evict a pod; a PodDisruptionBudget may refuse for now."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -267,7 +256,6 @@ class Topologies:
         return self._store.domain(namespace).objects["CacheTier"].get(name)
 
     def _report(self, tending: _Tending, report: ClusterReport, verdict: Verdict | None = None) -> None:
-        """Note a look, and have the tier planned if it would say something new of it."""
         namespace, tier = tending.namespace, tending.order.tier
         report = replace(report, lost=tending.lost)
         self._store.domain(namespace).clusters[tier] = report
@@ -279,11 +267,10 @@ class Topologies:
 
     def _pods(self, tending: _Tending) -> dict[str, ServerPod]:
         pods = self._store.domain(tending.namespace).servers.get(tending.order.tier, {})
-        # The pod of a single server that had the tier's name before may not be gone yet.
+        # The pod of a former single server with the tier's name may still be there.
         return {name: pod for name, pod in pods.items() if names.place_in_cluster(tending.order.tier, name)}
 
     async def _access(self, namespace: str, order: ReconcileCluster) -> NodeAccess:
-        """Return how the servers are reached. Raises _SecretMissingError if a Secret or its key is missing."""
         password = await self._secret(namespace, order.password_secret)
         authority = await self._secret(namespace, order.authority_secret) if order.authority_secret else None
         return NodeAccess(order.port, order.username, password.decode(), authority, order.server_name)
@@ -297,15 +284,15 @@ class Topologies:
 
 
 class _SecretMissingError(Exception):
-    """A Secret that servers are asked with is not there. Not a LookupError: a defect in a rule may be one, too."""
+    """A Secret with the servers' credentials is missing. Not a LookupError, which a defect in a rule may raise."""
 
 
 class _Tending:
-    """One cluster that is tended: the newest order, and what was told of it. `tier_uid` is its tier's.
+    """One tended cluster: the newest order, and what was reported.
 
-    `pods` are those of the last look, `lost` is the last loss, and `loss_told` the one of everything that status has
-    until `tell_until_s` to tell. `failed` is why the last step could not be carried out, which holds for as long as
-    looks lead to the same step: told with every other report only, it would have status written twice for each attempt.
+    `pods` are those of the last look, `lost` is the last loss; `loss_told` is a loss of everything that the status
+    should report until `tell_until_s`. `failed` is the error of the last step, kept while looks lead to the same step;
+    reporting it only at times would write the status twice per attempt.
     """
 
     def __init__(
@@ -326,32 +313,26 @@ class _Tending:
 
     @property
     def name(self) -> str:
-        """How logs call it."""
         return f"{self.namespace}/{self.order.tier}"
 
     def access_is_stale(self) -> bool:
-        """Whether the Secrets of the order have to be read: others than before, a refusal, or `LOOK_EVERY_S` ago."""
         if self._access_read is None:
             return True
         order, at_s = self._access_read
-        # What becomes of the servers says nothing of how they are entered.
+        # The goal does not affect access.
         return replace(order, goal=self.order.goal) != self.order or time.monotonic() - at_s > LOOK_EVERY_S
 
     def access_was_read(self) -> None:
-        """Note that the Secrets of the order were read just now."""
         self._access_read = (self.order, time.monotonic())
 
     def access_refused(self) -> None:
-        """Have the Secrets read before the next look."""
         self._access_read = None
 
     def told(self, order: ReconcileCluster) -> None:
-        """Take a new order."""
         self.order = order
         self._woken.set()
 
     async def pause(self, at_most_s: float) -> None:
-        """Wait, but not beyond the next order."""
         if at_most_s <= 0:
             return
         try:
@@ -368,7 +349,7 @@ def _looked(tending: _Tending, cluster: Cluster) -> ClusterReport:
 
 
 def _backend(order: ReconcileCluster, report: ClusterReport) -> BackendReport:
-    """Return what a look says of the tier's servers together, as others ask for it: sizes are those of primaries."""
+    """Summarize a look as a tier's report; sizes are those of primaries."""
     cluster = report.cluster
     servers = list(cluster.servers.values()) if cluster is not None else []
     primaries = [server for server in servers if server.itself.slots]

@@ -1,8 +1,7 @@
-"""What happens to a managed cluster, told in Events and counted.
+"""Events and metrics of a managed cluster.
 
-Steps are told when they were carried out, all else by comparing looks: servers fail over by themselves, and a migration
-is over when nothing is left to move. A process that begins to look knows nothing of before, and tells what is new from
-then on.
+Steps are reported when they were executed, everything else by comparing looks: servers fail over by themselves, and a
+migration ends when nothing is left to move. A new leader reports only later changes.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from kvstrata.reconcile.events import Events
 log = logging.getLogger(__name__)
 
 OPERATOR, PLANNED, SERVERS = "operator", "planned", "servers"
-"""Who had a replica take over: the operator without a vote, the operator before a replacement, the servers."""
+"""Cause of a failover: the operator without a vote, the operator before a replacement, the servers."""
 
 ORDER_HOLDS_S = 20.0
-"""How long an order to take over may still be why it happened: servers give it up after five seconds."""
+"""How long an order explains a failover: servers give it up after five seconds."""
 
 _NOT_DONE = (REFUSED, IDENTITY_CHANGED, NOT_SENT)
 
@@ -46,7 +45,7 @@ _COUNTERS = (
 
 
 class TopologyEvents:
-    """Tells of one cluster. `tier` returns the object that Events are about, None if it is gone."""
+    """Reports on one cluster. `tier` returns the object of Events, None if it is gone."""
 
     def __init__(self, events: Events, namespace: str, name: str, tier: Callable[[], CacheTier | None]) -> None:
         self._events, self._where, self._tier = events, (namespace, name), tier
@@ -56,14 +55,13 @@ class TopologyEvents:
         self._to_move = 0
         self._served = self._is_being_formed = False
         self._ordered: dict[str, tuple[str, float]] = {}
-        """By node id, who ordered it to take over, and when."""
+        """By node id, the cause of an ordered failover, and when."""
         for counter in _COUNTERS:
-            counter.labels(*self._where)  # A rate needs a zero to begin with.
+            counter.labels(*self._where)  # A rate needs an initial zero.
         for by in (OPERATOR, PLANNED, SERVERS):
             metrics.FAILOVERS.labels(*self._where, by)
 
     async def looked(self, cluster: Cluster, goal: Goal, verdict: Verdict) -> None:
-        """Tell what a look shows that the one before did not."""
         metrics.BACKEND_UP.labels(*self._where).set(1 if cluster.servers else 0)
         metrics.SLOTS_UNCOVERED.labels(*self._where).set(verdict.uncovered)
         metrics.REPLICAS_MISSING.labels(*self._where).set(verdict.replicas_missing)
@@ -78,21 +76,18 @@ class TopologyEvents:
             self._served = True
             if self._is_being_formed:
                 await self._tell_formed("all slots are given out, which was begun before")
-            # Else it cannot be seen what is to move, or it waits for a repair.
+            # Otherwise the slots to move are unknown, or wait for a repair.
             self._to_move = verdict.slots_to_move
             self.moved(0)
             await self._tell_work(verdict)
 
     def moved(self, slots: int) -> None:
-        """Show that so many of the slots have moved that were to at the last look."""
         metrics.SLOTS_TO_MOVE.labels(*self._where).set(max(0, self._to_move - slots))
 
     def unasked(self) -> None:
-        """Show that no server could be asked, as without the Secret to ask with."""
         metrics.BACKEND_UP.labels(*self._where).set(0)
 
     async def done(self, step: Step) -> None:
-        """Tell of a step that was carried out."""
         lost = SLOTS if self.forms_again(step) else self.lost_with(step)
         if step.reason is StepReason.SLOTS_LOST and not lost:
             self._is_being_formed = True
@@ -109,40 +104,38 @@ class TopologyEvents:
             await self._tell("Replaced", step.message)
 
     def lost_with(self, step: Step) -> int:
-        """Return how many slots a step gives to a server without what they held.
-
-        Slots of a pod that is deleted are lost only when nobody takes them over from it, and are given away then. Those
-        that a formation which was cut off had not given yet held nothing.
-        """
+        """Return how many slots a step gives to a server without their data. Slots of a deleted pod are lost only if
+        no server takes them over; they are given away then. Those that an interrupted formation had not assigned
+        held no data."""
         tier = self._tier()
         held = self._served or (tier is not None and holds_anything(tier))
         return count(step.lost) if step.remove_pod is None and held else 0
 
     def sent(self, step: Step) -> None:
-        """Note who is about to be told to take over, so that it is not taken for the servers' own failover."""
+        """Record ordered failovers, so that they do not count as the servers' own."""
         by = PLANNED if step.reason is StepReason.FAILING_OVER else OPERATOR
         for command in step.commands:
             if command.words[:2] == ("CLUSTER", "FAILOVER"):
                 self._ordered[command.node_id] = by, self._before.at_s if self._before is not None else 0.0
 
     def not_done(self, sent: Iterable[Sent]) -> None:
-        """Note what servers refused or never read: who takes over later was not told to by that."""
+        """Forget orders that servers refused or never read."""
         for one in sent:
             if one.failure in _NOT_DONE and one.command.words[:2] == ("CLUSTER", "FAILOVER"):
                 self._ordered.pop(one.command.node_id, None)
 
     def forms_again(self, step: Step) -> bool:
-        """Whether a step gives all slots to empty servers of a cluster that has served before."""
+        """Whether a step gives all slots to empty servers of a cluster that served before."""
         tier = self._tier()
         return step.reason is StepReason.FORMING and tier is not None and was_formed(tier)
 
     def leave(self) -> None:
-        """Show no more how a cluster is that this process looks at no longer."""
+        """Remove the gauges of a cluster that this process no longer watches."""
         for gauge in _GAUGES:
             gauge.remove(*self._where)
 
     def forget(self) -> None:
-        """Show nothing any more of a cluster that is nobody's, nor count what happened to it."""
+        """Remove all metrics of a cluster that is gone."""
         self.leave()
         for counter in _COUNTERS:
             counter.remove(*self._where)
@@ -165,7 +158,6 @@ class TopologyEvents:
             await self._tell("FailedOver", one.message, warning=by != PLANNED)
 
     async def _tell_work(self, verdict: Verdict) -> None:
-        """Tell when moving slots and replacing pods begin, and when they are over."""
         moving, replacing = verdict.slots_to_move > 0, verdict.pods_to_replace > 0
         if moving != self._moving and (moving or self._moving):
             begun = f"{verdict.slots_to_move} slots are to go to another shard"

@@ -1,4 +1,4 @@
-"""Slots on their way: what their movers have done is counted while they are at it, which may take long."""
+"""Metrics of slot moves, updated during the moves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from kvstrata.reconcile import metrics
 
 
 class MoveCount:
-    """Counts what the movers of one step's orders do, for a tier given by namespace and name.
-
-    `told` hears how many slots have gone to another server so far, whenever that is more than before.
-    """
+    """Counts the moves of one step, for a tier given by namespace and name. `told` gets the number of moved slots
+    whenever it grows."""
 
     def __init__(self, where: tuple[str, str], told: Callable[[int], None]) -> None:
         self._slots, self._dropped = metrics.SLOTS_MOVED.labels(*where), metrics.MOVE_DROPPED.labels(*where)
@@ -21,12 +19,12 @@ class MoveCount:
         self._moved = 0
 
     def of(self, order: MoveOrder) -> Told:
-        """Return what hears of an order's tally, each time it is more, and once when the order has ended."""
+        """Return a callback for an order's progress, to be called once more at its end."""
         slots = dropped = 0
 
         def take(tally: MoveStats) -> None:
             nonlocal slots, dropped
-            # A slot that stays where it is was only closed.
+            # A slot with the same source and target was only closed.
             more = tally.slots - slots if order.source != order.target else 0
             self._dropped.inc(tally.dropped - dropped)
             slots, dropped = tally.slots, tally.dropped
