@@ -1,8 +1,8 @@
-"""Erasure of keyspaces from what is this pod's alone, and the look whether a lookup still finds anything.
+"""Erasure of keyspaces from this pod's own tiers, and the check whether lookups still find their blocks.
 
-Nothing is believed that was not looked at: after deleting, each tier looks into its tables or its directory again, and
-says which looks it made (`contract.messages.erase`). What is stored under such a keyspace afterwards, by an engine that
-had begun, is deleted by the policy as soon as it is seen, and an erasure that is asked for again sees it.
+After deleting, each tier checks its tables or its directory again and reports the checks it made
+(`contract.messages.erase`). The policy deletes blocks that an engine stores under an erased keyspace afterwards, and a
+repeated erasure sees them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ from kvstrata_sidecar.adapter.pool_report import Names
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 
 MAX_KNOWN = 64
-"""Chunks that are remembered of each erased keyspace."""
+"""Chunks remembered per erased keyspace."""
 
 MAX_KEYSPACES = 4096
-"""Erased keyspaces of which chunks are remembered; the oldest are forgotten first."""
+"""Erased keyspaces whose chunks are remembered; the oldest are dropped first."""
 
 
 class Known:
-    """Chunks that erased keyspaces had, to be looked for afterwards. Safe to share between threads."""
+    """Chunks of erased keyspaces, for verification. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chunks: dict[str, dict[bytes, None]] = {}
 
     def saw(self, keyspace: str, chunk_hash: bytes) -> None:
-        """Remember a chunk, if there is room."""
         if len(chunk_hash) != CHUNK_HASH_BYTES:
             return
         with self._lock:
@@ -54,15 +53,12 @@ class Known:
                 chunks[chunk_hash] = None
 
     def of(self, keyspace: str) -> list[bytes]:
-        """Return the chunks that are remembered."""
         with self._lock:
             return list(self._chunks.get(keyspace, ()))
 
 
 class Erasing:
-    """Erases, and looks. `memory` returns who erases from the server's own memory, None while nobody governs it;
-    `tiers` returns the others; `names` gives the keys of chunks' parts.
-    """
+    """`memory` returns None while the server's own memory is not governed; `names` the keys of chunks' parts."""
 
     def __init__(
         self,
@@ -80,14 +76,14 @@ class Erasing:
         self._known = Known()
 
     def erase(self, question: EraseRequest) -> AdapterErased:
-        """Erase what the question names, and return what is left of it. It takes seconds at most."""
+        """Erase the keyspaces and return what is left of them. It takes seconds at most."""
         view = self._enforcement.view
         if view is None:
             return AdapterErased(self._boot, 0, 0, EraseOutcome.NOT_ENFORCED)
         if not view.keyspaces.keys().isdisjoint(question.keyspaces):
             return AdapterErased(self._boot, view.revision, view.term, EraseOutcome.IN_FORCE)
         rows, elsewhere = self._erase(question)
-        # Asked after the tiers: whatever they did has used its keys.
+        # Read after the tiers were erased, because they use the keys meanwhile.
         said = AdapterErased(
             self._boot,
             view.revision,
@@ -123,9 +119,7 @@ class Erasing:
         return AdapterVerified(self._boot, view.revision, view.term, True, in_force, len(chunks), tuple(rows))
 
     def forget(self, question: ForgetRequest) -> Forgotten:
-        """Delete chunks of a keyspace from every tier, and nothing else. Raises ContractError while no engine said how
-        its blocks look.
-        """
+        """Delete chunks from every tier. Raises ContractError while the layout of the keyspace's blocks is unknown."""
         chunks = _names_in(question.chunks)
         parts = self._names()(question.keyspace, chunks)
         if parts is None:
@@ -133,7 +127,7 @@ class Erasing:
         keys = [key for own in parts for key in own]
         blocks = [Block(key, question.keyspace, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
         memory, deleted, in_use = self._memory(), 0, 0
-        # First the memory: from there blocks may be on their way to slower tiers.
+        # Memory comes first: blocks may be on their way from there to slower tiers.
         if memory is not None:
             deleted, in_use = memory.forget(keys)
         deleted += sum(len(tier.delete(blocks)) for tier in self._tiers())
@@ -142,7 +136,7 @@ class Erasing:
     def _erase(self, question: EraseRequest) -> tuple[list[ErasedTier], list[str]]:
         keyspaces, wanted = question.keyspaces, question.tiers
         rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
-        # First the memory: from there blocks may be on their way to the files.
+        # Memory comes first: blocks may be on their way from there to the files.
         memory = self._memory()
         if memory is None:
             rows.append(ErasedTier("", MEDIUM, problem="this cache server's own memory is not governed"))

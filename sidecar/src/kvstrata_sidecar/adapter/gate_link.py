@@ -1,8 +1,6 @@
-"""The gate's line into the cache server: a unix socket.
+"""The gate's connection to the cache server: a unix socket; `contract.messages.adapter` has the messages.
 
-It takes `apply`, `state`, `metrics`, `hash`, `pool`, `erase`, `verify` and `forget`; see
-kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when
-the I/O on the keyspaces that it dropped has ended.
+An `apply` reads policy.json, enforces it, and is acknowledged only when I/O on the keyspaces that it dropped has ended.
 """
 
 from __future__ import annotations
@@ -44,46 +42,42 @@ from kvstrata_sidecar.adapter.policy.pools import Manifests
 logger = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 0.5
-"""How long I/O on a dropped keyspace may go on before it is aborted."""
+"""Time until I/O on a dropped keyspace is aborted."""
 
 DRAIN_TIMEOUT_S = 10.0
-"""How long to wait for aborted I/O before the apply is answered with an error; the gate asks again."""
+"""Time until an apply whose aborted I/O has not ended is answered with an error; the gate asks again."""
 
 
 class Server(Protocol):
-    """What the link asks of the rest of the process."""
+    """The part of the process that the link uses."""
 
     def state(self) -> AdapterState:
-        """Return what is held now."""
+        """Return the state that the pod reports."""
 
     def metrics(self) -> str:
-        """Return the process' metrics as a page."""
+        """Return the metrics in Prometheus' text format."""
 
     def hash(self, tokens: bytes) -> ChunkHashes:
-        """Return the names of the whole chunks of tokens. Raises ContractError while nobody can tell them."""
+        """Return the hashes of the whole chunks. Raises ContractError while the hasher is unknown."""
 
     def pool(self, question: PoolQuestion) -> PoolHolding:
-        """Return what tiers hold of a pool. Raises ContractError if it is none of the policy's."""
+        """Return what tiers hold of a pool. Raises ContractError if the policy has no such pool."""
 
     def erase(self, question: EraseRequest) -> AdapterErased:
-        """Erase keyspaces that left the policy, and say what is left and who holds it."""
+        """Erase keyspaces that left the policy, and return what is left of them."""
 
     def verify(self, question: VerifyRequest) -> AdapterVerified:
-        """Say which blocks lookups find. Raises ContractError while there is no policy."""
+        """Return which blocks lookups find. Raises ContractError while there is no policy."""
 
     def forget(self, question: ForgetRequest) -> Forgotten:
         """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
 
     def policy_applied(self) -> None:
-        """Hear that another view is in force."""
+        """Called after another view is in force."""
 
 
 class PolicyLink:
-    """Serves the socket in `link_dir` from threads of its own, until `close`.
-
-    `boot` names this start of the cache server, `server` answers what is not about the policy itself. Raises OSError
-    when the socket cannot be created: without it no policy can ever be enforced.
-    """
+    """Serves the socket in `link_dir` until `close`; `boot` names this process. Raises OSError without the socket."""
 
     def __init__(
         self,
@@ -112,11 +106,9 @@ class PolicyLink:
 
     @property
     def healthy(self) -> bool:
-        """Whether the gate can reach this process."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop serving and remove the socket."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -128,7 +120,6 @@ class PolicyLink:
         self._path.unlink(missing_ok=True)
 
     def answer(self, line: bytes) -> bytes:
-        """Return the line that answers the gate's `line`."""
         try:
             return encode_answer(self._answer(decode_request(line)))
         except ContractError as error:
@@ -157,11 +148,7 @@ class PolicyLink:
                 return server.forget(request)
 
     def _apply(self, revision: int, term: int) -> AdapterAck:
-        """Enforce what policy.json holds and acknowledge what was asked for.
-
-        The file may be newer, because the gate goes on writing. Its next request says so; until then the answer claims
-        less than what is enforced.
-        """
+        """Enforce policy.json, which may be newer than `revision`; the gate's next request then names that one."""
         try:
             view = CacheView.decode(self._policy_file.read_bytes())
         except OSError as error:

@@ -1,7 +1,7 @@
-"""The cache server's metrics in Prometheus' text format, for the gate to show beside its own.
+"""The cache server's metrics in Prometheus' text format; the gate serves them beside its own.
 
-Scopes appear under the first digits of their keyspace, which names nobody. Their number is bounded (`counts`), so the
-page is, too; it has to fit into one line of the link.
+Scopes appear under the first digits of their keyspace, which identify no tenant. Their number is bounded (`counts`), so
+that the page fits into one line of the link.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORPHANS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     FILES: {"files": ("orphan_files", "files_removed")},
 }
-"""By medium and kind of what belongs to nobody: the counts of what was found, and of what was removed."""
+"""By medium and kind of orphan: the counters of those found and of those removed."""
 
 DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 
@@ -50,22 +50,20 @@ MEMORY_TRAFFIC = {
 
 
 class CountedTier(Protocol):
-    """What is asked of a tier."""
-
     def state(self) -> TierState:
-        """Return what the pod reports about it."""
+        """Return the state that the pod reports."""
 
     def nodes(self) -> dict[str, str]:
-        """Return each server's breaker state, by address."""
+        """Return the breaker's state by server."""
 
     def counters(self) -> dict[str, int]:
-        """Return all counts."""
+        """Return all counters."""
 
     def by_scope(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the counts that belong to scopes."""
+        """Return the counters by scope."""
 
     def latencies(self) -> Mapping[str, Histogram]:
-        """Return how long answers took."""
+        """Return how long answers took, by operation."""
 
     def ages(self) -> Mapping[str, Histogram]:
         """Return how old blocks were, by moment."""
@@ -80,12 +78,11 @@ def page(
     memory_ages: Mapping[str, Histogram] | None = None,
     memory_drift_bytes: int | None = None,
 ) -> str:
-    """Return the page. `memory_evictions` counts blocks that left the server's own memory, by scope and cause,
-    `memory_traffic` what came into it from slower tiers to stay and what was lent, by scope and name. `warm_up_s` is
-    how long the memory was warmed up, None where it is not. `memory_ages` is how old its blocks were, by moment,
-    `memory_drift_bytes` what is in use there beyond what is counted.
+    """`memory_evictions` counts blocks that left the server's own memory, by scope and cause; `memory_traffic` promoted
+    and lent blocks, by scope and name. `warm_up_s` is None if memory is not warmed up. `memory_ages` are its blocks'
+    ages by moment, `memory_drift_bytes` the bytes in use there beyond those counted.
 
-    A page that is too long, as only very many tiers could make it, comes without the series of scopes.
+    A page that would be too long, with very many tiers, leaves out the series of scopes.
     """
     memory = (memory_evictions, memory_traffic, warm_up_s, memory_ages or {}, memory_drift_bytes)
     whole = "\n".join(_lines(state, tiers, *memory, scopes=True)) + "\n"
@@ -215,7 +212,7 @@ def _lines(
 
 
 def _rows(state: AdapterState, named: Iterable[tuple[TierState, CountedTier]]) -> list[ScopeUsage]:
-    """Return what scopes hold in shared tiers and in files; of memory the server's own status tells."""
+    """Return usage of scopes in shared tiers and in files; the server's own status has that of memory."""
     files = {one.name for one, _ in named if one.medium == FILES}
     own = [row for row in state.usage if row.tier in files and row.scope]
     return [*state.tier_usage[:MAX_SCOPES], *own[:MAX_SCOPES]]
@@ -235,7 +232,6 @@ def _refused_in_memory(state: AdapterState, traffic: Mapping[tuple[str, str], in
 
 
 def _memory_tier(state: AdapterState) -> str:
-    """Return the name of the CPU tier, empty without one."""
     return next((one.name for one in state.tiers if one.medium == MEMORY), "")
 
 

@@ -1,8 +1,7 @@
-"""What the adapter is started with: `adapter_params` of LMCache's `--l2-adapter`.
+"""Start parameters of the adapter: `adapter_params` of LMCache's `--l2-adapter`.
 
-LMCache prints these parameters on its configuration endpoint, so they name files that hold secrets and never a secret.
-Malformed parameters raise ValueError, which stops the server at its start: they are rendered by the operator, and a
-cache server that ignores its policy must not run.
+LMCache prints them on its configuration endpoint, so they name files that hold secrets, never a secret. Malformed
+parameters raise ValueError and stop the server: a cache server that ignores its policy must not run.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ _HEX16 = re.compile(r"[0-9a-f]{16}")
 _PLACE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 MAX_STORE_DEADLINE_MS = 120_000
-"""LMCache lends a block to a store for 300 s and then reuses its memory; a store has to be over long before."""
+"""LMCache reuses a block's memory 300 s after it lent it to a store; a store has to end long before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a tier's server listens."""
-
     host: str
     port: int
 
@@ -34,10 +31,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class TlsParams:
-    """How a tier's servers prove themselves: a CA file, and the name in their certificates.
+    """TLS of a tier's servers: the CA file, and the name in their certificates.
 
-    Without a name it is the endpoint's host, of a cluster's server the name that it announces, or its address.
-    `cert_file` and `key_file` are the client's certificate, for servers that ask for one. All files are read at every
+    Without `server_name` it is the endpoint's host; for a cluster's server, the name that it announces, or its address.
+    `cert_file` and `key_file` are the client's certificate, if servers require one. All files are read at every
     connect.
     """
 
@@ -49,16 +46,15 @@ class TlsParams:
 
 @dataclass(frozen=True, slots=True)
 class TierParams:
-    """One Redis tier. `endpoints` are tried in order; durations are in the units that their names say.
+    """One Redis tier. `endpoints` are tried in order.
 
-    `cluster` says that the endpoints belong to a Redis Cluster, whose other servers are asked for. `password_file` is
-    read at every connect, so that a rotated password needs no restart. `default_ttl_s` is how long
-    a block lives where the policy names no retention for this tier. `workers` connections carry blocks; one more is
-    kept for lookups, so that a large block never delays a request's answer; in a cluster each has a connection to every
-    server. `queue_limit` and `queue_limit_bytes` bound what waits, to load and to store each: batches of up to 16
-    blocks, and bytes.
-    `capacity_bytes` is what all scopes may store together; with it guarantees hold, without it only limits do.
-    `encryption` is `Required` or `Disabled`; a tier that requires it is used for keyspaces with a data key only.
+    `cluster`: the endpoints belong to a Redis Cluster and report its other servers. `password_file` is read at every
+    connect, so that a rotated password needs no restart. `default_ttl_s` applies where the policy has no retention for
+    this tier. `workers` connections carry blocks; one more is kept for lookups, so that a large block never delays
+    them; in a cluster each has a connection to every server. `queue_limit` bounds the waiting batches of up to 16
+    blocks and `queue_limit_bytes` their bytes, each for loads and for stores. `capacity_bytes` bounds all scopes
+    together; without it limits hold, but no guarantees. `encryption` is `Required` or `Disabled`; a tier that requires
+    it serves only keyspaces with a data key.
     """
 
     name: str
@@ -81,7 +77,7 @@ class TierParams:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TierParams:
-        """Read the wire form. Raises ValueError for anything missing, unknown or out of bounds."""
+        """Raises ValueError for fields that are missing, unknown or out of bounds."""
         values = _known(cls, raw)
         endpoints = values["endpoints"]
         if not isinstance(endpoints, list) or not endpoints:
@@ -102,19 +98,18 @@ class TierParams:
 
     @property
     def encrypts(self) -> bool:
-        """Whether blocks are encrypted on this tier."""
         return self.encryption == "Required"
 
 
 @dataclass(frozen=True, slots=True)
 class FileTierParams:
-    """One tier of files in `directory`, which is this cache server's alone.
+    """One tier of files in `directory`, which belongs to this cache server alone.
 
-    `capacity_bytes` is what all files together may take, `max_blocks` how many there may be: the index is in memory.
-    `free_floor_percent` of the file system stay free. `default_ttl_s` is how long a block lives where the policy names
-    no retention for this tier, None for as long as there is room. `place` is the model's name where `directory` is a
-    folder that the pods of a node share: then each finds a place of its own in it. The rest is as in TierParams; there
-    is no deadline for lookups, because they touch no disk.
+    `capacity_bytes` bounds all files together and `max_blocks` their number: the index is in memory.
+    `free_floor_percent` of the file system stay free. `default_ttl_s` applies where the policy has no retention for
+    this tier, None for as long as there is room. `place` is the model's name where the pods of a node share
+    `directory`; each then finds its own place. The rest is as in TierParams; lookups have no deadline, because they
+    touch no disk.
     """
 
     name: str
@@ -133,7 +128,7 @@ class FileTierParams:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> FileTierParams:
-        """Read the wire form. Raises ValueError for anything missing, unknown or out of bounds."""
+        """Raises ValueError for fields that are missing, unknown or out of bounds."""
         values = _known(cls, raw)
         if not isinstance(values["directory"], str) or not values["directory"].startswith("/"):
             raise ValueError(f"tier.directory must be an absolute path, not {values['directory']!r}")
@@ -155,16 +150,12 @@ class FileTierParams:
 
     @property
     def encrypts(self) -> bool:
-        """Whether blocks are encrypted on this tier."""
         return self.encryption == "Required"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterParams:
-    """The pod's part (`domain`, `identity`, where policy and link live) and one tier, or None for a tier-less adapter.
-
-    `domain` and `identity` are 16 hexadecimal digits each: the first parts of every key.
-    """
+    """`domain` and `identity` are 16 hexadecimal digits, the first parts of every key. `tier` may be None."""
 
     domain: str
     identity: str
@@ -174,7 +165,7 @@ class AdapterParams:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> AdapterParams:
-        """Read the wire form. Raises ValueError for anything missing, unknown or malformed."""
+        """Raises ValueError for fields that are missing, unknown or malformed."""
         values = _known(cls, raw)
         for name in ("domain", "identity"):
             if not isinstance(values[name], str) or not _HEX16.fullmatch(values[name]):
@@ -188,7 +179,7 @@ class AdapterParams:
 
 
 def _tier(raw: Any) -> TierParams | FileTierParams:
-    """Read a tier of the kind that its `medium` names; without one it is in Redis, as in all versions."""
+    """A tier without `medium` is in Redis."""
     if not isinstance(raw, Mapping):
         raise ValueError("tier must be an object or null")
     values = dict(raw)
@@ -219,7 +210,7 @@ def _durations(cls: Any) -> tuple[str, ...]:
 
 
 def _known(cls: Any, raw: Any) -> dict[str, Any]:
-    """Return `raw` as constructor arguments of the dataclass `cls`; a ValueError names the fields at fault."""
+    """Return `raw` as constructor arguments of the dataclass `cls`; a ValueError names the offending fields."""
     if not isinstance(raw, Mapping):
         raise ValueError(f"{cls.__name__} must be an object")
     names = {field.name for field in fields(cls)}

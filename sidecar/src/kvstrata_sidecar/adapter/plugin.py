@@ -3,8 +3,8 @@
     lmcache server ... --l2-adapter '{"type": "plugin", "module_path": "kvstrata_sidecar.adapter.plugin",
         "class_name": "PolicyAdapter", "adapter_params": {...}}'
 
-`adapter_params` are those of AdapterParams. With `"tier": null` the adapter stores and finds nothing: it is there so
-that a model without a shared tier enforces and acknowledges its policy too.
+`adapter_params` are those of AdapterParams. With `"tier": null` the adapter stores and finds nothing, so that a model
+without a shared tier enforces and acknowledges its policy too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .runtime import acquire, release
 
 logger = logging.getLogger(__name__)
 
-# Both without a call of Python's own: they are made for every key of every request.
+# Both run in C: they are called for every key of every request.
 _names = attrgetter("cache_salt", "kv_rank", "object_group_id", "chunk_hash")
 _block: Callable[[tuple[Any, ...]], Block] = partial(tuple.__new__, Block)
 
@@ -42,7 +42,7 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
     """One tier (or none) of a cache server, under the pod's policy.
 
     LMCache's store loop and prefetch loop call it, and its HTTP threads `delete` and `report_status`. Malformed
-    parameters and a link directory that does not exist raise, which stops the server; a tier that is away does not.
+    parameters and a missing link directory raise, which stops the server; an unreachable tier does not.
     """
 
     def __init__(self, adapter_params: dict[str, Any], l1_memory_desc: object = None) -> None:  # noqa: ARG002
@@ -67,64 +67,57 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
             runtime.enforcement,
             self._answered,
             spans=runtime.spans,
-            # Whoever governs the memory keeps back what a disk may still touch.
+            # The memory's evictor keeps back buffers that a disk may still touch.
             guarded=lambda: runtime.memory is not None,
         )
 
     def get_store_event_fd(self) -> int:
-        """Return the descriptor that is signalled when a store was answered."""
         return self._event_fds[TaskKind.STORE]
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Return the descriptor that is signalled when a lookup was answered."""
         return self._event_fds[TaskKind.LOOKUP]
 
     def get_load_event_fd(self) -> int:
-        """Return the descriptor that is signalled when a load was answered."""
         return self._event_fds[TaskKind.LOAD]
 
     def submit_store_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        """Begin to store; refused blocks are left out and counted."""
+        """Start to store; refused blocks are left out and counted."""
         return self._tier.store(_blocks(keys), _views(objects))
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
-        """Return the stores answered since the last call."""
         return {
             task_id: L2StoreResult(outcome.successful, outcome.stored_bytes)
             for task_id, outcome in self._tier.pop_stores().items()
         }
 
     def submit_lookup_and_lock_task(self, keys: Sequence[Any], group_layout_descs: object) -> int:  # noqa: ARG002
-        """Begin to look up. Nothing is locked: a block that expires before it is loaded is a miss."""
+        """Start to look up. Nothing is locked: a block that expires before it is loaded is a miss."""
         return self._tier.lookup(_blocks(keys))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """Return the bitmap of an answered lookup, once; None while it is under way."""
         return _bitmap(self._tier.pop_found(task_id))
 
     def submit_unlock(self, keys: Sequence[Any]) -> None:
-        """Do nothing: lookups lock nothing."""
+        """No operation: lookups lock nothing."""
 
     def submit_load_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        """Begin to load into the objects' memory."""
         return self._tier.load(_blocks(keys), _views(objects))
 
     def query_load_result(self, task_id: int) -> Any:
-        """Return the bitmap of an answered load, once; None while it is under way."""
         return _bitmap(self._tier.pop_found(task_id))
 
     def delete(self, keys: Sequence[Any]) -> None:
-        """Delete blocks of keyspaces that the policy allows; others are left to the eraser."""
+        """Delete blocks of keyspaces that the policy allows; the eraser deletes others."""
         deleted = self._tier.delete(_blocks(keys))
         if deleted:
             self._notify_keys_deleted(deleted, [0] * len(deleted))
 
     def get_usage(self) -> Any:
-        """Return no usage: blocks expire in the tier, so what was stored says little about what is there."""
+        """Return no usage: blocks expire in the tier, so bytes stored do not tell how many are there."""
         return AdapterUsage(total_bytes_used=0, total_capacity_bytes=0)
 
     def report_status(self) -> dict[str, Any]:
-        """Return the adapter's state; a tier that is away is reported, and is not this process' ill health."""
+        """An unreachable tier is reported, but does not make this process unhealthy."""
         state = self._runtime.state()
         own = self._own.state() if self._own is not None else None
         return {
@@ -141,7 +134,6 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
         }
 
     def close(self) -> None:
-        """Answer every task, end the threads, close the descriptors."""
         if self._own is not None:
             self._runtime.remove(self._own)
         self._tier.close()
@@ -180,40 +172,33 @@ class NoTier:
         self._lock = threading.Lock()
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:  # noqa: ARG002
-        """Store nothing."""
         task_id = next(self._ids)
         self._stores.append(task_id)
         self._signal(TaskKind.STORE)
         return task_id
 
     def lookup(self, blocks: Sequence[Block]) -> int:
-        """Find nothing."""
         return self._miss(TaskKind.LOOKUP, len(blocks))
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:  # noqa: ARG002
-        """Load nothing."""
         return self._miss(TaskKind.LOAD, len(blocks))
 
     def pop_stores(self) -> dict[int, StoreOutcome]:
-        """Return the stores since the last call, none of which wrote anything."""
         with self._lock:
             answered = [self._stores.popleft() for _ in range(len(self._stores))]
         return dict.fromkeys(answered, StoreOutcome(True, 0))
 
     def pop_found(self, task_id: int) -> bytes | None:
-        """Return a miss for each block, once."""
         return self._found.pop(task_id, None)
 
     def delete(self, blocks: Sequence[Block]) -> list[Any]:  # noqa: ARG002
-        """Delete nothing."""
         return []
 
     def counters(self) -> dict[str, int]:
-        """Return no counts."""
         return {}
 
     def close(self) -> None:
-        """Do nothing."""
+        """No operation."""
 
     def _miss(self, kind: TaskKind, count: int) -> int:
         task_id = next(self._ids)

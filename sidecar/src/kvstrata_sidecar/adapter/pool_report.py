@@ -1,7 +1,6 @@
-"""What the tiers of this pod hold of a pool's version, chunk by chunk. A chunk counts when all its parts are there.
+"""What this pod's tiers hold of a pool's version, by chunk. A chunk counts when all its parts are there.
 
-Chunks are named by LMCache's own hasher, so chunk size and algorithm are those in force, not those that were
-configured.
+LMCache's own hasher names chunks, so chunk size and algorithm are those in force, not those configured.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from kvstrata_sidecar.adapter.policy.pools import Readable
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 Names = Callable[[str, Sequence[bytes]], Sequence[Sequence[Any]] | None]
-"""Returns LMCache's keys of the parts of each chunk under a keyspace, None while no engine told what they are."""
+"""Returns LMCache's keys of each chunk's parts under a keyspace, None while no engine has reported its layout."""
 
 Sizes = Callable[[Sequence[Block]], Sequence[int]]
-"""Returns how many bytes each block takes in a tier, 0 for one that cannot be read there."""
+"""Returns each block's bytes in a tier, 0 for one that cannot be read there."""
 
 
 Lacking = Callable[[str, Sequence[Any]], None]
-"""Told of a pool's keyspace, and the keys of its blocks that are in memory and not in all other tiers of the pool."""
+"""Receives a pool's keyspace and the keys of its blocks that are in memory but not in all other tiers of the pool."""
 
 
 def holding_of(
@@ -40,11 +39,7 @@ def holding_of(
     memory: str | None = None,
     lacking: Lacking = lambda _keyspace, _keys: None,
 ) -> PoolHolding:
-    """Return what was asked for. `tiers` are those that this pod has, by name; in others nothing is held.
-
-    `memory` names that of them which is the server's own memory.
-    Raises ContractError for a keyspace that is no pool's under `view`.
-    """
+    """`tiers` are this pod's, `memory` names its own among them. Raises ContractError if no pool has the keyspace."""
     pool = view.pools.get(question.keyspace) if view is not None else None
     if pool is None:
         raise ContractError("no pool of the policy has this keyspace")
@@ -68,10 +63,10 @@ def holding_of(
 
 
 def counted_groups(windows: Sequence[int]) -> list[int]:
-    """Return the groups of layers whose parts decide whether a chunk is there; `windows` are LMCache's, by group.
+    """Return the groups of layers whose parts decide whether a chunk is present; `windows` are LMCache's, by group.
 
-    Groups that look at a window of the last tokens only (a window is a number of chunks, -1 is the whole prefix) keep
-    parts of the last chunks, and engines give up those before while they compute.
+    A window is a number of chunks, -1 the whole prefix. Groups with a window keep parts of the last chunks only;
+    engines drop earlier ones while they compute.
     """
     whole = [group for group, window in enumerate(windows) if window < 0]
     return whole or list(range(len(windows)))
@@ -87,7 +82,7 @@ def _asked(question: PoolQuestion, known: frozenset[bytes]) -> frozenset[bytes]:
 def _count(
     sizes: Sequence[int], chunks: Sequence[bytes], blocks: Sequence[Sequence[Block]]
 ) -> tuple[int, int, list[bytes]]:
-    """Return how many chunks are held, what their parts take, which are missing; `sizes` are of all parts, in order."""
+    """Return chunks held, bytes of their parts, and missing chunks; `sizes` are of all parts, in order."""
     told = iter(sizes)
     stored, size_bytes, absent = 0, 0, list[bytes]()
     for chunk, parts in zip(chunks, blocks, strict=True):
@@ -109,17 +104,14 @@ def _nothing(blocks: Sequence[Block]) -> Sequence[int]:
 
 
 class Hasher:
-    """Names chunks of `chunk_tokens` by `compute`, which takes token ids and returns a name for each whole chunk."""
+    """Names chunks of `chunk_tokens` tokens; `compute` takes token ids and returns a hash for each whole chunk."""
 
     def __init__(self, chunk_tokens: int, compute: Callable[[list[int]], Iterable[bytes]]) -> None:
         self.chunk_tokens = chunk_tokens
         self._compute = compute
 
     def hashes(self, tokens: bytes) -> bytes:
-        """Return the names of the whole chunks, one after the other; `tokens` are `TOKEN_BYTES` each.
-
-        Raises ContractError if the server's names are no hashes of 32 bytes, as those of its other algorithms.
-        """
+        """Return the concatenated hashes of the whole chunks. Raises ContractError if they do not have 32 bytes."""
         count = len(tokens) // TOKEN_BYTES // self.chunk_tokens * self.chunk_tokens
         ids = list(struct.unpack(f"<{count}I", tokens[: count * TOKEN_BYTES]))
         names = list(self._compute(ids)) if ids else []

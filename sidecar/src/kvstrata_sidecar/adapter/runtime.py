@@ -1,8 +1,8 @@
-"""What all tiers of one cache server share: the enforcement and the link to the gate.
+"""State that all tiers of one cache server share: the enforcement and the link to the gate.
 
 LMCache creates one adapter for each `--l2-adapter`, and the server module that governs its own memory. The first to
-acquire the runtime creates it and the last to release it closes it; all have to agree on the pod's parameters, because
-one process can enforce one policy only.
+acquire the runtime creates it and the last to release it closes it. All must have the same pod parameters, because one
+process can enforce one policy only.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .pool_report import Hasher
 
 
 def no_names(keyspace: str, chunk_hashes: Sequence[bytes]) -> None:
-    """Say that nobody knows the parts of chunks."""
+    """Default of `Runtime.names`: the parts of chunks are unknown."""
 
 
 def nobody_offers(_keyspace: str, _keys: Sequence[object]) -> None:
-    """Leave lacking what a tier lacks: without a server module nobody can offer it."""
+    """Default of `Runtime.lacking`: only the server module can copy blocks to the tiers that lack them."""
 
 
 _lock = threading.Lock()
@@ -50,12 +50,10 @@ _current: Runtime | None = None
 
 
 class Runtime:
-    """The enforcement, the link, the tiers and the memory of this process. Use `acquire` and `release`.
+    """The enforcement, link, tiers and memory of this process. Use `acquire` and `release`.
 
-    `memory` governs the server's own memory and `hasher` names chunks as the server does; both are None until its
-    server module is there. `names` gives the keys of chunks' parts; without that module nobody knows them. `lacking` is
-    told which blocks of a pool memory has and another tier has not. `warmer` warms the memory of a server that
-    starts, None where that was not asked for.
+    The server module sets `memory`, which governs its own memory, `hasher`, `names` (keys of chunks' parts) and
+    `lacking` (receives blocks of a pool that memory has and another tier lacks). `warmer` is None if not requested.
     """
 
     def __init__(self, pod: AdapterParams) -> None:
@@ -82,27 +80,22 @@ class Runtime:
         self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self)
 
     def add(self, tier: PodTier) -> None:
-        """Report this tier to the gate from now on."""
         self._put([*self._tiers, tier])
 
     def remove(self, tier: PodTier) -> None:
-        """Report this tier no more."""
         self._put([other for other in self._tiers if other is not tier])
 
     @property
     def tiers(self) -> Sequence[PodTier]:
-        """The tiers behind the server's own memory, from fast to slow."""
+        """Tiers behind the server's own memory, fastest first."""
         return self._tiers
 
     def passes_on(self, keyspace: str) -> bool:
-        """Whether there is a tier behind the server's own memory that a scope is not kept off."""
+        """Whether the scope may use any tier behind the server's own memory."""
         return any(not self.enforcement.denies(keyspace, name) for name in self._tier_names)
 
     def held_faster(self) -> Callable[[Block], bool]:
-        """Return what tells, for a tier that is about to be added, whether a faster one serves a block in its stead.
-
-        That is the server's own memory, which keeps the block for who reads it now, or a tier that was added before.
-        """
+        """Return a check whether memory in use by a reader, or a tier added before, serves a block instead."""
         faster = tuple(self._tiers)
 
         def held(block: Block) -> bool:
@@ -117,7 +110,6 @@ class Runtime:
         self._tiers, self._tier_names = tiers, tuple(tier.state().name for tier in tiers)
 
     def state(self) -> AdapterState:
-        """Return what the gate passes on to the operator."""
         view = self.enforcement.view
         tiers = self._tiers
         states = tuple(tier.state() for tier in tiers)
@@ -148,7 +140,6 @@ class Runtime:
         )
 
     def metrics(self) -> str:
-        """Return a page in Prometheus' text format."""
         memory, warmer = self.memory, self.warmer
         lasted_s = warmer.lasted_s if warmer is not None else None
         if memory is None:
@@ -159,14 +150,13 @@ class Runtime:
         )  # fmt: skip
 
     def hash(self, tokens: bytes) -> ChunkHashes:
-        """Return the names of the whole chunks of tokens. Raises ContractError while the server cannot tell them."""
+        """Raises ContractError until the server module has started."""
         hasher = self.hasher
         if hasher is None:
             raise ContractError("this cache server does not say how it names chunks: its server module has not started")
         return ChunkHashes(self._boot, hasher.chunk_tokens, hasher.hashes(tokens))
 
     def pool(self, question: PoolQuestion) -> PoolHolding:
-        """Return what this pod's tiers hold of a pool. Raises ContractError if it is none of the policy's."""
         tiers: dict[str, Sizes] = {tier.state().name: tier.sizes for tier in self._tiers}
         memory = self.memory
         if memory is not None and memory.tier is not None:
@@ -178,19 +168,15 @@ class Runtime:
         )  # fmt: skip
 
     def erase(self, question: EraseRequest) -> AdapterErased:
-        """Erase keyspaces that left the policy from what is this pod's alone, and say what is left."""
         return self._erasing.erase(question)
 
     def verify(self, question: VerifyRequest) -> AdapterVerified:
-        """Say which blocks lookups find. Raises ContractError while there is no policy."""
         return self._erasing.verify(question)
 
     def forget(self, question: ForgetRequest) -> Forgotten:
-        """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
         return self._erasing.forget(question)
 
     def policy_applied(self) -> None:
-        """Let tiers and memory follow a new view at once."""
         for tier in self._tiers:
             tier.policy_changed()
         memory = self.memory
@@ -198,14 +184,13 @@ class Runtime:
             memory.policy_changed()
 
     def close(self) -> None:
-        """Stop answering the gate and overwrite the data keys."""
         self.link.close()
         self.enforcement.keys.retire({})
         self._freshness.close()
 
 
 def acquire(params: AdapterParams) -> Runtime:
-    """Return this process' runtime, created if need be. Raises ValueError if it runs for another pod's parameters."""
+    """Return this process' runtime, created if need be. Raises ValueError if it has another pod's parameters."""
     global _current
     pod = replace(params, tier=None)
     with _lock:
@@ -218,7 +203,7 @@ def acquire(params: AdapterParams) -> Runtime:
 
 
 def release(runtime: Runtime) -> None:
-    """Give the runtime back; the last user closes it."""
+    """Release the runtime; the last user closes it."""
     global _current
     with _lock:
         runtime.users -= 1

@@ -1,4 +1,4 @@
-"""What the policy lets each keyspace keep in the CPU tier."""
+"""Bounds of each keyspace in the CPU tier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstrata.contract.policy.cache_view import CacheView
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """One keyspace's bounds in bytes and seconds; None where there is none. What is `denied` has the limit 0."""
+    """One keyspace's bounds in bytes and seconds; None for unbounded. If `denied`, the limit is 0."""
 
     limit_bytes: int | None = None
     guaranteed_bytes: int = 0
@@ -20,10 +20,10 @@ class Bounds:
 
 
 def bounds_of(view: CacheView | None, tier: str | None) -> dict[str, Bounds]:
-    """Return the bounds of every keyspace in `view`; whoever is not in it may keep nothing.
+    """Return the bounds of every keyspace in `view`; others may keep nothing.
 
-    `tier` is the CPU tier's name. None is a model without one: its memory is a passage to other tiers, without limits
-    and guarantees, and a block may stay in it no longer than in the tier with the shortest retention.
+    `tier` is the CPU tier's name, None for a model without one: its memory is a passage to other tiers, without limits
+    and guarantees, and the shortest retention of its tiers applies.
     """
     if view is None:
         return {}
@@ -31,9 +31,9 @@ def bounds_of(view: CacheView | None, tier: str | None) -> dict[str, Bounds]:
 
 
 def scaled_guarantees(bounds: Mapping[str, Bounds], room_bytes: float) -> dict[str, float]:
-    """Return what of each guarantee can be kept in `room_bytes`, without the keyspaces that have none.
+    """Return the part of each guarantee that fits into `room_bytes`, without keyspaces that have none.
 
-    The operator admits guarantees up to the room. Should they be more all the same, each is cut by the same share:
+    The operator admits guarantees up to the room. If they exceed it all the same, each is cut by the same share:
     otherwise a memory full of guarantees could never take a block again.
     """
     promised_bytes = sum(bound.guaranteed_bytes for bound in bounds.values())

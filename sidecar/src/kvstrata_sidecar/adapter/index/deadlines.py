@@ -1,4 +1,4 @@
-"""When scopes have to be looked at although nothing happens in them. Pure."""
+"""Times at which scopes must be visited even if nothing happens in them. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import heapq
 
 
 class Deadlines:
-    """A deadline for each keyspace. The next is found without looking at all: scopes are many, and few are due."""
+    """A deadline for each keyspace, on a heap: scopes are many, and few are due."""
 
     def __init__(self) -> None:
         self._moments: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
 
     def plan(self, keyspace: str, moment_s: float | None) -> None:
-        """Set a keyspace's deadline; None for none."""
+        """Set a keyspace's deadline; None removes it."""
         if moment_s is None:
             self._moments.pop(keyspace, None)
         elif self._moments.get(keyspace) != moment_s:
@@ -33,12 +33,10 @@ class Deadlines:
         return due
 
     def next_s(self) -> float | None:
-        """Return the next deadline, None without any."""
         while self._heap and self._moments.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def clear(self) -> None:
-        """Remove all deadlines."""
         self._moments.clear()
         self._heap.clear()

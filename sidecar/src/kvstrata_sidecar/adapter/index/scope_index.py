@@ -1,4 +1,4 @@
-"""Index of a tier's blocks: by key, and for each keyspace in the order of last use and of age. Pure."""
+"""Index of a tier's blocks: by key, and for each keyspace by last use and by age. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 COMPACT_ABOVE = 64
-"""Stale entries that an order of age may hold on top of as many as it has blocks."""
+"""Stale entries that an order by age may hold in addition to as many as it has blocks."""
 
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """One block: its size with padding, when its tokens were computed (on its owner's clock), when it was used.
-
-    `used` counts uses of all blocks, so that two keyspaces' blocks can be compared.
-    """
+    """One block: bytes with padding, computation on its owner's clock, last use as a count over all blocks."""
 
     keyspace: str
     size_bytes: int
@@ -33,7 +30,6 @@ class Scope:
     _by_age: list[tuple[float, int, Hashable, Kept]] = field(default_factory=list)
 
     def add(self, key: Hashable, kept: Kept) -> None:
-        """Enter a block that came just now."""
         self.blocks[key] = kept
         self.used_bytes += kept.size_bytes
         heapq.heappush(self._by_age, (kept.computed_s, kept.used, key, kept))
@@ -42,11 +38,10 @@ class Scope:
             heapq.heapify(self._by_age)
 
     def drop(self, key: Hashable) -> None:
-        """Remove a block."""
         self.used_bytes -= self.blocks.pop(key).size_bytes
 
     def computed_before(self, moment_s: float, most: int | None = None) -> list[Hashable]:
-        """Return the blocks that were computed at `moment_s` or earlier, the eldest first; `most` of them at most."""
+        """Return the blocks computed at `moment_s` or earlier, oldest first; at most `most` of them."""
         self._forget_stale()
         if not self._by_age or self._by_age[0][0] > moment_s:
             return []
@@ -66,12 +61,12 @@ class Scope:
         return [entry[2] for entry in taken]
 
     def eldest_s(self) -> float | None:
-        """Return when the eldest block was computed; None without any."""
+        """Return when the oldest block was computed, None without any."""
         self._forget_stale()
         return self._by_age[0][0] if self._by_age else None
 
     def least_used(self) -> int | None:
-        """Return when the least recently used block was used; None without any."""
+        """Return when the least recently used block was used, None without any."""
         return next((kept.used for kept in self.blocks.values()), None)
 
     def _forget_stale(self) -> None:
@@ -80,7 +75,7 @@ class Scope:
 
 
 class ScopeIndex:
-    """All blocks. Not safe to change from two threads; `find` and `scopes` may be read from any."""
+    """All blocks. Only one thread may change it; any may call `find` and `scopes`."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, Scope] = {}
@@ -88,7 +83,7 @@ class ScopeIndex:
         self._uses = 0
 
     def add(self, key: Hashable, keyspace: str, size_bytes: int, computed_s: float) -> None:
-        """Enter a block that is in the memory now; one that is entered already starts anew."""
+        """Add a block; one that is present starts anew."""
         self.remove(key)
         self._uses += 1
         kept = Kept(keyspace, size_bytes, computed_s, self._uses)
@@ -99,7 +94,7 @@ class ScopeIndex:
         scope.add(key, kept)
 
     def touch(self, key: Hashable) -> None:
-        """Make a block the most recently used; one that is not there is left alone."""
+        """Make a block the most recently used; absent ones are ignored."""
         kept = self._blocks.get(key)
         if kept is not None:
             self._uses += 1
@@ -107,7 +102,6 @@ class ScopeIndex:
             self._scopes[kept.keyspace].blocks.move_to_end(key)
 
     def remove(self, key: Hashable) -> Kept | None:
-        """Remove a block and return its entry, None if it was not there."""
         kept = self._blocks.pop(key, None)
         if kept is not None:
             scope = self._scopes[kept.keyspace]
@@ -117,23 +111,18 @@ class ScopeIndex:
         return kept
 
     def find(self, key: Hashable) -> Kept | None:
-        """Return a block's entry."""
         return self._blocks.get(key)
 
     def scope(self, keyspace: str) -> Scope | None:
-        """Return a keyspace's blocks, None without any."""
         return self._scopes.get(keyspace)
 
     def keyspaces(self) -> list[str]:
-        """Return all keyspaces that have blocks."""
         return list(self._scopes)
 
     def scopes(self) -> list[tuple[str, Scope]]:
-        """Return all keyspaces that have blocks."""
         return list(self._scopes.items())
 
     def keys(self) -> list[Hashable]:
-        """Return all blocks' keys."""
         return list(self._blocks)
 
     def __len__(self) -> int:

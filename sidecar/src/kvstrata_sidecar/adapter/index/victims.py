@@ -1,13 +1,9 @@
-"""Which blocks have to go now, and which will have to next. Pure.
+"""Which blocks must be evicted now, and which are next. Pure.
 
-In this order: blocks of keyspaces outside of the policy; blocks under a pool's keyspace that are none of the pool's;
-blocks that are too old; of a scope that is above its limit the least recently used; and, when the memory is above its
-mark, the least recently used of the scopes that are above their guarantee. So one scope's scan costs nobody else a
-guaranteed block.
-Memory goes by whole blocks: a scope may end up below its guarantee by less than one of its blocks.
-
-The next to go are named so that what no slower tier has of them can be copied before: those that `choose` names when it
-is asked for more than there is need for, and those whose time in memory ends soon by a shorter retention.
+In this order: blocks of keyspaces outside the policy; blocks under a pool's keyspace that are not the pool's; blocks
+that are too old; of a scope above its limit the least recently used; if memory is above its mark, the least recently
+used of the scopes above their guarantee, down to less than one block below it. The next victims are named early, so
+that they can be copied to slower tiers.
 """
 
 from __future__ import annotations
@@ -22,21 +18,19 @@ from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Kept, Scope, ScopeIndex
 
 NEAR_SHARE = 0.05
-"""How close to its mark, or to its limit, a memory or scope is that will soon evict, and how far it is looked ahead."""
+"""Share of memory or limit: how close to its mark or limit counts as near, and how far to look ahead."""
 
 AHEAD_BYTES = 64 << 20
-"""How far it is looked ahead at least; but through half of a scope at most."""
+"""Minimum to look ahead, but through half of a scope at most."""
 
 SOON_S = 10.0
-"""How long before its retention in memory ends a block is looked at."""
+"""Time before the end of its retention in memory at which a block is named."""
 
 MOST = 2048
-"""Blocks that are named at once for want of room, and as many for other reasons: naming them takes time."""
+"""Blocks named at once for room, and as many for other reasons: naming them takes time."""
 
 
 class Cause(StrEnum):
-    """Why a block goes."""
-
     REMOVED = "removed"
     FOREIGN = "foreign"
     RETENTION = "retention"
@@ -46,10 +40,9 @@ class Cause(StrEnum):
 
 @dataclass(slots=True)
 class Choice:
-    """The blocks to delete, and by keyspace the bytes that should go but are locked.
+    """The blocks to delete, and by keyspace the bytes that should be deleted but are locked.
 
-    `failed` is for whoever deletes: keyspaces of victims that did not go. `unfinished` is whether more blocks
-    have to go than may be chosen at once.
+    `failed` is set by the deleter: keyspaces whose victims stayed. `unfinished`: more must go than one choice may take.
     """
 
     victims: dict[Hashable, Cause] = field(default_factory=dict)
@@ -60,19 +53,17 @@ class Choice:
 
     @property
     def locked_bytes(self) -> int:
-        """All that is locked."""
         return sum(self.locked.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a choice depends on besides the index.
+    """Inputs of a choice besides the index.
 
-    `guarantees` are those that can be kept, `staged` the bytes that are being written for each keyspace, `locked` tells
-    whether a block is in use now, `need_bytes` is how much is above the memory's mark (or less than nothing). `chunks`
-    are the hashes of each pool's keyspace: what else comes under it is foreign, such as what was generated. `passing`
-    tells whether other tiers have yet to take a block that came just now: limits and room wait for that. `most` is how
-    many blocks may be chosen at once, None for all that have to go.
+    `guarantees` are those that fit, `staged` the bytes being written for each keyspace, `need_bytes` the bytes above
+    the memory's mark (negative below it). `locked` returns whether a block is in use now, `passing` whether other tiers
+    have yet to take a new block: limits and room wait for that. `chunks` are the hashes of each pool's keyspace; other
+    blocks in it, such as generated ones, are foreign. `most` bounds the blocks chosen at once, None for all.
     """
 
     bounds: Mapping[str, Bounds]
@@ -91,7 +82,7 @@ class Situation:
 
 
 class Fill(NamedTuple):
-    """How full the memory is: bytes in use, up to its mark, in all."""
+    """Bytes of memory in use, up to its mark, and in total."""
 
     used_bytes: int
     room_bytes: float
@@ -99,7 +90,7 @@ class Fill(NamedTuple):
 
 
 def choose(index: ScopeIndex, situation: Situation, changed: Iterable[str] | None = None) -> Choice:
-    """Return what has to go. With `changed`, only these keyspaces are looked at for anything but room."""
+    """Return the blocks to delete. With `changed`, other keyspaces are considered for room only."""
     choice = Choice()
     left: dict[str, int] = {}
     keyspaces = [keyspace for keyspace, _ in index.scopes()] if changed is None else changed
@@ -114,10 +105,7 @@ def choose(index: ScopeIndex, situation: Situation, changed: Iterable[str] | Non
 
 
 def next_expiry_s(scope: Scope, bound: Bounds, now_s: float, again_s: float) -> float | None:
-    """Return when a scope's next block becomes too old, None if none ever does; `again_s` if one is already.
-
-    That one is in use, and goes when it is let go: looking at it all the time would not help.
-    """
+    """Return when a scope's next block becomes too old, None if never; `again_s` if one is already, but is in use."""
     eldest_s = scope.eldest_s()
     if eldest_s is None or bound.retention_s is None:
         return None
@@ -134,10 +122,8 @@ def next_victims(
     spared: Callable[[Hashable], bool],
     now_s: float,
 ) -> dict[Hashable, Cause]:
-    """Return the blocks that go next, the first of each cause first.
-
-    `leaving` are the bytes, by keyspace, of blocks that are being copied already; `spared` tells them and whatever else
-    is in use.
+    """Return the blocks evicted next, the first of each cause first. `leaving` are the bytes, by keyspace, of blocks
+    being copied already; `spared` returns True for those and for blocks in use.
     """
     tight = {
         keyspace: bound
@@ -157,7 +143,7 @@ def next_victims(
 
 
 def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) -> int:
-    """Choose what a scope's own bounds demand; return its bytes."""
+    """Choose the blocks that a scope's own bounds require to go; return their bytes."""
     bound = situation.bounds.get(keyspace)
     if bound is None:
         return _take(choice, situation, scope.blocks.items(), Cause.REMOVED, situation.locked)
@@ -186,7 +172,7 @@ def _take(
     locked: Callable[[Hashable], bool],
     at_least_bytes: float | None = None,
 ) -> int:
-    """Choose blocks in their order, all or until they make up `at_least_bytes`; return the bytes that were chosen."""
+    """Choose blocks in order, all or until they reach `at_least_bytes`; return the chosen bytes."""
     taken_bytes = 0
     for key, kept in blocks:
         if at_least_bytes is not None and taken_bytes >= at_least_bytes:
@@ -213,7 +199,7 @@ def _make_room(
             if key not in choice.victims and not situation.spared(key):
                 yield key, kept
 
-    # Scopes may be thousands, and few of them lose a block: the others' blocks are not looked at.
+    # Thousands of scopes may exist, and few lose a block: the others' blocks are not visited.
     oldest: list[tuple[int, str, Hashable, Kept | None]] = []
     oldest += [
         (used, keyspace, None, None) for keyspace, scope in index.scopes() if (used := scope.least_used()) is not None
@@ -249,9 +235,9 @@ def _make_room(
 def _tightened(
     bound: Bounds, used_bytes: int, eldest_s: float | None, leaving_bytes: int, now_s: float
 ) -> Bounds | None:
-    """Return bounds under which a scope's next victims would have to go now, None if none is near."""
+    """Return bounds that select a scope's next victims now, None if none is near."""
     limit_bytes = retention_s = None
-    # What may keep nothing at all is taken up for the slower tiers as it comes.
+    # A scope with limit 0 is copied to the slower tiers as its blocks arrive.
     if bound.limit_bytes and used_bytes > (1 - NEAR_SHARE) * bound.limit_bytes:
         most_bytes = max(1, bound.limit_bytes // 2)
         ahead_bytes = min(most_bytes, max(AHEAD_BYTES, int(NEAR_SHARE * bound.limit_bytes))) - leaving_bytes

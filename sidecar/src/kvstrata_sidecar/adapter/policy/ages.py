@@ -1,7 +1,7 @@
-"""How old blocks are: retention counts from the moment at which a block's tokens were computed.
+"""Ages of blocks: retention counts from the moment at which a block's tokens were computed.
 
-A block that this process computed is new. One that it loaded from a tier brings its age along, so that its copy in
-another tier, and in the server's own memory, lives no longer than the first.
+A block that this process computed is new. One loaded from a tier keeps its age, so that copies in other tiers and in
+memory live no longer than the first.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ MAX_KNOWN_BLOCKS = 262_144
 
 
 class AgeBook(Protocol):
-    """Knows the ages of what is in the server's own memory."""
+    """Ages of the blocks in the server's own memory."""
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
-        """Learn how old a block is that is being loaded."""
+        """Record the age of a block that is being loaded."""
 
     def age_s(self, key: Hashable) -> float:
-        """Return how old a block is, 0 if that is not known."""
+        """Return a block's age, 0 if unknown."""
 
 
 class Ages:
-    """Remembers when loaded blocks were computed, the last `limit` of them. Safe to share between threads.
-
-    `memory` returns who knows the server's own memory, or None without one; its word counts when it knows a block as
-    older. `clock` returns seconds.
+    """Remembers when loaded blocks were computed, the last `limit` of them. Thread-safe. `memory` returns the age book
+    of the server's own memory, None without one; the older of both ages counts.
     """
 
     def __init__(
@@ -45,14 +43,11 @@ class Ages:
         self._computed_s: OrderedDict[Hashable, float] = OrderedDict()
 
     def now_s(self) -> float:
-        """Return the moment that `inherit` counts from."""
+        """Return the present moment, for `asked_s` of `inherit`."""
         return self._clock()
 
     def inherit(self, key: Hashable, age_s: float, asked_s: float | None = None) -> None:
-        """Learn the age of a block that is being loaded; called before the load is answered.
-
-        `asked_s` is when its tier was asked: it was that old then, and grew older on its way.
-        """
+        """Record the age of a block before its load is answered; `asked_s` is when `age_s` was true, None for now."""
         if asked_s is not None:
             age_s += self._clock() - asked_s
         with self._lock:
@@ -65,7 +60,7 @@ class Ages:
             book.inherit_age(key, age_s)
 
     def age_s(self, key: Hashable) -> float:
-        """Return how old a block is, 0 for one that was computed here."""
+        """Return a block's age, 0 for one that was computed here."""
         with self._lock:
             computed_s = self._computed_s.get(key)
         age_s = 0.0 if computed_s is None else max(0.0, self._clock() - computed_s)
@@ -73,6 +68,6 @@ class Ages:
         return age_s if book is None else max(age_s, book.age_s(key))
 
     def forget(self, key: Hashable) -> None:
-        """Forget a block that left this process: when it comes back by being computed, it is new."""
+        """Drop a block that left this process: if it is computed again, it is new."""
         with self._lock:
             self._computed_s.pop(key, None)

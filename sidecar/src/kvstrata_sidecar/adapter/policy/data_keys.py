@@ -1,8 +1,8 @@
-"""The data keys that this process holds: read from the gate's files, used by the workers, overwritten when they go.
+"""The data keys of this process: read from the gate's files, used by the workers, overwritten at the end.
 
-A key's bytes are in one bytearray of its own and, for as long as it is held, in the ciphers that OpenSSL made of it,
-which it overwrites itself when they are freed. A key that goes is overwritten when the last operation that uses it has
-ended, never under one: OpenSSL may read it anew for each operation, and a block must not be sealed with zeros.
+A key's bytes are in one bytearray and, while it is held, in OpenSSL's ciphers, which OpenSSL overwrites when they are
+freed. A retired key is overwritten only when the last operation that uses it has ended: OpenSSL may read it again for
+each operation, and a block must not be sealed with zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, parse_file_name
 logger = logging.getLogger(__name__)
 
 MAX_SEALS = 2**32
-"""How many blocks one process seals with one key.
+"""Blocks that one process seals with one key.
 
 Nonces are 96 random bits, so q blocks under one key, by all processes together, share a nonce with a probability below
 q² / 2^97: 2^-33 for 2^32 blocks, 2^-25 if sixteen processes all come to this bound. One block of 8 MiB a millisecond
@@ -34,7 +34,7 @@ _Name = tuple[str, int]
 
 
 class HeldKey:
-    """One key and its cipher. `use` lends the cipher; `retire` overwrites the key once nobody uses it."""
+    """One key and its cipher. `use` lends the cipher; `retire` overwrites the key once no operation uses it."""
 
     def __init__(self, generation: int, secret: bytearray, stamp: _Stamp) -> None:
         self.generation = generation
@@ -51,18 +51,17 @@ class HeldKey:
 
     @property
     def spent(self) -> bool:
-        """Whether it has sealed as many blocks as it may."""
         return self._seals >= MAX_SEALS
 
     @property
     def overwritten(self) -> bool:
-        """Whether its bytes are zeros: it was retired and nobody uses it any more."""
+        """Whether its bytes are zeros: it was retired and no operation uses it."""
         with self._lock:
             return self._retired and not self._users
 
     @contextmanager
     def use(self, *, seals: bool = False) -> Iterator[AESGCM | None]:
-        """Lend the cipher for one operation; None if the key is gone, or spent and asked for to seal."""
+        """Lend the cipher for one operation; None if the key was retired, or is spent and `seals` is set."""
         with self._lock:
             cipher = self._cipher
             if self._retired or (seals and self.spent):
@@ -82,7 +81,7 @@ class HeldKey:
                 self._overwrite_if_over()
 
     def is_still(self, secret: bytearray, stamp: _Stamp) -> bool:
-        """Whether a file that was written anew holds this very key, which then goes on with its count of blocks."""
+        """Whether a rewritten file holds this key, which then keeps its count of blocks; overwrites `secret` if so."""
         if not hmac.compare_digest(secret, self._secret):
             return False
         secret[:] = bytes(len(secret))
@@ -102,11 +101,7 @@ class HeldKey:
 
 
 class DataKeys:
-    """All keys of one process. Safe to share between threads.
-
-    `follow` reads what the policy names and may be called at any time; `retire` drops what it names no more, and is
-    called when the I/O on dropped keyspaces has ended.
-    """
+    """All keys of one process. Thread-safe. Call `retire` only when the I/O on dropped keyspaces has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -116,7 +111,7 @@ class DataKeys:
         self._retiring: list[tuple[str, HeldKey]] = []
 
     def follow(self, directory: Path, generations: Mapping[str, tuple[int, ...]]) -> None:
-        """Read the files of the keys that `generations` names, those anew that were replaced; what lacks stays away."""
+        """Read the files of the keys in `generations`, and replaced ones again; missing files are logged."""
         with self._lock:
             named = {(keyspace, number) for keyspace, numbers in generations.items() for number in numbers}
             held = dict(self._held)
@@ -139,7 +134,7 @@ class DataKeys:
             self._retire(replaced)
 
     def retire(self, generations: Mapping[str, tuple[int, ...]]) -> None:
-        """Overwrite every key that `generations` does not name."""
+        """Overwrite every key that is not in `generations`."""
         with self._lock:
             gone = {name for name in self._held if name[1] not in generations.get(name[0], ())}
             retired = [(name[0], self._held[name]) for name in gone]
@@ -148,14 +143,14 @@ class DataKeys:
             self._retire(retired)
 
     def left(self, keyspaces: Collection[str]) -> int:
-        """Return how many keys of these keyspaces are held, or went and are not overwritten yet."""
+        """Return how many keys of these keyspaces are held, or retired but not overwritten yet."""
         with self._lock:
             self._retiring = [(keyspace, key) for keyspace, key in self._retiring if not key.overwritten]
             held = sum(keyspace in keyspaces for keyspace, _ in self._held)
             return held + sum(keyspace in keyspaces for keyspace, _ in self._retiring)
 
     def keyless(self, keyspaces: Set[str]) -> int:
-        """Return for how many keyspaces there is no key to seal with."""
+        """Return how many keyspaces have no key to seal with."""
         return len(keyspaces - self._sealing.keys())
 
     def sealing(self, keyspace: str) -> HeldKey | None:
@@ -163,7 +158,6 @@ class DataKeys:
         return self._sealing.get(keyspace)
 
     def opening(self, keyspace: str, generation: int) -> HeldKey | None:
-        """Return the key of one generation of `keyspace`, None if it is not held."""
         return self._held.get((keyspace, generation))
 
     def _retire(self, keys: Iterable[tuple[str, HeldKey]]) -> None:

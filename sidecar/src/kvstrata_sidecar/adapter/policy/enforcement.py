@@ -1,9 +1,8 @@
-"""Who may touch a tier now: the cache view in force, its freshness, and the I/O under way.
+"""Decides who may use a tier now: the cache view in force, its freshness, and the I/O under way.
 
-One object serves all tiers of a pod. Every socket operation asks it for a permit, and gets a reason instead when the
-keyspace is not in the view, is kept off the tier by it, or the view is too old. When a new view drops keyspaces, pools
-from what a keyspace may read, or a tier from where its blocks may be, no permit is given for them from that moment on,
-and `settle` returns once the last I/O on them has ended: only then may the pod acknowledge.
+One object serves all tiers of a pod. Every socket operation needs a permit. When a new view drops a keyspace, a
+readable pool or a tier, no permit is given for it from that moment, and `settle` returns once the last I/O on it has
+ended: only then may the pod acknowledge.
 """
 
 from __future__ import annotations
@@ -26,19 +25,15 @@ from kvstrata_sidecar.adapter.policy.refusal import Refusal as Refusal
 NANOSECONDS = 1_000_000_000
 
 LoadedFrom = Callable[[Hashable, str, memoryview], None]
-"""Told LMCache's key of a block that was loaded, the keyspace that it is kept under, which is the key's own or a
-pool's, and the memory that it is in now."""
+"""Receives LMCache's key of a loaded block, the keyspace that it is kept under, and the memory that it is in now."""
 
 
 def nobody_asks(_key: Hashable, _kept: str, _view: memoryview) -> None:
-    """Tell nobody from where blocks come: there is no memory that they could stay in."""
+    """Default of `Enforcement.loaded_from`, for a server whose memory is not governed."""
 
 
 class FreshnessFile:
-    """The moment of the last quorum read, as the gate writes it.
-
-    It is read with pread rather than mapped: a mapped file that somebody truncates kills the reader by SIGBUS.
-    """
+    """The moment of the last quorum read. Read with pread: truncation of a mapped file kills the reader."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,7 +58,6 @@ class FreshnessFile:
         return int(FRESHNESS_FORMAT.unpack(data)[0])
 
     def close(self) -> None:
-        """Give the descriptor back."""
         with self._lock:
             self._close()
 
@@ -79,10 +73,8 @@ def boottime_ns() -> int:
 
 
 class Permit:
-    """The right to use a keyspace for one socket operation. `abort` must make that operation fail soon.
-
-    `pools` are the pools' keyspaces that are read on the keyspace's behalf: the permit is for as long as it may read
-    all of them. `tier` is where the operation takes place, None if it may whatever the policy says of tiers.
+    """The right to use a keyspace for one socket operation, and to read `pools` on its behalf. `abort` must make that
+    operation fail soon. `tier` is where it takes place, None if the policy's denials of tiers do not matter.
     """
 
     __slots__ = ("_enforcement", "abort", "keyspace", "pools", "tier")
@@ -102,15 +94,15 @@ class Permit:
         self.abort = abort
 
     def release(self) -> None:
-        """Say that the operation has ended and touches nothing any more."""
+        """Declare that the operation has ended and touches no buffer any more."""
         self._enforcement.give_back(self)
 
 
 class Enforcement:
-    """Holds the view in force for `domain` and gives permits under it. Safe to share between threads.
+    """Holds the view in force for `domain` and gives permits under it. Thread-safe.
 
-    `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with. `ages` is what all
-    tiers of the process know of how old blocks are, `keys` what blocks are encrypted with where a tier requires it.
+    `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with. All tiers of the
+    process share `ages` and `keys`, the data keys for tiers that require encryption.
     """
 
     def __init__(self, domain: str, sent_ns: Callable[..., int], now_ns: Callable[[], int] = boottime_ns) -> None:
@@ -122,10 +114,9 @@ class Enforcement:
         self._permits: set[Permit] = set()
         self._changed = threading.Condition()
         self.loaded_from: LoadedFrom = nobody_asks
-        """Told of each block that was loaded, before the load is answered."""
+        """Called for each loaded block, before the load is answered."""
         self.warmed: frozenset[Hashable] = frozenset()
-        """LMCache's keys of the blocks that memory is being warmed with now: to look for them and to load them is no
-        use of them in their tier."""
+        """LMCache's keys of blocks that memory is being warmed with: lookups and loads of them do not count as use."""
         self.ages = Ages()
         self.keys = DataKeys()
 
@@ -136,13 +127,12 @@ class Enforcement:
 
     @property
     def readable(self) -> Readable:
-        """What pools have and who reads them, under the view in force."""
+        """Chunks and readers of pools, under the view in force."""
         return self._readable
 
     def apply(self, view: CacheView, readable: Readable | None = None) -> None:
-        """Put `view` in force: from now on no permit is given outside of it.
+        """Put `view` in force; without `readable`, pools have no chunks.
 
-        `readable` is what it says of pools; without it pools have no chunks.
         Raises ContractError for a view of another domain, of a lower revision or of a lower term.
         """
         with self._changed:
@@ -154,15 +144,12 @@ class Enforcement:
                     f"revision {view.revision} of term {view.term} is older than"
                     f" revision {current.revision} of term {current.term}, which is in force"
                 )
-            # In this order: nobody may use a pool's keyspace without knowing that it is one.
+            # In this order: a pool's keyspace must never be used without knowing that it is one.
             self._readable = Readable.of(view, {}) if readable is None else readable
             self._view = view
 
     def settle(self, *, grace_s: float, timeout_s: float) -> bool:
-        """Wait until no I/O is under way that the view does not allow; return whether that came true in time.
-
-        What has not ended within `grace_s` is aborted.
-        """
+        """Wait for I/O that the view forbids, aborting it after `grace_s`; return whether all of it ended."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._condemned(), grace_s):
                 return True
@@ -173,7 +160,7 @@ class Enforcement:
             return self._changed.wait_for(lambda: not self._condemned(), timeout_s)
 
     def refusal(self, keyspace: str, pools: tuple[str, ...] = (), tier: str | None = None) -> Refusal | None:
-        """Return why `keyspace` may not be used now, not to read these pools, or not in `tier`, None if it may."""
+        """Return why `keyspace` may not be used now, to read these pools, or in `tier`; None if it may."""
         view = self._view
         if not is_keyspace(keyspace):
             return Refusal.MALFORMED_KEYSPACE
@@ -192,11 +179,7 @@ class Enforcement:
     def enter(
         self, keyspace: str, abort: Callable[[], None], pools: tuple[str, ...] = (), tier: str | None = None
     ) -> Permit | Refusal:
-        """Return a permit for one socket operation on `keyspace`, or the reason why there is none.
-
-        `pools` are the pools' keyspaces that the operation reads on its behalf, `tier` is where it reads or writes
-        blocks; None is for what puts a tier in order.
-        """
+        """Return a permit for one socket operation, or the refusal; `tier` is None for maintenance of a tier."""
         with self._changed:
             refusal = self.refusal(keyspace, pools, tier)
             if refusal is not None:
@@ -206,28 +189,24 @@ class Enforcement:
             return permit
 
     def give_back(self, permit: Permit) -> None:
-        """Take a permit back; called by the permit itself."""
         with self._changed:
             self._permits.discard(permit)
             self._changed.notify_all()
 
     def budget(self, keyspace: str, tier: str) -> TierBudget | None:
-        """Return what the policy says about `keyspace` in `tier`, None if it says nothing."""
+        """Return the policy's budget for `keyspace` in `tier`, None if it has none."""
         view = self._view
         return None if view is None else _budget(view, keyspace, tier)
 
     def denies(self, keyspace: str, tier: str) -> bool:
-        """Whether the policy keeps `keyspace` off `tier`."""
         view = self._view
         return view is not None and _is_denied(view, tier, keyspace)
 
     def retention_s(self, keyspace: str, tier: str) -> int | None:
-        """Return how many seconds the policy lets a block of `keyspace` live in `tier`, None if it does not say."""
         budget = self.budget(keyspace, tier)
         return None if budget is None else budget.retention_s
 
     def take_keys(self, directory: Path) -> None:
-        """Read the data keys that the view names from the gate's files."""
         view = self._view
         self.keys.follow(directory, view.generations if view is not None else {})
 
@@ -237,7 +216,7 @@ class Enforcement:
         self.keys.retire(view.generations if view is not None else {})
 
     def under_way(self, keyspaces: Collection[str]) -> int:
-        """Return how many operations of tiers are under way on these keyspaces, or read them as pools."""
+        """Return how many operations are under way on these keyspaces, or read them as pools."""
         with self._changed:
             return sum(
                 permit.keyspace in keyspaces or any(pool in keyspaces for pool in permit.pools)
@@ -279,10 +258,8 @@ def _budget(view: CacheView, keyspace: str, tier: str) -> TierBudget | None:
 
 
 def _is_denied(view: CacheView, tier: str, *keyspaces: str) -> bool:
-    """Whether any of the keyspaces is kept off a tier."""
     return any((budget := _budget(view, name, tier)) is not None and budget.denied for name in keyspaces)
 
 
 def _reads(view: CacheView, reader: str, pools: tuple[str, ...]) -> bool:
-    """Whether `reader` may read all of these pools' keyspaces."""
     return not frozenset(pools).difference(view.reads.get(reader, ()))

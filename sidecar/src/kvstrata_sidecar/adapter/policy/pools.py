@@ -1,7 +1,7 @@
-"""Which chunks belong to pools, and whose they are to read. Pure, but for the files of manifests.
+"""Chunks of pools, and their readers. Pure, except for reading manifest files.
 
-A chunk's hash is a function of its tokens alone, so a tenant that sends a pool's tokens asks for its very hashes.
-What is redirected is the place, never the name: a block is kept, sealed and checked under the pool's own keyspace.
+A chunk's hash is a function of its tokens alone, so a tenant that sends a pool's tokens asks for the same hashes. Only
+the place is redirected, never the name: a block is kept, sealed and checked under the pool's own keyspace.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from kvstrata.contract.policy.pools import read_manifest
 logger = logging.getLogger(__name__)
 
 MAX_CANDIDATES = 8
-"""Versions of pools that one chunk is asked for at most: a hash that more of them have is not worth the questions."""
+"""Versions of pools that one chunk is asked for at most."""
 
 _NONE: frozenset[str] = frozenset()
 
 
 class Readable:
-    """Pools' chunks under one view. It never changes, so threads may share it.
-
-    A pool whose manifest is not known has no chunks: nothing is read from it or written to it.
-    """
+    """Pools' chunks under one view. Immutable. A pool whose manifest is unknown has no chunks."""
 
     __slots__ = ("_chunks", "_reads", "_tiers")
 
@@ -42,7 +39,7 @@ class Readable:
 
     @classmethod
     def of(cls, view: CacheView, files: Mapping[str, frozenset[bytes]]) -> Readable:
-        """Return what `view` says of pools; `files` are the hashes of manifests, by digest."""
+        """Build it from `view`; `files` are the hashes of manifests, by digest."""
         chunks = {keyspace: files.get(pool.manifest, frozenset()) for keyspace, pool in view.pools.items()}
         tiers = {keyspace: frozenset(pool.tiers) for keyspace, pool in view.pools.items()}
         return cls(view.reads, chunks, tiers)
@@ -54,14 +51,10 @@ class Readable:
 
     @property
     def anybody_reads(self) -> bool:
-        """Whether any keyspace may read any pool."""
         return bool(self._reads)
 
     def candidates(self, reader: str, chunk_hash: bytes, tier: str | None = None) -> tuple[str, ...]:
-        """Return the pools' keyspaces that may have a chunk which `reader` may read, in the order of asking.
-
-        With `tier`, only of pools that are kept in that CacheTier.
-        """
+        """Return the pools' keyspaces that may have a chunk for `reader`, in order; with `tier`, of pools in it."""
         reads = self._reads.get(reader)
         if reads is None:
             return ()
@@ -71,11 +64,7 @@ class Readable:
         ]
 
     def admits(self, keyspace: str, chunk_hash: bytes, tier: str | None = None) -> bool:
-        """Whether a chunk may be written under `keyspace`: any under a tenant's, under a pool's its own alone.
-
-        With `tier`, only into a CacheTier that the pool is kept in. So generated tokens, and whatever else a warmer
-        sends, leave nothing behind.
-        """
+        """Whether a chunk may be written under `keyspace`: under a pool's only its own, and only in its tiers."""
         own = self._chunks.get(keyspace)
         if own is None:
             return True
@@ -86,14 +75,14 @@ NOTHING_READABLE = Readable({}, {}, {})
 
 
 class Manifests:
-    """The files of manifests in `directory`, each read once for as long as a view names it."""
+    """The manifest files in `directory`, each read once for as long as a view names it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[str, frozenset[bytes]] = {}
 
     def of(self, view: CacheView) -> Readable:
-        """Read what `view` names. A manifest that cannot be read, or is not what its name says, has no chunks."""
+        """Read the manifests of `view`. One that is unreadable or does not match its name has no chunks."""
         known: dict[str, frozenset[bytes]] = {}
         for digest in {pool.manifest for pool in view.pools.values()}:
             found = self._known.get(digest)

@@ -1,5 +1,5 @@
-"""Why a tier does not do what it was asked for. It stands alone, because the deletion of keyspaces speaks to tiers
-without a policy, and without the packages that a policy in force needs."""
+"""Reasons of a tier's refusals. Separate, because the deletion of keyspaces uses tiers without a policy, and without
+the packages that enforcement needs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from enum import StrEnum
 
 
 class Refusal(StrEnum):
-    """Why an operation was not carried out."""
-
     NO_POLICY = "no_policy"
     MALFORMED_KEYSPACE = "malformed_keyspace"
     UNKNOWN_KEYSPACE = "unknown_keyspace"

@@ -1,4 +1,4 @@
-"""Exchanges that carry blocks, a few of one task and one node at a time: what is asked about each travels together."""
+"""Loads and stores of blocks, a few of one task and one node at a time, in pipelines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from kvstrata_sidecar.adapter.tier.encryption import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 
 BATCH_BYTES = 8 << 20
-"""How much of LMCache's memory one part carries at most, if it is more than a block: what comes to a worker in the
-meantime waits for that long."""
+"""Bytes that one part carries at most, if it is more than one block: other parts wait for it."""
 
 BATCH_BLOCKS = 16
 
@@ -30,8 +29,7 @@ BATCH_BLOCKS = 16
 class Lent(NamedTuple):
     """A block and the memory of LMCache that it is read from or into; `position` is its place in the request.
 
-    `token` tells the reservation of a block that is stored from those of other writers. `others` are where else it may
-    be: for a load what to try next, for a store the pools that may have it.
+    `token` identifies the reservation of a stored block. `others` are a load's next places, or a store's pools.
     """
 
     position: int
@@ -44,9 +42,7 @@ class Lent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class BlocksPart(Part[ClusterTransport]):
-    """What loads and stores have in common. `blocks` are those of which the outcome is open: what is settled is counted
-    and done with, so that a second attempt leaves it alone.
-    """
+    """Common part of loads and stores. `blocks` are the open ones, so that a second attempt skips settled ones."""
 
     task: Task | None
     keyspace: str
@@ -61,28 +57,25 @@ class BlocksPart(Part[ClusterTransport]):
         self.pools = tuple(kept - {self.keyspace})
 
     def refused(self, refusal: Refusal) -> None:
-        """Count the blocks of which nothing else is known."""
         self.shared.counters.refuse(refusal, len(self.blocks), self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
 class LoadPart(BlocksPart):
-    """Read blocks into LMCache's memory."""
-
     urgent: bool = True
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
-        """Read those that are there in full, each from the first of its places that has it."""
+        """Read each block from the first of its places that has it in full."""
         sealer, refusals = self.shared.sealer(), dict[str, Refusal | None]()
         while self.blocks:
             self._skip_refused(transport, sealer, refusals)
             misses = self._read(transport, sealer, gain)
-            # From here on only these are open: a second attempt goes on where this one was.
+            # From here on only these are open: a second attempt continues here.
             self.blocks = [_elsewhere(one) for one, _ in misses if one.others]
             self._miss(transport, misses)
 
     def _skip_refused(self, transport: ClusterTransport, sealer: Sealer, refusals: dict[str, Refusal | None]) -> None:
-        """Go on to the next place of each block where this one may not be used."""
+        """Move blocks whose place may not be used to their next place."""
         shared, blocks = self.shared, list[Lent]()
         for one in self.blocks:
             while True:
@@ -101,7 +94,7 @@ class LoadPart(BlocksPart):
         self.blocks = blocks
 
     def _read(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> list[tuple[Lent, Loading]]:
-        """Read what is where its place says, and return the others."""
+        """Read the blocks at their places; return the misses."""
         blocks = self.blocks
         asked_s = self.shared.ages.now_s()
         loads = [self._loading(sealer, one) for one in blocks]
@@ -111,7 +104,7 @@ class LoadPart(BlocksPart):
             if not any(one.others for one in blocks):
                 raise
         finally:
-            # A block that counts is never read again: its memory is LMCache's from now on.
+            # A block that was read is never read again: its memory is LMCache's from now on.
             self.blocks = self._keep(blocks, loads, asked_s, gain)
         return [(one, load) for one, load in zip(blocks, loads, strict=True) if not load.hit]
 
@@ -122,7 +115,7 @@ class LoadPart(BlocksPart):
         )
 
     def _keep(self, blocks: Sequence[Lent], loads: Sequence[Loading], asked_s: float, gain: Gain) -> list[Lent]:
-        """Enter what was read; return the rest."""
+        """Record the blocks that were read; return the rest."""
         shared = self.shared
         left: list[Lent] = []
         counts: Counter[str] = Counter()
@@ -158,19 +151,19 @@ class LoadPart(BlocksPart):
                 counters.add("unreadable")
             if load.damaged:
                 damaged.append(one.place)
-        if damaged:  # they would be in the way of good ones until they expire
+        if damaged:  # they would block good ones until they expire
             protocol.discard(transport, damaged)
 
 
 @dataclass(slots=True, eq=False)
 class StorePart(BlocksPart):
-    """Write blocks from LMCache's memory. `reserved` are places, by token, whose reservations may stand in vain."""
+    """Write blocks from LMCache's memory. `reserved` are places, by token, whose reservations may be unused."""
 
     urgent: bool = False
     reserved: dict[bytes, Place] = field(default_factory=dict)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
-        """Write those that are not there and that policy, budget and the tier's memory have room for."""
+        """Write blocks that are missing in the tier and that policy, budget and memory admit."""
         shared, sealer = self.shared, self.shared.sealer()
         refusal = sealer.refusal(self.keyspace, seals=True) or shared.revoked.refusal(transport, self.keyspace)
         if refusal is not None:
@@ -189,7 +182,7 @@ class StorePart(BlocksPart):
             raise problem
 
     def _leave_to_pools(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> None:
-        """Leave out what a pool has that the writer may read: it was computed while the pool came."""
+        """Leave out blocks that a pool of the writer has: they were computed while the pool was published."""
         shared = self.shared
         sought: dict[str, dict[bytes, Sought]] = {}
         for one in self.blocks:
@@ -214,7 +207,7 @@ class StorePart(BlocksPart):
     def _store(
         self, transport: ClusterTransport, sealer: Sealer, outcomes: dict[bytes, Refusal | bool | Exception]
     ) -> None:
-        """Set outcomes by token: True for a block that was stored, False for one that was there, or why not."""
+        """Set outcomes by token: True for a block that was stored, False for one present, or the refusal or error."""
         shared = self.shared
         common = shared.terms(self.keyspace)
         demands: list[tuple[Lent, Demand]] = []
@@ -252,7 +245,7 @@ class StorePart(BlocksPart):
         return True if answer == "ok" else Refusal.LATE
 
     def _settle(self, outcomes: Mapping[bytes, Refusal | bool | Exception], gain: Gain) -> Exception | None:
-        """Count what is settled, leave the rest in `blocks`, and return what stood in its way."""
+        """Count settled blocks, leave the rest in `blocks`, and return their error."""
         shared, full = self.shared, False
         problem: Exception | None = None
         left: list[Lent] = []
@@ -281,11 +274,10 @@ class StorePart(BlocksPart):
         return problem
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        """Give up what was reserved in vain. Not before: a second attempt goes on with the first one's tokens."""
+        """Release unused reservations. Not before: a second attempt uses the first one's tokens."""
         for token, place in self.reserved.items():
             self.shared.sweeper.abandon(place, token)
 
 
 def _elsewhere(block: Lent) -> Lent:
-    """Return the block at the next of its places."""
     return block._replace(place=block.others[0], others=block.others[1:])

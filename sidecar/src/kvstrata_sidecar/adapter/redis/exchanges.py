@@ -1,8 +1,7 @@
-"""Exchanges that a tier makes besides loads and stores: look up, delete, probe, ask for sizes.
+"""A tier's exchanges besides loads and stores: lookup, deletion, probe, sizes.
 
-A block of a lookup may be asked for in several places, under the reader's own keyspace and under pools', on servers
-that answer one by one. Found anywhere is a hit. Found in a pool and under the reader's keyspace, as from before the
-pool was published, it is stored twice: the reader's copy is deleted. Where a pool had it is remembered for a moment.
+A block may be looked up under the reader's keyspace and under pools', on servers that answer one by one. Found anywhere
+is a hit. If a pool and the reader's keyspace both have it, the reader's copy is deleted.
 """
 
 from __future__ import annotations
@@ -38,12 +37,11 @@ from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the parts of one tier have in common.
+    """Dependencies shared by the parts of one tier.
 
-    `retention_ms` is what the policy allows, `terms` under what a new block is stored now: both are asked at the last
-    moment, because a part may have waited. `room` is told whether there was memory for a block where it belongs.
-    `sealer` returns the calling thread's own. `loaded_from` is told of each block that was loaded, `warmed` returns
-    what memory is being warmed with.
+    `retention_ms` and `terms` are read at the last moment, because a part may have waited. `room` receives whether the
+    block's node had memory for it. `sealer` returns the calling thread's own. `loaded_from` receives each loaded block,
+    `warmed` returns the keys that memory is being warmed with.
     """
 
     counters: Counters
@@ -60,7 +58,7 @@ class Shared:
     warmed: Callable[[], Collection[Key]]
 
     def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
-        """Count blocks that the tier may not be used for, and have the scope looked at if it can be repaired."""
+        """Count blocks that the tier may not be used for; urge a sweep if that can repair the scope."""
         self.counters.refuse(refusal, amount, keyspace)
         if refusal is Refusal.RETENTION:
             self.sweeper.urge(keyspace)
@@ -68,10 +66,7 @@ class Shared:
 
 @dataclass(slots=True, eq=False)
 class LookupPart(Part[ClusterTransport]):
-    """Ask which blocks are there, numbered as in LMCache's request: `sought` by the keyspace that they are kept under.
-
-    `shares` knows the blocks that are asked for in several places, if there are any.
-    """
+    """Look up `sought`, by keyspace and LMCache's numbers; `shares` has blocks sought in several places, if any."""
 
     task: Task | None
     keyspace: str
@@ -85,7 +80,6 @@ class LookupPart(Part[ClusterTransport]):
         self.pools = tuple(kept for kept in self.sought if kept != self.keyspace)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
-        """Look all of them up in one pipeline."""
         shared = self.shared
         asked: dict[str, Sequence[Sought]] = {}
         for kept, sought in self.sought.items():
@@ -111,12 +105,11 @@ class LookupPart(Part[ClusterTransport]):
         self._tell({kept: sight.hits for kept, sight in sights.items()})
 
     def refused(self, refusal: Refusal) -> None:
-        """Count the blocks."""
         self.shared.counters.refuse(refusal, _amount(self.sought.get(self.keyspace, ())), self.keyspace)
         self._tell({})
 
     def _tell(self, hits: Mapping[str, Sequence[int]]) -> None:
-        """Enter what was found of blocks that are asked for elsewhere, too, and count those that are thereby known."""
+        """Report results of blocks that are looked up elsewhere too, and count those that are thereby settled."""
         if self.shares is not None:
             for kept, sought in self.sought.items():
                 pool = None if kept == self.keyspace else kept
@@ -130,7 +123,7 @@ class LookupPart(Part[ClusterTransport]):
 
 @dataclass(slots=True, eq=False)
 class DeletePart(Part[ClusterTransport]):
-    """Delete blocks of one keyspace; `done` is set when it is over and `deleted` says which were there."""
+    """Delete blocks of one keyspace; `done` is set when it is over, and `deleted` marks those that were there."""
 
     keyspace: str
     places: Sequence[Place]
@@ -141,34 +134,28 @@ class DeletePart(Part[ClusterTransport]):
     done: threading.Event = field(default_factory=threading.Event)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        """Delete them in one pipeline."""
         self.deleted = protocol.discard(transport, self.places)
 
     def refused(self, refusal: Refusal) -> None:
-        """Count the blocks."""
         self.counters.refuse(refusal, len(self.places), self.keyspace)
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        """Release whoever waits."""
         self.done.set()
 
 
 @dataclass(slots=True, eq=False)
 class DiscardPart(DeletePart):
-    """Delete a reader's own copies of what a pool has; nobody waits for it."""
+    """Delete a reader's own copies of blocks that a pool has; no caller waits."""
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
-        """Delete them in one pipeline."""
         DeletePart.run(self, transport, gain)
         self.counters.add("copies_discarded", sum(self.deleted), self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
 class ProbePart(Part[ClusterTransport]):
-    """See whether a node answers, on behalf of its breaker.
-
-    In a cluster a key in one of its slots is asked for, too, because a server that cannot serve any answers a PING all
-    the same; `key_prefix` is what such a key begins with, None on a single server.
+    """Check whether a node answers, for its breaker. In a cluster it also asks for a key in one of the node's slots,
+    because a server that cannot serve any still answers PING. `key_prefix` is None on a single server.
     """
 
     node: Node
@@ -181,13 +168,11 @@ class ProbePart(Part[ClusterTransport]):
     urgent: bool = True
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        """Ask the server."""
         key = None if self.key_prefix is None else key_of(self.node, self.topology, self.key_prefix)
         question = None if key is None else Command(key, (b"STRLEN", key))
         transport.probe(self.node, question, self.give_up_after_s)
 
     def over(self, error: Exception | None) -> None:
-        """Tell the breaker."""
         if error is None:
             self.node.breaker.probe_succeeded()
         else:
@@ -208,10 +193,7 @@ MAX_REMEMBERED = 65_536
 
 
 class Whereabouts:
-    """In which pool readers found their chunks a moment ago. Safe to share between threads.
-
-    A chunk that leaves the pool meanwhile is a miss for that moment, also for a reader that has a copy of its own.
-    """
+    """Pools that had readers' chunks a moment ago; a chunk that left its pool meanwhile is a miss. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float], remember_s: float = REMEMBER_S, limit: int = MAX_REMEMBERED) -> None:
         self.remember_s = remember_s
@@ -221,12 +203,11 @@ class Whereabouts:
         self._pools: OrderedDict[tuple[str, bytes], tuple[str, float]] = OrderedDict()
 
     def of(self, reader: str, member: bytes, now_s: float) -> str | None:
-        """Return the keyspace of the pool that had a chunk for `reader`, None if that is not known any more."""
+        """Return the keyspace of the pool that had a chunk for `reader`, None if no longer known."""
         known = self._pools.get((reader, member))
         return known[0] if known is not None and now_s < known[1] else None
 
     def note(self, found: Iterable[tuple[str, bytes, str]]) -> None:
-        """Remember readers, chunks and the pools that had them."""
         until_s = self._clock() + self.remember_s
         with self._lock:
             for reader, member, pool in found:
@@ -237,10 +218,10 @@ class Whereabouts:
 
 
 class Shares:
-    """What became of these blocks, by number. Safe to share between threads.
+    """Results for blocks that are looked up in several places, by number. Thread-safe.
 
-    `asked` counts the places of each. `twice` is told once of those that are under the reader's keyspace needlessly,
-    `settled` of those that a pool has, by number, when all places have answered.
+    `asked` counts the places of each. `twice` receives, once, those that the reader's keyspace need not hold; `settled`
+    the pool of those that a pool has, when all places have answered.
     """
 
     def __init__(
@@ -261,9 +242,7 @@ class Shares:
         return number in self._all
 
     def told(self, numbers: Iterable[int], hits: Iterable[int], pool: str | None) -> tuple[int, int]:
-        """Learn what one place said of `numbers`, a pool's keyspace or None for the reader's own; return how many
-        blocks are thereby known to be hits and misses.
-        """
+        """Record one place's answer (`pool` None: the reader's own); return how many blocks become hits and misses."""
         found = missed = 0
         settled: dict[int, str] = {}
         with self._lock:
@@ -289,7 +268,7 @@ class Shares:
 
 
 def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
-    """Return how many bytes each block takes, 0 for one that is not committed or whose time is over."""
+    """Return each block's bytes, 0 for one that is not committed or expired."""
     found = [0] * len(places)
     by_bucket: dict[bytes, list[int]] = defaultdict(list)
     for number, place in enumerate(places):
@@ -316,7 +295,7 @@ def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class SizesPart(Part[ClusterTransport]):
-    """Ask what blocks of one keyspace take; `done` is set when it is over and `sizes` says it, if it could be asked."""
+    """Ask for sizes of one keyspace's blocks; `done` is set when it is over, `sizes` stays empty if that failed."""
 
     keyspace: str
     places: Sequence[Place]
@@ -327,15 +306,12 @@ class SizesPart(Part[ClusterTransport]):
     done: threading.Event = field(default_factory=threading.Event)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        """Ask for all of them in one pipeline."""
         self.sizes = sizes(transport, self.places)
 
     def refused(self, refusal: Refusal) -> None:
-        """Count the blocks."""
         self.counters.refuse(refusal, len(self.places), self.keyspace)
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        """Release whoever waits."""
         self.done.set()
 
 

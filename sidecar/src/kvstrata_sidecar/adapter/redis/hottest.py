@@ -1,4 +1,4 @@
-"""Which blocks a shared tier was used for last, asked scope by scope: lookups come in between."""
+"""The most recently used blocks of a shared tier, asked scope by scope so that lookups come in between."""
 
 from __future__ import annotations
 
@@ -28,14 +28,11 @@ from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
 T = TypeVar("T")
 
 SCOPES_AT_ONCE = 512
-"""Scopes that are asked about; those with most room in the tier, where it divides its capacity."""
+"""Scopes that are asked about; those with most room, in a tier whose capacity is divided."""
 
 
 def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list[str]:
-    """Return which of these scopes to ask about: those that the tier has lent room to, most first, else all.
-
-    A tier whose capacity is not divided keeps no book of rooms. `SCOPES_AT_ONCE` of them at most.
-    """
+    """Return at most `SCOPES_AT_ONCE` scopes to ask about: those with most room; any, if capacity is undivided."""
     key = rooms_key(domain).encode()
     rooms: dict[str, int] = {}
     for start in range(0, len(keyspaces), MEMBERS_PER_COMMAND):
@@ -48,10 +45,7 @@ def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list
 
 
 def hottest(transport: Transport, domain: str, identity: str, keyspace: str, most: int) -> list[Hot]:
-    """Return about `most` blocks of one scope and identity that were used last.
-
-    A bucket that cannot be asked has none.
-    """
+    """Return about `most` last used blocks of one scope and identity, without those of unreachable buckets."""
     per_bucket = max(1, -(-most // BUCKETS))
     bases = [bucket_prefix(domain, keyspace, bucket).encode() for bucket in range(BUCKETS)]
     asked = [
@@ -91,10 +85,7 @@ class Hottest:
         self._counters = counters
 
     def of(self, keyspaces: Sequence[str]) -> list[Hot] | None:
-        """Return the blocks of these keyspaces that were used last; None if nothing is told in time.
-
-        What is not told any more after some keyspaces is left out.
-        """
+        """Return the last used blocks, None without a timely answer; a failure leaves out the remaining keyspaces."""
         allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace) is None]
         scopes = self._ask(None, rooms_key(self._domain), lambda transport: busiest(transport, self._domain, allowed))
         if scopes is None:
@@ -112,7 +103,7 @@ class Hottest:
         return lambda transport: hottest(transport, self._domain, self._identity, keyspace, most)
 
     def _ask(self, keyspace: str | None, key: str, question: Callable[[Transport], list[T]]) -> list[T] | None:
-        """Have it asked on a keyspace's behalf by whoever looks up at the server that has `key`; None if in vain."""
+        """Run `question` in the lookup lane of the server that has `key`; None on failure."""
         node = self._topology.node_of(key.encode())
         part = QuestionPart(keyspace, question, self._counters)
         if node is None or not node.breaker.closed or self._crew.put_lookup(part, node) is not None:
@@ -125,7 +116,7 @@ class Hottest:
 
 @dataclass(slots=True, eq=False)
 class QuestionPart(Part[ClusterTransport], Generic[T]):
-    """Ask `question`; `done` is set when it is over, and `answer` is what it returned, None if nothing."""
+    """Run `question`; `done` is set when it is over, `answer` is None if that failed."""
 
     keyspace: str | None
     question: Callable[[Transport], list[T]]
@@ -136,15 +127,12 @@ class QuestionPart(Part[ClusterTransport], Generic[T]):
     done: threading.Event = field(default_factory=threading.Event)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        """Ask."""
         self.answer = self.question(transport)
 
     def refused(self, refusal: Refusal) -> None:
-        """Count the question."""
         self.counters.refuse(refusal, 1, self.keyspace or "")
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        """Release whoever waits."""
         self.done.set()
 
 
@@ -155,7 +143,7 @@ def _described(
     found: Mapping[bytes, Sequence[tuple[bytes, float]]],
     now_ms: int,
 ) -> list[Hot]:
-    """Return the blocks of this identity that are in the index, with their ages. `found` has last uses by bucket."""
+    """Return the blocks of this identity that are in the index, with ages. `found` has last uses by bucket."""
     pieces = [
         (base, some[start : start + MEMBERS_PER_COMMAND])
         for base, some in found.items()

@@ -1,8 +1,8 @@
-"""Which blocks of a lookup a tier is asked for, under which keyspace, and which server.
+"""Which blocks of a lookup a tier is asked for, under which keyspace, at which server.
 
-LMCache asks every tier for all blocks of a prompt, also those in its memory, and waits for the slowest. So a tier is
-not asked for blocks that a faster one has; but it is informed of their use, each block once in a while, or it would
-evict first what pods use most.
+LMCache asks every tier for all blocks of a prompt, even those in memory, and waits for the slowest. So a tier is not
+asked for blocks that a faster one has. Their uses are passed on now and then, because the tier would otherwise evict
+the most used blocks first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from kvstrata_sidecar.adapter.tier.interface import Block
 
 
 class Division(NamedTuple):
-    """What is asked, by whose behalf and which server: blocks by the keyspace that they are kept under.
-
-    `shares` knows those that are asked for in several places, None without any.
-    """
+    """Blocks to ask for, by reader and server, then by keyspace; `shares` has those sought in several places."""
 
     groups: Mapping[tuple[str, Node], Mapping[str, Sequence[Sought]]]
     shares: Shares | None
@@ -36,8 +33,8 @@ class Division(NamedTuple):
 class Lookups:
     """Divides lookups of one tier by keyspace, bucket and server.
 
-    `refusal` returns why a keyspace may not be asked for now, None if it may; what is left out is counted. `shadow`
-    knows what faster tiers have, `twice` is told of blocks that their keyspace has needlessly, because a pool has them.
+    `refusal` returns why a keyspace may not be asked for now, None if it may; refused blocks are counted. `shadow`
+    knows what faster tiers have; `twice` receives blocks that their keyspace need not hold, because a pool has them.
     """
 
     def __init__(
@@ -62,7 +59,6 @@ class Lookups:
         self._whereabouts = Whereabouts(clock)
 
     def divide(self, blocks: Sequence[Block]) -> Division:
-        """Return what may be looked up now."""
         groups: dict[tuple[str, Node], dict[str, list[Sought]]] = defaultdict(dict)
         pooled: set[int] = set()
         for reader, kept, sought in self._sought(blocks, pooled):
@@ -93,10 +89,7 @@ class Lookups:
         return member_of(self._identity, block.rank, block.group, block.chunk_hash).encode()
 
     def _sought(self, blocks: Sequence[Block], pooled: set[int]) -> list[tuple[str, str, Sought]]:
-        """Return the blocks that are to be looked up now, by reader, keyspace and bucket, and count the others.
-
-        `pooled` learns the numbers of those that are asked for in pools and under the reader's keyspace.
-        """
+        """Return the blocks to look up, by reader, keyspace and bucket; add those also sought in pools to `pooled`."""
         refusals: dict[str, Refusal | None] = {}
         buckets: dict[tuple[str, str, int], Sought] = {}
         shadowed: list[Block] = []
@@ -137,7 +130,7 @@ MAX_HINTS = 65_536
 
 
 class Hints:
-    """Tells whose use is passed on: each block's at most once in an interval, and of a bounded number of blocks."""
+    """Limits the uses passed on: each block's at most once in an interval, for a bounded number of blocks."""
 
     def __init__(self, clock: Callable[[], float], interval_s: float = HINT_INTERVAL_S, limit: int = MAX_HINTS) -> None:
         self._clock = clock
@@ -146,7 +139,7 @@ class Hints:
         self._told_s: OrderedDict[Hashable, float] = OrderedDict()
 
     def due(self, key: Hashable) -> bool:
-        """Whether this use of a block is to be passed on; if so, further ones are not for an interval."""
+        """Whether to pass on this use of a block; if so, its further uses are not due for an interval."""
         now_s, told_s = self._clock(), self._told_s
         if key in told_s and now_s < told_s[key] + self._interval_s:
             return False
@@ -159,11 +152,10 @@ class Hints:
 
 
 class Shadow:
-    """What faster tiers answer for. Used by the thread of lookups alone.
+    """The blocks that faster tiers serve. For the thread of lookups alone.
 
-    `holds` says whether a faster tier has a block and keeps it for the request that is asking. `touch` passes a use on
-    to the order of this tier, in which `place` finds a block; `count` counts by name, amount and keyspace. What memory
-    is being `warmed` with is not used.
+    `holds` returns whether a faster tier has a block and keeps it for the present request. `touch` records a use at the
+    block's `place` in this tier; blocks that memory is being `warmed` with are not used.
     """
 
     def __init__(
@@ -184,7 +176,6 @@ class Shadow:
         self._warmed = warmed
 
     def used(self, blocks: Iterable[Block]) -> None:
-        """Note that a lookup found these blocks in a faster tier."""
         shadowed: Counter[str] = Counter()
         hints: Counter[str] = Counter()
         warmed = self._warmed()

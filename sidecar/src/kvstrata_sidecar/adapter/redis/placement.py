@@ -1,7 +1,6 @@
-"""Where the blocks of a request are in one tier, which may be asked for now, and how workers share them.
+"""Where the blocks of a request are in one tier, and how workers share them.
 
-That includes pools, whose blocks are under keyspaces of their own, and nodes that had no memory for a block a moment
-ago.
+That includes pools, which have their own keyspaces, and nodes that had no memory for a block a moment ago.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kvstrata_sidecar.adapter.tier.interface import Block
 
 
 class Admitted(NamedTuple):
-    """A block of a request that may be asked for: its number, where it is, and on which server; `others` as of Lent."""
+    """A block of a request that may be asked for: its number, place and server; `others` as in Lent."""
 
     number: int
     place: Place
@@ -30,9 +29,8 @@ class Admitted(NamedTuple):
 
 
 class Placing:
-    """Finds the places of blocks; what may not be asked for is counted and left out.
-
-    `refusal` returns why a keyspace may not be used now, None if it may; `rests` whether a server takes no blocks now.
+    """Finds the places of blocks; refused blocks are counted and left out. `refusal` returns None for usable keyspaces;
+    `rests` whether a server takes no blocks now.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class Placing:
         self._pools = pools
 
     def place(self, block: Block) -> Place:
-        """Return where its own keyspace keeps a block."""
+        """Return the block's place under its own keyspace."""
         member = member_of(self._identity, block.rank, block.group, block.chunk_hash)
         return Place.at(self._domain, block.keyspace, member, block.chunk_hash)
 
@@ -72,24 +70,23 @@ class Placing:
         return groups
 
     def takes(self, block: Block) -> bool:
-        """Whether a block could be stored under its own keyspace now."""
         if self._refusal(block.keyspace) is not None:
             return False
         node = self._topology.node_of(self.place(block).base)
         return node is not None and node.breaker.closed and not self._rests(node)
 
     def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> list[tuple[str, Node, list[Lent]]]:
-        """Return what is to be stored under the blocks' own keyspaces, in parts of one keyspace and server."""
+        """Return the blocks to store under their own keyspaces, in parts of one keyspace and server."""
         return self._divide(blocks, views, self._admitted(blocks, self._pools.of(blocks), storing=True))
 
     def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> list[tuple[str, Node, list[Lent]]]:
-        """Return what is to be loaded, from pools first, in parts of one keyspace and server."""
+        """Return the blocks to load, from pools first, in parts of one keyspace and server."""
         return self._divide(blocks, views, self._admitted(blocks, self._pools.of(blocks)))
 
     def _admitted(
         self, blocks: Sequence[Block], pools: Mapping[int, tuple[Place, ...]], *, storing: bool = False
     ) -> Iterator[Admitted]:
-        """Give the blocks that may be asked for now; `pools` are their places in pools, whose servers are there."""
+        """Yield the blocks that may be asked for now; `pools` are their places in pools, on reachable servers."""
         refusals: dict[str, Refusal | None] = {}
         readable = self._enforcement.readable
         for index, block in enumerate(blocks):
@@ -120,7 +117,7 @@ class Placing:
     def _divide(
         self, blocks: Sequence[Block], views: Sequence[memoryview], admitted: Iterator[Admitted]
     ) -> list[tuple[str, Node, list[Lent]]]:
-        """Divide blocks such that all workers have something to do."""
+        """Divide blocks so that all workers have something to do."""
         groups: dict[tuple[str, Node], list[Lent]] = defaultdict(list)
         for index, place, node, others in admitted:
             block = blocks[index]
@@ -140,11 +137,11 @@ class Placing:
 
 
 FULL_PAUSE_S = 1.0
-"""How long stores rest after the tier said that it has no memory: its answer costs the transfer of a whole block."""
+"""Pause of stores after a node was out of memory: each refusal costs the transfer of a whole block."""
 
 
 class FullNodes:
-    """Safe to share between threads. `clock` returns seconds."""
+    """Nodes that were out of memory a moment ago. Thread-safe."""
 
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self._topology = topology
@@ -152,7 +149,6 @@ class FullNodes:
         self._until_s: dict[Node | None, float] = {}
 
     def note(self, place: Place, left: bool) -> None:
-        """Note whether the node of a block took it or had no memory for it."""
         node = self._topology.node_of(place.base)
         if not left:
             self._until_s[node] = self._clock() + FULL_PAUSE_S
@@ -160,12 +156,10 @@ class FullNodes:
             self._until_s.pop(node, None)
 
     def rests(self, node: Node) -> bool:
-        """Whether stores rest, because the node had no memory a moment ago."""
         return self._clock() < self._until_s.get(node, 0.0)
 
     @property
     def detail(self) -> str:
-        """What to tell of it, empty if there is nothing."""
         return "the tier is out of memory: it refuses blocks" if self._until_s else ""
 
 
@@ -173,10 +167,7 @@ NOWHERE: Mapping[int, tuple[Place, ...]] = {}
 
 
 class PoolPlaces:
-    """Finds the places of chunks in pools that their reader may read and that are kept in the tier named `tier`.
-
-    `refusal` returns why a pool's keyspace may not be used now, None if it may.
-    """
+    """Finds places of chunks in pools, in the tier named `tier`; `refusal` returns None for usable keyspaces."""
 
     def __init__(
         self,
@@ -194,7 +185,7 @@ class PoolPlaces:
         self._counters = counters
 
     def usable(self) -> Callable[[str, bytes], Sequence[str]]:
-        """Return what tells the pools' keyspaces that may have a reader's chunk, for the blocks of one request."""
+        """Return a function from a reader's chunk to the usable pools' keyspaces, for the blocks of one request."""
         readable = self._enforcement.readable
         refusals: dict[str, Refusal | None] = {}
 
@@ -212,9 +203,7 @@ class PoolPlaces:
         return of
 
     def of(self, blocks: Sequence[Block]) -> Mapping[int, tuple[Place, ...]]:
-        """Return the places to ask, in order, of the blocks that have any, by their number; servers that are away are
-        left out.
-        """
+        """Return the reachable places in pools, in order, by the number of each block that has any."""
         if not self._enforcement.readable.anybody_reads:
             return NOWHERE
         found: dict[int, tuple[Place, ...]] = {}

@@ -1,10 +1,8 @@
-"""Which keyspaces a tier knows as revoked.
+"""The keyspaces that a tier knows as revoked.
 
-The set lives in the tier, so that a control plane restored from a backup cannot bring a keyspace back to life. In a
-cluster it is on one node. A keyspace is used only after that node has said that it is not in the set: once, before the
-first use since the keyspace came into the policy, and again with every sweep. While the node is away, keyspaces that
-were asked about before are used on, and those that were not are refused. A revocation that was seen holds for as long
-as the keyspace is in the policy, also if the set is lost.
+The set lives in the tier, so that a control plane restored from a backup cannot revive a keyspace. In a cluster one
+node has it. A keyspace is checked before its first use and with every sweep; while the node is away, checked ones stay
+usable and others are refused. A revocation holds while the policy has the keyspace, even if the set is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ KEYSPACES_PER_COMMAND = 512
 
 
 class RevokedSet:
-    """What is known of a domain's set. Safe to share between threads."""
+    """Knowledge of a domain's set. Thread-safe."""
 
     def __init__(self, domain: str) -> None:
         self._key = revoked_key(domain).encode()
@@ -44,12 +42,12 @@ class RevokedSet:
         return Refusal.REVOKED if revoked else None
 
     def learn(self, transport: Transport, keyspaces: Collection[str]) -> None:
-        """Ask about all keyspaces of the policy, and forget what is known of others."""
+        """Ask about all keyspaces of the policy, and drop the others."""
         with self._lock:
             self._cleared.intersection_update(keyspaces)
         revoked = self._ask(transport, keyspaces)
         with self._lock:
-            # What was revoked stays so, also if the node that has the set came back without it.
+            # Revoked keyspaces stay revoked, even if the node came back without the set.
             self.revoked = self.revoked.intersection(keyspaces) | revoked
             self._cleared = set(keyspaces) - self.revoked
 

@@ -1,4 +1,4 @@
-"""What the policy in force gives scopes in one shared tier."""
+"""Terms of the policy in force for scopes in one shared tier."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from kvstrata_sidecar.adapter.tier.interface import Block
 
 
 class ScopeTerms:
-    """Asked at the last moment each time, because another policy may be in force. Safe to share between threads."""
+    """Read at the last moment each time, because another policy may be in force. Thread-safe."""
 
     def __init__(self, tier: TierParams, enforcement: Enforcement) -> None:
         self._tier = tier
         self._enforcement = enforcement
 
     def of(self, keyspace: str) -> Terms:
-        """Return under what a new block may be stored now."""
         retention_ms = self.retention_ms(keyspace)
         return Terms(
             life_ms=1000 * self._tier.default_ttl_s if retention_ms is None else retention_ms,
@@ -26,7 +25,6 @@ class ScopeTerms:
         )
 
     def life_s(self, block: Block) -> float:
-        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
         budget = self._enforcement.budget(block.keyspace, self._tier.name)
         if budget is not None and budget.limit_bytes == 0:
             return 0.0
@@ -35,12 +33,12 @@ class ScopeTerms:
         return self.of(block.keyspace).life_ms / 1000
 
     def retention_ms(self, keyspace: str) -> int | None:
-        """Return how long the policy lets blocks of a keyspace live here, None if it does not say."""
+        """None means that the policy has no retention for this tier."""
         retention_s = self._enforcement.retention_s(keyspace, self._tier.name)
         return None if retention_s is None else 1000 * retention_s
 
     def bounds(self, keyspace: str) -> Bounds | None:
-        """Return what a scope may use, None if that is not bounded."""
+        """None means unbounded."""
         budget = self._enforcement.budget(keyspace, self._tier.name) or TierBudget(self._tier.name)
         capacity = self._tier.capacity_bytes
         if capacity is None:

@@ -1,9 +1,8 @@
-"""The threads of a tier: workers for blocks, one for each node's lookups, and one that keeps time.
+"""The threads of a tier: workers for blocks, one for each node's lookups, and a timer.
 
-Lookups, deletions and probes have a lane and a connection of their own for each node, so that a block of many megabytes
-is never in front of a lookup that a request waits for. Blocks share the other lane; loads go before stores, because
-somebody waits for a load. Time means deadlines, at which tasks are cancelled and what runs for them is cut off, and the
-probes of nodes that are away.
+Lookups, deletions and probes have their own lane and connection for each node, so that no request's lookup waits behind
+a block of many megabytes. Blocks share one lane; loads go before stores, because requests wait for loads. The timer
+cancels tasks at their deadlines, aborts their parts, and probes unreachable nodes.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Crew:
-    """Carries parts to a tier's nodes from `start` to `close`.
-
-    `transport` makes one for each worker. `probe_prefix` begins the names that are asked for to see whether a node of a
-    cluster serves its slots.
-    """
+    """`transport` makes one for each worker. `probe_prefix` begins the keys that probes of a cluster ask for."""
 
     def __init__(
         self,
@@ -69,38 +64,37 @@ class Crew:
         topology.failed = self.wake
 
     def start(self) -> None:
-        """Start the threads."""
         self._man()
         for thread in (*self._block_workers, self._timer):
             thread.start()
 
     def put_block(self, part: Part[ClusterTransport], node: Node) -> Refusal | None:
-        """Queue a load or store for a node; why not, if so."""
+        """Queue a load or store for a node; return why not, None if queued."""
         return self._blocks.put(part, node)
 
     def put_lookup(self, part: Part[ClusterTransport], node: Node) -> Refusal | None:
-        """Queue what must not wait behind blocks; why not, if so."""
+        """Queue a part that must not wait behind blocks; return why not, None if queued."""
         with self._lock:
             manned = self._lookups.get(node)
         return Refusal.BREAKER_OPEN if manned is None else manned[0].put(part)
 
     def abort(self, which: Callable[[AnyPart], bool], why: str = "") -> None:
-        """Cut off the parts under way that `which` picks; `why` blames the nodes that they wait for."""
+        """Abort the parts under way that `which` selects; `why` blames the nodes that they wait for."""
         for worker in self._workers():
             worker.abort(which, why)
 
     def give_up(self, part: Part[ClusterTransport], why: str) -> None:
-        """Take back a part that nobody waits for any more, or cut it off."""
+        """Remove a part that no caller waits for from its lane, or abort it."""
         for lane in self._lanes():
             lane.forget(lambda waiting: waiting is part)
         self.abort(lambda current: current is part, why)
 
     def wake(self) -> None:
-        """Look at the clock and at the breakers now."""
+        """Check deadlines and breakers now."""
         self.wake_by(self._clock())
 
     def wake_by(self, moment_s: float) -> None:
-        """See that the clock is looked at by `moment_s`."""
+        """Check deadlines and breakers by `moment_s`."""
         with self._wake:
             if moment_s < self._wake_at_s:
                 self._wake_at_s = moment_s
@@ -108,11 +102,10 @@ class Crew:
 
     @property
     def alive(self) -> bool:
-        """Whether all threads are alive that should be."""
         return self._closed or (self._timer.is_alive() and all(worker.is_alive() for worker in self._workers()))
 
     def close(self) -> None:
-        """Give up everything, answer every task, end the threads."""
+        """Abort everything, answer every task, end the threads."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
@@ -150,11 +143,11 @@ class Crew:
         )
 
     def _share(self) -> int | None:
-        """Return how many workers one node may occupy: half of them, where there is another."""
+        """Return how many workers one node may occupy: half of them if there is another, None for all."""
         return None if len(self._topology.primaries) < 2 else max(1, self._tier.workers // 2)
 
     def _failed(self, error: Exception) -> None:
-        """Count it, and log what no breaker's detail tells: a refusal by the server, or a defect of ours."""
+        """Count the error, and log what no breaker reports: a refusal by the server, or a defect of ours."""
         self._counters.add("errors")
         now_s = self._clock()
         if not isinstance(error, (TransportError, OSError)) and now_s >= self._tell_at_s:
@@ -162,7 +155,7 @@ class Crew:
             logger.error("Blocks cannot be carried to or from tier %s", self._tier.name, exc_info=error)
 
     def _man(self) -> None:
-        """Give each node with slots a lane and a worker for its lookups, and end those of nodes that have none."""
+        """Give each node with slots a lane and a worker for lookups, and end those of nodes without slots."""
         started: list[Worker] = []
         with self._lock:
             primaries = self._topology.primaries
@@ -185,7 +178,7 @@ class Crew:
             part.over(TransportError(why))
 
     def _keep_time(self) -> None:
-        """Cancel what is late and send the breakers' probes, until closed."""
+        """Cancel late tasks and send the breakers' probes, until closed."""
         while True:
             self._expire()
             for node in self._topology.primaries:
@@ -225,5 +218,5 @@ def _refusal_of(error: Exception) -> Refusal | None:
 
 
 def _worth_another(error: Exception) -> bool:
-    """Whether an idle connection turned out to have ended: the next attempt opens it anew."""
+    """Whether an idle connection had ended: the next attempt opens a new one."""
     return isinstance(error, PeerClosedError) and error.reused

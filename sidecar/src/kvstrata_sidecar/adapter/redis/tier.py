@@ -1,7 +1,6 @@
-"""One shared tier as LMCache uses it: tasks in, parts out, answers by deadline.
+"""One shared tier as LMCache uses it: accepts tasks, queues their parts, answers by deadline.
 
-Nothing here blocks its caller but `delete` and `close`: LMCache's two loops serve all tenants, so a blocked call would
-stall them all.
+Only `delete`, `sizes`, `hottest` and `close` block their caller: LMCache's two loops serve all tenants.
 """
 
 from __future__ import annotations
@@ -45,12 +44,10 @@ TOKEN_BYTES = 9
 
 
 class Tier:
-    """A Redis tier under the pod's enforcement.
+    """A Redis tier under the pod's enforcement; its threads run until `close`. See PodTier.
 
-    `answered(task)` is called from any thread, without locks, once a task's answer can be fetched by `pop_stores` or
-    `pop_found`. The threads start with the object and end with `close`. `sealer` returns the calling thread's own, by
-    default what `tier` asks for; `window_ms` is how long a value lives that is not committed. `held_faster` says of a
-    block that is being looked up whether a faster tier has it.
+    `answered(task)` is called from any thread, without locks, once `pop_stores` or `pop_found` has the answer. `sealer`
+    returns the calling thread's own, by default as `tier` requires; `window_ms` is the life of an uncommitted value.
     """
 
     per_pod = False
@@ -148,28 +145,21 @@ class Tier:
             self._scout.start()
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Begin to store blocks from `views`; return the task's id. What is refused counts as stored with 0 bytes."""
         return self._store(blocks, views, self._params.store_deadline_ms)
 
     def hand_down(
         self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
     ) -> None:
-        """Begin to store blocks that are about to leave the memory; see PodTier."""
         self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
 
     def life_s(self, block: Block) -> float:
-        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
         return self._terms.life_s(block)
 
     def takes(self, block: Block) -> bool:
-        """Whether a block could be stored here now, as far as that is known without waiting."""
         return self._placing.takes(block)
 
     def lookup(self, blocks: Sequence[Block]) -> int:
-        """Begin to look blocks up; return the task's id. Whatever is not known by the deadline is a miss.
-
-        So is what a faster tier has: there it is a hit.
-        """
+        """Start to look up blocks. What a faster tier has is a miss here, because it is a hit there."""
         groups, shares = self._lookups.divide(blocks)
         task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
         for (keyspace, node), sought in groups.items():
@@ -177,7 +167,7 @@ class Tier:
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Begin to load blocks into `views`; return the task's id. Nothing touches a view once it is answered."""
+        """Start to load blocks into `views`. Nothing touches a view once the task is answered."""
         batches = self._placing.to_load(blocks, views)
         task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
         for keyspace, node, batch in batches:
@@ -185,15 +175,13 @@ class Tier:
         return task.task_id
 
     def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
-        """Say no: only its servers know."""
+        """Always False: only its servers know."""
         return False
 
     def pop_stores(self) -> dict[int, StoreOutcome]:
-        """Return, once, the stores answered since the last call."""
         return self._tasks.pop_stores()
 
     def pop_found(self, task_id: int) -> bytes | None:
-        """Return, once, a byte for each block of a lookup or load, 1 for a hit; None while it is under way."""
         return self._tasks.pop_found(task_id)
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
@@ -212,10 +200,7 @@ class Tier:
         return deleted
 
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
-        """Return how many bytes each block takes here, 0 for what cannot be read here or not be told in time.
-
-        It takes the load deadline at most.
-        """
+        """Return each block's bytes here, 0 if it cannot be read or is unknown within the load deadline."""
         found = [0] * len(blocks)
         parts = []
         for (keyspace, node), group in self._placing.own(blocks).items():
@@ -232,20 +217,16 @@ class Tier:
         return found
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
-        """Return the blocks of these keyspaces that were used last; None if no server tells in time.
-
-        Each question, one for each keyspace, may take the load deadline.
-        """
+        """Each question, one for each keyspace, may take the load deadline; see PodTier."""
         return self._hottest.of(keyspaces)
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> None:
-        """Erase nothing: what pods share is not one pod's to erase."""
+        """Return None: one pod may not erase what pods share."""
 
     def kept(self, blocks: Sequence[Block]) -> None:
-        """Say nothing: only its servers know."""
+        """Return None: only its servers know."""
 
     def state(self) -> TierState:
-        """Return what the pod reports about this tier."""
         counts = self._counters.snapshot()
         return TierState(
             name=self._params.name,
@@ -266,7 +247,6 @@ class Tier:
         )
 
     def policy_changed(self) -> None:
-        """Put what another view changes for stored blocks through soon."""
         self._sweeper.follow()
         view = self._enforcement.view
         if view is not None:
@@ -277,41 +257,34 @@ class Tier:
         return usage_rows(self._params.name, self._sweeper.usage(), self._terms.bounds)
 
     def by_scope(self) -> dict[str, Mapping[str, int]]:
-        """Return the counts that belong to scopes."""
         return self._counters.by_scope()
 
     def latencies(self) -> dict[str, Histogram]:
-        """Return how long LMCache waited for answers."""
         return self._counters.latencies()
 
     def ages(self) -> dict[str, Histogram]:
-        """Return how old blocks were when they were loaded, and when they had to go."""
         return self._counters.ages()
 
     def counters(self) -> dict[str, int]:
-        """Return all counts of this tier."""
         return self._counters.snapshot()
 
     @property
     def healthy(self) -> bool:
-        """Whether all threads are alive. A tier that is away is no fault of this process."""
         scouting = self._scout is None or self._scout.is_alive()
         return self._closed or (self._crew.alive and self._sweeper.is_alive() and scouting)
 
     def nodes(self) -> dict[str, str]:
-        """Return the breaker's state of each server, by address, and what is wrong with it."""
         breakers = ((str(node), node.breaker) for node in self._topology.primaries)
         return {name: f"{one.state}: {one.detail}" if one.detail else str(one.state) for name, one in breakers}
 
     def close(self) -> None:
-        """Abort what is under way, answer every task, end the threads."""
         self._closed = True
         if self._scout is not None:
             self._scout.close()
         self._crew.close()
         self._sweeper.close()
         for thread in (self._sweeper, self._scout):
-            # One that is connecting cannot be hurried; it touches nothing of LMCache's and ends by itself.
+            # A thread that is connecting cannot be interrupted; it touches nothing of LMCache's and ends by itself.
             if thread is not None:
                 thread.join(CLOSE_TIMEOUT_S)
 
@@ -337,7 +310,7 @@ class Tier:
         deadline_ms: int,
         done: Callable[[Task], None] | None = None,
     ) -> Task:
-        # What nobody works on has no deadline, by which `_answer` knows it.
+        # Tasks without parts have no deadline; `_answer` recognizes them by that.
         deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
         task = self._tasks.open(kind, key_count, parts, deadline_s, done)
         if parts:
@@ -363,7 +336,7 @@ class Tier:
                 self._tasks.drop(part.task)
 
     def _discard_copies(self, blocks: Sequence[Block]) -> None:
-        """Delete a reader's own copies of what a pool has, some time soon or not at all; called by workers."""
+        """Delete a reader's own copies of blocks that a pool has, soon or not at all; called by workers."""
         for (keyspace, node), group in self._placing.own(blocks).items():
             self._crew.put_lookup(DiscardPart(keyspace, [place for _, place in group], self._counters), node)
 

@@ -1,4 +1,4 @@
-"""What scopes hold in a tier, as the gate is told of it."""
+"""Usage of scopes in a tier, as reported to the gate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import Bounds
 def usage_rows(
     tier: str, held: Iterable[tuple[str, int, int]], bounds_of: Callable[[str], Bounds | None]
 ) -> list[ScopeUsage]:
-    """Return a row for each (keyspace, bytes, blocks) that is held."""
+    """Return a row for each (keyspace, bytes, blocks) in `held`."""
     rows = []
     for keyspace, used_bytes, blocks in held:
         bounds = bounds_of(keyspace)

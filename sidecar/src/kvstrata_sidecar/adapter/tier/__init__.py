@@ -1,1 +1,1 @@
-"""What every tier has: its interface, tasks, queues, encryption, buffers."""
+"""Common parts of all tiers: interface, tasks, queues, encryption, buffers."""

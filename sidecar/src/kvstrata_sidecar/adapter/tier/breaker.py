@@ -1,8 +1,7 @@
 """The circuit breaker of one server of a tier: a pure state machine.
 
-It starts open, so that nothing waits for a server that was never seen. Only probes, which nobody waits for, go to a
-server whose breaker is not closed; the first that succeeds closes it. Each probe that fails doubles the pause, up to a
-maximum.
+It starts open, so that no request waits for a server that was never reached. While it is not closed, only background
+probes go to the server; the first that succeeds closes it. Each failed probe doubles the pause, up to a maximum.
 """
 
 from __future__ import annotations
@@ -15,18 +14,13 @@ NEVER_SEEN = "not connected yet"
 
 
 class BreakerState(StrEnum):
-    """What a breaker lets through: everything, one probe, or nothing."""
-
     CLOSED = "closed"
     HALF_OPEN = "half-open"
     OPEN = "open"
 
 
 class Breaker:
-    """Counts a server's failures in a row and says whether it may be used. Safe to share between threads.
-
-    `clock` returns seconds of a clock that never goes back. `threshold` failures in a row open the breaker.
-    """
+    """Counts consecutive failures; `threshold` open the breaker. `clock` returns monotonic seconds. Thread-safe."""
 
     def __init__(
         self,
@@ -49,17 +43,15 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """The current state."""
         return self._state
 
     @property
     def detail(self) -> str:
-        """Why the breaker is not closed, or what failed last; empty when all is well."""
+        """Why the breaker is not closed, or the last failure; empty when all is well."""
         return self._detail
 
     @property
     def closed(self) -> bool:
-        """Whether the server may be used."""
         return self._state is BreakerState.CLOSED
 
     def probe_in_s(self) -> float | None:
@@ -70,7 +62,7 @@ class Breaker:
             return max(0.0, self._probe_at_s - self._clock())
 
     def begin_probe(self) -> bool:
-        """Claim the probe that is due. The caller reports `succeeded` or `failed` when it is over."""
+        """Claim the probe that is due. The caller reports `probe_succeeded` or `probe_failed`."""
         with self._lock:
             if self._state is not BreakerState.OPEN or self._clock() < self._probe_at_s:
                 return False
@@ -78,31 +70,29 @@ class Breaker:
             return True
 
     def vouched_for(self) -> None:
-        """Close the breaker of a server that was never seen, because one that is in use sends there."""
+        """Close the breaker of a server never reached, because a server in use redirects there."""
         with self._lock:
             if self._state is BreakerState.OPEN and self._detail == NEVER_SEEN:
                 self._close()
 
     def probe_succeeded(self) -> None:
-        """Close the breaker."""
         with self._lock:
             self._close()
 
     def probe_failed(self, detail: str) -> None:
-        """Open the breaker for twice as long as before."""
         with self._lock:
             self._pause_s = min(self._longest_pause_s, self._pause_s * 2)
             self._open(detail)
 
     def succeeded(self) -> None:
-        """Note an operation that went well. It closes nothing: only probes do."""
+        """Record a success. Only probes close the breaker."""
         with self._lock:
             if self._state is BreakerState.CLOSED:
                 self._failures = 0
                 self._detail = ""
 
     def failed(self, detail: str, *, fatal: bool = False) -> None:
-        """Note an operation that failed; `fatal` opens the breaker at once, as a refused password should."""
+        """Record a failure; `fatal` opens the breaker at once, for example for a refused password."""
         with self._lock:
             if self._state is not BreakerState.CLOSED:
                 return

@@ -1,7 +1,7 @@
-"""Memory of LMCache's that a disk may still read or write.
+"""LMCache's memory that a disk may still read or write.
 
-A read or write that the kernel has begun cannot be called back, and a disk may take for ever. So LMCache is answered at
-the deadline all the same, and the memory, once LMCache frees it, is kept back until the disk has let go of it.
+The kernel cannot call back a read or write that has begun, and a disk may never finish it. So LMCache is answered at
+the deadline, and memory that it frees is kept back until the I/O has ended.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from collections.abc import Callable
 
 
 class Spans:
-    """The spans under I/O, as (address, length). Safe to share between threads.
-
-    `released` is called, without locks, whenever one is given back.
-    """
+    """Spans under I/O, as (address, length); `released` is called without locks after a release. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,20 +22,18 @@ class Spans:
         self.released: Callable[[], None] = lambda: None
 
     def hold(self, address: int, length: int) -> int:
-        """Keep a span from being given to others; return what `release` takes."""
+        """Keep a span from reuse; return the number for `release`."""
         with self._lock:
             number = next(self._ids)
             self._held[number] = (address, length)
             return number
 
     def release(self, number: int) -> None:
-        """Let a span go."""
         with self._lock:
             del self._held[number]
         self.released()
 
     def touches(self, address: int, length: int) -> bool:
-        """Whether any byte of this memory is held."""
         if not self._held:
             return False
         with self._lock:
@@ -49,7 +44,7 @@ class Spans:
 
 
 def address_of(view: memoryview) -> int | None:
-    """Return where a view begins in memory, None for one that is read-only or empty."""
+    """Return the view's address in memory, None for one that is read-only or empty."""
     if view.readonly or not len(view):
         return None
     return ctypes.addressof(ctypes.c_char.from_buffer(view))

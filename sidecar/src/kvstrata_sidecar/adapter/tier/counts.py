@@ -1,4 +1,4 @@
-"""What one tier counts: in all, by scope, and how long its answers took."""
+"""Counters and latencies of one tier, in total and by scope."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
 MAX_SCOPES = 100
-"""Scopes with counts of their own; further ones are counted together, so that thousands do not make a page grow."""
+"""Scopes with counts of their own; further ones share one, which bounds the metrics page."""
 
 OTHER = "_other"
 NOBODY = "_none"
@@ -20,18 +20,18 @@ NOBODY = "_none"
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 AGE_BUCKETS_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 259200.0, 604800.0)
-"""Up to a week, for how long ago a block's tokens were computed."""
+"""Up to a week, for the time since a block's tokens were computed."""
 
 HIT, EVICTION = "hit", "eviction"
-"""When it is told how old a block is."""
+"""Moments at which a block's age is observed."""
 
 OUTSIDE = frozenset({Refusal.NO_POLICY, Refusal.MALFORMED_KEYSPACE, Refusal.UNKNOWN_KEYSPACE})
-"""Reasons that name no scope: whoever asks with random salts gets no counts of his own."""
+"""Reasons that name no scope: requests with random salts create no counts."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations by bucket: one for each of `bounds_s`, which it includes, and one for all that is longer."""
+    """Durations by bucket: one for each of `bounds_s` (inclusive), and one for all that is longer."""
 
     bounds_s: tuple[float, ...] = LATENCY_BUCKETS_S
     buckets: list[int] = field(default_factory=list)
@@ -41,17 +41,15 @@ class Histogram:
         self.buckets = self.buckets or [0] * (len(self.bounds_s) + 1)
 
     def add(self, seconds: float) -> None:
-        """Count one."""
         self.buckets[bisect_left(self.bounds_s, seconds)] += 1
         self.sum_s += seconds
 
     def copy(self) -> Histogram:
-        """Return what it is now."""
         return Histogram(self.bounds_s, list(self.buckets), self.sum_s)
 
 
 class Counters:
-    """Named counts of one tier, for status and metrics. Safe to share between threads."""
+    """Named counts of one tier, for status and metrics. Thread-safe."""
 
     def __init__(self, max_scopes: int = MAX_SCOPES) -> None:
         self._lock = threading.Lock()
@@ -62,14 +60,13 @@ class Counters:
         self._ages: dict[str, Histogram] = {}
 
     def add(self, name: str, amount: int = 1, keyspace: str = "") -> None:
-        """Add to a count, and to that of a scope if a keyspace is given."""
         with self._lock:
             self._counts[name] += amount
             if keyspace:
                 self._scope(keyspace[:SCOPE_DIGITS])[name] += amount
 
     def refuse(self, refusal: Refusal, amount: int = 1, keyspace: str = "") -> None:
-        """Count blocks that were neither stored nor looked for, by reason."""
+        """Count blocks that were neither stored nor looked up, by reason."""
         with self._lock:
             self._counts["refused"] += amount
             self._counts[f"refused_{refusal}"] += amount
@@ -78,38 +75,34 @@ class Counters:
                 self._scope(scope)[f"refused_{refusal}"] += amount
 
     def observe(self, operation: str, seconds: float) -> None:
-        """Count how long an answer took."""
         with self._lock:
             self._latencies.setdefault(operation, Histogram()).add(seconds)
 
     def age(self, moment: str, seconds: float) -> None:
-        """Count how long ago a block's tokens were computed, at a `hit` or an `eviction`."""
+        """Count the time since a block's tokens were computed, at a `hit` or an `eviction`."""
         with self._lock:
             self._ages.setdefault(moment, Histogram(AGE_BUCKETS_S)).add(max(0.0, seconds))
 
     def retain(self, keyspaces: Collection[str]) -> None:
-        """Forget the counts of scopes that are in no policy any more: others may have theirs."""
+        """Drop the counts of scopes that left the policy, which makes room for others."""
         kept = {keyspace[:SCOPE_DIGITS] for keyspace in keyspaces} | {OTHER, NOBODY}
         with self._lock:
             self._scopes = {scope: counts for scope, counts in self._scopes.items() if scope in kept}
 
     def snapshot(self) -> dict[str, int]:
-        """Return all counts."""
         with self._lock:
             return dict(self._counts)
 
     def by_scope(self) -> dict[str, Mapping[str, int]]:
-        """Return the counts that belong to scopes: by the first digits of the keyspace, `_other` or `_none`."""
+        """Return the counts by scope: the first digits of the keyspace, `_other` or `_none`."""
         with self._lock:
             return {scope: dict(counts) for scope, counts in self._scopes.items()}
 
     def latencies(self) -> dict[str, Histogram]:
-        """Return how long answers took, by operation."""
         with self._lock:
             return {name: one.copy() for name, one in self._latencies.items()}
 
     def ages(self) -> dict[str, Histogram]:
-        """Return how old blocks were, by moment."""
         with self._lock:
             return {name: one.copy() for name, one in self._ages.items()}
 

@@ -1,15 +1,9 @@
-"""How blocks are written to a tier and read back: plain, or by AES-256-GCM where the tier requires encryption.
+"""Values of blocks in a tier: plain, or AES-256-GCM where the tier requires encryption.
 
-The transport moves the parts of a value. A sealer makes them from LMCache's buffer, and says of what came back whether
-it is the block. The plain one adds the header alone and moves bytes without a copy.
-
-Each worker encrypts from LMCache's buffer into its staging buffer, which is sent, and reads into the staging buffer
-what it decrypts into LMCache's: no byte is copied besides, nothing is allocated per block, and the staging buffer never
-holds plaintext. OpenSSL works without the interpreter's lock. Decryption writes before it knows whether the tag is
-right, so LMCache's buffer is overwritten where it is not.
-
-What is authenticated besides the body is the block's full name and its length: a value that was moved to another name,
-cut, lengthened or changed in any bit is a miss, also if its header was made to fit.
+A sealer builds a value's parts from LMCache's buffer, and decides whether what came back is the block. It encrypts into
+the worker's staging buffer, which never holds plaintext, without another copy or allocation. Decryption writes before
+it has checked the tag, so a failure overwrites LMCache's buffer. The block's full name and its length are authenticated
+with the body: a value that was moved, cut, lengthened or changed is a miss, even with a matching header.
 """
 
 from __future__ import annotations
@@ -39,12 +33,10 @@ ZEROS = bytes(1 << 20)
 
 
 class NoKeyError(Exception):
-    """A key went between the question for it and its use; nothing was sent."""
+    """A key was dropped between the check and its use; nothing was sent."""
 
 
 class SealedOpening:
-    """Reads into the staging buffer and decrypts into the caller's view."""
-
     __slots__ = ("_header", "_key", "_keys", "_keyspace", "_sealed", "_view", "damaged", "parts")
 
     def __init__(self, keys: DataKeys, keyspace: str, key: bytes, view: memoryview, sealed: memoryview) -> None:
@@ -54,13 +46,13 @@ class SealedOpening:
         self.parts: Sequence[memoryview] = (memoryview(self._header), sealed)
 
     def header_holds(self) -> bool:
-        """Whether the rest is worth reading, into a buffer where it does no harm: whatever has the right length."""
+        """Always True: any value of the right length may be read into the staging buffer."""
         return True
 
     def finish(self) -> bool:
-        """Decrypt into the view; False, with the view overwritten, for what is not this block under a key held."""
+        """Decrypt into the view. False, with the view overwritten, if it is not this block under a key held."""
         header = unpack_header(self._key, bytes(self._header))
-        # A value that another version wrote is none of ours to judge.
+        # A value that another version wrote does not count as damaged.
         self.damaged = header is None and self._header.startswith(MAGIC)
         if header is None or not header.encrypted or header.body_bytes != len(self._view):
             return False
@@ -83,10 +75,7 @@ class SealedOpening:
 
 
 class GcmSealer:
-    """Seals and opens with the keys of `keys`; for one thread. `entropy(n)` returns n random bytes.
-
-    `room(n)` returns n bytes for staging, the same ones each time; by default of the sealer's own.
-    """
+    """For one thread. `entropy(n)` returns n random bytes, `room(n)` n bytes of one staging buffer."""
 
     def __init__(
         self,
@@ -100,21 +89,20 @@ class GcmSealer:
         self._room = self._own_room if room is None else room
 
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
-        """Refuse keyspaces without a key, and to seal with one that has sealed as many blocks as it may."""
+        """Refuse keyspaces without a key, and sealing with a key that has reached its limit of blocks."""
         held = self._keys.sealing(keyspace)
         if held is None:
             return Refusal.NO_KEY
         return Refusal.KEY_SPENT if seals and held.spent else None
 
     def value_bytes(self, body_bytes: int) -> int:
-        """Return the length of header, body and tag."""
         return value_bytes(body_bytes, encrypted=True)
 
     def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
-        """Return header and sealed body, in the staging buffer. Raises NoKeyError if the key went meanwhile."""
+        """Return header and sealed body, in the staging buffer. Raises NoKeyError if the key was dropped meanwhile."""
         sealed = self._room(len(view) + TAG_BYTES)
         nonce = self._entropy(NONCE_BYTES)
-        for _ in range(2):  # the first may have been replaced between the question and its use
+        for _ in range(2):  # the first key may have been replaced since it was looked up
             held = self._keys.sealing(keyspace)
             if held is None:
                 break
@@ -135,14 +123,14 @@ class GcmSealer:
 
 
 def overwrite(view: memoryview) -> None:
-    """Fill a buffer with zeros, without another one of its size."""
+    """Fill a buffer with zeros without allocating another of its size."""
     for start in range(0, len(view), len(ZEROS)):
         part = view[start : start + len(ZEROS)]
         part[:] = ZEROS[: len(part)] if len(part) < len(ZEROS) else ZEROS
 
 
 def sealers(keys: DataKeys, *, encrypt: bool) -> Callable[[], Sealer]:
-    """Return what gives each thread the sealer of a tier."""
+    """Return a function that returns the calling thread's sealer."""
     if not encrypt:
         return PlainSealer
     local = threading.local()
@@ -157,31 +145,31 @@ def sealers(keys: DataKeys, *, encrypt: bool) -> Callable[[], Sealer]:
 
 
 class Opening(Protocol):
-    """One value about to be read. `parts` are filled in order, the first with the header alone."""
+    """One value to be read. `parts` are filled in order, the first with the header alone."""
 
     @property
     def parts(self) -> Sequence[memoryview]:
-        """Where the value's bytes go; together as long as the whole value."""
+        """Destinations of the value's bytes; together as long as the whole value."""
 
     def header_holds(self) -> bool:
-        """Whether the header that is now in the first part belongs to this block, so that the rest is worth reading."""
+        """Whether the header in the first part belongs to this block, so that the rest is worth reading."""
 
     @property
     def damaged(self) -> bool:
-        """Whether what was read is no block at all, so that it is better gone; known after `finish`."""
+        """Whether the value is no valid block and should be deleted; known after `finish`."""
 
     def finish(self) -> bool:
         """Whether the caller's view now holds the block; called once, when all parts are filled."""
 
 
 class Sealer(Protocol):
-    """Turns blocks into values and back. Each worker has one of its own: it may keep staging buffers."""
+    """Converts blocks to values and back. Each worker has its own: it may keep staging buffers."""
 
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
-        """Return why blocks of `keyspace` cannot be opened, or sealed if so asked, None if they can."""
+        """Return why blocks of `keyspace` cannot be opened (or sealed), None if they can."""
 
     def value_bytes(self, body_bytes: int) -> int:
-        """Return how long the value of a body is."""
+        """Return the length of a body's value."""
 
     def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
         """Return the parts of the value of `key`; valid until the next call."""
@@ -191,8 +179,6 @@ class Sealer(Protocol):
 
 
 class PlainOpening:
-    """Reads the body straight into the caller's view."""
-
     __slots__ = ("_header", "_key", "_view", "parts")
 
     damaged = False
@@ -204,29 +190,22 @@ class PlainOpening:
         self.parts: Sequence[memoryview] = (memoryview(self._header), view)
 
     def header_holds(self) -> bool:
-        """Whether this is the plain value of this key and length."""
         return unpack_header(self._key, bytes(self._header)) == Header(len(self._view))
 
     def finish(self) -> bool:
-        """Return True: what has a right header and length is taken as it is."""
+        """Always True: a value with a matching header and length is accepted."""
         return True
 
 
 class PlainSealer:
-    """Stores bodies as they are."""
-
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:  # noqa: ARG002
-        """Refuse nothing."""
         return None
 
     def value_bytes(self, body_bytes: int) -> int:
-        """Return the length of header and body."""
         return value_bytes(body_bytes, encrypted=False)
 
     def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:  # noqa: ARG002
-        """Return header and body."""
         return (pack_header(key, Header(len(view))), view)
 
     def open_into(self, keyspace: str, key: bytes, view: memoryview) -> Opening:  # noqa: ARG002
-        """Return an opening that reads into `view` itself."""
         return PlainOpening(key, view)

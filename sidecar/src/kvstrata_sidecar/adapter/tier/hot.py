@@ -1,18 +1,15 @@
-"""What a tier tells of the blocks in it that were used last: with these a memory that just started is warmed."""
+"""The most recently used blocks of a tier, which warm the memory of a starting server."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 MAX_HOT = 65_536
-"""Blocks that a tier names at most."""
+"""Upper bound on the blocks that a tier reports."""
 
 
 class Hot(NamedTuple):
-    """A block that a tier has.
-
-    `last_use` is comparable within one tier, the larger the later; `age_s` is how long ago its tokens were computed.
-    """
+    """`last_use` is comparable within one tier, larger is later; `age_s` is the time since computation."""
 
     keyspace: str
     rank: int
@@ -23,5 +20,5 @@ class Hot(NamedTuple):
 
 
 def most_of_each(scopes: int) -> int:
-    """Return how many blocks are named of each of so many scopes."""
+    """Return how many blocks are reported per scope."""
     return max(1, MAX_HOT // max(1, scopes))

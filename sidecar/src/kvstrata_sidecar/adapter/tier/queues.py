@@ -1,7 +1,7 @@
-"""Queues of parts that wait for a worker: bounded in number and bytes, urgent ones first, no server's in front of all.
+"""Bounded queues of parts that wait for a worker, urgent ones first.
 
-Each part has a label, the node that it goes to. Where there are several, a label occupies at most a share of the
-workers: a server that has frozen keeps away those that wait for it, and leaves the rest to the others.
+A part's label is its node. Of several labels, each occupies at most a share of the workers, so that a frozen server
+leaves workers to the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Label = Hashable
 
 
 class _Queue:
-    """Parts of one urgency. Labels take turns, parts of one label go in order."""
+    """Parts of one urgency, round-robin over labels, in order within one."""
 
     def __init__(self) -> None:
         self.parts: dict[Label, deque[AnyPart]] = {}
@@ -33,7 +33,7 @@ class _Queue:
         for label, waiting in self.parts.items():
             if ready(label):
                 part = waiting.popleft()
-                # Behind the others, or out.
+                # Move the label behind the others, or drop it.
                 del self.parts[label]
                 if waiting:
                     self.parts[label] = waiting
@@ -53,10 +53,10 @@ class _Queue:
 
 
 class Lane:
-    """A queue of at most `limit` parts and `limit_bytes` of memory, for urgent parts and for others each.
+    """A queue of at most `limit` parts and `limit_bytes` of memory, each for urgent parts and for others. Thread-safe.
 
-    Bytes are those of LMCache's memory that a part keeps lent; a part that exceeds the limit alone may wait alone.
-    `share` is how many parts of one label may be under way at a time while there are several labels.
+    Bytes are those of LMCache's memory that a part keeps lent; an empty queue accepts a part beyond the limit. `share`
+    is how many parts of one label may be under way at a time, None while there is one label.
     """
 
     def __init__(self, limit: int, limit_bytes: int, share: Callable[[], int | None] = lambda: None) -> None:
@@ -70,7 +70,7 @@ class Lane:
         self._closed = False
 
     def put(self, part: AnyPart, label: Label = None) -> Refusal | None:
-        """Add a part; why it was not added, if so."""
+        """Return why the part was not added, None if it was."""
         with self._changed:
             queue = self._urgent if part.urgent else self._patient
             if self._closed or queue.count >= self._limit:
@@ -82,7 +82,7 @@ class Lane:
             return None
 
     def take(self) -> tuple[Label, AnyPart] | None:
-        """Wait for a part whose label has its share left; None once the lane is closed. `done` has to follow."""
+        """Wait for a part whose label has some of its share left; None once the lane is closed. `done` must follow."""
         with self._changed:
             while not self._closed:
                 share = self._share()
@@ -95,7 +95,6 @@ class Lane:
             return None
 
     def done(self, label: Label) -> None:
-        """Note that a part that was taken is over."""
         with self._changed:
             self._under_way[label] -= 1
             if not self._under_way[label]:
@@ -103,12 +102,12 @@ class Lane:
             self._changed.notify()
 
     def forget(self, which: Callable[[AnyPart], bool]) -> list[AnyPart]:
-        """Remove parts that wait, and return them."""
+        """Remove waiting parts and return them."""
         with self._changed:
             return [*self._urgent.remove(which), *self._patient.remove(which)]
 
     def close(self) -> list[AnyPart]:
-        """Refuse further parts, release the workers and return what was left."""
+        """Refuse further parts, release the workers and return the parts left."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

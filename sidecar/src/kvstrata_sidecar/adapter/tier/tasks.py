@@ -1,9 +1,8 @@
 """Tasks that LMCache waits for, and their parts, each one exchange with a tier. A task is answered exactly once.
 
-A task is answered when its last part has ended, or at its deadline. A deadline does not answer at once: the task is
-cancelled, so that no further part may begin, and answered when no part touches a buffer any more. Lookups touch none
-of LMCache's buffers and are answered at their deadline, with what is known by then. So is everything of a tier whose
-parts cannot be cut off, where somebody else sees to it that the buffers are not used anew before they are let go.
+A task is answered when its last part has ended. At its deadline it is cancelled: no further part may begin, and it is
+answered when no part touches a buffer any more. Lookups touch no buffers of LMCache and are answered at the deadline
+with what is known. So are all tasks of a tier whose I/O cannot be aborted, if its buffers are kept from reuse.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
 Key = Hashable
-"""LMCache's own key object, carried through untouched."""
+"""LMCache's own key object, passed through untouched."""
 
 
 class TaskKind(StrEnum):
-    """The three things that LMCache asks for."""
-
     STORE = "store"
     LOOKUP = "lookup"
     LOAD = "load"
@@ -31,9 +28,8 @@ class TaskKind(StrEnum):
 
 @dataclass(slots=True)
 class Task:
-    """One request. `found` has a byte for each of its keys, 1 for what is there now; the table's lock guards it all.
-
-    `done` is who made it, if that was not LMCache: then it is in no answer that LMCache fetches.
+    """One request; the table's lock guards it. `found` has a byte for each of its keys, 1 for those present. `done` is
+    set for tasks that LMCache did not submit: LMCache does not fetch their answers.
     """
 
     task_id: int
@@ -52,17 +48,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class StoreOutcome:
-    """How a store ended: the bytes that the tier confirmed, and whether that is all there was to hope for."""
+    """The bytes that the tier confirmed, and whether the store counts as successful."""
 
     successful: bool
     stored_bytes: int
 
 
 class TaskTable:
-    """Tasks under way and answers not yet fetched. Safe to share between threads.
+    """Tasks under way and answers not yet fetched. Thread-safe.
 
-    `answered(task)` is called once for each task, without any lock, when its answer can be fetched. `lets_go` is asked
-    whether a task may be answered at its deadline while parts still touch its buffers.
+    `answered(task)` is called once for each, without locks, when its answer can be fetched. `lets_go` returns whether a
+    task may be answered at its deadline while parts still touch its buffers.
     """
 
     def __init__(self, answered: Callable[[Task], None], lets_go: Callable[[], bool] = lambda: False) -> None:
@@ -93,7 +89,7 @@ class TaskTable:
         return task
 
     def begin(self, task: Task) -> bool:
-        """Let a part touch its buffer; False if the task is over or cancelled and the part must be forgotten."""
+        """Let a part touch its buffer; False if the task is over or cancelled and the part must be dropped."""
         with self._lock:
             if task.cancelled or task.answered:
                 return False
@@ -101,15 +97,15 @@ class TaskTable:
             return True
 
     def pause(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
-        """Note that a part that has begun touches its buffers no more, but is not over; what it achieved counts."""
+        """Record that a part touches its buffers no more but is not over; what it achieved counts."""
         self._end(task, False, hits, keys, sizes)
 
     def end(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
-        """End a part that has begun: indices of keys found, keys and sizes of what was stored or loaded."""
+        """End a part that has begun: indices of keys found, keys and sizes of blocks stored or loaded."""
         self._end(task, True, hits, keys, sizes)
 
     def drop(self, task: Task) -> None:
-        """End a part that never began."""
+        """Count a part as failed that never began or was paused."""
         with self._lock:
             task.parts -= 1
             task.failed_parts += 1
@@ -118,7 +114,7 @@ class TaskTable:
             self._answered(task)
 
     def expire(self, now_s: float) -> list[Task]:
-        """Cancel the tasks whose deadline has passed and return them; the caller aborts what still runs for them."""
+        """Cancel the tasks whose deadline has passed and return them; the caller aborts their running parts."""
         with self._lock:
             late = [task for task in self._tasks.values() if task.deadline_s <= now_s and not task.cancelled]
             for task in late:
@@ -129,12 +125,11 @@ class TaskTable:
         return late
 
     def next_deadline_s(self) -> float | None:
-        """Return the earliest deadline of a task that is not cancelled, None if there is none."""
         with self._lock:
             return min((task.deadline_s for task in self._tasks.values() if not task.cancelled), default=None)
 
     def pop_stores(self) -> dict[int, StoreOutcome]:
-        """Return, once, all stores that were answered since the last call."""
+        """Return, once, all stores answered since the last call."""
         with self._lock:
             stores, self._stores = self._stores, {}
             return stores
@@ -145,7 +140,6 @@ class TaskTable:
             return self._found.pop(task_id, None)
 
     def count(self) -> int:
-        """Return how many tasks are under way."""
         with self._lock:
             return len(self._tasks)
 
@@ -163,7 +157,7 @@ class TaskTable:
             self._answered(task)
 
     def _answer_if_over(self, task: Task) -> bool:
-        """Make the answer visible if the task is over; whether it became so just now. The caller holds the lock."""
+        """Publish the answer if the task is over; return whether it became so now. The caller holds the lock."""
         over = task.parts == 0 or (
             task.cancelled and (task.touching == 0 or task.kind is TaskKind.LOOKUP or self._lets_go())
         )
@@ -183,16 +177,16 @@ class TaskTable:
 
 
 class Carrier(Protocol):
-    """What one worker reaches its tier through."""
+    """A worker's access to its tier."""
 
     def renew(self) -> None:
-        """Forget that what was under way was cut off: another part begins."""
+        """Reset the abort of the previous part: another begins."""
 
     def abort(self, why: str = "") -> None:
-        """Cut off what is under way, where that can be done; `why` blames whoever it waits for. From any thread."""
+        """Abort what is under way, where possible; `why` blames the server that it waits for. From any thread."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 CarrierT = TypeVar("CarrierT", contravariant=True)
@@ -200,23 +194,20 @@ CarrierT = TypeVar("CarrierT", contravariant=True)
 
 @dataclass(slots=True)
 class Gain:
-    """What a part has achieved so far: indices of keys found, and the keys and sizes of blocks that were carried."""
+    """Results of a part so far: indices of keys found, and keys and sizes of blocks carried."""
 
     hits: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
     def carried(self, key: Key, size: int) -> None:
-        """Add a block."""
         self.keys.append(key)
         self.sizes.append(size)
 
 
 class Part(ABC, Generic[CarrierT]):
-    """One exchange with a tier, on one keyspace's behalf. `task` is None for what LMCache does not wait for.
-
-    `size` is how many bytes of LMCache's memory it keeps lent while it waits, `pools` are the pools' keyspaces that it
-    reads.
+    """One exchange with a tier for one keyspace. `task` is None for what LMCache does not wait for; `size` is the bytes
+    of LMCache's memory kept lent meanwhile, `pools` the keyspaces of the pools that it reads.
     """
 
     task: Task | None
@@ -227,14 +218,13 @@ class Part(ABC, Generic[CarrierT]):
 
     @abstractmethod
     def run(self, carrier: CarrierT, gain: Gain) -> None:
-        """Do the exchange. Raises what its carrier raises; what `gain` has by then counts all the same."""
+        """Do the exchange. Raises what its carrier raises; `gain` counts even then."""
 
     def refused(self, refusal: Refusal) -> None:
-        """Learn that the exchange is not allowed (any more)."""
+        """Called when the exchange is not allowed (any more)."""
 
     def over(self, error: Exception | None) -> None:
-        """Learn that the part is over, for those that no task waits for."""
+        """Called when the part is over."""
 
 
 AnyPart = Part[Any]
-"""A part of whichever tier."""

@@ -1,4 +1,4 @@
-"""Threads that carry a tier's parts, each over a carrier of its own."""
+"""Threads that run a tier's parts, each over its own carrier."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from kvstrata_sidecar.adapter.tier.queues import Lane
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Carrier, Gain, TaskTable
 
 ATTEMPTS = 3
-"""How often a part is tried that failed for a reason that may be gone at once."""
+"""Attempts at a part whose failure may be transient."""
 
 
 class Worker(threading.Thread):
-    """Serves one lane, all of whose parts are of the tier named `tier`, which `carrier` reaches, until it is closed.
-
-    Of what a part raises, `refusal_of` returns the refusal that it amounts to, None for none: that `failed` is told of.
-    `worth_another` says whether the same part may succeed if it is tried once more at once.
+    """Serves one lane of the tier named `tier` until it is closed. `failed` receives exceptions that `refusal_of` maps
+    to None; `worth_another` returns whether a part may succeed if tried again at once.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class Worker(threading.Thread):
         self._aborted = False
 
     def run(self) -> None:
-        """Take parts until the lane is closed."""
         while (taken := self._lane.take()) is not None:
             label, part = taken
             try:
@@ -57,7 +54,7 @@ class Worker(threading.Thread):
         self._carrier.close()
 
     def abort(self, which: Callable[[AnyPart], bool], why: str = "") -> None:
-        """Make the part under way fail at once if `which` picks it; `why` blames whoever it waits for."""
+        """Make the part under way fail at once if `which` selects it; `why` blames the server that it waits for."""
         with self._lock:
             if self._part is not None and which(self._part):
                 self._aborted = True
@@ -78,7 +75,6 @@ class Worker(threading.Thread):
         part.over(error)
 
     def _attempt(self, part: AnyPart) -> None:
-        """Carry the part out, again if that may help."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._exchange(part)
@@ -115,7 +111,7 @@ class Worker(threading.Thread):
         finally:
             with self._lock:
                 self._part = None
-            # Last, because a pod acknowledges once permits are back: by then every buffer is let go and answered for.
+            # Last: a pod acknowledges once permits are back, and by then every buffer is released and answered for.
             if permit is not None:
                 permit.release()
         if not ended:

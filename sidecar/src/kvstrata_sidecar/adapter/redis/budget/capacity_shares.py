@@ -1,10 +1,8 @@
-"""How the capacity of a tier is divided: what is guaranteed to a scope is its own, the rest is lent to who needs it.
+"""Division of a tier's capacity: guarantees belong to their scope, the rest is lent on demand.
 
-The room of a scope bounds what its ledger leases out. It grows by loans from what is neither guaranteed to another nor
-lent, and is given back when it is not used, or when a new guarantee leaves the tier overcommitted; then the scope
-evicts: see reclaim. What keyspaces have that are in no policy goes first: see leftovers. Growing, the tier is charged
-before the ledger hears of it; shrinking, the ledger hears first. Each change takes a turn of its own, so that whatever
-was decided in an earlier one comes too late.
+A scope's room bounds what its ledger leases out. It grows by loans of free bytes, and shrinks when it is unused or when
+a new guarantee overcommits the tier (`reclaim`). A growing room is charged to the tier before the ledger is
+informed; for a shrinking one the ledger comes first. Each change takes a turn, which invalidates earlier decisions.
 """
 
 from __future__ import annotations
@@ -29,34 +27,32 @@ from kvstrata_sidecar.adapter.redis.client.commands import (
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
 
 ROOM_KEEP_MS = 7 * 86_400_000
-"""How long the room of a scope stays charged that is in no policy any more; its blocks are expected to be gone then."""
+"""Time that the room of a scope in no policy stays charged; its blocks have expired by then."""
 
 STALE_MS = 900_000
-"""How long the guarantee of a scope holds that no sweep renews: it is in no policy any more."""
+"""Time that a guarantee holds without renewal by a sweep; then its scope is in no policy."""
 
 SCOPES_PER_COMMAND = 512
 SCOPES_PER_STEP = 256
 LOAN_SHARE = 256
 LOAN_GROWTH_SHARE = 8
-"""A loan is this part of what is leased out more than what is needed, and `LOAN_SHARE` of the capacity at most: small
-scopes have small reserves, or else a tier of many would be full of them."""
+"""Reserve in a loan: this part of the leased bytes, at most `LOAN_SHARE` of the capacity."""
 
 TIGHT_SHARE = 8
-"""A tier of which less than this part is free has its scopes give back all that they do not use."""
+"""With less than this part of a tier free, its scopes give back all that they do not use."""
 
 FREE_SHARE = 32
-"""What part of a capacity is kept free to be lent, as long as there are keyspaces in no policy to take it from."""
+"""Part of a capacity kept free for loans, as long as keyspaces in no policy hold room."""
 
 LEFT_GRACE_MS = 150_000
-"""How long after a keyspace left a pod's policy it may still turn out to be in that of another model: longer than two
-sweeps are apart."""
+"""Time for which another model's policy may still have a keyspace that left a pod's; exceeds two sweep intervals."""
 
 NO_SHARE = Share(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A keyspace that no policy names: what it is charged, its last turn, and how long ago it was in a policy."""
+    """A keyspace that no policy names: its charge, its last turn, and the time since a policy had it."""
 
     keyspace: str
     charged_bytes: int
@@ -65,21 +61,19 @@ class Left:
 
 
 class Rooms:
-    """Gets and gives back room in one tier."""
-
     def __init__(self, domain: str) -> None:
         self._domain = domain
         self._key = rooms_key(domain).encode()
         self._short = False
 
     def grow(self, transport: Transport, keyspace: str, bounds: Bounds, share: Share, minimum: int) -> bool:
-        """Ask for room of `minimum` bytes more than is leased out; whether the scope has it now."""
+        """Request room of `minimum` bytes beyond what is leased out; return whether the scope has it now."""
         needed = share.leased + minimum
         wanted = min(bounds.limit_bytes, needed + _reserve(bounds, max(share.leased, LOAN_GROWTH_SHARE * minimum)))
         room, turn, beyond = self._ask(transport, b"grow", keyspace, bounds, wanted, share=share)
         self._short = self._short or beyond + (bounds.capacity_bytes or 0) // FREE_SHARE > 0
         if beyond > 0 and room > bounds.guaranteed_bytes:
-            # Charged, because it is in use, but not there to be leased out: the next sweeps bring it down.
+            # Charged, because it is in use, but not available for leases: the next sweeps reduce it.
             return False
         self._tell(transport, keyspace, room, turn)
         return room >= needed
@@ -95,10 +89,9 @@ class Rooms:
         *,
         tight: bool = False,
     ) -> int:
-        """Give back what is lent and not used, and, of an overcommitted tier, up to `back` bytes of what is used.
+        """Give back unused loans and, of an overcommitted tier, up to `back` used bytes; return by how much it was.
 
-        `settle(limit)` brings the ledger under a limit, by eviction, and returns what it leases out then. Nothing is
-        kept in reserve of a `tight` tier. Return by how much the tier was overcommitted.
+        `settle(limit)` evicts until the ledger is under a limit and returns its leases. If `tight`, no reserve is kept.
         """
         leased = share.leased
         spare = 0 if tight else _reserve(bounds, leased)
@@ -106,7 +99,7 @@ class Rooms:
         excess = max(0, beyond)
         owed = min(excess, back)
         target = max(min(room - owed, leased + spare, bounds.limit_bytes), kept_bytes(bounds))
-        # A little more than needed is kept: it would be asked for again.
+        # Keep a little more than needed: it would be requested again.
         if target >= room or (owed == 0 and room - target <= spare):
             return excess
         if self._tell(transport, keyspace, target, turn) is not None and (leased <= target or settle(target) <= target):
@@ -114,7 +107,7 @@ class Rooms:
         return excess
 
     def charge(self, transport: Transport, keyspace: str, bounds: Bounds, share: Share) -> None:
-        """Have the tier know what is guaranteed to a scope now, and what it has."""
+        """Record a scope's present guarantee and leases with the tier."""
         self._ask(transport, b"mark", keyspace, bounds, 0, share=share)
 
     def leave(
@@ -125,9 +118,8 @@ class Rooms:
         empty: Callable[[], None],
         left: Left | None = None,
     ) -> None:
-        """Charge a keyspace that is in no policy for no more than what it leases out once `empty` took some of it back.
-
-        `left` is what was found of it, which nobody may have changed since; without it, it has only just left.
+        """Reduce the charge of a keyspace in no policy to its leases after `empty`. `left` is the entry found, which
+        must be unchanged; None if the keyspace has only just left.
         """
         age_ms, seen = (STALE_MS - LEFT_GRACE_MS, 0) if left is None else (left.age_ms, left.turn)
         share, nothing = scope.ledger.share, Bounds(0, 0, 0)
@@ -154,21 +146,18 @@ class Rooms:
         return short
 
     def charged(self, transport: Transport) -> int:
-        """Return the bytes of all guarantees and loans."""
         (charged,) = transport.ask([Command(self._key, (b"HGET", self._key, b"sum"), _read_optional)])
         return charged or 0
 
     def excess(self, transport: Transport, capacity_bytes: int) -> int:
-        """Return by how many bytes guarantees and loans exceed the capacity."""
         return max(0, self.charged(transport) - capacity_bytes)
 
     def tight(self, transport: Transport, bounds: Bounds) -> bool:
-        """Whether little is left to lend."""
         capacity = bounds.capacity_bytes or 0
         return self.charged(transport) > capacity - capacity // TIGHT_SHARE
 
     def lent(self, transport: Transport, guaranteed: Mapping[str, int]) -> dict[str, int]:
-        """Return how many bytes more room than is guaranteed to them those of these scopes have that have more."""
+        """Return the bytes that scopes have beyond their guarantees, without those that have none."""
         names = iter(guaranteed)
         lent: dict[str, int] = {}
         while batch := list(islice(names, SCOPES_PER_COMMAND)):
@@ -178,7 +167,7 @@ class Rooms:
         return {name: size for name, size in lent.items() if size > 0}
 
     def tidy(self, transport: Transport) -> int:
-        """Add the rooms of all scopes up anew, and end the guarantees of those in no policy; return what differed."""
+        """Recompute the sum of all rooms and end guarantees of scopes in no policy; return the difference found."""
         cursor, walk, begun = 0, 0, False
         while cursor or not begun:
             step = call(
@@ -210,19 +199,19 @@ class Rooms:
         return room, last, beyond
 
     def _tell(self, transport: Transport, keyspace: str, room: int, turn: int) -> int | None:
-        """Let the scope's ledger know its room; return what it leases out, None if there is no ledger."""
+        """Report a scope's room to its ledger; return what it leases out, None if there is no ledger."""
         ledger = ledger_key(self._domain, keyspace).encode()
         ((status, leased),) = transport.ask([call("share", ledger, room, turn, read=_read_share)])
         return leased if status == "ok" else None
 
 
 def _reserve(bounds: Bounds, leased: int) -> int:
-    """Return how many bytes more than it leases out a scope may have."""
+    """Return how many bytes a scope may have beyond what it leases out."""
     return min((bounds.capacity_bytes or 0) // LOAN_SHARE, leased // LOAN_GROWTH_SHARE)
 
 
 def kept_bytes(bounds: Bounds) -> int:
-    """Return what nobody takes back from a scope."""
+    """Return the bytes that are never taken back from a scope."""
     return min(bounds.guaranteed_bytes, bounds.limit_bytes)
 
 

@@ -1,9 +1,8 @@
-"""What becomes of the room of keyspaces that leave the policy, as a tenant's does whenever its epoch changes.
+"""Room of keyspaces that leave the policy, as a tenant's does whenever its epoch changes.
 
-Their guarantee ends at once, because their scope has it in its new keyspace, and so does all room that their blocks do
-not take: else a tenant that changes its epoch often would hold a whole tier for a quarter of an hour. What their blocks
-take stays charged until somebody needs it: see leftovers. The last pod to learn of the new policy has the last word;
-keyspaces that no pod saw leave are found later by the time that has passed.
+Their guarantee ends at once, and so does room without blocks: otherwise frequent epoch changes would hold a whole tier
+for a quarter of an hour. Room of their blocks stays charged until it is needed (`reclaim_2`, which also finds keyspaces
+that no pod saw leave). The last pod to see the new policy decides.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class Departed:
         self._left: dict[str, None] = {}
 
     def follow(self, before: Collection[str], now: Collection[str]) -> None:
-        """Note who left between two policies, and who came back."""
         for keyspace in now:
             self._left.pop(keyspace, None)
         for keyspace in before:
@@ -33,7 +31,7 @@ class Departed:
                 self._left[keyspace] = None
 
     def turn(self, transport: Callable[[], Transport], interrupted: Callable[[], bool]) -> None:
-        """Have them give back, until interrupted. Raises as the transport does; what is left is tried again."""
+        """Give room back until interrupted. Raises as the transport does; what is left is tried again."""
         while self._left and not interrupted():
             keyspace = next(iter(self._left))
             bounds = self._bounds(keyspace)

@@ -1,4 +1,4 @@
-"""What a sweep does to the buckets of a scope: take out what is over, shorten lives."""
+"""Steps of a sweep over a scope's buckets: remove expired entries, shorten lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRIES_PER_CALL = 256
 
 
 def expire(transport: Transport, states: Sequence[bytes]) -> tuple[int, int]:
-    """Take out what expired and what dead writers reserved; return how many of each."""
+    """Remove expired blocks and dead writers' reservations; return how many of each."""
     all_expired = all_dead = 0
     steps = [(state, 0) for state in states]
     while steps:
@@ -35,7 +35,6 @@ def expire(transport: Transport, states: Sequence[bytes]) -> tuple[int, int]:
 
 
 def clamp(transport: Transport, states: Sequence[bytes], life_ms: int) -> None:
-    """Shorten the lives of blocks to what the policy allows now."""
     steps = [(state, 0, 0) for state in states]
     while steps:
         commands = [

@@ -1,12 +1,9 @@
-"""Room for stores: leases of buckets, drawn from the ledger of their scope, and eviction when there is no more.
+"""Leases of buckets, drawn from their scope's ledger, and eviction when the ledger is exhausted.
 
-A scope's limit is divided into leases of its buckets, because a script sees one bucket only. What a bucket holds and
-has reserved never exceeds its lease, and the leases never exceed the limit: growing, the ledger is charged before the
-bucket is raised; shrinking, the bucket yields before the ledger is credited. A writer that dies in between leaves
-bytes that nobody can use until a rebuild finds them, and never a byte too much.
-
-A rebuild gives the ledger a new version, has every bucket adopt it, and adds up the leases that they had right then.
-Whatever was granted or yielded under an older version counts no more, so a frozen writer may wake at any time.
+A scope's limit is divided into leases of its buckets, because a script sees one bucket only. For a larger lease the
+ledger is charged first; for a smaller one the bucket yields first. A writer that dies in between strands bytes until a
+rebuild, which gives the ledger a new version, has every bucket adopt it, and sums up their leases. Grants and yields of
+an older version no longer count, so a frozen writer may continue at any time.
 """
 
 from __future__ import annotations
@@ -46,20 +43,19 @@ from kvstrata_sidecar.adapter.redis.client.resp import (
 )
 
 ATTEMPTS = 6
-"""How often a store asks for room that others take before it: each time it found some."""
+"""Attempts of a store to get room that others take before it."""
 
 LEASE_SHARE = 256
 LEASE_GROWTH_SHARE, SPARE_SHARE = 4, 8
-"""A lease grows by the first part of itself beyond what is needed, so that not every store asks the ledger; a sweep
-leaves the second part of what is in use. Neither is more than `LEASE_SHARE` of the limit: what 16 buckets of each scope
-have in reserve is lost to all others."""
+"""A lease grows by the first part of itself beyond the need; a sweep leaves the second part of what is in use. At most
+`LEASE_SHARE` of the limit: reserves of 16 buckets are lost to all other scopes."""
 
 EVICTIONS_PER_CALL = 256
 REBUILD_PATIENCE_MS = 200
-"""How long a rebuild that another has begun is waited for; it takes three exchanges."""
+"""Time to wait for another's rebuild, which takes three exchanges."""
 
 LEDGER_KEEP_MS = 7 * 86_400_000
-"""How long a ledger lives that nobody asks any more; one that is gone is rebuilt from its buckets."""
+"""Life of an unused ledger; a lost one is rebuilt from its buckets."""
 
 
 REFUSALS = {"tombstone": Refusal.TOMBSTONE}
@@ -67,7 +63,7 @@ REFUSALS = {"tombstone": Refusal.TOMBSTONE}
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A block that wants room: `size` bytes at a place, under a token that tells its writer from others."""
+    """A block that needs room: `size` bytes at a place, under a token that identifies its writer."""
 
     place: Place
     size: int
@@ -76,16 +72,12 @@ class Demand:
 
     @property
     def bounds(self) -> Bounds | None:
-        """What its scope may use, None if that is not bounded."""
+        """Bounds of its scope, None if it has none."""
         return self.terms.bounds
 
 
 class Ledgers:
-    """Makes room in the scopes of one tier. Safe to share between threads.
-
-    `clock` returns seconds, `count(name, amount, keyspace)` is told what happened, `aged` how many seconds ago each
-    block was computed that was evicted.
-    """
+    """Makes room in the scopes of one tier. Thread-safe. `count` takes name, amount and keyspace, `aged` seconds."""
 
     def __init__(
         self,
@@ -107,11 +99,7 @@ class Ledgers:
         self._foresight = Foresight(clock)
 
     def admit_each(self, transport: Transport, demands: Sequence[Demand]) -> list[Refusal | bool | Exception]:
-        """Reserve room for blocks: for each True if it may be written, False if it is there, or why it may not.
-
-        What stands in the way of one block is an error in its place. Raises PeerClosedError, after which all of it may
-        be tried again.
-        """
+        """For each block, True if reserved, False if present, else the refusal or error. PeerClosedError: retry."""
         begun_s = self._clock()
         outcomes: list[Refusal | bool | Exception | None] = [
             Refusal.OVER_BUDGET if one.bounds is not None and one.size > one.bounds.limit_bytes else None
@@ -125,7 +113,7 @@ class Ledgers:
                 raise answer
             outcomes[index] = self._judge(demands[index].place.keyspace, answer)
             if outcomes[index] is None:
-                # What is found for the first may do for the others, too: those ask once more before they look.
+                # Room made for the first may suffice for the others: those ask once more before they look.
                 short[index] = None if short else answer.missing_bytes
         for index, missing_bytes in short.items():
             try:
@@ -137,7 +125,7 @@ class Ledgers:
     def _make_way(
         self, transport: Transport, demand: Demand, begun_s: float, missing_bytes: int | None
     ) -> Refusal | bool | Exception | None:
-        """Look for room until the block has it, None if there is none to be had."""
+        """Return None if no room can be found."""
         bounds = demand.bounds
         if bounds is None:
             raise FramingError("a scope without a limit ran short of it")
@@ -145,7 +133,7 @@ class Ledgers:
         gather = True
         for _ in range(1, ATTEMPTS):
             if missing_bytes is not None:
-                # Once only: others that are short of room would take it away again.
+                # Once only: competing stores would take it away again.
                 before_ms = self._make_room(transport, demand.place, demand.size, missing_bytes, bounds, gather=gather)
                 gather = False
                 if before_ms is None:
@@ -165,7 +153,7 @@ class Ledgers:
         return reserve(demand.place, demand.size, demand.token, terms, before_ms, self._window_ms)
 
     def _judge(self, keyspace: str, answer: Reserved | Exception) -> Refusal | bool | Exception | None:
-        """Return what the answer to a reservation means, None if the block needs more room."""
+        """Return the meaning of a reservation's answer, None if the block needs more room."""
         if isinstance(answer, Exception):
             return answer
         if answer.evicted:
@@ -175,11 +163,10 @@ class Ledgers:
         return REFUSALS.get(answer.status, answer.status == "ok")
 
     def view(self, transport: Transport, keyspace: str) -> ScopeView:
-        """Read a scope's ledger and buckets."""
         return view(transport, self._domain, keyspace)
 
     def rebuild(self, transport: Transport, keyspace: str, seen_version: int) -> None:
-        """Make the ledger anew from its buckets, unless another did since `seen_version` (0: none) was seen."""
+        """Rebuild the ledger from its buckets, unless another process did since `seen_version` (0: none) was seen."""
         key = ledger_key(self._domain, keyspace).encode()
         at_least = 0
         for _ in range(ATTEMPTS):
@@ -208,7 +195,7 @@ class Ledgers:
                 return
 
     def take(self, transport: Transport, keyspace: str, bucket: int, amount: int, evict_before_ms: int) -> int:
-        """Take up to `amount` bytes of a bucket's lease back to the ledger, evicting what stands in the way."""
+        """Move up to `amount` leased bytes of a bucket back to the ledger, evicting if needed; return the bytes."""
         key = state_key(self._base(keyspace, bucket))
         yielding = call("yield", key, amount, evict_before_ms, EVICTIONS_PER_CALL, read=_read_yielded)
         ((taken, version, evicted_bytes, evicted, ages_ms),) = transport.ask([yielding])
@@ -230,8 +217,7 @@ class Ledgers:
         growth_share: int = 0,
     ) -> int:
         """Raise a bucket's lease by `minimum` to `wanted` bytes; return by how many, 0 if the ledger has less left.
-
-        With a `growth_share`, by that part of itself beyond `minimum` at most. A ledger that is void is rebuilt first.
+        `growth_share` bounds what exceeds `minimum` to that part of the lease. A void ledger is rebuilt first.
         """
         ledger = ledger_key(self._domain, keyspace).encode()
         state = state_key(self._base(keyspace, bucket))
@@ -252,8 +238,7 @@ class Ledgers:
                 if raised == "ok":
                     granted: int = amount
                     return granted
-            # Void, unless somebody made it anew meanwhile. Or the bucket never adopted this version: it was emptied, or
-            # its server fell back.
+            # The ledger is void, or the bucket never adopted this version: it was emptied, or its server fell back.
             self.rebuild(transport, keyspace, 0 if status == "void" else version)
         return 0
 
@@ -269,7 +254,7 @@ class Ledgers:
         for _ in range(BUCKETS * ATTEMPTS):
             scope = self.view(transport, keyspace)
             excess = scope.ledger.leased - limit
-            # By and by, so that it is always the bucket with the oldest blocks that yields.
+            # In small steps, so that always the bucket with the oldest blocks yields.
             share = min(excess, max(excess // 8, limit // 64, 1))
             if excess <= 0 or not self._collect(transport, keyspace, scope, share, exclude=None):
                 break
@@ -277,12 +262,10 @@ class Ledgers:
         return max(0, above) + sum(bucket.unleased for bucket in scope.buckets)
 
     def give_back(self, transport: Transport, keyspace: str, bounds: Bounds, back: int = 0) -> int:
-        """Give a tier whose capacity is divided back what this scope does not need, and, if guarantees need it, up to
-        `back` bytes of what it uses. Return by how much the tier was overcommitted.
-        """
+        """Give back unneeded room and, if guarantees need it, up to `back` used bytes; return the tier's excess."""
         scope = self.view(transport, keyspace)
         if (scope.ledger.version == 0 or scope.ledger.void) and any(scope.leases):
-            # The tier has to know what is leased out, also of a scope that nobody stores into.
+            # The tier has to know the leases even of a scope without stores.
             self.rebuild(transport, keyspace, 0)
         tight = self.rooms.tight(transport, bounds)
         for bucket in scope.buckets:
@@ -300,10 +283,7 @@ class Ledgers:
     def _make_room(
         self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds, *, gather: bool
     ) -> int | None:
-        """Find room for a block; return which blocks of its own bucket may go for it, None if there is no room.
-
-        With `gather` no block goes as long as what other buckets have leased and do not use is enough.
-        """
+        """Return which own blocks a new one may evict, None without room; `gather` prefers others' unused leases."""
         keyspace, bucket = place.keyspace, place.bucket
         wanted = missing + bounds.limit_bytes // LEASE_SHARE
         if self.grant(transport, keyspace, bucket, wanted, missing, bounds, LEASE_GROWTH_SHARE) > 0:
@@ -312,7 +292,7 @@ class Ledgers:
         own = scope.buckets[bucket]
         room = max(0, min(bounds.limit_bytes, scope.ledger.room(bounds)) - scope.ledger.leased)
         if own.unleased > 0:
-            # Stored before there was a limit: others must not go for what has no right to be here.
+            # Stored before there was a limit: no other bucket yields for such blocks.
             self._cover(transport, keyspace, own, min(own.unleased, room), bounds)
             return 0
         left = missing - room
@@ -335,13 +315,13 @@ class Ledgers:
         return FOR_EVER_MS if own_fits else None
 
     def _cover(self, transport: Transport, keyspace: str, bucket: BucketView, amount: int, bounds: Bounds) -> None:
-        """Lease up to `amount` more to a bucket that holds more than its lease, and evict what is not covered."""
+        """Lease up to `amount` more to a bucket above its lease, and evict what is not covered."""
         if amount > 0:
             self.grant(transport, keyspace, bucket.bucket, amount, 1, bounds)
         self.take(transport, keyspace, bucket.bucket, 0, FOR_EVER_MS)
 
     def _collect(self, transport: Transport, keyspace: str, scope: ScopeView, amount: int, exclude: int | None) -> int:
-        """Take leases back: unused ones, then those of buckets with the oldest blocks. Return the bytes."""
+        """Take back unused leases, then those of the buckets with the oldest blocks. Return the bytes."""
         others = scope.others(exclude)
         taken = self.take_unused(transport, keyspace, others, amount)
 
@@ -354,7 +334,7 @@ class Ledgers:
         return taken
 
     def take_unused(self, transport: Transport, keyspace: str, buckets: Sequence[BucketView], amount: int) -> int:
-        """Take up to `amount` bytes back that are leased and not in use; return how many that were."""
+        """Take back up to `amount` bytes of unused leases; return how many."""
         taken = 0
         for bucket in sorted(buckets, key=lambda b: -b.slack):
             if bucket.slack > 0 and taken < amount:
@@ -383,9 +363,7 @@ def _read_status_and_number(reply: Reply) -> tuple[str, int]:
 
 
 def _read_grant(reply: Reply) -> tuple[str, int, int, Share | None]:
-    """Return status, bytes and version of a grant; of a void ledger its version is all there is. A ledger that needs
-    room from the tier says what it knows.
-    """
+    """Return status, bytes, version and the share of a ledger that needs room; a void one has a version only."""
     first, *rest = read_list(reply, 2, 3, 4)
     status, numbers = read_text(first), [read_number(one) for one in rest]
     if status == "unshared" and len(numbers) == 3:

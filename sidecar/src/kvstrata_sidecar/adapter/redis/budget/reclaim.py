@@ -1,9 +1,8 @@
-"""Takes back what is lent when guarantees need it, and keeps the sum of a tier's division right.
+"""Takes back loans when guarantees need them, and corrects the sum of a tier's division.
 
-A tier may be overcommitted: a policy guarantees more than is left, or a division that was lost is charged again. Who
-holds the claim has those give back who borrowed most, all down to one level, until every guarantee is covered. Only
-under that claim, because each of several would give the whole excess back; two at once cost cached blocks, no more.
-What keyspaces have that are in no policy goes before anything else does.
+A tier is overcommitted when a policy guarantees more than is left, or a lost division is charged again. The holder of
+the claim has the largest borrowers give back, down to one level, until every guarantee is covered. Two holders at once
+cost cached blocks, no more. Room of keyspaces in no policy goes first.
 """
 
 from __future__ import annotations
@@ -19,18 +18,15 @@ from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport, cl
 
 RECLAIM_CLAIM_S = 5.0
 HELD_S = 4.0
-"""How long a process relies on the claim that it was given; what it has begun by then ends within the rest."""
+"""Time that a process relies on its claim; what it has begun by then ends within the rest."""
 
 PATIENCE_S = 60.0
-"""How long after an excess became known what is lent is taken back; each sweep that sees one begins anew."""
+"""Time that loans are taken back after an excess was seen."""
 
 
 class Reclaim:
-    """Takes room back from the scopes of this process' policy. `clock` returns seconds, `token` names this process.
-
-    `bounds` are a keyspace's under the policy; `permitted(keyspace)` is whether the tier may be used for it meanwhile,
-    and keeps its failure from others; `count(name, amount)` is told what was found; `interrupted` is whether something
-    else cannot wait.
+    """Takes room back from the scopes of this process' policy. `clock` returns seconds. `permitted(keyspace)` yields
+    whether the tier may be used for it and isolates its failure; `interrupted` is whether urgent work waits.
     """
 
     def __init__(
@@ -61,13 +57,13 @@ class Reclaim:
         self._in_vain: set[str] = set()
 
     def begin(self) -> None:
-        """Note that guarantees changed, or that a tier is overcommitted."""
+        """Record that guarantees changed, or that a tier is overcommitted."""
         self._until_s = self._clock() + PATIENCE_S
         self._in_vain.clear()
         self._leftovers.begin()
 
     def turn(self, connect: Callable[[], Transport], keyspaces: Collection[str], tidy_every_s: float | None) -> None:
-        """Do what is due in a tier whose capacity is divided, and, every so often, add its rooms up anew."""
+        """Do what is due if the capacity is divided; recompute its sum every `tidy_every_s`, None for not now."""
         first = next(iter(keyspaces), None)
         whole = self._bounds(first) if first is not None else None
         if whole is None or whole.capacity_bytes is None:
@@ -101,7 +97,7 @@ class Reclaim:
                     self._ledgers.give_back(connect(), keyspace, own, amount)
             before, excess = excess, self._rooms.excess(connect(), capacity_bytes)
             if excess >= before:
-                # As of a scope on a server that is away: then others have to give more.
+                # For example, its server is unreachable: others have to give more.
                 self._in_vain.add(keyspace)
 
     def _claimed(self, transport: Transport) -> bool:
@@ -112,10 +108,7 @@ class Reclaim:
 
 
 def parts(lent: Mapping[str, int], excess: int) -> list[tuple[str, int]]:
-    """Return who gives back how many of the bytes lent to them, who borrowed most first.
-
-    Those who give back keep equally much, and no less than anybody else.
-    """
+    """Return the bytes that each borrower gives back, largest first: all are cut down to one level."""
     ordered = sorted(lent.items(), key=lambda one: -one[1])
     total = 0
     for number, (_, size) in enumerate(ordered, 1):

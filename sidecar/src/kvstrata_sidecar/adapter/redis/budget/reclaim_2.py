@@ -1,9 +1,8 @@
-"""Makes room at the cost of keyspaces that are in no policy: nobody can read their blocks.
+"""Makes room at the cost of keyspaces that are in no policy: no reader can use their blocks.
 
 When a tier has little left to lend, one pod walks over the rooms of all scopes, finds those that no sweep has renewed,
-and takes back what they have until enough is free: of each what expired and what is not in use, then blocks, the least
-recently used of a bucket first. So blocks that somebody may read never go for a loan while there are such. It is done
-by the index of each keyspace and in its own turns: one that came back into a policy meanwhile is left alone.
+and takes back room until enough is free: expired and unused bytes first, then each bucket's least recently used blocks.
+A keyspace that returned to a policy meanwhile has a later turn and is left alone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
 
 WALK_CLAIM_S = 5.0
 IN_VAIN_S = 15.0
-"""How long nobody looks again after a walk that did not find enough."""
+"""Pause of all pods after a walk that did not find enough."""
 
 IN_VAIN = b"-"
 
@@ -37,11 +36,8 @@ COUNTERS = {"evicted": "departed_evicted", "evicted_bytes": "departed_evicted_by
 
 
 class Leftovers:
-    """Looks for them when asked to, for one tier. For one thread.
-
-    `each()` keeps one keyspace's failure, as of a server that is away, from the others; `current()` is whether this
-    process' policy is in force: while it is not, that of others may not be either, and nobody renews what is in theirs.
-    The rest is as of Reclaim.
+    """Works on one tier, when asked to. For one thread. `each()` isolates a keyspace's failure; `current()` is whether
+    this process' policy is in force: if not, those of others may not be either, and no pod renews their scopes.
     """
 
     def __init__(
@@ -62,7 +58,7 @@ class Leftovers:
         self._each = each
         self._count = count
         self._interrupted = interrupted
-        # Of its own, because what leaves with them is nobody's, and nothing of it comes back.
+        # Separate: evictions of keyspaces in no policy count for no scope.
         self._ledgers = Ledgers(domain, self._count_evicted, clock, WRITE_WINDOW_MS)
         self._key = rooms_claim_key(domain, "d").encode()
         self._wanted = False
@@ -72,11 +68,11 @@ class Leftovers:
         self._found: deque[Left] = deque()
 
     def begin(self) -> None:
-        """Note that room may be short."""
+        """Record that room may be short."""
         self._wanted = self._wanted or self._clock() >= self._rest_until_s
 
     def turn(self, connect: Callable[[], Transport], own: Container[str], capacity_bytes: int) -> bool:
-        """Make room if it is short, at no cost of the policy's `own`; whether there is no more to be had for now."""
+        """Make room if it is short, sparing the policy's `own`; return whether no more can be made for now."""
         if self._wanted and not self._current():
             self._rest(LEFT_GRACE_MS / 1000)
         while self._wanted and not self._interrupted():
@@ -100,7 +96,7 @@ class Leftovers:
         return not self._wanted
 
     def _take(self, transport: Transport, left: Left, missing: int) -> None:
-        """Take what one keyspace has back: all that is not in use, and blocks for what is `missing` then."""
+        """Take back all of a keyspace that is not in use, then blocks for the `missing` bytes."""
         keyspace = left.keyspace
         scope = self._ledgers.view(transport, keyspace)
         if (scope.ledger.version == 0 or scope.ledger.void) and any(scope.leases):
@@ -123,7 +119,7 @@ class Leftovers:
         self._ledgers.rooms.leave(transport, keyspace, scope, empty, left)
 
     def _begin_walk(self, transport: Transport) -> bool:
-        """Whether the walk is this process' to do. If another did it in vain just now, nobody does."""
+        """Claim the walk; rest if another's just found too little. Return whether this process has the claim."""
         if claim(transport, self._key, self._token, int(WALK_CLAIM_S * 1000)):
             self._walking, self._cursor = True, 0
             return True
@@ -136,7 +132,7 @@ class Leftovers:
         self._wanted, self._rest_until_s = False, self._clock() + seconds
 
     def _end(self, transport: Transport) -> None:
-        """Stop looking, and let others look from now on."""
+        """Stop, and release the claim."""
         if self._walking:
             transport.ask([Command(self._key, (b"UNLINK", self._key), read_number)])
         self._wanted = self._walking = False

@@ -1,4 +1,4 @@
-"""What a scope has in one tier: its ledger and its buckets, as read in one pipeline."""
+"""State of a scope in one tier: its ledger and its buckets, read in one pipeline."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
-    """A bucket's accounting, in bytes, and when its least recently used block was used (None without any).
-
-    `longest_ms` is the longest life that a block in it may have been given. A bucket whose server is away is not
-    `known`: what the ledger charges for it counts as in use.
+    """A bucket's accounting in bytes. `oldest_ms` is the last use of its least recently used block, None without any;
+    `longest_ms` the longest life given to a block. If not `known`, its server is away and its charge counts as in use.
     """
 
     bucket: int
@@ -38,23 +36,21 @@ class BucketView:
 
     @property
     def in_use(self) -> int:
-        """What is stored or reserved."""
         return self.used + self.held
 
     @property
     def slack(self) -> int:
-        """What is leased and not in use."""
         return max(0, self.lease - self.in_use)
 
     @property
     def unleased(self) -> int:
-        """What is in use beyond the lease, as after a limit was set where there was none."""
+        """Bytes in use beyond the lease, for example after a limit was added."""
         return max(0, self.in_use - self.lease)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a ledger leases out, the room that it was given, and the turn in which it heard of that; 0 for none."""
+    """Bytes that a ledger leases out, its room, and the turn in which it was informed; 0 for none."""
 
     leased: int
     given: int
@@ -74,11 +70,10 @@ class LedgerView:
 
     @property
     def share(self) -> Share:
-        """What it knows of the tier's division."""
         return Share(self.leased, self.given, self.turn)
 
     def room(self, bounds: Bounds) -> int:
-        """Return what the ledger may lease out, the limit apart."""
+        """Return the bytes that the ledger may lease out, apart from the limit."""
         return self.given if bounds.divided else bounds.limit_bytes
 
 
@@ -92,11 +87,10 @@ class ScopeView:
 
     @property
     def leases(self) -> tuple[int, ...]:
-        """The leases that the buckets have."""
         return tuple(bucket.lease for bucket in self.buckets)
 
     def others(self, exclude: int | None) -> list[BucketView]:
-        """Return the buckets that have a lease, but for one and those whose server is away."""
+        """Return the buckets with a lease, without `exclude` and those on unreachable servers."""
         return [one for one in self.buckets if one.known and one.bucket != exclude and one.lease > 0]
 
     def above(self, limit_bytes: int) -> bool:
@@ -105,11 +99,11 @@ class ScopeView:
 
     @property
     def evict_before_ms(self) -> int:
-        """Before which moment the last use of a block lies that is about the least recently used of the scope."""
+        """The last use before which a block counts as one of the scope's least recently used."""
         oldest = min((b.oldest_ms for b in self.buckets if b.oldest_ms is not None), default=None)
         if oldest is None:
             return FOR_EVER_MS
-        # An eighth of the whole span: taking a block of one's own bucket costs nothing, another's four exchanges.
+        # An eighth of the whole span: a block of the own bucket is free to evict, another's costs four exchanges.
         return int(oldest + max(0.0, self.now_ms - oldest) / 8) + 1
 
 

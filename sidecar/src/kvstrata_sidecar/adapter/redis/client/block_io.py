@@ -1,4 +1,4 @@
-"""Values on their way: what a connection writes and reads in one pipeline, each between LMCache's memory and a key."""
+"""Values that a connection writes and reads in one pipeline, between LMCache's memory and a key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ Parts = Sequence[bytes | memoryview]
 
 @dataclass(slots=True)
 class Write:
-    """A value for `key` that lives for `ttl_ms`, and the command that travels right behind it.
+    """A value for `key` that lives for `ttl_ms`, and the command sent right behind it.
 
-    `parts` is called when the value is about to be sent, and what it returns is sent before the next one's is called:
-    so a worker needs one staging buffer, however many values are on their way. `answer` is what the reply to `after`
-    says (True without one), or the error that tells why not; None as long as nothing came.
+    `parts` is called when the value is about to be sent, so that one staging buffer per worker suffices. `answer` is
+    the result of `after` (True without one) or the error; None until a reply came.
     """
 
     key: bytes
@@ -30,26 +29,26 @@ class Write:
 
 
 class Read(ABC):
-    """A value that is asked for, along with what decides whether it counts. Its methods are called in this order."""
+    """A value to read, and the decision whether it counts. Methods are called in this order."""
 
     key: bytes
     before: Sequence[Command]
 
     @abstractmethod
     def accept(self, answers: Sequence[Any]) -> bool:
-        """Whether the value counts, by what the replies to `before` say."""
+        """Whether the value counts, given the replies to `before`."""
 
     @abstractmethod
     def open(self) -> Opening:
-        """Return where the value goes; asked for one value at a time, when it comes."""
+        """Return the destination of the value; called for one value at a time, when it arrives."""
 
     def take(self, opening: Opening) -> bool:
-        """Whether what was read is the value, now that all of its bytes are there."""
+        """Whether the bytes read are the value; called when all of them are there."""
         return opening.finish()
 
 
 class Accepted(Read):
-    """A value about which all has been said but its bytes."""
+    """A value that was accepted already; only its bytes are read."""
 
     before: Sequence[Command] = ()
 
@@ -58,13 +57,10 @@ class Accepted(Read):
         self._read = read
 
     def accept(self, answers: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Take it."""
         return True
 
     def open(self) -> Opening:
-        """Return where the value goes."""
         return self._read.open()
 
     def take(self, opening: Opening) -> bool:
-        """Whether what was read is the value."""
         return self._read.take(opening)

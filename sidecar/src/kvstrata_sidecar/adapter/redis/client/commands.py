@@ -1,9 +1,8 @@
-"""How blocks are looked up, loaded and stored in a shared tier: commands, and what their replies mean.
+"""Lookup, load and store of blocks in a shared tier: commands, and the meaning of their replies.
 
 A store reserves its bytes, writes the value with a short life, and commits it, which makes it readable and gives it its
-real life; the commit travels right behind the value. Readers take committed blocks only. So whatever a writer leaves
-behind that was killed, frozen or cut off in the middle is read by nobody and gone by itself. Time is the server's: a
-lookup asks for it along with everything else. See kvstrata.contract.keys for the names, .scripts for the scripts.
+real life; the commit is sent right behind the value. Readers use committed blocks only, so remains of a writer that
+died are never read and expire. Time is the server's: a lookup asks for it in the same pipeline.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Re
 from kvstrata_sidecar.adapter.tier.encryption import Opening
 
 WRITE_WINDOW_MS = 30_000
-"""How long a value lives that is not committed, and how long a reservation keeps its bytes."""
+"""Life of a value that is not committed, and of its reservation."""
 
 INDEX_SLACK_MS = 3_600_000
-"""How much longer than its blocks an index lives that nobody uses any more."""
+"""Time that an unused index outlives its blocks."""
 
 MEMBERS_PER_COMMAND = 512
 FOR_EVER_MS = 9_007_199_254_740_991
@@ -34,19 +33,19 @@ FOR_EVER_MS = 9_007_199_254_740_991
 
 
 class Transport(Protocol):
-    """What carries commands to the server, or to that server of a cluster which has the slot of their key."""
+    """Sends commands to the server, or to the server of a cluster that has the slot of their key."""
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the replies say, in order. Raises the first that is an error, or why there is none."""
+        """Return the results, in order. Raises the first error."""
 
     def ask_each(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what each reply says, or the error that it is; of a server that is away, the error that says so."""
+        """Return the results or errors, in order."""
 
     def set_each(self, writes: Sequence[Write]) -> None:
-        """Write values and enter what the reply to the command behind each says, or the error that tells why not."""
+        """Write values and set each `answer`."""
 
     def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
-        """Read values; for each whether it is there and counts."""
+        """Read values; for each, whether it is there and counts."""
 
 
 class Place(NamedTuple):
@@ -59,24 +58,21 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, key: BlockKey) -> Place:
-        """Return the place of a block."""
         return cls.at(key.domain, key.keyspace, key.member, key.chunk_hash)
 
     @classmethod
     def at(cls, domain: str, keyspace: str, member: str, chunk_hash: bytes) -> Place:
-        """Return the place of a block by its name in its bucket."""
         bucket = bucket_of(chunk_hash)
         return cls(keyspace, bucket, _base(domain, keyspace, bucket), member.encode())
 
     @property
     def name(self) -> bytes:
-        """The block's full name."""
         return self.base + b":" + self.member
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a scope may use: its limit, and of a tier whose capacity is divided its guarantee and the capacity."""
+    """Limit of a scope; in a tier whose capacity is divided, also its guarantee and the capacity."""
 
     limit_bytes: int
     guaranteed_bytes: int = 0
@@ -90,10 +86,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's bounds.
-
-    `encrypts` is whether the tier takes encrypted blocks alone.
-    """
+    """Policy for storing a block: a new one's life, this one's age, its scope's bounds, and encryption."""
 
     life_ms: int
     age_ms: int = 0
@@ -102,7 +95,7 @@ class Terms:
 
     @property
     def keep_ms(self) -> int:
-        """How long the index has to be kept at least."""
+        """Minimum time to keep the index."""
         return self.life_ms + INDEX_SLACK_MS
 
 
@@ -111,9 +104,7 @@ RESERVED = frozenset({"ok", "present", "tombstone", "short"})
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The answer to a reservation: `ok`, `present`, `tombstone`, or `short` of `missing_bytes`; and what it
-    evicted, with how long ago each of these blocks was computed.
-    """
+    """`ok`, `present`, `tombstone`, or `short` of `missing_bytes`; and the evicted blocks with their ages."""
 
     status: str
     missing_bytes: int = 0
@@ -123,7 +114,7 @@ class Reserved:
 
 
 class Sought(NamedTuple):
-    """Blocks of one bucket to be looked up: the bucket's prefix, their names therein, and by what numbers they go."""
+    """Blocks of one bucket to look up: the bucket's prefix, their names therein, and their numbers in the request."""
 
     base: bytes
     members: list[bytes]
@@ -131,7 +122,6 @@ class Sought(NamedTuple):
 
     @classmethod
     def at(cls, domain: str, keyspace: str, bucket: int) -> Sought:
-        """Return none of a bucket yet."""
         return cls(_base(domain, keyspace, bucket), [], [])
 
 
@@ -156,18 +146,17 @@ def _base(domain: str, keyspace: str, bucket: int) -> bytes:
 
 
 def claim(transport: Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
-    """Claim for a while what only one process shall do; whether it is this one's."""
+    """Claim exclusive work for a while; return whether this process has it."""
     (mine,) = transport.ask([call("claim", key, token, ttl_ms, read=read_number)])
     return bool(mine)
 
 
 def state_key(base: bytes) -> bytes:
-    """Return the name of a bucket's state."""
     return base + b":#s"
 
 
 def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms: int, window_ms: int) -> Command:
-    """Reserve `size` bytes, if need be for blocks that were last used before a moment. Answers Reserved."""
+    """Reserve `size` bytes, evicting blocks last used before `evict_before_ms` if needed. Answers Reserved."""
     limited = b"0" if terms.bounds is None else b"1"
     return call(
         "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
@@ -176,7 +165,7 @@ def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms
 
 
 def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, window_ms: int) -> Write:
-    """Return what writes a block that was reserved and commits it; the answer is `ok`, or it came too late."""
+    """Return the write and commit of a reserved block; the answer is `ok`, or it came too late."""
     commit = call(
         "commit", state_key(place.base), place.member, token, terms.life_ms - terms.age_ms, terms.age_ms,
         terms.keep_ms, read=read_text,
@@ -185,16 +174,14 @@ def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, 
 
 
 def lookup_each(transport: Transport, asked: Sequence[tuple[Sequence[Sought], int | None]]) -> list[Sight]:
-    """Return which blocks are committed and alive, in one pipeline: of each keyspace that is asked about, what is
-    sought in it and its retention in milliseconds.
-
-    A bucket in which something may live longer than the retention is not used until it was clamped.
+    """Return which blocks are committed and alive; `asked` has each keyspace's sought blocks and retention in ms. A
+    bucket with blocks that may outlive the retention is not used until it was clamped.
     """
     sights = [Sight() for _ in asked]
     first = next((one for sought, _ in asked for one in sought), None)
     if first is None:
         return sights
-    # One clock for all: should a bucket turn out to have moved to another server, its own decides when it is loaded.
+    # One clock for all: if a bucket has moved to another server, that server's clock decides at the load.
     commands = [_now(state_key(first.base))]
     questions: list[tuple[Sight, int | None, list[int]]] = []
     for sight, (sought, retention_ms) in zip(sights, asked, strict=True):
@@ -221,10 +208,10 @@ def lookup_each(transport: Transport, asked: Sequence[tuple[Sequence[Sought], in
 
 
 class Loading(Read):
-    """A block that is read if it is committed and alive. `open_into` is called when its value comes.
+    """A block that is read if it is committed and alive. `open_into` is called when its value arrives.
 
-    Afterwards: `hit` is whether it was loaded, `age_ms` how long ago it was computed, `refusal` why it may not be used,
-    if so, `unreadable` whether it should have been there, `damaged` whether what was there is no block.
+    Afterwards: `hit`: it was loaded; `age_ms`: since it was computed; `refusal`: why it may not be used; `unreadable`:
+    it should have been there; `damaged`: the value is no block.
     """
 
     def __init__(self, place: Place, open_into: Callable[[], Opening], retention_ms: int | None) -> None:
@@ -243,7 +230,6 @@ class Loading(Read):
         self.refusal: Refusal | None = None
 
     def accept(self, answers: Sequence[Any]) -> bool:
-        """Whether it is committed and alive, in a bucket that may be used."""
         now_ms, state, score, computed_ms = answers
         self.refusal = _bucket_refusal(state, self._retention_ms)
         self.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
@@ -251,11 +237,9 @@ class Loading(Read):
         return self.unreadable
 
     def open(self) -> Opening:
-        """Return where it goes."""
         return self._open()
 
     def take(self, opening: Opening) -> bool:
-        """Whether the caller's memory holds the block now."""
         self.hit = opening.finish()
         self.unreadable, self.damaged = not self.hit, opening.damaged
         return self.hit
@@ -271,14 +255,13 @@ def discard(transport: Transport, places: Sequence[Place]) -> list[bool]:
 
 
 def read_text(reply: Reply) -> str:
-    """Return a reply that is a string."""
     if not isinstance(reply, bytes):
         raise FramingError("an answer is not a string")
     return reply.decode("utf-8", "replace")
 
 
 def read_number(reply: Reply) -> int:
-    """Return a reply that is a number, sent as one or as digits."""
+    """Return a number, sent as integer or as digits."""
     if isinstance(reply, int):
         return reply
     if not isinstance(reply, bytes):
@@ -287,38 +270,35 @@ def read_number(reply: Reply) -> int:
 
 
 def read_numbers(reply: Reply, count: int) -> list[int]:
-    """Return a reply that is an array of `count` numbers."""
     return [read_number(one) for one in read_list(reply, count)]
 
 
 def read_ages(reply: Reply) -> list[int]:
-    """Return a reply that says of blocks how long ago they were computed, in milliseconds."""
+    """Return blocks' ages in milliseconds."""
     if not isinstance(reply, bytes):
         raise FramingError("ages are not a string")
     return [integer(one) for one in reply.split()]
 
 
 def read_list(reply: Reply, *counts: int) -> list[Reply]:
-    """Return a reply that is an array of one of these lengths."""
     if not isinstance(reply, list) or len(reply) not in counts:
         raise FramingError("an answer is not an array of the expected length")
     return reply
 
 
 def read_moment_ms(reply: Reply) -> int:
-    """Return what TIME answered, in milliseconds."""
+    """Return the answer to TIME in milliseconds."""
     seconds, micros = read_numbers(reply, 2)
     return seconds * 1000 + micros // 1000
 
 
 def _now(key: bytes) -> Command:
-    """Ask the server that has `key` for its time."""
     return Command(key, (b"TIME",), read_moment_ms)
 
 
 @lru_cache(maxsize=65_536)
 def _allowed(state: bytes) -> Command:
-    """Ask for what decides whether a bucket may be read."""
+    """Return the command that reads whether a bucket may be used."""
     arguments = (b"HMGET", state, b"retention", b"tombstone")
     return Command(state, arguments, _read_optional_pair, encoded=command(*arguments))
 
@@ -333,13 +313,12 @@ def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | No
 
 
 def _alive(score: float | None, now_ms: int, state: tuple[int | None, int | None]) -> bool:
-    """Whether a committed block may be read."""
     return score is not None and now_ms < score <= _latest_ms(now_ms, state)
 
 
 def _latest_ms(now_ms: int, state: tuple[int | None, int | None]) -> float:
-    """Return until when a block may live that may be read. What lives longer than anything in its bucket was given is
-    from before the server's clock was set back: nobody knows how old it is.
+    """Return the latest expiry of a readable block. One beyond any life given in its bucket dates from before the
+    server's clock was set back: its age is unknown.
     """
     longest_ms, _ = state
     return math.inf if longest_ms is None else now_ms + longest_ms

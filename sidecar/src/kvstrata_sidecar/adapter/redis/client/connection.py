@@ -1,12 +1,8 @@
 """RESP2 on plain sockets, into and out of the caller's memory.
 
-A connection carries one command (or one pipeline) at a time and is closed at the first sign that the bytes on it might
-not be the answer to what was asked: an unexpected type, a number that is not one, bytes left over, a timeout, an abort.
-Only an error reply that Redis sends in full instead of the expected reply leaves it usable.
-
-Every value starts with a header made from its key, so that even a well-formed answer to another question is a miss.
-Bulk bytes are never copied: `recv_into` with MSG_WAITALL fills the caller's view, `sendmsg` sends from it. Small
-answers are read whole, by `Command.read`, within the exchange: what it refuses closes the connection too.
+A connection is closed at the first sign that its bytes may not be the expected answer: wrong type, malformed number,
+surplus bytes, timeout, abort. Only an error reply that Redis sends in full leaves it usable. Every value starts with a
+header made from its key, so a well-formed answer to another question is a miss. Bulk bytes are never copied.
 """
 
 from __future__ import annotations
@@ -60,11 +56,11 @@ __all__ = [
 ]
 
 REPLICA_ROLE = b"role:slave"
-"""How Redis and Valkey say it in INFO."""
+"""A replica's role in INFO, in Redis and Valkey."""
 
 
 class Connection:
-    """One authenticated connection. Not safe to share, but for `abort`, which any thread may call."""
+    """One authenticated connection. Not thread-safe, except for `abort`."""
 
     def __init__(self, raw: socket.socket, io_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket = raw
@@ -85,11 +81,9 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open and in step as far as is known."""
         return self._open
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the replies say, in order. Raises ReplyError for the first that is an error."""
         answers = self.ask_each(commands)
         for answer in answers:
             if isinstance(answer, ReplyError):
@@ -97,7 +91,6 @@ class Connection:
         return answers
 
     def ask_each(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what each reply says, or the ReplyError that it is."""
         answers = self.exchange(commands)
         unknown = [index for index, answer in enumerate(answers) if unknown_script(commands[index], answer)]
         if unknown:
@@ -108,10 +101,7 @@ class Connection:
     def exchange(
         self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None
     ) -> list[Any]:
-        """Send commands in pipelines; return what each reply says, or the ReplyError that it is.
-
-        `asking` has a server of a cluster answer about slots that it is just taking over.
-        """
+        """Send commands in pipelines; return each result or ReplyError. `asking` also reaches slots being imported."""
         answers: list[Any] = []
         for start in range(0, len(commands), PIPELINE_COMMANDS):
             batch = commands[start : start + PIPELINE_COMMANDS]
@@ -120,13 +110,13 @@ class Connection:
         return answers
 
     def start(self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None) -> None:
-        """Send at most PIPELINE_COMMANDS; `finish` with the same ones has to follow before anything else."""
+        """Send at most PIPELINE_COMMANDS; `finish` with the same ones must follow before anything else."""
         with self._exchange(give_up_after_s):
             prefix = ASKING if asking else b""
             self._send([b"".join(prefix + (one.encoded or command(*one.arguments)) for one in commands)])
 
     def finish(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
-        """Return what the replies to commands that were started say, or the ReplyErrors that they are."""
+        """Return the results or ReplyErrors of started commands."""
         if not self._open:
             raise PeerClosedError("the connection was closed")
         answers: list[Any] = []
@@ -139,10 +129,7 @@ class Connection:
         return answers
 
     def set_each(self, writes: Sequence[Write]) -> None:
-        """Write values, in one pipeline, and enter the answers as they come.
-
-        Of a value that Redis refuses, for instance with OOM, that error; what travelled behind it was executed too.
-        """
+        """Write values in one pipeline and set each answer. The command behind a refused value is still executed."""
         with self._exchange():
             carried = b""
             for number, write in enumerate(writes, 1):
@@ -153,7 +140,7 @@ class Connection:
                 tail = CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
                 if write.after is not None:
                     tail += command(*write.after.arguments)
-                # What is small travels with a body in front or behind: fewer calls, fewer TLS records.
+                # Send small pieces together with a body: fewer calls, fewer TLS records.
                 small = carried + head if isinstance(first, memoryview) else carried + head + first
                 bodies = [first, *rest] if isinstance(first, memoryview) else rest
                 self._send([small, *bodies, tail] if number == len(writes) else [small, *bodies])
@@ -169,7 +156,7 @@ class Connection:
                 write.answer = answer
 
     def set(self, key: bytes, parts: Parts, ttl_ms: int, after: Command | None = None) -> Any:
-        """Write one value; return what the reply to `after` says. Raises ReplyError if either is refused."""
+        """Write one value; return the result of `after`. Raises ReplyError if either is refused."""
         write = Write(key, lambda: parts, ttl_ms, after)
         self.set_each([write])
         if isinstance(write.answer, ReplyError):
@@ -177,15 +164,15 @@ class Connection:
         return write.answer
 
     def get_each(self, reads: Sequence[Read], *, asking: bool = False) -> list[bool | ReplyError | None]:
-        """Read values, one after the other; for each whether it is there and counts, or the error that was the reply.
+        """Read values one by one; for each whether it is there and counts, or the error.
 
-        Nothing is known (None) of those behind one that was not wanted: draining it would cost as much as a block, so
-        the connection is closed; a new one costs less than a millisecond. `asking` goes for the values alone.
+        An unwanted value closes the connection, because draining it costs as much as a block and a new connection less
+        than a millisecond; those behind it are None. `asking` applies to the values alone.
         """
         outcomes: list[bool | ReplyError | None] = [None] * len(reads)
         with self._exchange():
             for number, read in enumerate(reads):
-                # Not all at once: the server would write the blocks into as many buffers, and wait for its memory.
+                # One by one: otherwise the server would buffer all the blocks.
                 self._send([self._question(read, asking=asking)])
                 outcomes[number] = self._get(read, asking=asking)
                 if not self._open:
@@ -200,8 +187,8 @@ class Connection:
         return b"".join([*words, ASKING if asking else b"", command(b"GET", read.key)])
 
     def _get(self, read: Read, *, asking: bool) -> bool | ReplyError:
-        """Read what comes for one value; what is out of step, or not wanted, closes the connection."""
-        # One by one: what has come behind them is the beginning of a block, of which no copy may be made.
+        """Read one value; framing errors and unwanted values close the connection."""
+        # One by one: the bytes behind them begin a block, which must not be copied.
         answers = [self._replies.answer(one) for one in read.before]
         if asking:
             self._replies.answer(Command(read.key, (), read_ok))
@@ -235,7 +222,7 @@ class Connection:
         return read.take(opening)
 
     def greet(self, username: str | None, password: bytes | None, give_up_after_s: float) -> None:
-        """Authenticate and see that the peer speaks RESP. Raises AccessError if it refuses the credentials."""
+        """Authenticate and check that the peer speaks RESP. Raises AccessError if it refuses the credentials."""
         with self._exchange(give_up_after_s):
             if password is not None:
                 name = (username or "default").encode()
@@ -245,29 +232,27 @@ class Connection:
             self._expect_access(b"+PONG")
 
     def ping(self, give_up_after_s: float) -> None:
-        """See that the peer answers."""
         with self._exchange(give_up_after_s):
             self._send([command(b"PING")])
             if self._replies.line() != b"+PONG":
                 raise FramingError("PING was not answered with PONG")
 
     def expect_primary(self, give_up_after_s: float) -> None:
-        """Raise TransportError, and close, if the peer says that it is a replica; one that does not tell is taken."""
+        """Raise TransportError, and close, if the peer reports itself as replica; no report passes."""
         (told,) = self.exchange([Command(b"", (b"INFO", b"replication"))], give_up_after_s=give_up_after_s)
         if isinstance(told, bytes) and REPLICA_ROLE in told.splitlines():
             self.close()
             raise TransportError("it is a replica, which takes no blocks")
 
     def abort(self) -> None:
-        """Make whatever uses this connection fail at once; the next command on it fails too."""
-        # The base class's method: SSLSocket's own would make a reader under way go on in clear text.
+        """Make the command under way and the next one fail at once."""
+        # The base class's method: SSLSocket's own would make a running reader continue in clear text.
         try:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         except OSError:
             pass
 
     def close(self) -> None:
-        """Close the connection."""
         self._open = False
         self._replies.forget()
         try:
@@ -288,7 +273,7 @@ class Connection:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Close the connection unless what happens within leaves it in step."""
+        """Close the connection unless the body leaves it in step."""
         try:
             yield
             if self._replies.left_over:
@@ -322,12 +307,12 @@ class Connection:
             raise
 
     def _require_silence(self) -> None:
-        """Raise unless the peer has nothing to say before it is asked."""
+        """Raise if the peer sent anything before the command."""
         if self._tls:
             timeout_s = self._socket.gettimeout()
             self._socket.settimeout(0)
             try:
-                surplus = self._socket.recv(1)  # also takes in session tickets, which are no data
+                surplus = self._socket.recv(1)  # also consumes session tickets, which are no data
             except ssl.SSLWantReadError:
                 return
             finally:

@@ -1,4 +1,4 @@
-"""One thread's connections to the nodes of a tier: one to each, opened when needed, cut off by others at any moment."""
+"""One thread's connections to the nodes of a tier, opened when needed; other threads may abort them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ T = TypeVar("T")
 
 
 class Connections:
-    """Any thread may call `abort`. `dial(node)` opens a connection, within `dial_timeout_s` if it does not want to be
-    given up.
-    """
+    """Any thread may call `abort`. `dial(node)` opens a connection and is abandoned after `dial_timeout_s`."""
 
     def __init__(self, topology: Topology, dial: Callable[[Node], Connection], dial_timeout_s: float) -> None:
         self._topology = topology
@@ -34,11 +32,10 @@ class Connections:
 
     @property
     def usable(self) -> bool:
-        """Whether they were neither cut off nor closed."""
         return self._aborted is None and not self._closed
 
     def renew(self) -> None:
-        """Begin something new: an abort from before counts no more. Those to nodes without slots are closed."""
+        """Reset an earlier abort, and close connections to nodes without slots."""
         with self._lock:
             self._aborted = None
         self._new.clear()
@@ -57,15 +54,13 @@ class Connections:
                     one.abort()
 
     def close(self) -> None:
-        """Close all of them."""
         self._closed = True
         for node in tuple(self._open):
             self._drop(node)
 
     def use(self, node: Node, use: Callable[[Connection], T], *, probing: bool = False, keep: bool = False) -> T:
-        """Use the connection to a node, and note how that went; with `keep` it stays in use until `end`.
-
-        Raises NodeAwayError, unless `probing`, if the node's breaker is open.
+        """Use the connection to a node and record the outcome; with `keep` it stays in use until `end`. Raises
+        NodeAwayError, unless `probing`, if the node's breaker is open.
         """
         if not probing and not node.breaker.closed:
             raise NodeAwayError(f"{node}: {node.breaker.detail}")
@@ -98,7 +93,7 @@ class Connections:
         return result
 
     def _blamed(self, node: Node, error: TransportError) -> TransportError:
-        """Return the error to raise; a node is blamed unless others cut it off, or an idle connection had ended."""
+        """Return the error to raise; blame the node unless it was aborted, or an idle connection had ended."""
         with self._lock:
             aborted = self._aborted
         if aborted is not None:

@@ -1,4 +1,4 @@
-"""Opening a connection to a tier: TCP, TLS, credentials, all by deadline."""
+"""Opens connections to a tier: TCP, TLS, credentials, all by deadline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kvstrata_sidecar.adapter.redis.client.connection import (
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 
 OP_CLEANSE_PLAINTEXT = 1 << 1
-"""OpenSSL's SSL_OP_CLEANSE_PLAINTEXT (since 3.0), which Python does not name: what was read is overwritten in the
-connection's buffer. Else each connection would keep up to 16 KB of the last block that it loaded."""
+"""OpenSSL's SSL_OP_CLEANSE_PLAINTEXT (since 3.0), which Python does not name: overwrites read bytes in the buffer.
+Otherwise each connection would keep up to 16 KB of the last block that it loaded."""
 
 
 def dial(
@@ -34,11 +34,10 @@ def dial(
     connect_timeout_s: float,
     io_timeout_s: float,
 ) -> Connection:
-    """Return a connection that is authenticated and answered a PING.
+    """Return an authenticated connection. All files are read now, so that rotated ones count.
 
-    Credentials are sent when the server's certificate was found to be right, and not before. All files are read now,
-    so that rotated ones count. Raises AccessError if they are missing or the
-    server refuses them, TransportError or ReplyError for everything else that stands in the way.
+    Credentials are sent only after the server's certificate was verified. Raises AccessError if they are missing or
+    refused, TransportError or ReplyError for other failures.
     """
     password = None if password_file is None else read_password(password_file)
     try:
@@ -57,7 +56,7 @@ def dial(
         raise AccessError(f"{endpoint}: {error}") from error
     except TransportError as error:
         raw.close()
-        # With TLS 1.3 a server says that it refuses a client's certificate after the handshake.
+        # With TLS 1.3 a server refuses a client's certificate only after the handshake.
         if isinstance(error.__cause__, ssl.SSLError) and "ALERT" in str(error):
             raise AccessError(f"{endpoint}: the server refuses this client or its certificate: {error}") from error
         raise TransportError(f"{endpoint}: {error}") from error
@@ -128,10 +127,7 @@ def _wait(waited_for: socket.socket, event: int, timeout_s: float) -> None:
 
 
 class Dialing:
-    """A connection that a thread of its own opens, so that whoever waits can give up at any moment.
-
-    Looking up a name cannot be bounded or interrupted otherwise.
-    """
+    """A connection opened by its own thread, because name resolution cannot be bounded or interrupted otherwise."""
 
     def __init__(self, open_connection: Callable[[], Connection]) -> None:
         self._open_connection = open_connection
@@ -142,7 +138,6 @@ class Dialing:
 
     @property
     def over(self) -> bool:
-        """Whether the thread has ended."""
         return self._outcome is not None
 
     def wait(self, timeout_s: float) -> Connection:
@@ -160,7 +155,6 @@ class Dialing:
         return outcome
 
     def give_up(self, why: str) -> None:
-        """Make `wait` raise at once."""
         with self._changed:
             self._given_up = self._given_up or why
             self._changed.notify_all()

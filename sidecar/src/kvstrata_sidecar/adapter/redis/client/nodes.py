@@ -1,8 +1,7 @@
-"""The servers of a tier: who they are, who has which slot, and which of them may be used now.
+"""The servers of a tier: their addresses, slots and breakers.
 
-A tier on one server is the case of one node with all slots. In a cluster the map comes from the servers, asked by
-`cluster_scout`, and is corrected by redirections at once. Every server has a breaker of its own, so that one that is
-away costs the blocks in its own slots only.
+A tier on one server is one node with all slots. In a cluster `slot_refresh` fetches the map from the servers, and
+redirections correct it at once. Every server has its own breaker, so that an unreachable one costs only its slots.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ Clock = Callable[[], float]
 
 
 class Node:
-    """One server, reached at the first of its addresses that answers, and its breaker.
-
-    `era` counts how often it turned out to have become a replica: connections of an earlier era lead to the wrong one.
-    """
+    """One server and its breaker. Connections of an earlier `era` lead to a server that became a replica."""
 
     __slots__ = ("addresses", "breaker", "era")
 
@@ -32,7 +28,7 @@ class Node:
 
     @property
     def address(self) -> Address:
-        """Where it listens; of a tier on one server the first address that may be tried."""
+        """Its address; for a tier on one server the first one to try."""
         return self.addresses[0]
 
     def __str__(self) -> str:
@@ -40,10 +36,10 @@ class Node:
 
 
 class Topology:
-    """Which node has which slot. Safe to share between threads.
+    """Which node has which slot. Thread-safe.
 
-    `seeds` are the addresses that the parameters name: of one server, or in a `cluster` of servers to ask. `changed` is
-    called, without locks, when nodes came or went, and `failed` when a node's breaker may have opened.
+    `seeds` are the addresses in the parameters: of one server, or of servers of a `cluster` to ask. `changed` is
+    called, without locks, when nodes came or went, `failed` when a node's breaker may have opened.
     """
 
     def __init__(self, seeds: Sequence[Address], *, cluster: bool, clock: Clock) -> None:
@@ -66,39 +62,35 @@ class Topology:
 
     @property
     def only(self) -> Node | None:
-        """The node that has all slots, if it is no cluster."""
+        """The node with all slots, None in a cluster."""
         return self._only
 
     @property
     def primaries(self) -> tuple[Node, ...]:
-        """The nodes that have slots, as far as is known."""
         return self._primaries
 
     def node_of(self, key: bytes) -> Node | None:
-        """Return who has a key's slot, None if nobody is known to."""
+        """Return the primary that owns the key's slot, None if unknown."""
         return self._only or self._owners[slot_of(key)]
 
     def owner(self, key: bytes) -> Node:
-        """Return who has a key's slot. Raises NodeAwayError if nobody is known to."""
+        """Return the primary that owns the key's slot. Raises NodeAwayError if unknown."""
         node = self.node_of(key)
         if node is None:
             raise NodeAwayError(self._problem or "no server of the cluster has this slot")
         return node
 
     def usable(self, key: bytes) -> bool:
-        """Whether whoever has a key's slot is there."""
         node = self.node_of(key)
         return node is not None and node.breaker.closed
 
     def known(self) -> tuple[Address, ...]:
-        """Return the addresses of the servers that the newest map names, replicas too."""
+        """Return the addresses of all servers in the newest map, replicas included."""
         return tuple(self._known.values())
 
     def follow(self, redirection: Redirection, *, strangers: bool) -> Node | None:
-        """Return the node that a server in use sends to, and note what it said about the slot.
-
-        None for a server that the map does not name, unless such `strangers` prove themselves before they are told
-        anything; the map is then asked for anew.
+        """Return the node of a redirection and record its slot; None if the map lacks it, unless `strangers` may be
+        followed, which authenticate themselves. A new map is requested.
         """
         address = redirection.address
         with self._condition:
@@ -122,7 +114,7 @@ class Topology:
         return node
 
     def adopt(self, slot_map: SlotMap) -> bool:
-        """Put a map in force; whether it differs from the one before."""
+        """Put a map in force; return whether it differs from the one before."""
         with self._condition:
             old = {address: node for node in self._primaries for address in node.addresses}
             old |= self._strangers | self._nodes
@@ -142,36 +134,34 @@ class Topology:
         return differs
 
     def succeeded(self, node: Node) -> None:
-        """Note an exchange with a node that went well."""
         node.breaker.succeeded()
 
     def blame(self, node: Node, error: Exception | str) -> None:
-        """Note an exchange with a node that failed."""
         node.breaker.failed(str(error), fatal=isinstance(error, AccessError))
         self.want()
         self.failed()
 
     def demoted(self, node: Node, era: int) -> None:
-        """Note that a connection of `era` led to a replica: all connections of that era are to be given up."""
+        """Record that a connection of `era` led to a replica: all connections of that era become invalid."""
         with self._condition:
             if node.era == era:
                 node.era += 1
             self._want(None)
 
     def want(self, hint: Address | None = None) -> None:
-        """Have the map asked for soon, of `hint` first."""
+        """Request a new map soon, from `hint` first."""
         with self._condition:
             self._want(hint)
 
     def wanted(self, timeout_s: float) -> bool:
-        """Wait until the map is wanted; whether it is."""
+        """Wait until the map is wanted; return whether it is."""
         with self._condition:
             self._condition.wait_for(lambda: self._wanted, timeout_s)
             wanted, self._wanted = self._wanted, False
             return wanted
 
     def candidates(self) -> tuple[Address | None, tuple[Address, ...], tuple[Address, ...]]:
-        """Return whom to ask for the map: who was named last, who has slots and is there, and all others."""
+        """Return which servers to ask for the map: the hinted one, usable ones with slots, and all others."""
         with self._condition:
             hint, self._hint = self._hint, None
             usable = tuple(node.address for node in self._primaries if node.breaker.closed)
@@ -179,25 +169,24 @@ class Topology:
             return hint, usable, tuple(one for one in dict.fromkeys(others) if one not in usable)
 
     def unknown(self, problem: str) -> None:
-        """Note why the map could not be had."""
+        """Record why the map could not be fetched."""
         self._problem = problem
 
     @property
     def whole(self) -> bool:
-        """Whether all slots are served by nodes that are there."""
+        """Whether usable nodes serve all slots."""
         return self._served == SLOTS and bool(self._primaries) and all(one.breaker.closed for one in self._primaries)
 
     def state(self) -> BreakerState:
-        """Return what the tier as a whole lets through: it is closed when any node is."""
+        """Return the state of the tier as a whole: closed when any node's breaker is."""
         states = [node.breaker.state for node in self._primaries]
         return min(states, key=list(BreakerState).index, default=BreakerState.OPEN)
 
     def away(self) -> tuple[Node, ...]:
-        """Return the nodes with slots that may not be used."""
         return tuple(node for node in self._primaries if not node.breaker.closed)
 
     def detail(self) -> str:
-        """Return what is wrong, empty when all is well."""
+        """Return the fault, empty when all is well."""
         primaries, away = self._primaries, self.away()
         if self._only is not None:
             return self._only.breaker.detail

@@ -1,7 +1,7 @@
-"""What a peer sends: replies, read whole or into the caller's memory, each in step or not at all.
+"""Replies of a peer, read whole or into the caller's memory, each in step or not at all.
 
-Bytes that came with a reply's line, often the beginning of a block, are kept in one place and overwritten as soon as
-they are in the block's own memory, so that no piece of a tenant's block stays in the heap.
+Bytes read ahead, often the beginning of a block, are kept in one place and overwritten once they are in the block's
+memory, so that no part of a tenant's block stays in the heap.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ from kvstrata_sidecar.adapter.redis.client.resp import (
 
 
 class Replies:
-    """Reads from one socket, which is none of its own. What it raises leaves the stream out of step.
-
-    `give_up_at_s` is the moment of `clock` at which everything gives up that waits for more, None for never.
-    """
+    """Reads from a socket that it does not own; exceptions leave the stream out of step. `give_up_at_s` None: never."""
 
     def __init__(self, raw: socket.socket, clock: Callable[[], float], *, tls: bool) -> None:
         self._socket = raw
         self._clock = clock
-        # SSLSocket's recv_into does no more than call this, once for each record of 16 KB.
+        # SSLSocket's recv_into only calls this, once for each record of 16 KB.
         self._read: Callable[[int, memoryview], int] | None = cast(Any, raw).read if tls else None
         self._buffer = ReadAhead(MAX_LINE_BYTES + 4096)
         self._left_bytes = 0
@@ -45,11 +42,10 @@ class Replies:
 
     @property
     def left_over(self) -> bool:
-        """Whether bytes have come that nobody has read."""
         return len(self._buffer) > 0
 
     def forget(self) -> None:
-        """Overwrite what has come and was not read."""
+        """Overwrite bytes that were received and not read."""
         self._buffer.clear()
 
     def line(self) -> bytes:
@@ -66,10 +62,7 @@ class Replies:
         return line
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the next replies say, or the errors that they are; what has come is read in one go.
-
-        It is copied for that, also what comes behind these replies: no block may be on its way.
-        """
+        """Return the next results or errors. Copies all received bytes: no block may be expected behind them."""
         answers: list[Any] = []
         while len(answers) < len(commands):
             lines = self._buffer.peek().split(CRLF)
@@ -86,7 +79,7 @@ class Replies:
         return answers
 
     def answer(self, one: Command) -> Any:
-        """Return what the next reply says, or the error that it is if the connection stays in step."""
+        """Return the next result, or the error if the connection stays in step."""
         self._left_bytes = MAX_REPLY_BYTES
         try:
             reply = self._reply(self.line())
@@ -97,7 +90,6 @@ class Replies:
         return one.read(reply)
 
     def _reply(self, line: bytes, depth: int = 0) -> Reply:
-        """Return the reply that begins with `line`."""
         kind, rest = line[:1], line[1:]
         self._left_bytes -= len(line) + len(CRLF)
         if self._left_bytes < 0:
@@ -124,7 +116,6 @@ class Replies:
         raise FramingError("an answer of an unknown kind")
 
     def fill(self, view: memoryview) -> None:
-        """Read the next bytes into `view`, all of it."""
         position = self._buffer.pour(view)
         while position < len(view):
             self.check_time()
@@ -138,20 +129,18 @@ class Replies:
             position += count
 
     def expect_end_of_value(self) -> None:
-        """Raise FramingError unless what follows is the end of a value."""
         end = bytearray(len(CRLF))
         self.fill(memoryview(end))
         if bytes(end) != CRLF:
             raise FramingError("a value does not end where its length says")
 
     def check_time(self) -> None:
-        """Raise PeerTimeoutError if it is later than `give_up_at_s`."""
         if self.give_up_at_s is not None and self._clock() > self.give_up_at_s:
             raise PeerTimeoutError("timed out")
 
 
 class ReadAhead:
-    """At most `capacity` bytes that were received and not yet read; `step` are asked for at a time."""
+    """At most `capacity` bytes received and not yet read; `step` are requested at a time."""
 
     def __init__(self, capacity: int, step: int = 4096) -> None:
         self._memory = bytearray(capacity)
@@ -169,10 +158,10 @@ class ReadAhead:
         return place - self._start if place >= 0 else -1
 
     def receive(self, receive_into: Callable[[memoryview], int]) -> int:
-        """Have more bytes put behind what is there; return how many came. Raises BufferError when it is full."""
+        """Receive more bytes; return how many came. Raises BufferError when it is full."""
         if self._end + self._step > len(self._memory):
             held, end = len(self), self._end
-            # A memoryview moves its bytes in place, overlapping or not, without a copy in between.
+            # A memoryview moves overlapping bytes in place, without a copy.
             self._view[:held] = self._view[self._start : end]
             self._wipe(held, end)
             self._start, self._end = 0, held
@@ -183,21 +172,21 @@ class ReadAhead:
         return count
 
     def take(self, length: int) -> bytes:
-        """Return the next `length` bytes, which are there and are no secret."""
+        """Return the next `length` bytes, which are available and not secret."""
         taken = bytes(self._view[self._start : self._start + length])
         self._advance(length)
         return taken
 
     def peek(self) -> bytes:
-        """Return a copy of what is there: for replies, which are no secret."""
+        """Return a copy of the received bytes: for replies, which are not secret."""
         return bytes(self._view[self._start : self._end])
 
     def skip(self, length: int) -> None:
-        """Leave out the next `length` bytes, which are there and are no secret."""
+        """Skip the next `length` bytes, which are available and not secret."""
         self._advance(length)
 
     def pour(self, target: memoryview) -> int:
-        """Move the next bytes into `target`; return how many there were."""
+        """Move the next bytes into `target` and overwrite them here; return how many there were."""
         count = min(len(self), len(target))
         target[:count] = self._view[self._start : self._start + count]
         self._wipe(self._start, self._start + count)
@@ -205,7 +194,7 @@ class ReadAhead:
         return count
 
     def clear(self) -> None:
-        """Forget what is left."""
+        """Overwrite the rest."""
         self._wipe(self._start, self._end)
         self._start = self._end = 0
 

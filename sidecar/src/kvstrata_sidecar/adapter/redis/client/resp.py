@@ -1,7 +1,4 @@
-"""The words of RESP2: commands, what replies may be, and what can go wrong.
-
-No socket is touched here; `resp` moves the bytes.
-"""
+"""RESP2 without sockets: commands, replies and errors; `connection` moves the bytes."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ CRLF = b"\r\n"
 MAX_LINE_BYTES = 16 * 1024
 MAX_ELEMENTS = 16_384
 MAX_REPLY_BYTES = 4 << 20
-"""The longest answer that is read whole. Blocks, which can be longer, are read into the caller's memory instead."""
+"""The longest answer that is read whole. Longer values, blocks, are read into the caller's memory instead."""
 
 MAX_DEPTH = 4
 PIPELINE_COMMANDS = 1024
 
 Reply = int | bytes | list["Reply"] | None
-"""What Redis answers to a small question: a number, a string or status, an array, or nothing."""
 
 IN_FRAME_ERRORS = frozenset(
     {
@@ -41,7 +37,7 @@ IN_FRAME_ERRORS = frozenset(
 
 
 class TransportError(Exception):
-    """The connection is of no use any more and was closed."""
+    """The connection is unusable and was closed."""
 
 
 class FramingError(TransportError):
@@ -49,40 +45,40 @@ class FramingError(TransportError):
 
 
 class PeerClosedError(TransportError):
-    """The peer ended the connection; `reused` if it had been idle, so that a new one may well do."""
+    """The peer closed the connection; `reused` if it had been idle, so that a new one may work."""
 
     reused = False
 
 
 class PeerTimeoutError(TransportError):
-    """The peer sent or took nothing for too long."""
+    """The peer sent or accepted nothing for too long."""
 
 
 class AccessError(TransportError):
-    """Credentials are missing or refused: trying again soon is of no use."""
+    """Credentials are missing or refused: an early retry is useless."""
 
 
 class AccessLostError(PeerClosedError):
-    """The server wants credentials on a connection that had given them: a new one gives those of now."""
+    """The server requires credentials on an authenticated connection: a new one sends the current ones."""
 
 
 class DemotedError(PeerClosedError):
-    """The server takes no writes because it has become a replica: a new connection finds who took its place."""
+    """The server refuses writes because it became a replica: a new connection finds the new primary."""
 
 
 class NodeAwayError(TransportError):
-    """The server that has the slot is known to be away, or there is none; nothing was sent."""
+    """The server of the slot is known to be away, or there is none; nothing was sent."""
 
 
 class SlotMovingError(TransportError):
-    """The slot is on its way between two servers, and what was asked cannot be done meanwhile."""
+    """The slot is moving between two servers, and the command cannot be executed meanwhile."""
 
 
 ACCESS_CODES = frozenset({"NOAUTH", "WRONGPASS"})
 REPLICA_CODE = "READONLY"
 FOREIGN_KEY = "ttempted to access a non local key in a cluster node"
-"""What a script is told in the middle of its work when a key that it needs is at another server, or not there, in a
-slot that is on its way; Redis and Valkey begin differently. The connection stays in step."""
+"""Error of a script whose key is at another server, or missing, in a slot that is moving; Redis and Valkey begin it
+differently. The connection stays in step."""
 
 
 class ReplyError(Exception):
@@ -101,9 +97,8 @@ class ReplyError(Exception):
 class Command(NamedTuple):
     """One command about `key`, by which a cluster routes it. A tuple, because a lookup makes dozens.
 
-    `read` returns what the reply says and raises FramingError for one that cannot be the answer. `otherwise` is sent
-    in its place when the server does not know the script. `encoded` is what `arguments` are in RESP, of a command that
-    is sent so often that it was encoded beforehand.
+    `read` converts the reply and raises FramingError. `otherwise` is sent if the server does not know the script.
+    `encoded` is `arguments` in RESP, for frequent commands.
     """
 
     key: bytes
@@ -114,11 +109,10 @@ class Command(NamedTuple):
 
 
 _HEADS = {size: b"$%d" % size for size in range(256)}
-"""What comes before a short string, by its length."""
+"""Headers of short strings, by length."""
 
 
 def command(*arguments: bytes) -> bytes:
-    """Return a command in RESP."""
     lines = [b"*%d" % len(arguments)]
     for argument in arguments:
         size = len(argument)
@@ -131,20 +125,18 @@ ASKING = command(b"ASKING")
 
 
 def unknown_script(asked: Command, answer: Any) -> bool:
-    """Whether the server answered that it has not seen a script whose text could be sent."""
+    """Whether the server does not know a script whose text can be sent."""
     return isinstance(answer, ReplyError) and answer.code == "NOSCRIPT" and asked.otherwise is not None
 
 
 def spelled_out(asked: Command) -> Command:
-    """Return the command that sends a script's text in place of its digest."""
+    """Return the command that sends a script's text instead of its digest."""
     return asked if asked.otherwise is None else asked._replace(arguments=asked.otherwise, otherwise=None, encoded=b"")
 
 
 def parse(lines: Sequence[bytes], index: int, depth: int = 0) -> tuple[Reply, int]:
-    """Return the reply that begins with `lines[index]`, and the index behind it, -1 if it needs a closer look.
-
-    That is whatever is not whole yet, an error, negative or malformed: what is taken here cannot mean anything else.
-    The last line is not whole.
+    """Return the reply that begins with `lines[index]`, and the index behind it, -1 if it needs the full parser: it is
+    incomplete, an error, negative or malformed. The last line is incomplete.
     """
     if index >= len(lines) - 1:
         return None, -1
@@ -165,7 +157,7 @@ def parse(lines: Sequence[bytes], index: int, depth: int = 0) -> tuple[Reply, in
 
 
 def _parse_elements(lines: Sequence[bytes], index: int, number: int, depth: int) -> tuple[Reply, int]:
-    """Do as `parse` does with the elements of an array; short strings and nothing take no call each."""
+    """Parse the elements of an array as `parse` does, without a call for short strings and nulls."""
     last = len(lines) - 1
     elements: list[Reply] = []
     for _ in range(number):
@@ -185,7 +177,6 @@ def _parse_elements(lines: Sequence[bytes], index: int, number: int, depth: int)
 
 
 def read_ok(reply: Reply) -> None:
-    """Refuse every reply but OK."""
     if reply != b"OK":
         raise FramingError("a write was not answered with OK")
 
@@ -206,6 +197,5 @@ def integer(digits: bytes) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """Return what went wrong, in words."""
     text = getattr(error, "strerror", None) or str(error)
     return str(text) or type(error).__name__

@@ -1,5 +1,5 @@
-"""The thread that asks a cluster who has which slot: on a schedule, when somebody was redirected or lost a connection,
-and every second while a server is away. Questions that come while one is asked are one question.
+"""The thread that fetches a cluster's slot map: on a schedule, after a redirection or a lost connection, and every
+second while a server is away. Requests that arrive during a fetch are merged.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 SCHEDULE_S = 30.0
 IMPATIENT_S = 1.0
 PAUSE_S = 0.25
-"""Between two questions at least, however many were redirected."""
+"""Minimum pause between two fetches."""
 
 QUESTION_TIMEOUT_S = 1.0
 ASKED_AT_A_TIME = 8
 
 
 class Scout(threading.Thread):
-    """Keeps a topology true until it is closed. `jitter` returns a number from 0 to 1."""
+    """Keeps a topology up to date until it is closed. `jitter` returns a number from 0 to 1."""
 
     def __init__(
         self, name: str, topology: Topology, dial: Callable[[Address], Connection], jitter: Callable[[], float]
@@ -39,7 +39,6 @@ class Scout(threading.Thread):
         self._rest: list[Address] = []
 
     def run(self) -> None:
-        """Ask whenever it is due."""
         while not self._closed.is_set():
             try:
                 self.look()
@@ -52,7 +51,6 @@ class Scout(threading.Thread):
         self._drop()
 
     def close(self) -> None:
-        """End the thread soon."""
         self._closed.set()
         self._topology.want()
         last = self._last
@@ -60,7 +58,7 @@ class Scout(threading.Thread):
             last[1].abort()
 
     def look(self) -> bool:
-        """Ask until somebody knows all slots, or take what the best answer says; whether there was one."""
+        """Ask until a server knows all slots, or adopt the best answer; return whether there was one."""
         best: SlotMap | None = None
         problem = ""
         order = self._order(*self._topology.candidates())
@@ -86,7 +84,7 @@ class Scout(threading.Thread):
         return True
 
     def _order(self, hint: Address | None, usable: Sequence[Address], others: Sequence[Address]) -> list[Address]:
-        """Return whom to ask, in turn: each pod begins elsewhere, and who had no turn last time has one now."""
+        """Return the order of servers to ask: each pod begins elsewhere; servers left out last time come next."""
         first = [] if hint is None else [hint]
         if self._last is not None and self._last[0] in usable:
             first.append(self._last[0])

@@ -1,6 +1,6 @@
-"""Slots of a Redis Cluster: which one a key is in, which server has it, and what a redirection says.
+"""Slots of a Redis Cluster: hash slots of keys, slot maps and redirections. Pure.
 
-Pure. A map is what one server believes; another may know better, and says so by redirecting.
+A map is one server's view; a server that knows better redirects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Address:
 
     @property
     def proves(self) -> str:
-        """The name that the server's certificate has to hold, unless the parameters say another."""
+        """The name that the server's certificate must hold, unless the parameters name another."""
         return self.name or self.host
 
     @property
@@ -41,7 +41,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Who has which slot: `owners[slot]` is an index into `primaries`, -1 for a slot that nobody serves."""
+    """Owners of slots: `owners[slot]` is an index into `primaries`, -1 for a slot without a server."""
 
     primaries: tuple[Address, ...]
     owners: tuple[int, ...]
@@ -49,7 +49,6 @@ class SlotMap:
 
     @property
     def served(self) -> int:
-        """How many slots have an owner."""
         return SLOTS - self.owners.count(-1)
 
 
@@ -75,8 +74,8 @@ def slot_of(key: bytes) -> int:
 def read_slots(reply: Reply, asked: Address) -> SlotMap:
     """Return what `asked` answered to CLUSTER SLOTS. Raises FramingError for anything that is no map.
 
-    A server may leave its host out (it is the one that was asked) or say that it has no name to give (`?`); then its
-    IP address is used if it tells one, and else its slots count as served by nobody.
+    A server may omit its host (it is the one asked) or announce no name (`?`): then its IP address is used, or without
+    one its slots have no owner.
     """
     if not isinstance(reply, list):
         raise FramingError("CLUSTER SLOTS was not answered with an array")
@@ -100,12 +99,9 @@ def read_slots(reply: Reply, asked: Address) -> SlotMap:
 
 
 def redirection(error: ReplyError, asked: Address, known: Iterable[Address]) -> Redirection | None:
-    """Return where an error reply sends, None if it is no redirection or a malformed one.
-
-    The address is one of `known` if it names one, so that its announced name is kept.
-    """
+    """Return an error reply's redirection, None without a valid one; one of `known` keeps its announced name."""
     words = str(error).split(" ")
-    # Other digits than ASCII's are digits to `str`, too, and numbers of no kind.
+    # `str` accepts non-ASCII digits, which are no valid numbers here.
     if len(words) != 3 or words[0] not in ("MOVED", "ASK") or not str(error).isascii():
         return None
     host, separator, port = words[2].rpartition(":")
@@ -153,5 +149,5 @@ def _text(data: bytes) -> str:
 
 
 def _plausible(host: str) -> bool:
-    """Whether a host could be one: what a server says is handed to the resolver."""
+    """Whether a host is plausible: the resolver receives what a server reports."""
     return len(host) <= MAX_HOST_BYTES and all(c.isalnum() or c in "-_.:%" for c in host) and host.isascii()

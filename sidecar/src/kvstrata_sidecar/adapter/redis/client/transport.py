@@ -1,9 +1,7 @@
-"""What carries a thread's commands to the nodes that have their slots: one connection to each, opened when needed.
+"""One thread's transport of commands to the nodes that have their slots.
 
-A redirection is followed a few times: MOVED to the node that it names, which has the map asked for anew; ASK for this
-question alone, and only to read. A slot that moves key by key is in two places at once; a script that wrote in one of
-them would leave the other behind, so stores are refused until it has arrived. On one server it is that server's
-connection and nothing else.
+MOVED is followed to the named node, with a request for a new map; ASK for this command alone, and only to read. A slot
+that moves key by key is in two places; a script that wrote in one would miss the other, so stores are refused.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ WRITES = frozenset({b"EVAL", b"EVALSHA", b"SET"})
 
 
 class ClusterTransport:
-    """One thread's way to the nodes of a tier. Any thread may call `abort`.
-
-    `dial(node)` opens a connection, within `dial_timeout_s` if it does not want to be given up. `strangers` are
-    nodes that the map does not name; they may be followed where they have to prove themselves (TLS).
+    """One thread's connections to a tier's nodes; any thread may call `abort`. `dial(node)` is abandoned after
+    `dial_timeout_s`. With `strangers` (TLS), nodes that the map does not name are followed.
     """
 
     def __init__(
@@ -52,11 +48,9 @@ class ClusterTransport:
 
     @property
     def usable(self) -> bool:
-        """Whether it was neither cut off nor closed."""
         return self._nodes.usable
 
     def renew(self) -> None:
-        """Begin something new: an abort from before counts no more."""
         self._nodes.renew()
 
     def abort(self, why: str = "") -> None:
@@ -64,11 +58,9 @@ class ClusterTransport:
         self._nodes.abort(why)
 
     def close(self) -> None:
-        """Close all connections."""
         self._nodes.close()
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the replies say, in order. Raises the first that is an error, or why there is none."""
         answers = self.ask_each(commands)
         for answer in answers:
             if isinstance(answer, Exception):
@@ -76,7 +68,6 @@ class ClusterTransport:
         return answers
 
     def ask_each(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what each reply says, in order, or the ReplyError that it is, or the TransportError instead of it."""
         answers: list[Any] = [None] * len(commands)
         todo: dict[tuple[Node, bool], list[int]] = {}
         asked = list(commands)
@@ -116,8 +107,6 @@ class ClusterTransport:
         return answers
 
     def set_each(self, writes: Sequence[Write]) -> None:
-        """Write values and enter what the reply to the command behind each says, or the error that tells why not."""
-
         def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
             self._nodes.use(node, lambda one: one.set_each([writes[index] for index in indices]))
             for index in indices:
@@ -130,7 +119,7 @@ class ClusterTransport:
         self._follow([write.key for write in writes], settle, fail)
 
     def get_each(self, reads: Sequence[Read]) -> list[bool]:
-        """Read values; for each whether it is there and counts. Raises the first error that was a reply."""
+        """Read values; for each whether it is there and counts. Raises the first error reply."""
         found = [False] * len(reads)
 
         def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
@@ -161,10 +150,7 @@ class ClusterTransport:
         settle: Callable[[Node, list[int]], Iterator[tuple[int, ReplyError]]],
         fail: Callable[[Node, int, ReplyError], None],
     ) -> None:
-        """Have what belongs to `keys` settled where their slots are, also if these have moved for good.
-
-        `settle` gives what was answered with an error; `fail` is told of those that no other node is named for.
-        """
+        """Run `settle`, which yields error replies, where the keys' slots are; `fail` receives the final errors."""
         todo: dict[Node, list[int]] = {}
         for index, key in enumerate(keys):
             todo.setdefault(self._topology.owner(key), []).append(index)
@@ -184,7 +170,7 @@ class ClusterTransport:
             todo = again
 
     def probe(self, node: Node, question: Command | None, give_up_after_s: float) -> None:
-        """See that a node answers, whatever its breaker says. Raises what stands in the way."""
+        """Check that a node answers, whatever its breaker's state. Raises the failure."""
 
         def ping(connection: Connection) -> None:
             connection.ping(give_up_after_s)
@@ -196,7 +182,7 @@ class ClusterTransport:
         self._nodes.use(node, ping, probing=True)
 
     def _get_apart(self, node: Node, read: Read) -> bool:
-        """Read a value in a slot that moves key by key: what is asked before may be elsewhere than the value."""
+        """Read a value in a slot that moves key by key: the commands before it may be at another server."""
         if not read.accept(self.ask(read.before)):
             return False
         apart = Accepted(read)
@@ -215,8 +201,8 @@ class ClusterTransport:
     def _round(self, todo: dict[tuple[Node, bool], list[int]], asked: list[Command], answers: list[Any]) -> None:
         """Ask each node its part, all at the same time.
 
-        A node that is asked in two ways, because one slot has moved there and another is on its way, is asked the
-        second part when it has answered the first: there is one connection to it.
+        A node with two parts, because one slot has moved there and another is moving, receives the second after it
+        answered the first: there is one connection to it.
         """
         if len(todo) == 1 or any(len(indices) > PIPELINE_COMMANDS for indices in todo.values()):
             for (node, asking), indices in todo.items():
@@ -237,7 +223,7 @@ class ClusterTransport:
                 self._note(answers, indices, self._finishing(node, connection, [asked[i] for i in indices], asking))
                 begun.pop(0)
         finally:
-            for *_, connection in begun:  # whose answers nobody has read
+            for *_, connection in begun:  # with unread answers
                 connection.close()
         if second:
             self._round(second, asked, answers)
@@ -256,7 +242,7 @@ class ClusterTransport:
 
     @staticmethod
     def _note(answers: list[Any], indices: list[int], do: Callable[[], Any]) -> Any:
-        """Do it; enter what came of it for each of `indices`."""
+        """Run `do`; set its outcome for each of `indices`."""
         try:
             outcome = do()
         except (TransportError, ReplyError) as error:
@@ -271,7 +257,7 @@ class ClusterTransport:
     def _next(
         self, node: Node, asking: bool, asked: list[Command], index: int, answer: ReplyError
     ) -> tuple[Node, bool] | None:
-        """Return whom to ask again after an error reply, None if that is all there is to say."""
+        """Return where to ask again after an error reply, None if the error is final."""
         one = asked[index]
         if unknown_script(one, answer):
             asked[index] = spelled_out(one)
@@ -291,7 +277,7 @@ class ClusterTransport:
         return self._topology.follow(told, strangers=self._strangers)
 
     def _judged(self, node: Node, error: ReplyError) -> Exception:
-        """Return what an error reply means for whoever asked, and blame the node if it says that it cannot serve."""
+        """Return the error for the caller, and blame the node if it cannot serve."""
         meaning = self._meaning(node, error)
         if meaning is error:
             self._judge(node, error)
@@ -304,7 +290,7 @@ class ClusterTransport:
             self._topology.blame(node, fault)
 
     def _meaning(self, node: Node, error: ReplyError) -> Exception:
-        """Return what an error reply means for whoever asked."""
+        """Return the error for the caller."""
         if self._topology.cluster and (error.code in ("MOVED", "ASK", "TRYAGAIN") or FOREIGN_KEY in str(error)):
             self._topology.want()
             return SlotMovingError(f"{node}: {error}")
@@ -312,14 +298,13 @@ class ClusterTransport:
 
 
 class Ways:
-    """Makes a transport for each thread. Safe to share between threads."""
+    """Makes a transport for each thread. Thread-safe."""
 
     def __init__(self, tier: TierParams, topology: Topology) -> None:
         self._tier = tier
         self._topology = topology
 
     def transport(self) -> ClusterTransport:
-        """Return one thread's way to all servers."""
         timeout_s = 2 * (self._tier.connect_timeout_ms + self._tier.io_timeout_ms) / 1000
         return ClusterTransport(
             self._topology,
@@ -329,7 +314,7 @@ class Ways:
         )
 
     def dial(self, address: Address) -> Connection:
-        """Return a connection to a server that let us in. Raises as `dial.dial` does."""
+        """Return an authenticated connection to a server. Raises as `dial.dial` does."""
         return dial(
             address,
             tls=self._tier.tls,
@@ -344,7 +329,7 @@ class Ways:
         for address in node.addresses:
             try:
                 connection = self.dial(address)
-                if not self._tier.cluster:  # in a cluster the map tells
+                if not self._tier.cluster:  # in a cluster the map has the roles
                     connection.expect_primary(self._tier.io_timeout_ms / 1000)
                 return connection
             except (TransportError, ReplyError) as error:

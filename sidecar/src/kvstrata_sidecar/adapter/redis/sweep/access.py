@@ -1,4 +1,4 @@
-"""A sweeper's way to its tier: one connection, for the scopes whose policy allows it at that moment."""
+"""A sweeper's connection to its tier, for the scopes that the policy allows at that moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class SweeperAccess:
-    """Used by one thread at a time; any may call `abort`."""
+    """For one thread at a time; any may call `abort`."""
 
     def __init__(self, enforcement: Enforcement, hooks: SweeperHooks) -> None:
         self._enforcement = enforcement
@@ -22,20 +22,20 @@ class SweeperAccess:
         self._connection: SweeperConnection | None = None
 
     def connected(self) -> SweeperConnection:
-        """Return the connection, another one if it was cut off."""
+        """Return the connection, a new one if it was aborted."""
         if self._connection is None or not self._connection.usable:
             self.close()
             self._connection = self._hooks.connect()
         return self._connection
 
     def current(self) -> bool:
-        """Whether the policy may be relied on now."""
+        """Whether the policy is fresh, or stale serving is allowed."""
         view = self._enforcement.view
         return view is not None and (view.rules.on_stale == "ServeStale" or self._enforcement.fresh())
 
     @contextmanager
     def permitted(self, keyspace: str) -> Iterator[bool]:
-        """Whether the policy allows the tier for a scope; it does until the end, or the connection is cut off."""
+        """Yield whether the policy allows the tier for a scope; if that ends, the connection is aborted."""
         permit = self._enforcement.enter(keyspace, self.abort)
         if not isinstance(permit, Permit):
             yield False
@@ -47,7 +47,7 @@ class SweeperAccess:
 
     @contextmanager
     def each(self) -> Iterator[None]:
-        """Do one of several things that do not depend on one another: one node's failure is not the others'."""
+        """Isolate one of several independent steps: a node's failure is counted and logged."""
         try:
             yield
         except (TransportError, ReplyError) as error:
@@ -56,18 +56,16 @@ class SweeperAccess:
 
     @contextmanager
     def apart(self, keyspace: str) -> Iterator[bool]:
-        """Whether the policy allows the tier for a scope whose failure is not that of others."""
+        """Yield whether the policy allows the tier for a scope, and isolate its failure."""
         with self.each(), self.permitted(keyspace) as permitted:
             yield permitted
 
     def abort(self) -> None:
-        """Make what is under way fail at once."""
         connection = self._connection
         if connection is not None:
             connection.abort()
 
     def close(self) -> None:
-        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

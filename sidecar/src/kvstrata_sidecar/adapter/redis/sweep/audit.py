@@ -1,4 +1,4 @@
-"""Compares what a bucket's index says with its values, and its accounting with the index; repairs what differs."""
+"""Compares a bucket's index with its values, and its accounting with the index; repairs differences."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from kvstrata_sidecar.adapter.redis.client.resp import Reply
 
 ENTRIES_PER_CALL = 256
 RECOUNT_AT_ONCE = 1_000
-"""Entries of a bucket above which they are added up in steps: one script would keep the server for too long."""
+"""Number of entries above which a bucket is recounted in steps: one script would block the server for too long."""
 
 RECOUNT_STEP = 500
 
 
 class Count(Protocol):
-    """Is told what was found."""
-
     def __call__(self, name: str, amount: int) -> None:
-        """Add to a count."""
+        """Add to a counter."""
 
 
 def audit_bucket(transport: Transport, state: bytes, count: Count, *, encrypts: bool = False) -> None:
-    """Take out entries without their value, and correct accounting that differs from the index.
+    """Remove entries without their value, and correct accounting that differs from the index.
 
-    Where the tier `encrypts`, blocks go that are not encrypted: a tier that was deleted left them on the server.
-    A large bucket is added up in steps. What is begun and not ended goes on with the next comparison.
+    Where the tier `encrypts`, unencrypted blocks are deleted: an earlier tier left them on the server. A large bucket
+    is recounted in steps; an unfinished recount continues with the next audit.
     """
     cursor, begun = 0, False
     while cursor or not begun:

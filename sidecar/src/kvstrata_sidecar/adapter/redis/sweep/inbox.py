@@ -1,4 +1,4 @@
-"""Which scopes' bounds the policy changed and a tier has yet to put through. Safe to share between threads."""
+"""Scopes whose bounds the policy changed and a tier has yet to apply. Thread-safe."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from kvstrata_sidecar.adapter.redis.client.commands import Bounds
 
 ScopeTerms = tuple[Bounds | None, int | None]
-"""What a scope may use, and how many milliseconds its blocks may live."""
+"""A scope's bounds, and the life of its blocks in milliseconds."""
 
 
 class Settling:
-    """Compares one policy's terms with those of the next."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._terms: Mapping[str, ScopeTerms] = {}
@@ -21,7 +19,7 @@ class Settling:
         self._guarantees_changed = False
 
     def follow(self, terms: Mapping[str, ScopeTerms]) -> None:
-        """Note what the terms now in force change; scopes that are in the policy no more have nothing to settle."""
+        """Record what the terms now in force change; scopes that left the policy have nothing to settle."""
         with self._lock:
             promised, before = _promised(terms), _promised(self._terms)
             self._guarantees_changed = self._guarantees_changed or promised != before
@@ -30,18 +28,17 @@ class Settling:
             self._terms = terms
 
     def pending(self) -> list[tuple[str, ScopeTerms]]:
-        """Return what is to be put through."""
         with self._lock:
             return list(self._changed.items())
 
     def done(self, keyspace: str, terms: ScopeTerms) -> None:
-        """Note that these terms hold, unless others are in force by now."""
+        """Record that these terms hold, unless others are in force by now."""
         with self._lock:
             if self._changed.get(keyspace) == terms:
                 del self._changed[keyspace]
 
     def take_guarantees_changed(self) -> bool:
-        """Whether guarantees changed since the last call: a new one is at the cost of all who borrowed."""
+        """Whether guarantees changed since the last call: a new one needs loans back."""
         with self._lock:
             changed, self._guarantees_changed = self._guarantees_changed, False
             return changed

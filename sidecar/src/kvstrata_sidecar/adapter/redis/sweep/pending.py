@@ -1,4 +1,4 @@
-"""What others leave to a tier's sweeper, until it comes by."""
+"""Work that other threads queue for a tier's sweeper."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MEMBERS_PER_TOUCH = 500
 
 @dataclass(slots=True)
 class Pending:
-    """Blocks that were read, reservations that nobody will use, scopes that cannot be used as they are."""
+    """Touches of blocks, abandoned reservations, and scopes that must be swept before use."""
 
     touches: dict[Place, None] = field(default_factory=dict)
     abandoned: deque[tuple[Place, bytes]] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
     urgent: dict[str, None] = field(default_factory=dict)
 
     def commands(self) -> Iterator[tuple[str, Command]]:
-        """Give what passes touches and abandoned reservations on, with the keyspace that it is about."""
+        """Yield the commands for touches and abandoned reservations, with their keyspace."""
         by_bucket: dict[tuple[str, bytes], list[bytes]] = {}
         for place in self.touches:
             by_bucket.setdefault((place.keyspace, place.base), []).append(place.member)

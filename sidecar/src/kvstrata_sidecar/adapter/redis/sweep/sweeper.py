@@ -1,11 +1,9 @@
-"""The thread that keeps a shared tier's books in order, on a connection of its own.
+"""The thread that maintains a shared tier's index and accounting, on its own connection.
 
-Every second it passes on what others left to it: touches of blocks that were read, reservations of stores that failed.
-When a policy changes what scopes may use, it puts that through at once, scope by scope, and tells how many are left.
-Once an interval, with jitter, it sweeps the scopes of the policy: what expired and what dead writers reserved leaves
-index and accounting, a shortened retention and a lowered limit are put through, ledgers whose leases are lost are
-rebuilt. Now and then it compares the index with the values and the accounting with the index; a difference is a drift,
-which is repaired and counted. Pods share the work: a scope is swept by whoever claims it for the interval.
+Every second it sends queued touches and abandoned reservations; changed bounds are applied at once. Once an interval,
+with jitter, it sweeps the policy's scopes: it removes expired blocks and dead reservations, applies retentions and
+limits, and rebuilds ledgers with lost leases. Some sweeps audit the scope and repair drift. A scope is swept by the pod
+that claims it for the interval.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 SLICE_S = 1.0
-"""How long a turn goes from scope to scope before it looks after what others left to it meanwhile."""
+"""Time that a turn takes scopes before it returns to queued work."""
 
 AUDIT_EVERY = 10
-"""Of how many sweeps of a scope, on average, one compares its index with its values."""
+"""Of so many sweeps of a scope, on average, one compares its index with its values."""
 
 
 class Sweeper(threading.Thread):
@@ -98,13 +96,13 @@ class Sweeper(threading.Thread):
         )  # fmt: skip
 
     def touch(self, place: Place) -> None:
-        """Note that a block was read; passed on within about a second, once for all reads until then."""
+        """Record that a block was read; sent within about a second, once for all reads until then."""
         with self._lock:
             if len(self._pending.touches) < MAX_PENDING:
                 self._pending.touches[place] = None
 
     def abandon(self, place: Place, token: bytes) -> None:
-        """Note that the reservation of a store that failed can be given up."""
+        """Record that the reservation of a failed store can be released."""
         with self._lock:
             self._pending.abandoned.append((place, token))
 
@@ -116,12 +114,12 @@ class Sweeper(threading.Thread):
 
     @property
     def settling(self) -> int:
-        """How many scopes' bounds were changed by the policy and are not put through yet."""
+        """Number of scopes whose changed bounds are not applied yet."""
         return len(self._settling)
 
     def follow(self) -> None:
-        """Note what the view in force changes for whom, and have it put through soon."""
-        # A lock of its own: thousands of scopes take a while, and workers note their touches meanwhile.
+        """Record what the view in force changes, and apply it soon."""
+        # A separate lock: thousands of scopes take a while, and workers record their touches meanwhile.
         with self._following:
             view = self._enforcement.view
             if view is None or view is self._followed:
@@ -139,13 +137,12 @@ class Sweeper(threading.Thread):
         return [(keyspace, used, blocks) for keyspace, (at_s, used, blocks) in seen if at_s >= since_s and blocks]
 
     def close(self) -> None:
-        """End the thread soon."""
         self._closed = True
         self._wake.set()
         self._access.abort()
 
     def run(self) -> None:
-        """Work until closed; whatever fails is tried again a tick later."""
+        """Work until closed; failures are retried a tick later."""
         while not self._closed:
             more = False
             try:
@@ -163,15 +160,12 @@ class Sweeper(threading.Thread):
         self._access.close()
 
     def turn(self) -> bool:
-        """Do what is due now, for about a second; whether there is more."""
+        """Do what is due now, for about a second; return whether there is more."""
         with self._at_work:
             return self._turn()
 
     def sweep(self, keyspace: str, *, claim: bool = False, audit: bool | None = None) -> None:
-        """Put one scope in order if the policy allows it, and, with `claim`, unless another pod did this interval.
-
-        `audit` None leaves the comparison of index and values to the schedule.
-        """
+        """Sweep a scope if allowed and, with `claim`, if no other pod did; `audit` None leaves audits to chance."""
         with self._at_work:
             self._sweep(keyspace, claim, audit)
 
@@ -221,12 +215,12 @@ class Sweeper(threading.Thread):
             with self._access.each():
                 self._sweep(self._to_sweep.popleft(), True, None)
         more = bool(self._to_settle or self._to_sweep or self._pending.urgent)
-        for keyspace in again:  # with the next turn: a server that does not answer is not asked all the time
+        for keyspace in again:  # with the next turn: a server that does not answer is not asked continuously
             self.urge(keyspace)
         return more
 
     def _put_through(self, *, changed: bool) -> None:
-        """Put changed bounds through; what does not succeed is tried again when all others were."""
+        """Apply changed bounds; failures are retried after all others."""
         if changed or not self._to_settle:
             self._to_settle = deque(keyspace for keyspace, _ in self._settling.pending())
         terms = dict(self._settling.pending())
@@ -240,7 +234,7 @@ class Sweeper(threading.Thread):
         return self._closed or self._clock() >= self._until_s
 
     def _interrupted(self) -> bool:
-        """Whether to leave the scopes that are left to another turn: others wait for what cannot."""
+        """Whether to leave the remaining scopes to another turn, because more urgent work waits."""
         return self._late() or bool(self._pending.urgent) or self._enforcement.view is not self._seen
 
     def _forget_others(self, view: CacheView) -> None:
@@ -260,7 +254,7 @@ class Sweeper(threading.Thread):
             scope = self._ledgers.view(transport, keyspace)
             buckets = scope.buckets
             self._note_usage(keyspace, scope)
-            # By chance, because a scope is swept by one pod and then by another: none sees all of its sweeps.
+            # By chance, because pods take turns with a scope: none sees all of its sweeps.
             thorough = audit or (audit is None and self._jitter() * AUDIT_EVERY < 1)
             states = [self._state(keyspace, b.bucket) for b in buckets if b.known and (b.in_use or thorough)]
             expired, dead = expire(transport, states)
@@ -278,7 +272,7 @@ class Sweeper(threading.Thread):
                 self._balance(transport, keyspace, bounds)
 
     def _settle(self, keyspace: str, bounds: Bounds | None, life_ms: int | None) -> bool:
-        """Put changed bounds of one scope through; whether they hold now."""
+        """Apply changed bounds of one scope; return whether they hold now."""
         with self._access.permitted(keyspace) as permitted:
             if not permitted:
                 return False
@@ -297,7 +291,7 @@ class Sweeper(threading.Thread):
         clamp(transport, [self._state(keyspace, b.bucket) for b in scope.buckets if b.longest_ms > life_ms], life_ms)
 
     def _balance(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
-        """Put a lowered limit through, and rebuild a ledger that charges for leases which no bucket has."""
+        """Apply a lowered limit, and rebuild a ledger that charges for leases which no bucket has."""
         scope = self._ledgers.view(transport, keyspace)
         if scope.above(bounds.limit_bytes) and self._ledgers.settle(transport, keyspace, bounds) > 0:
             self.urge(keyspace)
@@ -309,7 +303,7 @@ class Sweeper(threading.Thread):
         scope = self._ledgers.view(transport, keyspace)
         if self._drift.found(keyspace, scope):
             self._count("drift_leases", 1, keyspace)
-            # A bucket that had more than it was charged for may have brought the scope above its limit: to be swept.
+            # A bucket with more than its charge may have brought the scope above its limit: sweep it.
             self.urge(keyspace)
             self._ledgers.rebuild(transport, keyspace, scope.ledger.version)
 
@@ -319,7 +313,6 @@ class Sweeper(threading.Thread):
                 self._compare_leases(self._access.connected(), keyspace)
 
     def _claim(self, transport: Transport, keyspace: str) -> bool:
-        """Whether this scope is this process' to sweep in this interval."""
         key = claim_key(self._domain, keyspace).encode()
         return claim(transport, key, self._token, int(self._interval_s * 750))
 

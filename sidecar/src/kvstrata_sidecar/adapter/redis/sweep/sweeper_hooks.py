@@ -1,4 +1,4 @@
-"""What a sweeper needs of its tier."""
+"""Dependencies of a sweeper on its tier."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport
 
 
 class SweeperConnection(Transport, Protocol):
-    """A transport that can be cut off and closed."""
-
     @property
     def usable(self) -> bool:
-        """Whether it is open and in step as far as is known."""
+        """Whether it is open and in step as far as known."""
 
     def abort(self) -> None:
-        """Make whatever uses this connection fail at once."""
+        """Make the command under way fail at once."""
 
     def close(self) -> None:
         """Close it."""
@@ -25,10 +23,7 @@ class SweeperConnection(Transport, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SweeperHooks:
-    """What a sweeper needs of its tier. `life_ms` and `bounds` are a keyspace's under the policy.
-
-    `learn` asks which of the policy's keyspaces the tier knows as revoked.
-    """
+    """`life_ms` and `bounds` are a keyspace's; `learn` asks which of the policy's keyspaces the tier has revoked."""
 
     connect: Callable[[], SweeperConnection]
     usable: Callable[[], bool]
