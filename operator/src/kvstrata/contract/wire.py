@@ -1,7 +1,7 @@
 """One codec for all messages: the fields and types of a frozen dataclass are its wire form.
 
 Bounds are in the types: a field is `Annotated` with one of the rules below. Rules between fields belong into
-`__post_init__`, which raises ContractError. Everything else is in `WIRE` of the class.
+`__post_init__`, which raises ContractError. Everything else is in the class's `WIRE`.
 
 Reading is tolerant by default: unknown fields are ignored, missing ones have their defaults. Evidence is read more
 strictly (`complete`, `closed`). No error quotes a value, because values may be keys.
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, g
 from . import CONTRACT_VERSION, MALFORMED, ContractError
 
 MAX_NUMBER = 1 << 62
-"""More bytes than anything holds."""
+"""Larger than any amount of bytes."""
 
 MAX_EXACT_NUMBER = 1 << 53
 """Every JSON implementation reads numbers up to here exactly."""
@@ -39,12 +39,12 @@ Reader = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a class is written and read. Without `WIRE` it is like the class that it is a part of.
+    """How a class is written and read. A class without `WIRE` inherits from the class that contains it.
 
     `what` is its name in errors. `versioned`: it has the field `contract`, the version. `complete`: a missing field is
-    an error, but for those that `omit` names, which are left out at their defaults. `closed`: an unknown field is an
-    error, and texts and numbers without a rule are bounded as in receipts. `camel`: keys are in camelCase; `names` has
-    those that are otherwise. `row`: the class is a list of values, without keys.
+    an error, except those in `omit`, which are left out at their defaults. `closed`: an unknown field is an error, and
+    texts and numbers without a rule are bounded as in receipts. `camel`: keys are in camelCase, except those in
+    `names`. `row`: the class is a list of values, without keys.
     """
 
     what: str
@@ -57,12 +57,10 @@ class Wire:
     names: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def inside(self, kind: Any) -> Wire:
-        """Return the `Wire` of a class that is a part of this one."""
         own: Wire | None = getattr(kind, "WIRE", None)
         return own or Wire(kind.__name__, complete=self.complete, closed=self.closed, camel=self.camel)
 
     def key(self, name: str) -> str:
-        """Return the key of a field."""
         if name in self.names or not self.camel:
             return self.names.get(name, name)
         return camel(name)
@@ -73,10 +71,8 @@ TOLERANT = Wire("a message")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A text that a regular expression matches as a whole, and what that is called.
-
-    `check` raises ValueError for texts that match and are none all the same.
-    """
+    """A text that matches a regular expression as a whole; `meaning` names it in errors. `check` raises ValueError for
+    texts that match and are still invalid."""
 
     pattern: str
     meaning: str
@@ -85,7 +81,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Printable:
-    """A text of at most `most` characters, each of which can be shown."""
+    """A text of at most `most` printable characters."""
 
     most: int
 
@@ -109,9 +105,8 @@ class Base64:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """How many rows a list has. `distinct`: no two are equal. `known_only`: unknown members of an enumeration are
-    left out.
-    """
+    """Number of rows of a list. `distinct`: no two are equal. `known_only`: unknown members of an enumeration are
+    dropped."""
 
     least: int = 0
     most: int = MAX_ROWS
@@ -126,36 +121,30 @@ HexDigest = Annotated[str, Form("[0-9a-f]{64}", "SHA-256 in hexadecimal digits")
 
 
 def camel(name: str) -> str:
-    """Return a field's name in camelCase."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
 def shown(text: str, most: int) -> str:
-    """Return what may be shown of a pod's own words: printable, and not long."""
+    """Return the displayable part of a pod's text: printable and bounded."""
     return "".join(character for character in text[:most] if character.isprintable())
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return UTF-8 JSON with sorted keys and no white space; equal values give equal bytes.
-
-    Raises ValueError for NaN and infinities, which JSON does not have.
-    """
+    """Return UTF-8 JSON with sorted keys and no white space; equal values give equal bytes. Raises ValueError for NaN
+    and infinities, which JSON does not have."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of the canonical JSON of `value` as 64 hexadecimal digits."""
     return digest_bytes(canonical_json(value))
 
 
 def digest_bytes(data: bytes) -> str:
-    """Return the SHA-256 of `data` as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def encode(value: Any) -> bytes:
-    """Return a message as canonical JSON."""
     return canonical_json(to_wire(value))
 
 
@@ -165,7 +154,7 @@ def encode_line(value: Mapping[str, Any]) -> bytes:
 
 
 def decode(cls: type[T], data: bytes) -> T:
-    """Read a message. Raises ContractError, which says where, for anything else."""
+    """Raises ContractError, which names the place, for anything else."""
     try:
         raw = json.loads(data)
     except MALFORMED as error:
@@ -174,12 +163,11 @@ def decode(cls: type[T], data: bytes) -> T:
 
 
 def to_wire(value: Any) -> Any:
-    """Return a message's JSON."""
     return _written(value, TOLERANT)
 
 
 def from_wire(cls: type[T], raw: Any, where: str = "") -> T:
-    """Read a message's JSON. Raises ContractError, which says where, for anything else."""
+    """Raises ContractError, which names the place, for anything else."""
     where = where or TOLERANT.inside(cls).what
     try:
         kind: Any = cls
@@ -219,39 +207,35 @@ def _written(value: Any, outer: Wire) -> Any:
 
 
 class Message:
-    """A class that is sent as a whole."""
-
     __slots__ = ()
 
     def encode(self) -> bytes:
-        """Return the message, canonical JSON."""
         return encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read the message. Raises ContractError for anything else."""
+        """Raises ContractError for anything else."""
         return decode(cls, data)
 
 
 class Request(Message):
-    """A message that is not written if its reader would refuse it."""
+    """A message whose `encode` raises ContractError if its reader would refuse it."""
 
     __slots__ = ()
 
     def encode(self) -> bytes:
-        """Return the message. Raises ContractError for what is none."""
         data = encode(self)
         self.decode(data)
         return data
 
 
 class _MisfitError(ContractError):
-    """The end of a sentence that begins with the place of what does not fit."""
+    """Its text continues a sentence that begins with the place of the error."""
 
 
 @cache
 def _parts(kind: Any, outer: Wire) -> tuple[Wire, list[tuple[str, str, Any]]]:
-    """Return the `Wire` of a class, and each field with its key and the value at which it is left out."""
+    """Return the `Wire` of a class, and each field with its key and the value at which it is omitted."""
     wire, nothing = outer.inside(kind), object()
     return wire, [
         (one.name, wire.key(one.name), _default(one) if one.name in wire.omit else nothing) for one in fields(kind)
@@ -274,7 +258,6 @@ def _opened(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
 
 @cache
 def _reader(kind: Any, outer: Wire) -> Reader:
-    """Return the reader of a type, which does not take None."""
     kind, rules, _ = _opened(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
@@ -404,7 +387,7 @@ def _table(read_key: Reader, read: Reader) -> Reader:
 
 
 def _one_of(kinds: tuple[Any, ...], outer: Wire) -> Reader:
-    """Classes are told apart by their keys: the first one of which all are there is meant."""
+    """Classes are distinguished by their keys: the first class with all keys present is chosen."""
     readers = [({outer.inside(kind).key(one.name) for one in fields(kind)}, _reader(kind, outer)) for kind in kinds]
 
     def reader(raw: Any) -> Any:
@@ -429,7 +412,7 @@ def _member(kind: type[StrEnum]) -> Reader:
 
 
 def _plain(kind: Any, outer: Wire) -> frozenset[Any]:
-    """Return the types of values that need no reader: most of a message, and calls are what reading costs."""
+    """Return the types of values that need no reader: calls dominate the cost of reading."""
     kind, rules, may_be_none = _opened(kind)
     plain = {kind} & ({bool} if rules or outer.closed else {bool, str})
     return frozenset(plain | {NoneType} if may_be_none else plain)

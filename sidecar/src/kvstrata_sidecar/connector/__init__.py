@@ -1,1 +1,1 @@
-"""The connector guard: what keeps an engine alive and answering when its cache server is not."""
+"""The connector guard: keeps an engine serving when its cache server fails."""

@@ -1,8 +1,8 @@
-"""The connection to the cache server: its end is noticed when it comes, not when a timer has run out.
+"""The connection to the cache server; detects its end at once instead of by a timeout.
 
-LMCache's message queue client (0.5.6) keeps whatever it sent until an answer comes, and its callers wait for seconds. A
-server that ends closes its connections at once, though, which ZeroMQ reports. `Line` hears of it on the client's own
-thread, gives up what was sent, and refuses what is to be sent until the server has answered a ping again.
+LMCache's message queue client (0.5.6) keeps requests until they are answered, and its callers wait for seconds. A
+server that ends closes its connections at once, though, and ZeroMQ reports that. `Line` gets the report on the client's
+own thread, fails pending requests, and refuses new ones until the server has answered a ping.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PREPARE_STORE = "prepare_store"
 CLOSED = "the cache server closed the connection"
 
 PING_PATIENCE_S = 30.0
-"""A ping that has waited for so long is given up for another. ZeroMQ keeps each for a server that is away."""
+"""After this long a pending ping is replaced. ZeroMQ queues each for an absent server."""
 
 
 class Line:
     """Watches one request client over ZeroMQ; other transports report a lost connection to their callers themselves.
 
-    `health` is the event by which LMCache counts the server as available. It is cleared on the client's thread before
-    anybody learns of an exchange that was given up, and cannot be set again before `recover` has run. `new_future`
-    makes one of LMCache's futures; `is_stream` says of an operation whether its answers are a stream. `connected` is
-    False for a server that has never answered.
+    `health` is LMCache's event for an available server. It is cleared on the client's thread before any caller sees a
+    failed exchange, and cannot be set again before `recover` has run. `new_future` makes one of LMCache's futures;
+    `is_stream` says whether an operation's answers are a stream. `connected` is False for a server that has never
+    answered.
     """
 
     def __init__(
@@ -61,22 +61,20 @@ class Line:
         watched.process_outbound_task = self._on_send
 
     def lose(self) -> None:
-        """Count the server as away until `recover` has run and a heartbeat succeeded."""
+        """Mark the server as away until `recover` has run and a heartbeat succeeded."""
         with self._lock:
             self._owes_recovery = True
             self._health.clear()
 
     def recover(self, recovery: Callable[[], bool]) -> bool:
-        """Run and return what LMCache's heartbeat runs before it counts a server as available again.
-
-        If the server is lost meanwhile, the heartbeat does not count it as available, and runs this again.
-        """
+        """Run `recovery` before LMCache's heartbeat marks a server as available again. If the server is lost meanwhile,
+        the heartbeat does not mark it, and runs this again."""
         with self._lock:
             self._owes_recovery = False
         return recovery()
 
     def _on_healthy(self) -> None:
-        """The heartbeat sets what it found out some time ago; a loss since then stands."""
+        """The heartbeat's result may be older than a loss, which then stands."""
         with self._lock:
             if not self._owes_recovery:
                 self._set_health()
@@ -95,15 +93,15 @@ class Line:
         if self._is_stream(operation):
             return self._submit(operation, payloads)
         if self._down:
-            # Sent now, it would reach the next server, long after its caller gave it up.
+            # Sent now, it would reach the next server, long after its caller gave up.
             return self._refused(CLOSED)
         if operation == PREPARE_STORE and not self._health.is_set():
-            # Stores that wait for their turn end at once, so that the engine's blocks are free within one time limit.
+            # Queued stores end at once, so that the engine's blocks are free within one time limit.
             return self._refused("the cache server is away")
         return self._submit(operation, payloads)
 
     def _on_ping(self, payloads: list[Any]) -> Any:
-        """One ping at a time: those that nobody takes pile up, until ZeroMQ has no room for them."""
+        """One ping at a time: unanswered ones pile up until ZeroMQ's queue is full."""
         now_s = self._clock()
         if self._ping is not None and not self._ping.query() and now_s < self._ping_patience_ends_s:
             return self._refused("the cache server has not answered the last ping")
@@ -111,7 +109,7 @@ class Line:
         take_answer = ping.set_result
 
         def on_answer(result: Any) -> None:
-            # Before the one who waits for it learns of it, and sends what would be refused.
+            # Before the waiter learns of it and sends what would be refused.
             self._down = False
             take_answer(result)
 
@@ -123,14 +121,14 @@ class Line:
         if self._down:
             self._give_up_unsent()
         try:
-            # What finds no room in ZeroMQ fails. It would block the thread that all clients share.
+            # Fail if ZeroMQ's queue is full, rather than block the thread that all clients share.
             self._queue.socket.sndtimeo = 0
             self._send()
         except Exception as error:
             logger.warning("What was to be sent to the cache server was dropped: %r", error)
 
     def _give_up_unsent(self) -> None:
-        """Fail what was on its way here when the connection ended."""
+        """Fail requests that were queued when the connection ended."""
         waiting = self._queue.input_queue
         kept = []
         try:
@@ -147,7 +145,7 @@ class Line:
             waiting.put(item)
 
     def _give_up(self) -> int:
-        """Fail pending exchanges. Only the client's own thread may: the table of them is that thread's."""
+        """Fail pending exchanges. Only for the client's own thread, which owns the table."""
         pending = self._queue.pending_futures
         given_up = list(pending.values())
         pending.clear()

@@ -1,4 +1,4 @@
-"""When the guard gives the cache server up, and what it says about it. No LMCache, no vLLM."""
+"""When the guard gives up on the cache server, and what it logs. No LMCache, no vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-# A child of the logger that vLLM configures, so that it is seen in the engine's log.
+# A child of the logger that vLLM configures, so that it appears in the engine's log.
 logger = logging.getLogger("vllm.kvstrata.connector")
 
 Result = TypeVar("Result")
@@ -21,17 +21,15 @@ CHUNK_TOKENS_KEY = "kvstrata.chunk_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the engine waits, in seconds, for the answer to one lookup, and at its start for a server at all.
-
-    An engine that is told the server's chunk size starts without one, and needs no patience.
-    """
+    """How long the engine waits for the answer to one lookup, and at its start for a server. An engine with a
+    configured chunk size starts without a server, and does not wait."""
 
     start_s: float = 600.0
     lookup_s: float = 5.0
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any] | None) -> Patience:
-        """Read `kv_connector_extra_config`. Raises ValueError for what is not a positive number."""
+        """Read `kv_connector_extra_config`. Raises ValueError for anything but positive numbers."""
         default = cls()
         values = extra or {}
         patience = cls(
@@ -61,10 +59,8 @@ def wait_for_server(
     sleep: Callable[[float], None] = time.sleep,
     pause_s: float = 1.0,
 ) -> Result:
-    """Return what `connect` returns, trying again as long as it raises ConnectionError, for `patience_s` in all.
-
-    An engine takes half a minute and more to come this far, so waiting here beats starting over.
-    """
+    """Return `connect()`, repeated while it raises ConnectionError, for at most `patience_s`. An engine takes half a
+    minute and more to come this far, so waiting beats a restart."""
     give_up_at_s = clock() + patience_s
     while True:
         try:
@@ -83,7 +79,7 @@ def absorb(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
-    """Return what `action` returns; if it raises, say so in the log and return what `otherwise` returns."""
+    """Return `action()`; if it raises, log the error and return `otherwise()`."""
     started_s = clock()
     try:
         return action()
@@ -94,10 +90,8 @@ def absorb(
 
 
 def within(patience_s: float, action: Callable[[], object]) -> None:
-    """Run `action` beside the caller and wait for its end. Raises TimeoutError after `patience_s`; it then runs on.
-
-    Raises what `action` raises.
-    """
+    """Run `action` in a thread and wait for its end. Raises TimeoutError after `patience_s`, while it runs on, or its
+    error."""
     raised: list[Exception] = []
 
     def run() -> None:

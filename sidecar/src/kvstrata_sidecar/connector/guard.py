@@ -1,21 +1,20 @@
-"""A KV connector that survives its cache server: LMCacheMPConnector (0.5.6) with every failure turned into a miss.
+"""LMCacheMPConnector (0.5.6) with every failure of the cache server turned into a miss.
 
     --kv-transfer-config '{"kv_connector": "GuardedConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "kvstrata_sidecar.connector.guard", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {...}}'
 
-LMCache's connector drops requests to a server that it knows to be away, and registers anew when the server is back.
-What it lacks is the moment in between: a server that died since the last heartbeat makes requests wait for seconds, and
-a store raise, which ends the engine. The guard hears of a closed connection at once and gives up what was under way
-(see Line); it catches what is raised, marks the server as away (LMCache's own state, so its heartbeat recovers and
-registers anew), and completes what LMCache would have completed, so that no request waits for a transfer that will
-never come. It gives up a lookup that takes too long.
+LMCache's connector drops requests to a server marked as away, and registers again when it is back. Between heartbeats,
+however, a dead server makes requests wait for seconds, and a store raises, which ends the engine. The guard detects a
+closed connection at once and fails pending exchanges (see Line). It catches errors, marks the server as away in
+LMCache's own state, so that the heartbeat recovers it, and completes what LMCache would have completed, so that no
+request waits for a dead transfer. It gives up on slow lookups.
 
-An engine whose server is away at its start serves without it and registers when it appears, if it is told the server's
-chunk size, as `kvstrata.chunk_tokens`; without that it waits for the server, as long as Patience says.
+With `kvstrata.chunk_tokens`, the server's chunk size, an engine starts without a server and registers when it appears;
+otherwise it waits for the server, see Patience.
 
-`kv_connector_extra_config` is LMCache's; keep `lmcache.mp.mq_timeout` and `lmcache.mp.heartbeat_interval` short (3 and
-1 seconds): they bound what a server costs that hangs without ending.
+Keep LMCache's `lmcache.mp.mq_timeout` and `lmcache.mp.heartbeat_interval` in `kv_connector_extra_config` short (3 and 1
+seconds): they bound the cost of a server that hangs.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ from .failures import Patience, absorb, chunk_tokens, logger, wait_for_server, w
 
 
 class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
-    """LMCacheMPConnector that neither raises nor blocks for long, whatever the cache server does."""
-
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._patience, promised = Patience.from_extra_config(extra), chunk_tokens(extra)
@@ -69,7 +66,7 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
                 req_client=client, health_event=available, interval=adapter._heartbeat_interval
             )
             beats[url].register_recover_callback(partial(line.recover, partial(keeps_promise, client, tokens)))
-            # LMCache starts its heartbeat with the first request, which then finds out that the server is away.
+            # LMCache starts its heartbeat with the first request, which would then find the server away.
             beats[url].start()
         adapter._heartbeats = beats
 
@@ -84,21 +81,19 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
         def recovery() -> bool:
             if not keeps_promise(client, tokens):
                 return False
-            # To register replaces what knows of the stores that were begun.
+            # Registering replaces the record of stores under way.
             self._settle_stores()
             return bool(register())
 
         adapter._reregister_kv_caches_callback = partial(self._line.recover, recovery)
 
-    # Worker side
-
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Register, or leave it to the heartbeat if the server is away just now."""
+        """Register, or leave it to the heartbeat if the server is away."""
         absorb("register_kv_caches", lambda: super(GuardedConnector, self).register_kv_caches(kv_caches), self._away)
         self.worker_adapter._ensure_heartbeat_started()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begin to load; what could not begin is reported as failed, so that it is computed instead."""
+        """Start loading; blocks whose load cannot start are reported as failed, so that they are computed."""
         absorb(
             "start_load_kv",
             lambda: super(GuardedConnector, self).start_load_kv(forward_context, **kwargs),
@@ -106,11 +101,10 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
         )
 
     def wait_for_save(self) -> None:
-        """Store what was computed, or leave it."""
         absorb("wait_for_save", super().wait_for_save, self._away)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Wait for stores that read blocks which are about to be overwritten."""
+        """Wait for stores that read blocks about to be overwritten."""
         absorb(
             "handle_preemptions",
             lambda: super(GuardedConnector, self).handle_preemptions(kv_connector_metadata),
@@ -121,7 +115,7 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
             self._settle_stores()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Return what has finished. With a server that is away that is everything."""
+        """Return what has finished: everything, if the server is away."""
 
         def drain() -> tuple[set[str] | None, set[str] | None]:
             self._away()
@@ -134,25 +128,22 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
             "get_finished", lambda: super(GuardedConnector, self).get_finished(finished_req_ids), drain
         )
         if not self.worker_adapter.is_healthy:
-            # LMCache has forgotten its stores and called them finished; vLLM gives their blocks to others next.
+            # LMCache has reported its stores as finished; vLLM reuses their blocks next.
             self._settle_stores()
         if self.worker_adapter.error_block_ids:
-            # A server that was restarted between two heartbeats answers pings and knows no registration: only a
-            # server that counts as away is registered with again.
+            # A server restarted between two heartbeats answers pings and has no registration: only a server marked as
+            # away is registered with again.
             self._away()
         return finished
 
     def shutdown(self) -> None:
-        """Shut down, whether or not the server takes notice."""
         absorb("shutdown", super().shutdown, lambda: None)
 
-    # Scheduler side
-
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return what the cache has. A lookup that fails or takes too long is a miss, once and for all.
+        """Return the tokens in the cache. A lookup that fails or takes too long is a final miss.
 
-        vLLM computes all of some prompts, as those whose log probabilities are asked for. It asks here all the same
-        and drops the answer, so the blocks that a lookup locks would stay locked, and its records would never end.
+        vLLM computes some prompts in full, such as those with prompt log probabilities, but calls this and drops the
+        answer: the blocks of a lookup would stay locked, and its records would never end.
         """
         if request.skip_reading_prefix_cache:
             return self._bypass(request)
@@ -198,15 +189,15 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
         return 0, False
 
     def _away(self) -> None:
-        """Mark the server as away in LMCache's own state; its heartbeat registers anew before it clears the mark."""
+        """Mark the server as away in LMCache's own state; its heartbeat registers again before it clears the mark."""
         self._line.lose()
 
     def _settle_stores(self) -> None:
-        """Wait until no store that was given up reads the engine's blocks any more.
+        """Wait until no abandoned store reads the engine's blocks any more.
 
         On a device LMCache copies them in threads of the engine. Their exchanges with the server end within its time
-        limit, and Line refuses new ones, so this takes that time and the copying. If the server itself reads the
-        blocks (GPUIPC), nobody knows when one that is away has stopped: it is given its time limit once.
+        limit, and Line refuses new ones, so this takes that time and the copying. If the server itself reads the blocks
+        (GPUIPC), the end of an absent server's reads is unknown: it is given its time limit once.
         """
         context = self.worker_adapter.transfer_ctx
         if context is None:
@@ -241,10 +232,8 @@ CHECK_TIMEOUT_S = 3.0
 
 @contextmanager
 def chunk_size_promised(tokens: int | None) -> Iterator[list[Any]]:
-    """While the block runs, connectors that get no answer take `tokens` for the server's chunk size.
-
-    Yields the clients whose server did not answer, as they are found out. With None, nothing is changed.
-    """
+    """Within the context, connectors without an answer assume `tokens` as the server's chunk size. Yields a list to
+    which clients without a server are added. None changes nothing."""
     absent: list[Any] = []
     ask = lmcache_adapter.get_lmcache_chunk_size
     if tokens is None:
@@ -267,11 +256,11 @@ def chunk_size_promised(tokens: int | None) -> Iterator[list[Any]]:
 
 
 def keeps_promise(client: Any, tokens: int) -> bool:
-    """Return whether a server that has appeared has this chunk size. With another its blocks would be misread."""
+    """Return whether the server has this chunk size. With another its blocks would be misread."""
     try:
         found = int(lmcache_adapter.get_lmcache_chunk_size(client, timeout=CHECK_TIMEOUT_S))
     except Exception as error:
-        # LMCache's heartbeat calls this with every beat until it is True, and forbids it to raise.
+        # LMCache's heartbeat calls this at every beat until it is True; it must not raise.
         logger.warning("The cache server has appeared and does not tell its chunk size yet: %r", error)
         return False
     if found != tokens:

@@ -1,12 +1,12 @@
-"""One path of the engine that is ours: it empties the prefix cache.
+"""The engine's endpoint that empties its prefix cache.
 
     --middleware kvstrata_sidecar.connector.reset.EngineReset
 
-`POST /kvstrata/reset` is answered by 200 with `{"success": …}`, by 501 where this engine cannot; with the query
-`preempt` requests that run are computed anew.
+`POST /kvstrata/reset` is answered by 200 with `{"success": …}`, by 501 if this engine cannot; with the query `preempt`
+running requests are recomputed.
 
-vLLM has such a path, and with it those by which whoever reaches the engine runs code in it: only in development mode.
-This one does that and nothing else. The engine listens on a socket that only the gate mounts.
+vLLM has such an endpoint in development mode only, together with others that execute code. The engine listens on a
+socket that only the gate mounts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class EngineReset:
-    """ASGI middleware of vLLM's API server; whatever is not for its path passes through untouched."""
+    """ASGI middleware of vLLM's API server; other paths pass through."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a reset, or pass on."""
         if scope["type"] != "http" or scope["path"] != ENGINE_RESET_PATH:
             await self._app(scope, receive, send)
             return
@@ -45,7 +44,7 @@ class EngineReset:
 
 
 async def _reset(scope: Scope) -> tuple[int, dict[str, Any]]:
-    """Return status and answer: 200 if the engine says whether it did it, 501 if it cannot say, 503 if it failed."""
+    """Return status and answer: 200 with the engine's result, 501 if it has none, 503 if it failed."""
     client = getattr(scope["app"].state, "engine_client", None)
     reset = getattr(client, "reset_prefix_cache", None)
     if reset is None:
@@ -56,7 +55,7 @@ async def _reset(scope: Scope) -> tuple[int, dict[str, Any]]:
     except TypeError:
         return 501, {"error": "this engine's version resets its prefix cache in another way"}
     except Exception as error:
-        # With requests that wait for blocks from elsewhere the engine raises, and goes on.
+        # While requests wait for blocks from elsewhere, the engine raises and continues.
         logger.warning("The prefix cache was not reset: %s", type(error).__name__)
         return 503, {"error": "the engine failed to reset its prefix cache"}
     if not isinstance(done, bool):

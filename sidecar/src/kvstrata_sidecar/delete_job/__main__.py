@@ -1,7 +1,7 @@
-"""`python -m kvstrata_sidecar.delete_job ORDER`: deletes what a file of JSON orders, and reports on standard output.
+"""`python -m kvstrata_sidecar.delete_job ORDER`: executes a JSON order, and reports on standard output.
 
-Exit code 0 when it is whole, 3 when it stopped for a reason that the last line names (another run goes on from there),
-2 for an order that cannot be read.
+Exit code 0 when complete, 3 when it stopped for the reason in the last line (another run continues), 2 for a malformed
+order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ WHOLE, MALFORMED, STOPPED = 0, 2, 3
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out the order in the file that is named; return the exit code."""
     try:
         (path,) = arguments
         order = Order.from_json(json.loads(Path(path).read_bytes()))

@@ -1,16 +1,16 @@
-"""Deletes some chunks of keyspaces that live on, whoever computed them: a prefix is what its tokens are.
+"""Deletes some chunks of keyspaces that stay, regardless of who computed them.
 
-Nobody uses the keyspaces meanwhile: every pod let go of them, and the time in which a write could still arrive is over.
-So there is no tombstone, and nothing is revoked. Reservations of these chunks that somebody left go too: a writer that
-was frozen since then finds no reservation, and cannot commit.
+The keyspaces are unused meanwhile: every pod released them, and the time in which a write could still arrive is over.
+So there is no tombstone, and nothing is revoked. Abandoned reservations of these chunks are deleted too: a writer
+frozen since then finds none, and cannot commit.
 
-1. The indexes of the chunks' buckets are walked through; committed blocks of these chunks go with their index.
-2. Reservations of them are given up, with what may have been written.
-3. Values without an index go by name, as far as a look named them.
-4. The indexes are walked through again: what is left is reported.
-5. Replicas confirm, and the map of slots has to be the one of the beginning.
+1. Walk the indexes of the chunks' buckets; delete committed blocks with their index entries.
+2. Abandon reservations of the chunks, with values written for them.
+3. Delete values without an index whose names a verification found.
+4. Walk the indexes again, and report what is left.
+5. Wait for replicas, and require the slot map of the beginning.
 
-A run counts what it deleted itself: one that is killed loses its count, and what it deleted is not found again.
+A run counts its own deletions: a killed run loses its count.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from kvstrata_sidecar.delete_job.replicas import await_replicas
 from kvstrata_sidecar.delete_job.servers import Servers, StoppedError
 
 WALK_COUNT = 512
-"""Entries of an index that a server goes over in one command."""
 
 
 class Found(NamedTuple):
-    """A block that an index or a reservation names: in which bucket, its name there, and its record."""
+    """A block that an index or a reservation names: its bucket, its member name, its record."""
 
     base: bytes
     member: bytes
@@ -43,8 +42,6 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What became of one primary's blocks, in keys and bytes."""
-
     deleted_keys: int = 0
     deleted_bytes: int = 0
     left_keys: int = 0
@@ -54,18 +51,14 @@ class Tally:
     looked: bool = False
 
     def confirmed(self, replicas: int, in_step: int) -> None:
-        """Note how many replicas there are, and how many confirmed."""
         self.replicas = replicas, in_step
 
     def line(self, node: str) -> Erased:
-        """Return its line of the report."""
         deleted, left = Amount(self.deleted_keys, self.deleted_bytes), Amount(self.left_keys, self.left_bytes)
         return Erased(None, node, Amount(deleted.keys + left.keys, deleted.bytes + left.bytes), deleted, left)
 
 
 class ChunkDeletion:
-    """One run. `tell` is given the lines of its report, `clock` and `sleep` are in seconds."""
-
     def __init__(
         self,
         order: Order,
@@ -85,7 +78,6 @@ class ChunkDeletion:
         self._paces = {primary: Pace() for primary in servers.layout.primaries}
 
     def run(self) -> bool:
-        """Delete and report; whether it is whole."""
         try:
             for base in self._buckets():
                 self._empty(base)
@@ -117,7 +109,6 @@ class ChunkDeletion:
                 yield bucket_prefix(self._order.domain, keyspace, number).encode()
 
     def _empty(self, base: bytes) -> None:
-        """Delete what a bucket has of the chunks, committed or reserved."""
         primary = self._servers.layout.of(state_key(base))
         tally, pace = self._tallies[primary], self._paces[primary]
         for found in self._walk(base, b":#m"):
@@ -143,7 +134,7 @@ class ChunkDeletion:
                 tally.left_bytes += _size_of(found.record)
 
     def _walk(self, base: bytes, part: bytes) -> list[Found]:
-        """Return what an index of a bucket names of the chunks: each once, although a walk may tell some twice."""
+        """Return a bucket's index entries of the chunks; deduplicated, because a scan may return an entry twice."""
         found: dict[bytes, Found] = {}
         cursor, key = b"0", base + part
         while True:

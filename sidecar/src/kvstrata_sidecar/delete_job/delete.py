@@ -1,15 +1,15 @@
-"""Deletes keyspaces from a tier, in an order in which it may be killed after every command.
+"""Deletes keyspaces from a tier, in an order that is safe to interrupt after every command.
 
-1. The keyspaces enter the domain's set of revoked ones: no cache server uses them from its next look on.
-2. Every bucket gets a tombstone: nothing can be reserved or committed there from that instant, by whomever, however
-   late it wakes. A value that was reserved before and comes now lives 30 s, or until its commit deletes it.
-3. Blocks go by the index, bucket by bucket, beside each other on several primaries.
-4. When the 30 s are over all indexes are looked at once more, and the ledger of each keyspace goes.
-5. Room that the keyspaces had of the tier is given back.
-6. Replicas confirm, and the map of slots has to be the one of the beginning.
+1. The keyspaces enter the domain's set of revoked ones: cache servers stop using them at their next check.
+2. Every bucket gets a tombstone: from then on nothing can be reserved or committed there. A value that was reserved
+   before and arrives later lives 30 s, or until its commit deletes it.
+3. Blocks are deleted by the index, bucket by bucket, on several primaries at once.
+4. After the 30 s all indexes are checked once more, and the ledger of each keyspace is deleted.
+5. The keyspaces' room in the tier is returned.
+6. Replicas confirm, and the slot map must be that of the beginning.
 
-What was deleted is counted in the tombstones, at the instant of each deletion, and so is since when they stand: a run
-that goes on after one that was killed neither waits anew nor reports less. Tombstones live for a week.
+Tombstones record the time and all deletions, each at its instant: a run that continues after a killed one neither waits
+again nor reports less. Tombstones live for a week.
 """
 
 from __future__ import annotations
@@ -32,35 +32,30 @@ from kvstrata_sidecar.delete_job.replicas import await_replicas
 from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError
 
 TOMBSTONE_KEEP_MS = 7 * 86_400_000
-"""How long a writer may have been frozen and still find the tombstone. What one leaves that wakes later can be read by
-nobody, because the keyspace stays in the set of revoked ones, and goes when its retention is over."""
+"""How long a writer may be frozen and still find the tombstone. Values written later are unreadable, because the
+keyspace stays in the set of revoked ones, and expire with their retention."""
 
 KEYSPACES_AT_ONCE = 512
 BUCKETS_AT_ONCE = 4
-"""In one exchange: a server carries all of its commands out before it serves others, each begins
-nothing more after 2 ms."""
+"""In one exchange: a server runs all its commands before it serves others; each starts nothing after 2 ms."""
 NAMES_AT_ONCE = 8
 
 IN_VAIN = 1_000
-"""After how many commands that removed nothing an index is taken for one that cannot be emptied."""
+"""Commands in a row without a removal after which an index counts as impossible to empty."""
 
 
 Row = TypeVar("Row")
 
 
 class Bucket(NamedTuple):
-    """One bucket of a keyspace."""
-
     keyspace: str
     state: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a bucket told at last: blocks left, values deleted since it has its tombstone, and since when it has it.
-
-    `told_s` is when that was, by this process' clock.
-    """
+    """A bucket's last answer: blocks left, values deleted since its tombstone, and the tombstone's age. `told_s` is the
+    time of the answer, by this process' clock."""
 
     removed: int
     left: Amount
@@ -70,7 +65,7 @@ class Told:
 
 
 class Deletion:
-    """One run. `tell` is given the lines of its report, `clock` and `sleep` are in seconds."""
+    """One run. `tell` receives the lines of its report; `clock` and `sleep` are in seconds."""
 
     def __init__(
         self,
@@ -94,7 +89,7 @@ class Deletion:
         self._buckets = {primary: [Bucket(*one) for one in some] for primary, some in buckets.items()}
 
     def run(self) -> bool:
-        """Do what is left to do and report; whether it is whole."""
+        """Delete and report; return whether it is complete."""
         try:
             self._revoke()
             self._on_each(lambda primary: self._drop_all(primary, 0))
@@ -122,12 +117,11 @@ class Deletion:
             self._servers.ask([call("revoke", key, self._order.revision, *names, read=read_number)])
 
     def _drop_all(self, primary: Primary, count: int) -> None:
-        """Take a step in each bucket of a primary; 0 takes none, but leaves tombstones."""
+        """Run one step in each bucket of a primary; 0 deletes nothing, but sets tombstones."""
         for some in _parts(self._buckets[primary], BUCKETS_AT_ONCE):
             self._drop(some, count)
 
     def _empty(self, primary: Primary) -> None:
-        """Delete what the buckets of a primary have, one after the other."""
         pace = self._paces[primary]
         for bucket in self._buckets[primary]:
             in_vain = 0
@@ -141,7 +135,6 @@ class Deletion:
                 self._sleep(pace.took(removed, took_s))
 
     def _drop(self, buckets: Sequence[Bucket], count: int) -> float:
-        """Run the deleting script once in each of these; return how many seconds that took."""
         commands = [
             call("drop", one.state, count, TOMBSTONE_KEEP_MS, read=lambda reply: read_numbers(reply, 6))
             for one in buckets
@@ -162,7 +155,7 @@ class Deletion:
             self._sleep(pace.took(len(some), self._clock() - began_s))
 
     def _forget(self) -> None:
-        """Delete what else there is of the keyspaces: ledgers, claims of who sweeps, and what the tier charges."""
+        """Delete the keyspaces' ledgers, sweepers' claims and charges of the tier."""
         domain, servers = self._order.domain, self._servers
         rooms, charged = Rooms(domain), rooms_key(domain).encode()
         for keyspace in self._order.keyspaces:
@@ -182,19 +175,18 @@ class Deletion:
             raise StoppedError(StopReason.SLOT_MAP_CHANGED, "slots went to other servers meanwhile")
 
     def _on_each(self, work: Callable[[Primary], None]) -> None:
-        """Do something on every primary, on several at once. Raises the first StoppedError when all have ended."""
+        """Run `work` on every primary, several at once. Raises the first StoppedError when all have ended."""
         with ThreadPoolExecutor(self._order.parallelism) as pool:
             for outcome in [pool.submit(work, primary) for primary in self._buckets]:
                 outcome.result()
 
     def _since_ms(self) -> int:
-        """Return since when all buckets have had their tombstones; 0 before that."""
+        """Return the age of the newest tombstone when last reported; 0 before all buckets have one."""
         if len(self._told) < len(self._order.keyspaces) * BUCKETS:
             return 0
         return min(told.since_ms for told in self._told.values())
 
     def _standing_ms(self) -> float:
-        """Return how long all buckets have had their tombstones by now: some were told of a while ago."""
         now_s = self._clock()
         return min(told.since_ms + 1000 * (now_s - told.told_s) for told in self._told.values())
 
@@ -206,7 +198,7 @@ class Deletion:
                 told.setdefault(row, []).append(self._told.get(bucket))
             for keyspace, answers in told.items():
                 ones = [one for one in answers if one is not None]
-                if len(ones) < len(answers):  # nobody knows what is there
+                if len(ones) < len(answers):  # the totals are unknown
                     continue
                 deleted = _sum([one.deleted for one in ones])
                 left = _sum([one.left for one in ones])

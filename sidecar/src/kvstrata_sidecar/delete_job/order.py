@@ -1,4 +1,4 @@
-"""What a deletion is told: a file of JSON, which names files that hold secrets and never a secret."""
+"""Order of a deletion: a JSON file, which names files with secrets and never contains one."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MAX_PARALLELISM = 64
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Delete all of `keyspaces`, which no bundle since `revision` has, from one tier of a domain; with `chunks`, by
-    the hexadecimal digits of their hashes, those alone, and the keyspaces live on.
+    """Delete `keyspaces`, which no bundle since `revision` has, from one tier of a domain; with `chunks`, hexadecimal
+    hashes, delete those alone, and keep the keyspaces.
 
-    `parallelism` bounds how many primaries are worked on at once. Indexes are looked at for the last time `window_ms`
-    after the revocation: until then a value may come that was reserved before. `strays` are names of values without an
-    index: only who may list names finds them, so they come from a verification. `sums` reports all keyspaces of a
-    primary in one line: thousands of keyspaces on many primaries are more lines than the log of a container keeps.
+    `parallelism` bounds the primaries in work at once. Indexes are checked for the last time `window_ms` after the
+    revocation: until then values reserved before may arrive. `strays` are names of values without an index, from a
+    verification, because only a user that may list names finds them. `sums` reports all keyspaces of a primary in one
+    line, since thousands of keyspaces on many primaries exceed a container's log.
 
-    With `identities` nothing is revoked, and of the keyspaces, which are in use, only blocks go that were computed
-    under one of these cache identities.
+    With `identities` nothing is revoked, and only blocks computed under one of these cache identities are deleted from
+    the keyspaces, which stay in use.
     """
 
     domain: str
@@ -50,7 +50,7 @@ class Order:
 
     @classmethod
     def from_json(cls, raw: Any) -> Order:
-        """Read the wire form. Raises ValueError, which names the field, for what is missing, unknown or malformed."""
+        """Raises ValueError, which names the field, for anything missing, unknown or malformed."""
         if not isinstance(raw, Mapping):
             raise ValueError("an order must be an object")
         required = {"domain", "revision", "keyspaces", "tier"}

@@ -1,9 +1,8 @@
-"""How much one command deletes, and how long its server is left to others afterwards. Pure.
+"""Size of deleting commands, and the pause after each. Pure.
 
-A server serves nobody while it runs a script, so a command takes no more than it does within a time. The script sees to
-that itself as far as its server has a clock for it; this keeps it from having to. What a value takes is the least that
-one took in any of the last commands: the rest of what is seen from here, on a busy machine most of it, was spent
-waiting for a processor or a link, and smaller commands would wait as often.
+A server serves no other client while it runs a script, so a command is bounded in time. The script itself does that if
+its server has a clock for it; this avoids relying on it. The time per value is the minimum over the last commands: the
+rest of the observed time is waiting for a processor or a link, which smaller commands would not avoid.
 """
 
 from __future__ import annotations
@@ -11,28 +10,26 @@ from __future__ import annotations
 from collections import deque
 
 GOAL_S = 0.002
-"""What a command should take at most, well below the 10 ms that none may take."""
+"""Target duration of a command, well below the 10 ms limit."""
 
 MOST_AT_ONCE = 256
-"""As many as the script takes."""
+"""The script's maximum."""
 
 LEAST_AT_ONCE = 8
 FIRST_AT_ONCE = 16
 BYTES_AT_ONCE = 16 << 20
-"""Of large values fewer go at once: a server gives back their memory within the command."""
+"""Fewer large values at once: a server frees their memory within the command."""
 
 PAUSE = 1.0
-"""How much longer than a command needed its server is then left to others."""
+"""Pause as a multiple of the command's time."""
 
 COMMANDS_SEEN = 32
-"""Of how many commands the quickest tells what a value takes; that it takes more than before is known after as many."""
+"""Commands over which the minimum is taken; a slowdown is noticed after as many."""
 
 LONGEST_PAUSE_S = 0.05
 
 
 class Pace:
-    """For one primary."""
-
     def __init__(self) -> None:
         self._count = FIRST_AT_ONCE
         self._each_s: deque[float] = deque(maxlen=COMMANDS_SEEN)
@@ -42,7 +39,6 @@ class Pace:
         return max(1, min(self._count, BYTES_AT_ONCE // max(1, mean_bytes)))
 
     def took(self, count: int, seconds: float) -> float:
-        """Note what a command took that came to so many values; return for how long to pause."""
         if count:
             self._each_s.append(seconds / count)
         each_s = min(self._each_s, default=0.0)

@@ -1,11 +1,10 @@
-"""Deletes what a tier holds of keyspaces under identities that no pod has any more. The keyspaces stay in use.
+"""Deletes a tier's blocks of identities that no pod has any more. The keyspaces stay in use.
 
-Every name holds the identity that computed its block, and a bucket's index goes across identities. So each index is
-walked through, a few entries with a command, and what is of the wrong identity goes, value and entry at one instant.
-Nothing is revoked and nobody is kept from storing: blocks of other identities are read and stored meanwhile. Nobody
-waits for this, so it leaves a server alone for much longer than it uses it.
+Every name holds the identity that computed its block, and a bucket's index covers all identities. So each index is
+walked, a few entries per command, and blocks of the given identities are deleted with their entries atomically. Blocks
+of other identities are read and stored meanwhile. It is not urgent, so pauses are much longer than commands.
 
-It may be killed after every command. A run that follows walks anew, and counts what is left to delete.
+Safe to kill after every command. The next run walks again, and counts what it deletes itself.
 """
 
 from __future__ import annotations
@@ -22,18 +21,16 @@ from kvstrata_sidecar.delete_job.pace import LONGEST_PAUSE_S, Pace
 from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError
 
 BUCKETS_AT_ONCE = 8
-"""Whose sizes are asked for in one exchange: a server carries all of its commands out before it serves others."""
+"""Buckets whose sizes are read in one exchange: a server runs all its commands before it serves others."""
 
 MOST_AT_ONCE = 128
-"""Entries of one command: of those that are to go each takes much longer than one that is only looked at."""
+"""Entries of one command: deleting one takes much longer than checking it."""
 
 PAUSE = 4.0
-"""How many times as long as a command took its server is then left to others."""
+"""Pause as a multiple of the command's time."""
 
 
 class Reclaim:
-    """One run. `tell` is given the lines of its report, `clock` and `sleep` are in seconds."""
-
     def __init__(
         self,
         order: Order,
@@ -54,7 +51,6 @@ class Reclaim:
         self._states = {primary: [state for _, state in some] for primary, some in buckets.items()}
 
     def run(self) -> bool:
-        """Walk through all indexes and report; whether it is whole."""
         digest = self._servers.layout.digest
         try:
             with ThreadPoolExecutor(self._order.parallelism) as pool:
@@ -81,7 +77,6 @@ class Reclaim:
                     self._walk(primary, pace, state, used_bytes // entries)
 
     def _walk(self, primary: Primary, pace: Pace, state: bytes, mean_bytes: int) -> None:
-        """Go once through the index of a bucket whose blocks are about so large."""
         cursor = 0
         while True:
             count = min(MOST_AT_ONCE, pace.count(mean_bytes))

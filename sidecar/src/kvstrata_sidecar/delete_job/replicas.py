@@ -1,4 +1,4 @@
-"""Waits until a primary's replicas confirm everything that it was told."""
+"""Waits until a primary's replicas confirm all its writes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ def await_replicas(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
-    """Tell how many replicas a primary has and how many confirmed, until all did.
-
-    Raises StoppedError if they do not in time.
-    """
+    """Report the counts of replicas and of confirming ones to `told`, until all confirm. Raises StoppedError if they do
+    not in time."""
     written = servers.written(primary)
     give_up_at_s = clock() + PATIENCE_S
     while True:

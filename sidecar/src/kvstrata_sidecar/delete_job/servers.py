@@ -1,7 +1,7 @@
-"""The primaries of a tier for a deletion: one connection to each, under one map of slots.
+"""The primaries of a tier for a deletion: one connection to each, under one slot map.
 
-The map is asked for once. A server that redirects, or is only just taking a slot over, says that it is not true any
-more: then nobody can tell what was deleted where, and the deletion stops and is begun anew.
+The map is read once. A server that redirects, or is taking a slot over, shows that it has changed: then the place of
+deletions is unknown, so the deletion stops and is started again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REDIRECTIONS = frozenset({"MOVED", "ASK", "TRYAGAIN"})
 
 
 class StoppedError(Exception):
-    """The deletion cannot go on now. The message names the server and says why."""
+    """The deletion cannot continue now. The message names the server and the reason."""
 
     def __init__(self, reason: StopReason, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """A server that has slots. `node` is its own id, `replicas` how many the map gives it."""
+    """A server with slots. `node` is its own id, `replicas` their count in the map."""
 
     node: str
     address: Address | Endpoint
@@ -52,17 +52,16 @@ class Primary:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which primary has which slot: `owners[slot]` is an index into `primaries`."""
+    """`owners[slot]` is an index into `primaries`."""
 
     primaries: tuple[Primary, ...]
     owners: tuple[int, ...]
 
     def of(self, key: bytes) -> Primary:
-        """Return who has a key."""
+        """Return the primary that owns the key's slot."""
         return self.primaries[self.owners[slot_of(key)]]
 
     def buckets(self, domain: str, keyspaces: Iterable[str]) -> dict[Primary, list[tuple[str, bytes]]]:
-        """Return the buckets that each primary has of keyspaces: a keyspace, and the key of the bucket's state."""
         found: dict[Primary, list[tuple[str, bytes]]] = {primary: [] for primary in self.primaries}
         for keyspace in keyspaces:
             for number in range(BUCKETS):
@@ -72,7 +71,7 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """Stands for who has what; replicas do not count."""
+        """Digest of the slot map without replicas."""
         ranges: list[list[int | str]] = []
         for slot, owner in enumerate(self.owners):
             if not slot or owner != self.owners[slot - 1]:
@@ -81,10 +80,8 @@ class Layout:
 
 
 class Servers:
-    """Carries commands to the primaries of a tier. Any thread may use those of one primary, one at a time.
-
-    Everything raises StoppedError for what goes wrong, but for what a server answers to one command in `ask_each`.
-    """
+    """Sends commands to the primaries of a tier. Thread-safe, but one thread at a time per primary. Errors raise
+    StoppedError, except a server's error reply to one command in `ask_each`."""
 
     def __init__(self, tier: TierParams) -> None:
         self._tier = tier
@@ -96,7 +93,6 @@ class Servers:
                     self._connections[primary.node] = self._dial(primary.address)
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the replies say, in order."""
         answers = self.ask_each(commands)
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, ReplyError):
@@ -104,7 +100,6 @@ class Servers:
         return answers
 
     def ask_each(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what each reply says, in order, or the ReplyError that it is."""
         answers: list[Any] = [None] * len(commands)
         parts: dict[Primary, list[int]] = {}
         for index, one in enumerate(commands):
@@ -116,7 +111,7 @@ class Servers:
         return answers
 
     def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
-        """Ask one primary; return what each reply says, or the ReplyError that it is."""
+        """Send to one primary; return the replies, error replies as ReplyError."""
         with _stopping(primary.address):
             answers = self._connections[primary.node].ask_each(commands)
         for answer in answers:
@@ -125,28 +120,23 @@ class Servers:
         return answers
 
     def set_each(self, writes: Sequence[Write]) -> None:
-        """Raise TypeError: a deletion writes no value."""
         raise TypeError(f"a deletion writes no value, and {len(writes)} were to be written")
 
     def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
-        """Raise TypeError: a deletion reads no value."""
         raise TypeError(f"a deletion reads no value, and {len(reads)} were to be read")
 
     def look_again(self) -> Layout:
-        """Return the map as it is now."""
         first = self.layout.primaries[0]
         with _stopping(first.address):
             return self._layout_of(self._connections[first.node], first.address)
 
     def written(self, primary: Primary) -> int:
-        """Return how far a primary's writes have come, as replicas count."""
+        """Return a primary's replication offset."""
         return int(self._replication(primary).get("master_repl_offset", "0"))
 
     def in_step(self, primary: Primary, written: int) -> tuple[int, int]:
-        """Return how many replicas a primary has, and how many of them confirmed its writes up to there.
-
-        It is what WAIT tells, without the right to send WAIT, which the data plane's user does not have.
-        """
+        """Return the number of a primary's replicas, and of those that confirmed its writes up to `written`. As WAIT
+        does, which the data plane's user may not send."""
         links = (
             value for name, value in self._replication(primary).items() if name[:5] == "slave" and name[5:].isdigit()
         )
@@ -155,7 +145,6 @@ class Servers:
         return max(primary.replicas, len(there)), len(confirmed)
 
     def close(self) -> None:
-        """Close all connections."""
         for connection in self._connections.values():
             connection.close()
 
@@ -204,7 +193,7 @@ class Servers:
 
 
 def read_layout(reply: Reply, asked: Address) -> Layout:
-    """Return what CLUSTER SLOTS answered. Raises StoppedError for slots that nobody serves, FramingError for no map."""
+    """Read an answer to CLUSTER SLOTS. Raises StoppedError for unserved slots, FramingError for a malformed map."""
     slots = read_slots(reply, asked)
     nobodys = slots.owners.count(-1)
     if nobodys:
@@ -234,7 +223,6 @@ def _info(connection: Connection, section: bytes) -> dict[str, str]:
 
 @contextmanager
 def _stopping(address: Address | Endpoint) -> Iterator[None]:
-    """Say of what goes wrong why the deletion stops."""
     try:
         yield
     except AccessError as error:

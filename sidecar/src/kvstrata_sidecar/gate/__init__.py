@@ -1,7 +1,8 @@
-"""The gate: the only way to an engine, and the place where a caller becomes a keyspace.
+"""The gate: the only way to an engine; it maps callers to keyspaces.
 
-Requests take one path: `http1` reads a whole request, `proxy` authenticates it (`auth`), rewrites its body from an
-allow-list (`strictjson`, `bodies`), asks `grants` for the keyspace and relays the answer of the engine (`upstream`).
-Policy takes another: `bundles` reads the bundle from the API server (`kubeapi`), `enforcement` puts a revision in
-force, drains what it removed and has the adapter acknowledge it (`link`), and `control` tells the operator.
+Requests: `http.server` reads a whole request, `proxy.service` authenticates it (`policy.api_keys`), rewrites its body
+from an allow-list (`proxy.strict_json`, `proxy.bodies`), gets the keyspace from `policy.grants` and relays the engine's
+answer (`http.engine_client`). Policy: `policy.bundle_watch` reads the bundle from the API server (`policy.kube_api`),
+`policy.enforcement` puts a revision in force, drains what it removed and has the adapter acknowledge it
+(`adapter_link`), and `control` reports to the operator.
 """

@@ -1,4 +1,4 @@
-"""The link to the policy adapter in the cache container: apply a revision, hear that it holds, watch, and ask."""
+"""The link to the policy adapter in the cache container: applies revisions and reads state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
 ERASE_TIMEOUT_S = 30.0
-"""How long one look of an erasure may take, which takes a few seconds for each tier."""
+"""Time for one step of an erasure, which takes a few seconds for each tier."""
 
 HASH_TIMEOUT_S = 10.0
 POOL_TIMEOUT_S = 10.0
@@ -39,7 +39,7 @@ POOL_TIMEOUT_S = 10.0
 T = TypeVar("T")
 
 MEMORY_COUNTER = "memory.enforced"
-"""Among the adapter's counters once the cache server's own memory is governed."""
+"""An adapter counter that exists once the cache server's own memory is governed."""
 
 _GOVERNED_PAUSE_S = 0.05
 _STATE_TIMEOUT_S = 5.0
@@ -49,11 +49,11 @@ _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class AdapterLink:
-    """Keeps one connection to the adapter and one conversation on it, for as long as the gate runs.
+    """Keeps one connection to the adapter. Requests raise ContractError if it refuses or does not answer.
 
-    A cache server that starts has its adapters before the module that governs its memory. The first revision waits
-    `memory_patience_s` for the module, so that the pod is not told to enforce anything before its memory can; a server
-    without one, of an older version, is asked all the same.
+    A starting cache server has its adapters before the module that governs its memory. The first revision waits
+    `memory_patience_s` for the module, so that the pod enforces nothing before its memory can; an older server without
+    the module is used all the same.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AdapterLink:
         self._memory_patience_s = memory_patience_s
 
     async def run(self) -> None:
-        """Connect, converse, and start over for ever. A break loses the acknowledgement of the cache server."""
+        """Connect, converse, and repeat for ever. A break loses the cache server's acknowledgement."""
         failures = 0
         while True:
             try:
@@ -102,13 +102,12 @@ class AdapterLink:
             failures += 1
 
     async def watch_metrics(self, every_s: float = METRICS_EVERY_S) -> None:
-        """Fetch the cache server's metrics for ever, in conversations of their own; without an answer, none."""
         while True:
             try:
                 async with asyncio.timeout(_STATE_TIMEOUT_S):
                     self.metrics = await self._fetch_metrics()
             except (OSError, ContractError, TimeoutError, ValueError, EOFError):
-                self.metrics = ""  # away, or of a version that counts nothing: the link itself says what is wrong
+                self.metrics = ""  # away, or an older version without metrics: `problem` reports which
             await asyncio.sleep(every_s)
 
     async def _fetch_metrics(self) -> str:
@@ -119,38 +118,24 @@ class AdapterLink:
             writer.close()
 
     async def hash(self, tokens: bytes) -> ChunkHashes:
-        """Return how the cache server names the whole chunks of tokens, in a conversation of its own.
-
-        Raises ContractError if it refuses, or does not answer.
-        """
+        """Return the cache server's names of the whole chunks of tokens."""
         return await self._once(HashRequest(tokens), ChunkHashes, HASH_TIMEOUT_S)
 
     async def pool(self, keyspace: str, hashes: bytes | None = None) -> PoolHolding:
-        """Return what tiers hold of chunks under a pool's keyspace, in a conversation of its own.
-
-        Raises ContractError if the cache server refuses, or does not answer.
-        """
+        """Return what tiers hold of chunks under a pool's keyspace."""
         return await self._once(PoolQuestion(keyspace, hashes), PoolHolding, POOL_TIMEOUT_S)
 
     async def erase(self, question: EraseRequest) -> AdapterErased:
-        """Have the cache server erase keyspaces, in a conversation of its own, and return what is left.
-
-        Raises ContractError if it refuses, or does not answer; it goes on all the same, and asking again is safe.
-        """
+        """Have the cache server erase keyspaces, and return what is left. After an error it continues all the same, and
+        asking again is safe."""
         return await self._once(question, AdapterErased, ERASE_TIMEOUT_S)
 
     async def verify(self, question: VerifyRequest) -> AdapterVerified:
-        """Return what the cache server finds, in a conversation of its own.
-
-        Raises ContractError if it refuses, or does not answer.
-        """
+        """Return what the cache server finds."""
         return await self._once(question, AdapterVerified, ERASE_TIMEOUT_S)
 
     async def forget(self, question: ForgetRequest) -> Forgotten:
-        """Have the cache server delete chunks of a keyspace, in a conversation of its own.
-
-        Raises ContractError if it refuses, or does not answer.
-        """
+        """Have the cache server delete chunks of a keyspace."""
         return await self._once(question, Forgotten, ERASE_TIMEOUT_S)
 
     async def _once(self, question: Request, kind: type[T], timeout_s: float) -> T:
@@ -191,7 +176,7 @@ class AdapterLink:
                 enforcement.revision_wanted.clear()
 
     async def _governed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """Wait until the cache server's memory is governed, but not for ever; return the server's boot id."""
+        """Wait up to the patience for the cache server's memory to be governed; return the server's boot id."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._memory_patience_s
         while True:
@@ -205,10 +190,8 @@ class AdapterLink:
             await asyncio.sleep(_GOVERNED_PAUSE_S)
 
     async def _apply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, boot: str) -> int:
-        """Ask for the revision in force; return what the adapter acknowledged, 0 if it refused for now.
-
-        The adapter reads policy.json itself and may acknowledge a newer revision than it was asked for.
-        """
+        """Request the revision in force; return the acknowledged one, 0 for a refusal. The adapter reads policy.json
+        itself and may acknowledge a newer revision."""
         asked, term = self._enforcement.revision, self._enforcement.term
         try:
             async with asyncio.timeout(self._apply_timeout_s):
@@ -250,5 +233,5 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, quest
 
 
 def _told(tier: TierState) -> TierState:
-    """Return what the operator is told of at once when it changes: all but counts, and words about them."""
+    """Return the part whose changes are reported at once: no counts or details."""
     return replace(tier, detail="", stored=0, loaded=0, refused=0, errors=0, settling=0, used_bytes=0)

@@ -1,9 +1,8 @@
-"""The audit log of the gate: who was served under which scope, who was not, what became of keys and copies.
+"""The audit log of the gate: requests served and refused by scope, keys and copies.
 
-Nothing that answers callers waits for a line. Requests are counted by what happened to them, for whom and why, in a
-table that is bounded; about once a second the table goes to a thread, which writes a line for each row to standard
-output. While that thread is stuck, because nobody takes its lines, the table goes on counting; what it has no row for
-is counted as dropped, and a line says how many those were as soon as lines are taken again.
+No request waits for a line. Requests are counted by action, scope and reason in a bounded table; about once a second a
+thread writes a line for each row to standard output. While that thread is blocked, the table keeps counting; events
+without room for a row are counted as dropped, and a line reports them as soon as writing works again.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ TURN_S = 1.0
 """How long an event waits for its line."""
 
 SERVED_EVERY_S = 60.0
-"""How long requests that were served are counted together; there are many, and nobody is waiting to hear of them."""
+"""How long served requests are counted together; there are many, and they are not urgent."""
 
 MOST_ROWS = 4096
 END_WITHIN_S = 1.0
 
 Row = tuple[Action, str, str, str]
-"""What happened to a request, why, the scope, and the tenant's name if it may be told; empty for what there is not."""
+"""Action, reason, scope, and the tenant's name if it may be logged; empty for absent ones."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What the thread is given: rows with their counts and since when, other events, and how many were dropped."""
+    """Work for the thread: rows with counts and their start, other events, and the count of dropped ones."""
 
     at_s: float
     dropped: int
@@ -55,7 +54,7 @@ class Audit:
         most_rows: int = MOST_ROWS,
     ) -> None:
         self.events = 0
-        """How many events there were, dropped ones included."""
+        """Events so far, including dropped ones."""
         self._now, self._most = now, most_rows
         self._about = Happened(action=Action.EVENTS_DROPPED, namespace=namespace, model=model)
         self._dropped = 0
@@ -68,11 +67,10 @@ class Audit:
 
     @property
     def dropped(self) -> int:
-        """How many events have no line and will have none."""
+        """Events that have no line and will have none."""
         return self._dropped + self._scribe.lost
 
     def request(self, action: Action, reason: str = "", scope: str = NO_SCOPE, tenant: str = "") -> None:
-        """Count what happened to one request."""
         self.events += 1
         table = self._served if action is Action.REQUESTS_SERVED else self._rows
         row = (action, reason, scope, tenant)
@@ -83,7 +81,6 @@ class Audit:
         table[row] = count + 1
 
     def tell(self, action: Action, *, count: int, reason: str | None = None, revision: int | None = None) -> None:
-        """Take an event that is no request."""
         self.events += 1
         if len(self._others) >= self._most:
             self._dropped += 1
@@ -91,13 +88,12 @@ class Audit:
         self._others.append(replace(self._about, action=action, count=count, reason=reason, revision=revision))
 
     async def run(self) -> None:
-        """Have lines written until cancelled."""
         while True:
             await asyncio.sleep(TURN_S)
             self.turn()
 
     def turn(self, *, last: bool = False) -> None:
-        """Hand over what there is, if what was handed over before is written; `last` includes what could still wait."""
+        """Hand the table to the thread if it is idle; `last` includes rows that could still wait."""
         if not self._scribe.idle:
             return
         at_s = self._now()
@@ -109,13 +105,12 @@ class Audit:
         self._scribe.take(batch)
 
     def close(self) -> None:
-        """Hand over the rest, and wait a moment for it."""
         self.turn(last=True)
         self._scribe.end()
 
 
 class _Scribe(threading.Thread):
-    """Writes lines, one batch after the other. `lost` counts events whose line could not be written."""
+    """Writes lines, one batch after the other. `lost` counts events whose line failed."""
 
     def __init__(self, teller: Teller, about: Happened, write: Callable[[bytes], None]) -> None:
         super().__init__(name="audit", daemon=True)
@@ -132,12 +127,10 @@ class _Scribe(threading.Thread):
         self._batches.put(batch)
 
     def end(self) -> None:
-        """End after what was taken, and wait a moment for it."""
         self._batches.put(None)
         self.join(END_WITHIN_S)
 
     def run(self) -> None:
-        """Write until told to end."""
         while (batch := self._batches.get()) is not None:
             dropped = batch.dropped + self.lost
             happened = Happened(action=Action.EVENTS_DROPPED, count=dropped - self._told_dropped)
@@ -164,7 +157,6 @@ class _Scribe(threading.Thread):
         )
 
     def _line(self, at_s: float, happened: Happened) -> bool:
-        """Write a line; whether it was taken."""
         self._sequence += 1
         try:
             self._write(self._teller.line(self._sequence, at_s, happened))
@@ -174,6 +166,6 @@ class _Scribe(threading.Thread):
 
 
 def write_whole(data: bytes) -> None:
-    """Write to standard output, past its buffer: a thread that blocks there must not hold up the end of the process."""
+    """Write to standard output unbuffered: a thread that blocks there must not delay the end of the process."""
     while data:
         data = data[os.write(1, data) :]

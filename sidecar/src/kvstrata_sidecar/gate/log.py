@@ -1,7 +1,4 @@
-"""One JSON object a line on standard error: what happened, never what was said.
-
-No prompt, API key, keyspace or salt is ever passed to these functions.
-"""
+"""One JSON object a line on standard error. No prompt, API key, keyspace or salt is ever passed to these functions."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 
 def event(level: str, message: str, **fields: Any) -> None:
-    """Write one line. `fields` are plain values that may be shown to whoever reads the pod's log."""
+    """Write one line. `fields` are plain values that may appear in the pod's log."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
     line = {"time": stamp, "level": level, "component": "gate", "message": message, **fields}
@@ -20,10 +17,8 @@ def event(level: str, message: str, **fields: Any) -> None:
 
 
 def info(message: str, **fields: Any) -> None:
-    """Write what an operator wants to know afterwards."""
     event("info", message, **fields)
 
 
 def warning(message: str, **fields: Any) -> None:
-    """Write what somebody should look at when it lasts."""
     event("warning", message, **fields)

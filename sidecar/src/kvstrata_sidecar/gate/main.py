@@ -51,7 +51,7 @@ _CERTIFICATE_POLL_S = 10.0
 
 
 class Gate:
-    """One running gate. `run` returns after `stop`, once nothing is in flight or patience ends."""
+    """One running gate. `run` returns after `stop`, once nothing is in flight or after a timeout."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -60,7 +60,6 @@ class Gate:
         self.engine_ready = False
         self._engine_ready_s = 0.0
         self.ports: dict[str, int] = {}
-        """The ports that are listened on, by name, as soon as they are."""
         self.started = asyncio.Event()
         self._stopping = asyncio.Event()
         self.freshness = Freshness()
@@ -157,16 +156,15 @@ class Gate:
         self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)
         self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), HEALTH_LIMITS, loop)
-        self.health_server.closing_after_response = True  # probes and scrapes ask once
+        self.health_server.closing_after_response = True  # probes and scrapes are one-off requests
         self.enforcement.changed.append(self.control.changed)
         self._certificates: list[ServerTls] = []
 
     def stop(self) -> None:
-        """Leave: unready at once, then finish what is in flight."""
+        """Turn unready at once, then finish requests in flight."""
         self._stopping.set()
 
     def state(self) -> PodState:
-        """Return this pod's word to the operator."""
         settings, enforcement = self.settings, self.enforcement
         problems = (self.bundles.problem, self.key_watch.problem, self.link.problem)
         return PodState(
@@ -206,7 +204,7 @@ class Gate:
             return f"the first revision is not acknowledged: {self.link.problem or 'requests are draining'}"
         if not self.engine_ready:
             return "the engine is not ready"
-        # The engine tells the cache server how its blocks look before it is ready, so the server knows by now.
+        # The engine registers its layout with the cache server before it is ready.
         waited_s = self.loop.time() - self._engine_ready_s
         if self.link.warming and waited_s < self.settings.warm_patience_s:
             return "warming: the cache server loads what was used last"
@@ -214,7 +212,6 @@ class Gate:
         return f"warming: the pool {pool} is not in this pod's memory yet" if pool else ""
 
     def metrics_page(self) -> bytes:
-        """Return the metrics page."""
         enforcement = self.enforcement
         self.metrics.gauges.update(
             kvstrata_gate_bundle_revision=enforcement.revision,
@@ -236,7 +233,7 @@ class Gate:
         return self.metrics.page() + self.link.metrics.encode()
 
     async def run(self) -> None:
-        """Listen and work until stopped; background work that fails ends the process, to be started afresh."""
+        """Run until stopped. A failed background task ends the process, which is then restarted."""
         await self._listen()
         background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
             self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run,
@@ -285,7 +282,7 @@ class Gate:
             ready = await self.engine.get("/health") == 200
             if ready != self.engine_ready:
                 self.engine_ready, self._engine_ready_s = ready, self.loop.time()
-                # Another start of the engine may read another tokenizer.
+                # A restarted engine may have another tokenizer.
                 self.warming.forget()
                 log.info("the engine is ready" if ready else "the engine is not ready")
                 self.control.changed()
@@ -344,7 +341,7 @@ async def _run(settings: Settings) -> None:
 
 
 def log_unexpected(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback raised: its kind and place, not its words, which may quote a request."""
+    """Log an exception's type and place, not its text, which may quote a request."""
     error = context.get("exception")
     frames = traceback.extract_tb(error.__traceback__)[-3:] if error is not None else []
     places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames]
@@ -352,7 +349,7 @@ def log_unexpected(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 
 
 def main() -> None:
-    """Run the gate. Exit codes: 0 after a signal, 2 for bad settings, 1 for anything else."""
+    """Exit codes: 0 after a signal, 2 for bad settings, 1 for anything else."""
     try:
         settings = load(sys.argv[1:], os.environ)
     except SettingsError as error:

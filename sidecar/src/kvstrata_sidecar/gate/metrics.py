@@ -1,10 +1,10 @@
-"""Metrics in Prometheus' text format, with a bounded number of tenants, and the pod's pages that show them.
+"""Metrics in Prometheus' text format, with a bounded number of tenants, and the pod's health pages.
 
-The pages (/livez, /readyz, /metrics) are for kubelet and Prometheus: nothing in them is secret, and they have no TLS.
+The pages (/livez, /readyz, /metrics) are for kubelet and Prometheus: they hold no secret, and have no TLS.
 
-A tenant is a label: past `max_tenants`, further ones are counted together as `_other`, so that neither thousands of
-tenants nor an attacker can make the page grow. Requests without a tenant count as `_none`. The same holds for the
-scopes that hold something in the cache server's memory, which have no names here but the first digits of a keyspace.
+Tenants past `max_tenants` are counted together as `_other`, so that neither thousands of tenants nor an attacker can
+make the page grow. Requests without a tenant count as `_none`. The same bound holds for scopes in the cache server's
+memory, named by the first digits of their keyspace.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 
 class TenantMetrics:
-    """What is counted for one tenant."""
-
     __slots__ = (
         "cached_tokens", "completion_tokens", "in_flight", "no_reuse", "prompt_tokens", "requests", "ttft_buckets",
         "ttft_sum_s",
@@ -40,7 +38,6 @@ class TenantMetrics:
         self.ttft_sum_s = 0.0
 
     def answered(self, path: str, code: int) -> None:
-        """Count one answer."""
         key = (path, code)
         self.requests[key] = self.requests.get(key, 0) + 1
 
@@ -50,14 +47,14 @@ class TenantMetrics:
         self.ttft_sum_s += seconds
 
     def tokens(self, prompt: int, completion: int, cached: int) -> None:
-        """Count the tokens of one answer; what is negative was not reported."""
+        """Negative counts were not reported."""
         self.prompt_tokens += max(prompt, 0)
         self.completion_tokens += max(completion, 0)
         self.cached_tokens += max(cached, 0)
 
 
 class Metrics:
-    """All numbers of one gate. Gauges are set by their owners just before a page is made."""
+    """Gauges are set by their owners just before a page is made."""
 
     def __init__(self, max_tenants: int) -> None:
         self.max_tenants = max_tenants
@@ -78,15 +75,12 @@ class Metrics:
         return found
 
     def refused(self, reason: str) -> None:
-        """Count a refusal."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to a plain counter."""
         self.counters[name] = self.counters.get(name, 0) + amount
 
     def page(self) -> bytes:
-        """Return the whole page."""
         return ("\n".join(self._lines()) + "\n").encode()
 
     def _lines(self) -> Iterator[str]:
@@ -162,7 +156,6 @@ def _histogram(family: str, tenant: str, numbers: TenantMetrics) -> Iterator[str
 
 
 def _memory(rows: Sequence[ScopeUsage], most: int) -> Iterator[str]:
-    """Return the families of the cache server's memory: the largest `most` scopes, the others' use together."""
     shown = [(row.scope or NOBODY, row) for row in rows[:most]]
     rest: dict[str, tuple[int, int]] = {}
     for row in rows[most:]:
@@ -187,25 +180,23 @@ def _escape(value: str) -> str:
 
 
 HEALTH_LIMITS = Limits(body_bytes=0, head_s=5.0, body_s=5.0, idle_s=5.0, stalled_write_s=5.0)
-"""Of a port without authentication that kubelet must always get through to: nobody keeps a connection for long."""
+"""For a port without authentication that kubelet must always reach: no client keeps a connection for long."""
 
 
 class HealthService:
-    """Live while the event loop turns; ready when `not_ready` has nothing to say."""
+    """Live while the event loop runs; ready while `not_ready` returns an empty string."""
 
     def __init__(self, not_ready: Callable[[], str], metrics_page: Callable[[], bytes]) -> None:
         self._not_ready = not_ready
         self._metrics_page = metrics_page
 
     def check_head(self, request: Request) -> None:
-        """Refuse everything but a GET of the three pages."""
         if request.path not in (b"/livez", b"/readyz", b"/metrics"):
             raise Refusal(404, Reason.NOT_FOUND, "the pages here are /livez, /readyz and /metrics")
         if request.method != b"GET":
             raise Refusal(405, Reason.METHOD, "use GET here", allow="GET")
 
     def serve(self, request: Request, connection: Connection) -> None:
-        """Answer in plain text; readiness says what is missing."""
         if request.path == b"/livez":
             connection.reply(200, b"ok\n", b"text/plain")
         elif request.path == b"/readyz":

@@ -1,4 +1,4 @@
-"""Everything that the gate is told from outside, read in one place: environment variables, each also a flag."""
+"""Settings of the gate: environment variables, each also a flag."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import get_type_hints
 
 
 class SettingsError(ValueError):
-    """A setting is missing or makes no sense; the message names it."""
+    """A setting is missing or invalid; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The gate's settings. `KVSTRATA_MODEL` is `--model`; names given in `_ENVIRONMENT` differ from that rule.
+    """`KVSTRATA_MODEL` is `--model`; names in `_ENVIRONMENT` differ from that rule.
 
-    `model` is the CachedModel's name, `served_model` what callers write in `model` (default: the same). A port of -1
-    switches that listener off, 0 takes any free one; sizes in bytes, times in seconds. `render_id` names what decides
-    which tokens a prefix becomes. `warm_patience_s` is how long the pod is not ready, after its engine is, because
-    the cache server still warms its memory up.
+    `model` is the CachedModel's name, `served_model` the `model` in requests (default: the same). A port of -1 switches
+    that listener off, 0 takes any free one; sizes in bytes, times in seconds. `render_id` identifies how prefixes
+    become tokens. `warm_patience_s` is how long the pod stays unready, after its engine is ready, while the cache
+    server warms its memory up.
     """
 
     pod_name: str
@@ -89,7 +89,6 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
 
 
 def variable(name: str) -> str:
-    """Return the environment variable of a setting."""
     return _ENVIRONMENT.get(name, f"KVSTRATA_{name.upper()}")
 
 

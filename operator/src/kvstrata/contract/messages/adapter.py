@@ -1,10 +1,10 @@
 """Messages between gate and policy adapter over the pod's unix socket: one JSON object a line, answered in order.
 
 A request is `{"op":<name>,…}` with the fields of its class (`REQUESTS`). An answer has its fields under a name of its
-own, or is `{"error":<why>}`. An adapter that does not know what it is asked answers with `UNKNOWN_QUESTION`.
+own, or is `{"error":<why>}`; an adapter answers an unknown request with `UNKNOWN_QUESTION`.
 
-`apply` comes after the gate wrote policy.json; the adapter answers once it refuses every keyspace outside of that
-revision at each socket operation and the I/O that was under way on them has ended.
+`apply` comes after the gate wrote policy.json. The adapter answers once it refuses every keyspace outside of that
+revision and I/O that was under way on them has ended.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from kvstrata.contract.wire import Base64, Count, Form, Range, ShortText, Wire, 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
 UNKNOWN_QUESTION = "the adapter was asked something that it does not know"
-"""The error by which an adapter of an earlier version is known."""
+"""The error by which the gate recognizes an adapter of an earlier version."""
 
 TOKEN_BYTES = 4
 """A token id is an unsigned little-endian integer of 32 bits."""
 
 MAX_HASHED_TOKENS = 131_072
-"""How many tokens one question may have: 699 KiB of a line in base64."""
 
 MAX_TIER_USAGE_ROWS = 2048
-"""How many scopes in shared tiers a state shows, those with most bytes first."""
+"""Scopes in shared tiers in a state, those with most bytes first."""
 
 MAX_USAGE_ROWS = 4096
-"""How many scopes and tiers a state shows, those with most bytes first: an answer has to fit into one line."""
+"""Pairs of scope and tier in a state, those with most bytes first: an answer has to fit into one line."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """Enforce this revision, which policy.json holds."""
+    """Enforce this revision, which is in policy.json. Answered with `AdapterAck`."""
 
     revision: int
     term: int
@@ -52,17 +51,17 @@ class ApplyRequest:
 
 @dataclass(frozen=True, slots=True)
 class StateRequest:
-    """Say what you hold (`AdapterState`)."""
+    """Answered with `AdapterState`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsRequest:
-    """Give a page in Prometheus' text format (`MetricsPage`)."""
+    """Answered with `MetricsPage`, in Prometheus' text format."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashRequest:
-    """Name the whole chunks of these tokens, `TOKEN_BYTES` each, as the cache server does (`ChunkHashes`)."""
+    """Return the hashes of the whole chunks of these tokens, `TOKEN_BYTES` each, as the cache server names them."""
 
     tokens: Annotated[bytes, Base64(TOKEN_BYTES, MAX_HASHED_TOKENS)]
 
@@ -102,8 +101,6 @@ class AdapterAck:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
-    """A page of metrics."""
-
     WIRE: ClassVar[Wire] = Wire("the adapter's answer", names={"page": "metrics"})
 
     page: str
@@ -111,7 +108,7 @@ class MetricsPage:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHashes:
-    """How the cache server `boot` names chunks: `hashes` are its names of the whole ones, one after the other."""
+    """`hashes` are the cache server's names of the whole chunks, one after the other."""
 
     WIRE: ClassVar[Wire] = Wire("the adapter's answer", camel=True)
 
@@ -124,14 +121,12 @@ class ChunkHashes:
 class TierState:
     """One tier as the adapter sees it.
 
-    `breaker` is closed, open or half-open; `full` is whether the tier refused the newest block for want of memory.
-    `encrypted` is whether blocks are encrypted there, and `keyless` how many of the policy's keyspaces it is not used
-    for because they have no key. In a cluster `nodes` is how many servers have slots and `nodes_away` how many of them
-    are not used now; the breaker is open when all are away. `capacity_bytes` is what all scopes may store there
-    together, so that guarantees hold; 0 where nobody bounds it. `settling` is for how many scopes a limit or retention
-    that the policy changed is not put through yet. Of a tier of files `used_bytes` is what they take on the disk,
-    `recovering` whether they are still being counted, `read_only` whether the file system takes none, and
-    `floor_reached` whether they may take less than the capacity because the file system has too little free.
+    `breaker` is closed, open or half-open; `full`: the tier refused the newest block for want of memory. `keyless`
+    counts keyspaces of the policy for which the tier is not used because they have no key. In a cluster `nodes` counts
+    servers with slots and `nodes_away` those that are not used now; the breaker is open when all are away.
+    `capacity_bytes` is what all scopes may store there together, 0 for no bound. `settling` counts scopes whose changed
+    limit or retention is not applied yet. For a tier of files `used_bytes` is its use of the disk, `recovering`: files
+    are still being counted, `floor_reached`: the file system has too little free space for the capacity.
     """
 
     WIRE: ClassVar[Wire] = Wire("a tier's state")
@@ -159,10 +154,8 @@ class TierState:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUsage:
-    """What one scope holds in one tier of this pod, and may hold there; None where the policy sets no bound.
-
-    `scope` is the keyspace's first `SCOPE_DIGITS` digits; an empty one stands for all keyspaces outside of the policy.
-    """
+    """What one scope holds in one tier of this pod; None where the policy sets no bound. `scope` is the keyspace's
+    first `SCOPE_DIGITS` digits, empty for all keyspaces outside of the policy."""
 
     WIRE: ClassVar[Wire] = Wire("the use of a tier", row=True)
 
@@ -176,12 +169,12 @@ class ScopeUsage:
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """What the adapter holds now. `revision` 0 means that it has no policy and answers every lookup with a miss.
+    """What the adapter holds now. `revision` 0: it has no policy and answers every lookup with a miss.
 
-    `usage` names the scopes that hold something in the server's own memory, largest first; `usage_left_out` is how many
-    did not fit. `tier_usage` is what scopes hold in shared tiers, as this pod's sweeps last saw it: pods share the
-    sweeps, so each pod tells of some scopes, and several may tell of the same. `warming` is whether a server that
-    started still loads what was used last, and is better not asked yet.
+    `usage` lists scopes in the server's own memory, largest first; `usage_left_out` counts those that did not fit.
+    `tier_usage` lists scopes in shared tiers, as this pod's sweeps last saw them: pods share the sweeps, so each
+    reports some scopes, and several may report the same. `warming`: the server started and still loads recently used
+    blocks.
     """
 
     WIRE: ClassVar[Wire] = Wire("the adapter's answer", camel=True)
@@ -210,18 +203,17 @@ _UNDER: Mapping[type[Any], str] = {
     AdapterVerified: "verify",
     Forgotten: "forgotten",
 }
-"""The name under which an answer's fields are; without one they are the line's."""
+"""The key that holds an answer's fields; answers without one have their fields at the top."""
 
 _NAMES = {kind: name for name, kind in REQUESTS.items()}
 
 
 def encode_request(request: Request) -> bytes:
-    """Return the line of a request."""
     return encode_line({"op": _NAMES[type(request)], **to_wire(request)})
 
 
 def decode_request(line: bytes) -> Request:
-    """Read a gate's line. Raises ContractError for anything else than a request."""
+    """Raises ContractError for anything but a request."""
     raw = _object(line)
     name = raw.get("op")
     kind = REQUESTS.get(name) if isinstance(name, str) else None
@@ -231,13 +223,12 @@ def decode_request(line: bytes) -> Request:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """Return the line of an answer."""
     name = _UNDER.get(type(answer))
     return encode_line({name: to_wire(answer)} if name is not None else to_wire(answer))
 
 
 def decode_answer(kind: type[T], line: bytes) -> T:
-    """Read an adapter's line. Raises ContractError for a refusal, and for anything else than an answer of this kind."""
+    """Raises ContractError for a refusal and for anything but an answer of this kind."""
     raw = _object(line)
     if "error" in raw:
         raise ContractError(f"the adapter refused: {raw['error']}")
@@ -246,7 +237,6 @@ def decode_answer(kind: type[T], line: bytes) -> T:
 
 
 def error_answer(message: str) -> bytes:
-    """Return the line that refuses a request."""
     return encode_line({"error": message})
 
 

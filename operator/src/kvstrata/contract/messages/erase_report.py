@@ -1,7 +1,7 @@
-"""What the deletion of keyspaces from a shared tier reports: lines of canonical JSON, as they are known, the end last.
+"""Report of a deletion Job for a shared tier: lines of canonical JSON, the end last.
 
-The deletion runs in a Job, and the operator reads its output: the facts of a receipt's `NodeFact` are in it. A keyspace
-is named by its SHA-256, because output is kept where others may read it.
+The operator reads the Job's output, which has the facts of a receipt's `NodeFact`. A keyspace is named by its SHA-256,
+because others may read the output.
 """
 
 from __future__ import annotations
@@ -22,19 +22,15 @@ Sentence = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,512}", "sentence of at most 
 
 
 class Outcome(StrEnum):
-    """How a deletion ended."""
-
     ERASED = "Erased"
-    """Of keyspaces: nothing that the indexes name is left, and every replica is in step. Of former identities: every
-    index was walked through."""
+    """Nothing that the indexes name is left and every replica is in step; of former identities, every index was walked.
+    """
 
     STOPPED = "Stopped"
-    """For a reason; another run goes on from there."""
+    """Another run continues from there."""
 
 
 class StopReason(StrEnum):
-    """Why a deletion stopped before its end."""
-
     NONE = ""
     SERVER_AWAY = "ServerAway"
     ACCESS_REFUSED = "AccessRefused"
@@ -47,10 +43,8 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What became of one keyspace on one primary, or of all that were ordered together.
-
-    `found` is `deleted` and `remaining` together, over all runs since the keyspace was revoked in the tier.
-    """
+    """Result of one keyspace on one primary, or of all that were ordered together. `found` is `deleted` and `remaining`
+    together, over all runs since the keyspace was revoked in the tier."""
 
     WIRE: ClassVar[Wire] = EVIDENCE
 
@@ -58,13 +52,11 @@ class Erased:
     """SHA-256 of the keyspace; null for all of them."""
 
     node: Uid
-    """The primary's own id."""
 
     found: Amount
-    """Values that were there."""
 
     deleted: Amount
-    """Values that were deleted, by this run and those before it."""
+    """Values deleted by this run and those before it."""
 
     remaining: Amount
     """Blocks that the index still names."""
@@ -72,43 +64,35 @@ class Erased:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryEnd:
-    """How one primary was left."""
-
     WIRE: ClassVar[Wire] = EVIDENCE
 
     node: Uid
-    """Its own id."""
 
     replicas: int
-    """Replicas that it has."""
 
     replicas_in_step: int
-    """Replicas that confirmed everything that it was told."""
+    """Replicas that confirmed every write of their primary."""
 
     strays: int
-    """Values without an index that were deleted by this run, because it was told their names."""
+    """Values without an index whose names this run was given and deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the deletion ended."""
-
     WIRE: ClassVar[Wire] = EVIDENCE
 
     outcome: Outcome
-    """Whether it is whole."""
 
     reason: StopReason
-    """Why it stopped, empty if it did not."""
 
     message: Sentence
-    """The same for people: it names the server."""
+    """The reason for people: it names the server."""
 
     slots: HexDigest | None
-    """Digest of the map of slots to primaries under which all of it was done; null if it is not known."""
+    """Digest of the slot map under which all of it was done; null if it is not known."""
 
     since_revoked_ms: int
-    """How long no writer could reserve anything any more when indexes were looked at for the last time."""
+    """Milliseconds from the revocation, after which no writer can reserve, to the last check of the indexes."""
 
 
 Line = Erased | PrimaryEnd | End
@@ -116,18 +100,17 @@ _KINDS: dict[str, type[Line]] = {"keyspace": Erased, "primary": PrimaryEnd, "end
 
 
 def keyspace_digest(keyspace: str) -> str:
-    """Return what stands for a keyspace in a report."""
+    """Return the name of a keyspace in a report."""
     return hashlib.sha256(keyspace.encode()).hexdigest()
 
 
 def encode_line(line: Line) -> bytes:
-    """Return a line, with its end."""
     kind = next(name for name, one in _KINDS.items() if one is type(line))
     return canonical_json({"kind": kind} | to_wire(line)) + b"\n"
 
 
 def decode_line(data: bytes) -> Line:
-    """Read a line. Raises ContractError for anything else."""
+    """Raises ContractError for anything but a line."""
     try:
         raw: Any = json.loads(data)
     except ValueError as error:
@@ -141,10 +124,8 @@ def decode_line(data: bytes) -> Line:
 
 
 def totals(lines: Iterable[Erased], node: str) -> tuple[Amount, Amount, Amount]:
-    """Return what was found, deleted and left on one primary, of all keyspaces together.
-
-    The lines are of one report, which names keyspaces or has one line for all of them, and never both.
-    """
+    """Return blocks found, deleted and remaining on one primary, over all keyspaces. A report has lines for keyspaces
+    or one line for all of them, never both."""
     mine = [line for line in lines if line.node == node]
     found, deleted, remaining = (
         Amount(sum(one.keys for one in amounts), sum(one.bytes for one in amounts))

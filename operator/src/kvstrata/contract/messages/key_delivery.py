@@ -1,14 +1,13 @@
-"""Data keys on their way from the operator to pods, where no Secret may hold them in the clear.
+"""Delivery of data keys from the operator to pods, where no Secret may hold them in the clear.
 
-With a custody that keeps keys out of Secrets a bundle names keys only (`KeyReference`), and the operator, which calls
-gates over mutual TLS anyway, brings the keys themselves: no pod needs an address or credentials for asking.
+With a custody that keeps keys out of Secrets a bundle names keys only (`KeyReference`), and the operator delivers the
+keys to gates over mutual TLS: no pod needs an address or credentials of the custody.
 
-`GET /v1/keys` returns which of the keys that its bundle names a pod does not have (`KeysLacking`). `POST /v1/keys`
-brings keys (`pack_keys`) and returns the same. Both answers carry the header `Kvstrata-Ack-Token`, as states do.
+`GET /v1/keys` returns the keys that a pod lacks (`KeysLacking`). `POST /v1/keys` delivers keys (`pack_keys`) and
+returns the same. Both answers carry the header `Kvstrata-Ack-Token`.
 
-Keys travel as bytes, never in JSON, so that each side reads them into a buffer that it can overwrite. They need no
-names: a key's id is its own digest, so a side takes those keys that it knows the id of, and nobody can put another in
-their place.
+Keys travel as bytes, never in JSON, so that each side reads them into a buffer that it can overwrite. A key's id is its
+own digest, so a receiver takes the keys whose ids it knows, and no other key can take their place.
 """
 
 from __future__ import annotations
@@ -24,22 +23,20 @@ from kvstrata.contract.wire import Items, Message, Wire
 KEYS_PATH = "/v1/keys"
 
 MAX_KEYS = 32_768
-"""How many keys an answer may name: no bundle of the size that this version is made for has as many."""
+"""Keys in one answer; no bundle of a supported size has as many."""
 
 MAX_CARRIED = 4096
-"""How many keys one message brings; more take several messages."""
+"""Keys in one message; more take several messages."""
 
 MAX_KEYS_BYTES = 4 * 1024 * 1024
-"""How large an answer may be."""
 
 CONTENT_TYPE = "application/octet-stream"
-"""Of messages that hold keys."""
 
 _MAGIC = b"KVSK\x01"
 
 
 def pack_keys(secrets: Iterable[bytes | bytearray]) -> bytearray:
-    """Return the message that holds these keys; overwrite it when it is sent. Raises ContractError for too many."""
+    """Return the message that holds these keys; overwrite it after use. Raises ContractError for too many."""
     body = bytearray(_MAGIC)
     for count, secret in enumerate(secrets, start=1):
         if count > MAX_CARRIED:
@@ -51,10 +48,8 @@ def pack_keys(secrets: Iterable[bytes | bytearray]) -> bytearray:
 
 
 def unpack_keys(body: bytes | bytearray, known: Iterable[str]) -> tuple[dict[str, bytearray], int]:
-    """Return those keys of a message whose ids are `known`, by id, and how many others it has.
-
-    Raises ContractError, which quotes nothing of it, for what is no such message.
-    """
+    """Return the keys of a message whose ids are `known`, by id, and the count of others. Raises ContractError, which
+    quotes nothing of the message, if it is malformed."""
     if not body.startswith(_MAGIC):
         raise ContractError("a message of data keys begins with other bytes than those of this version")
     size, left = len(body) - len(_MAGIC), frozenset(known)
@@ -75,7 +70,6 @@ def unpack_keys(body: bytes | bytearray, known: Iterable[str]) -> tuple[dict[str
 
 
 def overwrite(secret: bytearray) -> None:
-    """Make a key's buffer zeros, in place."""
     secret[:] = bytes(len(secret))
 
 
@@ -88,5 +82,4 @@ class KeysLacking(Message):
     ids: Annotated[tuple[KeyId, ...], Items(most=MAX_KEYS, distinct=True)] = ()
 
     def __post_init__(self) -> None:
-        """Name the keys in order."""
         object.__setattr__(self, "ids", tuple(sorted(self.ids)))

@@ -1,10 +1,10 @@
-"""What a pod tells the operator: which revision it enforces, and which processes say so.
+"""A pod's report to the operator: which revision it enforces, and by which processes.
 
-The gate serves it at `GET /v1/state?after=<revision>&wait=<seconds>` over mutual TLS: a long poll that returns as
-soon as the acknowledged revision, a boot id, freshness or a tier's breaker differs from what `after` implies, or after
+The gate serves it at `GET /v1/state?after=<revision>&wait=<seconds>` over mutual TLS: a long poll that returns as soon
+as the acknowledged revision, a boot id, freshness or a tier's breaker differs from what `after` implies, or after
 `wait` seconds. Its `ETag`, sent back as `If-None-Match`, tells the gate which answer the operator has seen. The header
-`Kvstrata-Ack-Token` carries a token that Kubernetes bound to the pod, with the audience `kvstrata-ack`: the operator
-asks the API server whose it is, so no pod can acknowledge for another.
+`Kvstrata-Ack-Token` carries a token bound to the pod, with the audience `kvstrata-ack`: the operator has the API server
+review it, so no pod can acknowledge for another.
 """
 
 from __future__ import annotations
@@ -23,31 +23,29 @@ CONTROL_PORT = 9443
 MAX_PROBLEM_CHARACTERS = 256
 
 MAX_TOLD_USAGE = 512
-"""How many scopes and tiers a pod tells the operator of, those with most bytes first: pods are many."""
+"""Pairs of scope and tier that a pod reports to the operator, those with most bytes first."""
 
 
 def gate_server_name(model: str, namespace: str) -> str:
-    """Return the name that a model's gates prove by certificate to the operator."""
     return f"gate.{model}.{namespace}.kvstrata.internal"
 
 
 @dataclass(frozen=True, slots=True)
 class PodState(Message):
-    """One pod's word on what it enforces.
+    """What one pod enforces.
 
-    `acked` is the highest revision of which the gate mints nothing older, whose removed keyspaces have no request
-    left, and which the adapter acknowledged; 0 before the first. `seen` is the newest complete revision read.
-    `cache_boot` is empty while the cache server does not answer; an ack counts for the boots named here only.
-    `tiers` names the tiers that the cache server has under its policy; the one of medium CPU is its own memory, and its
-    breaker is closed while the memory's policy is enforced. `usage` is what scopes hold in that memory, largest first,
-    `MAX_TOLD_USAGE` of them; `usage_left_out` is how many more hold something. `tier_usage` is what scopes hold in
-    shared tiers, as many at the most: pods look at them in turns, so each tells of some, and several of the same.
+    `acked` is the highest revision such that the gate mints nothing older, removed keyspaces have no request left, and
+    the adapter has acknowledged it; 0 before the first. `seen` is the newest complete revision read. `cache_boot` is
+    empty while the cache server does not answer; an ack counts only for the boots named here. In `tiers` the one of
+    medium CPU is the cache server's own memory; its breaker is closed while the memory's policy is enforced. `usage`
+    lists scopes in that memory, largest first, at most `MAX_TOLD_USAGE`; `usage_left_out` counts the rest. `tier_usage`
+    lists scopes in shared tiers, at most as many: pods take turns, so each reports some, and several may report the
+    same.
 
-    `revision` of `term` is what new requests are served under, `root` the digest of the root's bytes that said so, and
-    `model_uid` the CachedModel that it was for: they tell an API server that was restored from a backup what it has
-    forgotten. Without a policy in force they say nothing.
+    New requests are served under `revision` of `term`; `root` is the digest of the bundle root, `model_uid` its
+    CachedModel. They show what an API server restored from a backup has forgotten; empty without a policy in force.
 
-    `keys_lacking` is how many data keys that policy names which the pod has not been brought (`keydelivery`).
+    `keys_lacking` counts data keys that the policy names and the pod has not received (`key_delivery`).
     """
 
     WIRE: ClassVar[Wire] = Wire("a pod's state", versioned=True)
@@ -76,7 +74,6 @@ class PodState(Message):
     keys_lacking: int = 0
 
     def __post_init__(self) -> None:
-        """Keep as much as may be shown: of its problem, and of the scopes that use most."""
         object.__setattr__(self, "problem", shown(self.problem, MAX_PROBLEM_CHARACTERS))
         object.__setattr__(self, "usage_left_out", self.usage_left_out + len(self.usage[MAX_TOLD_USAGE:]))
         object.__setattr__(self, "usage", self.usage[:MAX_TOLD_USAGE])

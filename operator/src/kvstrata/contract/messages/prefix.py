@@ -1,7 +1,6 @@
-"""What one prefix of a pool says, in the form in which it is rendered and compared.
+"""One prefix of a pool, in the form in which it is rendered and compared.
 
-What a chat template may be given beside messages and tools is the same for callers and for pools: a pool whose prefix
-needs more than a caller may send would have no reader.
+Template arguments are limited as for callers: a pool whose prefix needs more than a caller may send has no reader.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """What one prefix says: exactly one of `text`, `chat` and `token_ids` is not None.
+    """Exactly one of `text`, `chat` and `token_ids` is not None.
 
-    `chat` holds what a caller would send to /v1/chat/completions: `messages`, and perhaps `tools` and
-    `chat_template_kwargs`. The order of keys within these is kept, because templates render it.
+    `chat` is a body of /v1/chat/completions: `messages`, optionally `tools` and `chat_template_kwargs`. The order of
+    keys within these is kept, because templates render it.
     """
 
     WIRE: ClassVar[Wire] = Wire(
@@ -56,32 +55,31 @@ class PrefixSource:
     token_ids: Annotated[tuple[Annotated[int, Range(0, (1 << 31) - 1)], ...], Items(1)] | None = None
 
     def __post_init__(self) -> None:
-        """Leave out of a chat what is empty. Raises ContractError unless this is exactly one prefix."""
+        """Drop empty members of a chat. Raises ContractError unless this is exactly one prefix."""
         if [self.text, self.chat, self.token_ids].count(None) != 2:
             raise ContractError("a prefix is a text, a chat or token ids")
         if self.chat is not None:
             object.__setattr__(self, "chat", _chat(self.chat))
 
     def encode(self) -> bytes:
-        """Return the wire form: the same prefix gives the same bytes, one with other tokens gives others."""
+        """Return the wire form: equal prefixes give equal bytes, prefixes with other tokens give others."""
         return json.dumps(to_wire(self), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
     @property
     def digest(self) -> str:
-        """The digest of the wire form, 64 hexadecimal digits."""
         return digest_bytes(self.encode())
 
     @classmethod
     def from_document(cls, text: str) -> PrefixSource:
-        """Read a chat from JSON text whose order of keys counts. Raises ContractError for anything but a chat."""
+        """Read a chat from JSON text, keeping the order of keys. Raises ContractError for anything but a chat."""
         with contract_errors("the chat"):
             read = cls(chat=json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant))
-            read.encode()  # escapes may stand for what is no text
+            read.encode()  # escapes may encode lone surrogates
             return read
 
 
 def refused_argument(arguments: Mapping[str, object]) -> str | None:
-    """Return the name of an argument that no template is given, or None: reserved, malformed, or not a simple value."""
+    """Return the name of a refused argument: reserved, malformed, or not a simple value; None if all are accepted."""
     for name, value in arguments.items():
         if not _NAME.fullmatch(name) or name in RESERVED or isinstance(value, (dict, list, tuple)):
             return name

@@ -1,11 +1,11 @@
-"""The isolation probe: the operator asks a pod to find out whether its scopes can reuse one another's blocks.
+"""The isolation probe: checks in a pod whether its scopes can reuse one another's blocks.
 
-`POST /v1/probe`, at the port on which gates tell their state. The gate has the engine compute one chunk of random
-tokens for a tenant of the bundle in force, and looks for it: for the same scope, for others, under other tokens, in
-every tier and in the engine. What was stored is deleted again. No answer holds a keyspace, a token or a block's name.
+`POST /v1/probe`, at the control port. The gate has the engine compute one chunk of random tokens for a tenant of the
+bundle in force, and looks for it under the same scope, under others and under other tokens, in every tier and in the
+engine. The stored chunk is deleted again. No answer holds a keyspace, a token or a block's name.
 
-Gate to adapter: `{"op":"forget","keyspace":K,"chunks":"<base64>"}` deletes these chunks of this keyspace, and nothing
-else, from every tier of the pod; the adapter answers how many blocks it deleted.
+Gate to adapter: `{"op":"forget","keyspace":K,"chunks":"<base64>"}` deletes exactly these chunks of this keyspace from
+every tier of the pod; the adapter answers the number of deleted blocks.
 """
 
 from __future__ import annotations
@@ -21,53 +21,49 @@ from kvstrata.contract.wire import Base64, Count, Items, Message, Range, Request
 
 PROBE_PATH = "/v1/probe"
 MAX_PROBED_BYTES = 64 * 1024
-"""How large an answer may be."""
 
 MAX_READERS = 16
-"""In how many foreign scopes one probe may look."""
+"""Foreign scopes in which one probe looks, at most."""
 
 MAX_FORGOTTEN_CHUNKS = 64
 MAX_TIERS = 64
 ENGINE = "Engine"
-"""The medium of the row of what the engine reused from its own memory."""
+"""The medium of the row for reuse from the engine's own memory."""
 
 
 class ProbeOutcome(StrEnum):
-    """What became of a probe."""
-
     ISOLATED = "Isolated"
-    """Every tier whose control hit was asked on behalf of others too, and nobody found anything."""
+    """In every tier with a control hit other scopes looked too, and found nothing."""
 
     FOREIGN_HIT = "ForeignHit"
-    """A scope found what another one stored, or two scopes of the bundle have one keyspace."""
+    """A scope found another one's blocks, or two scopes of the bundle have one keyspace."""
 
     WRONG_HIT = "WrongHit"
-    """Other tokens found what these stored."""
+    """Other tokens found these blocks."""
 
     NO_CONTROL = "NoControl"
-    """Nothing was found where the same scope looked, so that others missed proves nothing."""
+    """The same scope found nothing, so misses of others prove nothing."""
 
     ONE_SCOPE = "OneScope"
-    """The bundle has one scope only: there is nobody to be told apart."""
 
     NO_REUSE = "NoReuse"
-    """Reuse is off, or the policy is stale: nobody has a keyspace."""
+    """Reuse is off, or the policy is stale: no tenant has a keyspace."""
 
     MOVED = "Moved"
-    """The policy changed meanwhile, or is older than the one that was meant."""
+    """The policy changed meanwhile, or is older than the requested one."""
 
     UNREADY = "Unready"
-    """Engine or cache server did not answer, or the pod is on its way out."""
+    """Engine or cache server did not answer, or the pod is terminating."""
 
     @property
     def failed(self) -> bool:
-        """Whether isolation was found broken, rather than not shown."""
+        """Whether isolation was found broken, as opposed to not shown."""
         return self in (ProbeOutcome.FOREIGN_HIT, ProbeOutcome.WRONG_HIT)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest(Request):
-    """Probe under `revision` or a later one, and look in at most so many foreign scopes."""
+    """Probe under `revision` or a later one, in at most `readers` foreign scopes."""
 
     WIRE: ClassVar[Wire] = Wire("a request to probe", versioned=True, complete=True)
 
@@ -77,11 +73,11 @@ class ProbeRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class ProbedTier:
-    """What was looked for in one tier, in lookups of the whole chunk, or requests where the medium is the engine.
+    """Lookups of the whole chunk in one tier, or requests if the medium is the engine.
 
-    `controls` were made for the scope that stored it, before and after all others, and `control_hits` of them found it.
-    `foreign` were made for other scopes, `altered` under other tokens; their hits should be 0. `refused` of the foreign
-    ones the tier turned down before it looked: they missed, and show nothing of names.
+    `controls` were made for the storing scope, before and after all others. `foreign` were made for other scopes,
+    `altered` under other tokens; their hits should be 0. The tier refused `refused` of the foreign ones before it
+    looked: they missed, and prove nothing about names.
     """
 
     tier: Text
@@ -95,7 +91,6 @@ class ProbedTier:
     altered_hits: Count = 0
 
     def __post_init__(self) -> None:
-        """Raise ContractError for sums that cannot be."""
         parts = ((self.control_hits, self.controls), (self.foreign_hits, self.foreign), (self.refused, self.foreign))
         if any(part > whole for part, whole in (*parts, (self.altered_hits, self.altered))):
             raise ContractError("a probed tier found more than was looked for")
@@ -109,10 +104,10 @@ class ProbedTier:
 
 @dataclass(frozen=True, slots=True)
 class Probed(Message):
-    """What a pod found, by the processes that these boots name, under `revision` of `term`.
+    """What a pod found, in the processes of these boots, under `revision` of `term`.
 
-    `scopes` is how many scopes the bundle has, and `looked` in how many of them somebody looked. `culprits` are the
-    scopes that stored and found, if any did, and `clashes` whether they have one keyspace.
+    `scopes` counts the bundle's scopes, `looked` those in which a lookup was made. `culprits` are the scopes that
+    stored and found, if any did; `clashes`: they have one keyspace.
     """
 
     WIRE: ClassVar[Wire] = Wire("a probe's answer", versioned=True, complete=True)
@@ -129,33 +124,32 @@ class Probed(Message):
     clashes: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ContractError for an outcome that is not what the counts say."""
         if self.outcome in _BY_COUNTS and self.outcome is not outcome_of(self.tiers, clashes=self.clashes):
             raise ContractError("a probe's outcome is not what its counts say")
 
     @property
     def proven(self) -> tuple[str, ...]:
-        """The tiers in which isolation was shown, by name; the engine's own memory is `Engine`."""
+        """Tiers in which isolation was shown, by name; the engine's own memory is `Engine`."""
         return tuple(row.tier or row.medium for row in self.tiers if row.proven)
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """The tiers in which it was not shown, for want of a control or of somebody who may look."""
+        """Tiers in which it was not shown, for lack of a control or of a permitted reader."""
         return tuple(row.tier or row.medium for row in self.tiers if not row.proven)
 
     @property
     def lookups(self) -> int:
-        """How many lookups should have missed."""
+        """Lookups that should have missed."""
         return sum(row.foreign + row.altered for row in self.tiers)
 
     @property
     def controls(self) -> int:
-        """How many lookups should have hit."""
+        """Lookups that should have hit."""
         return sum(row.controls for row in self.tiers)
 
 
 def outcome_of(tiers: tuple[ProbedTier, ...], *, clashes: bool) -> ProbeOutcome:
-    """Return what the counts say: what was found weighs most, and where no control hit nothing was shown."""
+    """A hit outweighs everything else; without a control hit nothing was shown."""
     if clashes or any(row.foreign_hits for row in tiers):
         return ProbeOutcome.FOREIGN_HIT
     if any(row.altered_hits for row in tiers):
@@ -168,8 +162,6 @@ _BY_COUNTS = (ProbeOutcome.ISOLATED, ProbeOutcome.FOREIGN_HIT, ProbeOutcome.WRON
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequest:
-    """Delete these chunks of a keyspace, 32 bytes of name each, from every tier."""
-
     WIRE: ClassVar[Wire] = Wire("a request to forget")
 
     keyspace: Keyspace
@@ -178,7 +170,7 @@ class ForgetRequest:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """How many blocks the cache server `boot` deleted, and how many of its memory somebody uses."""
+    """Blocks that the cache server `boot` deleted, and those in its memory that are in use."""
 
     WIRE: ClassVar[Wire] = Wire("what a cache server forgot", complete=True)
 

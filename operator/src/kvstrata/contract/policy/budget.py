@@ -1,4 +1,4 @@
-"""What a scope may hold in a tier."""
+"""A scope's bounds in a tier."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kvstrata.contract.wire import Wire
 
 @dataclass(frozen=True, slots=True)
 class TierBudget:
-    """What a scope may hold in one tier. None means that the policy sets no bound of that kind.
+    """A scope's bounds in one tier. None: the policy sets no such bound.
 
-    `denied` is whether the scope's data may not be on the tier at all: nothing is stored, looked up or loaded there,
-    and what is there has to go. Then `limit_bytes` is 0, which pods of the version before obey, too.
+    `denied`: the scope's data may not be on the tier. Nothing is stored, looked up or loaded there, and existing blocks
+    are deleted. `limit_bytes` is then 0, which pods of the previous version obey, too.
     """
 
     WIRE: ClassVar[Wire] = Wire(
@@ -30,12 +30,11 @@ class TierBudget:
     denied: bool = False
 
     def __post_init__(self) -> None:
-        """What is denied has no bound but 0, whatever else is said."""
         if self.denied:
             object.__setattr__(self, "limit_bytes", 0)
             object.__setattr__(self, "guaranteed_bytes", None)
 
     @classmethod
     def denying(cls, tier: str, retention_s: int | None = None) -> TierBudget:
-        """Return what keeps a scope off a tier; `retention_s` is how long what is there may live in the meantime."""
+        """Keep a scope off a tier; `retention_s` bounds the life of existing blocks until they are deleted."""
         return cls(tier, retention_s=retention_s, denied=True)

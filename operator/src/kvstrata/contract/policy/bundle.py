@@ -1,9 +1,9 @@
 """The bundle: the compiled policy of one CachedModel, which its pods watch.
 
-A small *root* carries the revision, the leader's term and the digests of hash *shards*; the shards carry one entry
-a tenant. Each shard has two slots, `a` and `b`: a writer fills the slot that the root does not name and then flips
-the root by one conditional write. So a writer that dies between two writes leaves a whole bundle behind, and a
-reader that holds a root can read every shard that it names.
+A small *root* carries the revision, the leader's term and the digests of hash *shards*; shards carry one entry per
+tenant. Each shard has two slots, `a` and `b`: a writer fills the slot that the root does not name and then flips the
+root by one conditional write. So a writer that dies in between leaves a whole bundle, and a reader of a root can read
+every shard that it names.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ SHARD_DATA_KEY = "shard.json"
 class Entry:
     """What the data plane enforces for one tenant.
 
-    `policy` is the UID of the TenantCachePolicy that it was compiled from, `since` the bundle revision in which it
-    last changed: the policy is enforced once every live pod has acknowledged that revision. `keys` are the data keys of
-    the keyspace, or their names: the first encrypts, the others only decrypt; none where nothing is encrypted. `pools`
-    names the pools of this model that the tenant may read, in its policy's order; a name that the bundle has no pool
-    for means nothing. `resumes` is whether it is suspended for an erasure only, and will be in use again as it was.
+    `policy` is the UID of its TenantCachePolicy, `since` the bundle revision of its last change: the policy is enforced
+    once every live pod has acknowledged that revision. Of `keys` the first encrypts, the others only decrypt; none
+    where nothing is encrypted. `pools` are pools of this model that the tenant may read, in its policy's order; names
+    without a pool are ignored. `resumes`: it is suspended for an erasure only, and will be in use again as before.
     """
 
     WIRE: ClassVar[Wire] = Wire("a bundle entry", camel=True, omit=("keys", "pools", "resumes"))
@@ -53,12 +52,11 @@ class Entry:
     resumes: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ContractError for data keys that no reader would take."""
         if len(self.keys) > 1:
             check_keys(self.keys)
 
     def enforces_the_same_as(self, other: Entry) -> bool:
-        """Whether nothing but the revision of the last change differs."""
+        """Whether nothing but `since` differs."""
         return (
             self.keyspace == other.keyspace
             and self.policy == other.policy
@@ -72,27 +70,21 @@ class Entry:
         )
 
     def content_digest(self) -> str:
-        """Return a digest of everything but `since`: equal digests enforce the same thing.
-
-        It is shown in status, so it knows the generations of data keys and nothing else of them.
-        """
+        """Return a digest of everything but `since`: equal digests enforce the same. Shown in status, so of data keys
+        it covers the generations only."""
         content = to_wire(replace(self, since=0, keys=()))
         generations = [key.generation for key in self.keys]
         return digest(content | {"generations": generations} if generations else content)
 
     def paused(self, paused: bool) -> Entry:
-        """Return the entry as it is while its scope pauses for an erasure, or as it is without that."""
+        """Return the entry with or without a pause of its scope for an erasure."""
         own = self.suspended and not self.resumes
         return replace(self, suspended=own or paused, resumes=paused and not own)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all tenants of a model; durations in whole seconds.
-
-    `on_stale` is `Fence` or `ServeStale`, `unknown_tenants` `NoReuse` or `Refuse`, `reuse` `Prefix` or `Off`;
-    `audit_tenants` is whether the audit log may have tenants' names.
-    """
+    """What holds for all tenants of a model; `audit_tenants`: the audit log may have tenants' names."""
 
     WIRE: ClassVar[Wire] = Wire(
         "the bundle's rules",
@@ -112,21 +104,18 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """Where a shard is (its slot) and what it must hash to."""
-
     index: int
     slot: Slot
     digest: str
 
     @property
     def other_slot(self) -> str:
-        """The slot that a writer may fill while readers use this one."""
         return other_slot(self.slot)
 
 
 @dataclass(frozen=True, slots=True)
 class Root(Message):
-    """The head of a bundle. Revisions grow by one a commit; a lower revision or term is refused by readers."""
+    """The head of a bundle. Revisions grow by one a commit; readers refuse a lower revision or term."""
 
     WIRE: ClassVar[Wire] = Wire("the bundle root", versioned=True, camel=True, omit=("pools",))
 
@@ -141,14 +130,12 @@ class Root(Message):
     pools: tuple[PoolRef, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ContractError for shards or pools that are not in order."""
         if any(shard.index != index for index, shard in enumerate(self.shards)):
             raise ContractError("the bundle root names shards out of order")
         if any(one.index >= following.index for one, following in pairwise(self.pools)):
             raise ContractError("the bundle root names pools out of order")
 
     def supersedes(self, other: Root | None) -> bool:
-        """Whether a reader that holds `other` may go on to this root."""
         if other is None:
             return True
         return self.model_uid == other.model_uid and self.term >= other.term and self.revision > other.revision
@@ -162,7 +149,6 @@ class _Shard:
 
 
 def encode_shard(entries: Iterable[Entry]) -> bytes:
-    """Return the stored form of a shard, canonical JSON with the entries in tenant order."""
     ordered = sorted(entries, key=lambda entry: entry.tenant)
     head = encode(_Shard(())).removesuffix(b"]}")
     return head + b",".join(map(_encoded, ordered)) + b"]}"
@@ -170,12 +156,12 @@ def encode_shard(entries: Iterable[Entry]) -> bytes:
 
 @lru_cache(maxsize=16_384)
 def _encoded(entry: Entry) -> bytes:
-    """Return an entry's canonical JSON; most entries of a shard that is written are as they were."""
+    """Cached: most entries of a shard are unchanged when it is written."""
     return encode(entry)
 
 
 def decode_shard(data: bytes, expected_digest: str) -> tuple[Entry, ...]:
-    """Return a shard's entries. Raises ContractError if the bytes do not hash to `expected_digest`."""
+    """Raises ContractError if the bytes do not hash to `expected_digest`."""
     if digest_bytes(data) != expected_digest:
         raise ContractError("a bundle shard does not match the digest in its root")
     return decode(_Shard, data).entries
@@ -183,32 +169,29 @@ def decode_shard(data: bytes, expected_digest: str) -> tuple[Entry, ...]:
 
 @lru_cache(maxsize=65_536)
 def shard_of(tenant: str, shard_count: int) -> int:
-    """Return the index of the shard that holds `tenant`."""
     return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:8], "big") % shard_count
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A root with all entries of its shards, by tenant, and its pools, by name."""
-
     root: Root
     entries: Mapping[str, Entry] = field(default_factory=dict)
     pools: Mapping[str, PoolShard] = field(default_factory=dict)
 
     @property
     def keyspaces(self) -> frozenset[str]:
-        """Every keyspace that the data plane may use under this bundle, those of pools among them."""
+        """All keyspaces that the data plane may use under this bundle, including pools'."""
         tenants = (entry.keyspace for entry in self.entries.values() if not entry.suspended)
         return frozenset(tenants) | self.pool_keyspaces
 
     @property
     def pool_keyspaces(self) -> frozenset[str]:
-        """The keyspaces of pools: nobody but a warmer writes under them."""
+        """The keyspaces of pools: only a warmer writes under them."""
         return frozenset(version.keyspace for shard in self.pools.values() for version in shard.versions)
 
     @classmethod
     def assemble(cls, root: Root, entries: Iterable[Entry], pools: Iterable[PoolShard]) -> Bundle:
-        """Put together what was read. Raises ContractError if two pools have a name or anybody else's keyspace."""
+        """Raises ContractError if two pools share a name, or a pool's keyspace is used twice."""
         shards = tuple(pools)
         bundle = cls(root, {entry.tenant: entry for entry in entries}, {shard.pool: shard for shard in shards})
         count = sum(len(shard.versions) for shard in shards)
@@ -222,8 +205,8 @@ class Bundle:
 def split_into_shards(entries: Iterable[Entry], minimum_count: int = 1) -> tuple[bytes, ...]:
     """Return encoded shards of at most 64 KiB each, their number a power of two and at least `minimum_count`.
 
-    The number never shrinks below the caller's minimum (the current number), so that one tenant more or less does
-    not move all others. Raises ContractError if a single tenant's entry exceeds a shard.
+    Callers pass the current number as the minimum, so that one tenant less does not move all others. Raises
+    ContractError if a single tenant's entry exceeds a shard.
     """
     all_entries = tuple(entries)
     count = max(1, minimum_count)

@@ -1,12 +1,12 @@
 """The part of a bundle that the cache server needs: keyspaces without tenants' names, in a memory volume.
 
-The gate writes `policy.json` by atomic rename and `freshness` in place. Freshness is the moment on CLOCK_BOOTTIME
-at which the gate *sent* the last quorum read of the bundle root that was answered: 8 bytes, little endian, unsigned
-nanoseconds, 0 for never. CLOCK_BOOTTIME is one clock for all containers of a node and counts suspension.
+The gate writes `policy.json` by atomic rename and `freshness` in place. Freshness is the moment at which the gate
+*sent* its last successful quorum read of the bundle root: 8 bytes, little endian, unsigned nanoseconds of
+CLOCK_BOOTTIME, 0 for never. CLOCK_BOOTTIME is one clock for all containers of a node and counts suspension.
 
-The chunks of pools are not in `policy.json`, which is rewritten at each change: each manifest is a file of its own in
-`MANIFESTS_DIRECTORY`, the hashes one after the other, named by their SHA-256. It is there before a policy names it and
-goes after the adapter applied one that does not.
+`policy.json` is rewritten at each change, so the chunks of pools are in files of their own: each manifest is in
+`MANIFESTS_DIRECTORY`, the hashes one after the other, named by their SHA-256. It exists before a policy names it and is
+removed after the adapter applied one that does not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_READS = MAX_POOLS * MAX_VERSIONS
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What the adapter knows of a pool's version: the digest of its manifest, whether it may be read, where it is."""
+    """A pool's version as the adapter sees it: the digest of its manifest, whether it may be read, where it is."""
 
     manifest: HexDigest
     published: bool
@@ -45,9 +45,8 @@ class PoolView:
 class CacheView(Message):
     """What the policy adapter enforces. `keyspaces` maps each allowed keyspace to its budgets.
 
-    `generations` maps those that have data keys to the keys' generations: the first encrypts, all decrypt.
-    `pools` says which of the keyspaces are pools', `reads` which published ones of these a tenant's keyspace may read,
-    in the order in which they are asked.
+    `generations` are those of the data keys: the first encrypts, all decrypt. `pools` are the keyspaces that belong to
+    pools; `reads` lists the published ones that a tenant's keyspace may read, in the order of lookup.
     """
 
     WIRE: ClassVar[Wire] = Wire("the cache view", versioned=True, omit=("generations", "pools", "reads"))
@@ -64,7 +63,6 @@ class CacheView(Message):
     )
 
     def __post_init__(self) -> None:
-        """Raise ContractError unless tenants' keyspaces, and no pool's, read published pools."""
         if not self.pools.keys() <= self.keyspaces.keys() or not all(
             reader in self.keyspaces
             and reader not in self.pools
@@ -75,11 +73,8 @@ class CacheView(Message):
 
     @classmethod
     def of(cls, bundle: Bundle) -> CacheView:
-        """Return the view of `bundle`.
-
-        Tenants of one scope share a keyspace: the last one's budgets stand, and what is denied to one of them is
-        denied to all.
-        """
+        """Tenants of one scope share a keyspace: the last tenant's budgets apply, and denials of any tenant apply to
+        all."""
         root, allowed, pools = bundle.root, dict[str, tuple[TierBudget, ...]](), dict[str, PoolView]()
         if root.rules.reuse != "Off":
             for entry in bundle.entries.values():
@@ -94,7 +89,6 @@ class CacheView(Message):
 
 
 def data_keys(bundle: Bundle) -> dict[str, tuple[BundledKey, ...]]:
-    """Return the data keys of each keyspace that `bundle` allows and has or names keys for, pools' among them."""
     if bundle.root.rules.reuse == "Off":
         return {}
     keys = {entry.keyspace: entry.keys for entry in bundle.entries.values() if entry.keys and not entry.suspended}
@@ -103,7 +97,6 @@ def data_keys(bundle: Bundle) -> dict[str, tuple[BundledKey, ...]]:
 
 
 def manifests(bundle: Bundle) -> dict[str, bytes]:
-    """Return the manifests that the view of `bundle` names, by digest."""
     if bundle.root.rules.reuse == "Off":
         return {}
     versions = (version for shard in bundle.pools.values() for version in shard.versions)
@@ -113,9 +106,9 @@ def manifests(bundle: Bundle) -> dict[str, bytes]:
 def effective_pools(entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
     """Return the names of the pools that each keyspace may read, without the keyspaces that read none.
 
-    The adapter sees keyspaces and no tenants. So of tenants that share a keyspace each must be allowed to read a pool,
-    or none does: else those who may not would be served by a neighbour's right. Suspended tenants are not asked. The
-    order is that of the tenant whose name comes first.
+    The adapter sees keyspaces, not tenants. Tenants that share a keyspace read a pool only if each of them may;
+    otherwise a tenant would use its neighbour's right. Suspended tenants are ignored. The order is that of the tenant
+    whose name comes first.
     """
     members: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -131,7 +124,7 @@ def effective_pools(entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
 
 
 def reads_of(bundle: Bundle) -> dict[str, tuple[str, ...]]:
-    """Return the keyspaces of published versions that each tenant's keyspace may read, in the order of asking."""
+    """Return the keyspaces of published versions that each tenant's keyspace may read, in the order of lookup."""
     if bundle.root.rules.reuse == "Off" or not bundle.pools:
         return {}
     published = {
@@ -146,7 +139,6 @@ def reads_of(bundle: Bundle) -> dict[str, tuple[str, ...]]:
 
 
 def _with_denials_of(others: tuple[TierBudget, ...], budgets: tuple[TierBudget, ...]) -> tuple[TierBudget, ...]:
-    """Return `budgets`, and denied what is denied in `others`."""
     if others == budgets:
         return budgets
     denied = {budget.tier: budget for budget in others if budget.denied}

@@ -1,9 +1,9 @@
-"""Data keys: what blocks of a keyspace are encrypted with where a tier requires it.
+"""Data keys, which encrypt blocks of a keyspace where a tier requires it.
 
-A key is drawn with its epoch. Where keys are kept in Secrets it travels in the bundle's shards (`DataKey`); with every
-other custody a bundle names it (`KeyReference`), and the operator brings it (`keydelivery`). The gate writes each into
-a file of its own in a memory volume, named by keyspace and generation, and removes it when the policy names it no more;
-the adapter reads it from there. `policy.json`, status, logs and messages name generations only.
+A key is drawn with its epoch. With keys in Secrets it travels in the bundle's shards (`DataKey`); with every other
+custody a bundle names it (`KeyReference`), and the operator delivers it (`key_delivery`). The gate writes each into a
+file in a memory volume, where the adapter reads it, and removes it when the policy no longer names it. `policy.json`,
+status, logs and messages name generations only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_GENERATION = 255
 KEYS_DIRECTORY = "keys"
 
 KEY_ID_DIGITS = 64
-"""Digits of a key's id, which is what a receipt says of it: a SHA-256 of 256 random bits."""
+"""Digits of a key's id: a SHA-256 of 256 random bits."""
 
 Generation = Annotated[int, Range(0, MAX_GENERATION)]
 KeyId = Annotated[str, Form(f"[0-9a-f]{{{KEY_ID_DIGITS}}}", "id of a data key")]
@@ -32,7 +32,7 @@ _FILE_NAME = re.compile(r"([0-9a-f]{32})\.(0|[1-9][0-9]{0,2})")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DataKey:
-    """One key of a keyspace. `generation`, 0 to 255, is what values name it by. Nothing prints `secret`."""
+    """`generation`, 0 to 255, is stored with encrypted values. `repr` hides `secret`."""
 
     WIRE: ClassVar[Wire] = Wire("a data key", names={"secret": "key"})
 
@@ -40,7 +40,6 @@ class DataKey:
     secret: Annotated[bytes, Base64(DATA_KEY_BYTES, 1, 1)] = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Raise ContractError for a key that cannot be one."""
         if not 0 <= self.generation <= MAX_GENERATION:
             raise ContractError(f"the generation of a data key is a number from 0 to {MAX_GENERATION}")
         if len(self.secret) != DATA_KEY_BYTES or not any(self.secret):
@@ -51,29 +50,27 @@ class DataKey:
 
 
 def key_id(secret: bytes | bytearray) -> str:
-    """Return a data key's id: what a receipt says of it."""
     return key_fingerprint(secret)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyReference:
-    """What a bundle says of a data key that it does not hold. `generation`, 0 to 255, is what values name it by."""
+    """A data key that the bundle names and does not hold."""
 
     generation: Generation
     id: KeyId
 
 
 BundledKey = DataKey | KeyReference
-"""A key as a bundle has it."""
 
 
 def what_is_kept(key: BundledKey) -> bytes | str:
-    """Return what tells one key from another: the key itself, or its id where only that is known."""
+    """Return what identifies a key: the key itself, or its id where only that is known."""
     return key.secret if isinstance(key, DataKey) else key.id
 
 
 def check_keys(keys: tuple[BundledKey, ...]) -> None:
-    """Raise ContractError if two keys of a keyspace have one generation, or only some of them are in the bundle."""
+    """Raises ContractError if two keys share a generation, or only some of them are in the bundle."""
     if len({key.generation for key in keys}) != len(keys):
         raise ContractError("two data keys of one keyspace have the same generation")
     if len(set(map(type, keys))) > 1:
@@ -81,12 +78,11 @@ def check_keys(keys: tuple[BundledKey, ...]) -> None:
 
 
 def file_name(keyspace: str, generation: int) -> str:
-    """Return the name of a key's file in `KEYS_DIRECTORY`."""
     return f"{keyspace}.{generation}"
 
 
 def parse_file_name(name: str) -> tuple[str, int] | None:
-    """Return the keyspace and the generation that a file name stands for, None if it is not a key's."""
+    """Return keyspace and generation of a key's file, None for other names."""
     matched = _FILE_NAME.fullmatch(name)
     if matched is None or not is_keyspace(matched[1]) or int(matched[2]) > MAX_GENERATION:
         return None
@@ -94,7 +90,7 @@ def parse_file_name(name: str) -> tuple[str, int] | None:
 
 
 def key_fingerprint(secret: bytes | bytearray) -> str:
-    """Return what a receipt says of a data key: whoever finds a key can tell whether it is this one."""
+    """Return the id of a data key in receipts: anyone who has a key can check whether it is this one."""
     hashed = hashlib.sha256(b"kvstrata data key\n")
     hashed.update(secret)
     return hashed.hexdigest()

@@ -1,7 +1,7 @@
 """Keyspaces: the namespace of a scope's blocks in engine, cache server and every tier.
 
-A keyspace is the `cache_salt` that the engine sees. It names no tenant, and a new epoch makes everything that
-was cached under the old one unreachable, because nobody mints the old keyspace any more.
+A keyspace is the `cache_salt` that the engine sees. It names no tenant, and a new epoch makes all blocks of the old one
+unreachable, because no gate mints the old keyspace any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCH_BYTES = 16
 KEYSPACE_HEX_DIGITS = 32
 
 SCOPE_DIGITS = 12
-"""How much of a keyspace is shown: enough to tell scopes apart for whoever knows them, too little to use one."""
+"""Digits of a keyspace that are shown: enough to tell known scopes apart, too few to use one."""
 
 _EPOCH = re.compile(r"[0-9a-f]{32}")
 _KEYSPACE = re.compile(r"[0-9a-f]{32}")
@@ -31,8 +31,6 @@ ScopeDigits = Annotated[str, Form(f"[0-9a-f]{{{SCOPE_DIGITS}}}", f"{SCOPE_DIGITS
 
 
 class ScopeKind(StrEnum):
-    """Who may reuse one another's blocks."""
-
     TENANT = "Tenant"
     GROUP = "Group"
     PUBLIC = "Public"
@@ -56,9 +54,9 @@ PUBLIC_SCOPE = Scope(ScopeKind.PUBLIC, "public")
 def derive_keyspace(domain_key: bytes, scope: Scope, epoch: str) -> str:
     """Return the keyspace of `scope` in `epoch`: 32 hexadecimal digits of an HMAC-SHA256.
 
-    The fields are length-prefixed, so that no two (kind, name, epoch) can be read as one another. The digits match
-    what LMCache and vLLM accept as a salt (no `@`, `/`, backslash or NUL, at most 128 characters).
-    Raises ValueError for a key shorter than 32 bytes or a malformed epoch.
+    The fields are length-prefixed, so different (kind, name, epoch) never give the same message. LMCache and vLLM
+    accept the digits as a salt (no `@`, `/`, backslash or NUL, at most 128 characters). Raises ValueError for a key
+    shorter than 32 bytes or a malformed epoch.
     """
     if len(domain_key) < DOMAIN_KEY_BYTES:
         raise ValueError(f"a domain key has {DOMAIN_KEY_BYTES} bytes, this one {len(domain_key)}")
@@ -71,17 +69,14 @@ def derive_keyspace(domain_key: bytes, scope: Scope, epoch: str) -> str:
 
 
 def epoch_from_random(random_bytes: bytes) -> str:
-    """Return the epoch that 16 random bytes stand for. Randomness is the caller's."""
     if len(random_bytes) != EPOCH_BYTES:
         raise ValueError(f"an epoch takes {EPOCH_BYTES} random bytes")
     return random_bytes.hex()
 
 
 def is_epoch(text: str) -> bool:
-    """Whether `text` has the form of an epoch."""
     return _EPOCH.fullmatch(text) is not None
 
 
 def is_keyspace(text: str) -> bool:
-    """Whether `text` has the form of a keyspace."""
     return _KEYSPACE.fullmatch(text) is not None

@@ -1,8 +1,8 @@
-"""Prefix pools in a bundle: which chunks each version of a pool consists of, under which keyspace, and who reads it.
+"""Prefix pools in a bundle: the chunks of each version, its keyspace and its readers.
 
-A pool has a shard of its own, in two slots as every shard, because it changes apart from tenants and is larger: a
-version names every chunk of its prefixes. At most two versions stand beside each other: while new content is warmed,
-readers keep the old. Shards hold data keys and the hashes of what they cache, so they belong into Secrets only.
+A pool has a shard of its own, in two slots, because it changes apart from tenants and is larger: a version names every
+chunk of its prefixes. There are at most two versions: while new content is warmed, readers keep the old. Shards hold
+data keys and hashes of cached content, so they are stored in Secrets only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ MAX_CHUNKS = 4096
 
 MAX_VERSIONS = 2
 MAX_POOLS = 32
-"""Pools of one model."""
 
 MAX_ENTRY_POOLS = 64
 MAX_POOL_SHARD_BYTES = 384 * 1024
@@ -37,12 +36,10 @@ PoolName = Annotated[str, Form("(?s).+", "name")]
 
 MAX_POOL_TIERS = 16
 MAX_BEFORE_READY_S = 120
-"""However long warming may take, a pool never keeps a pod out of service for longer."""
+"""Upper bound of the time that a pool keeps a new pod out of service."""
 
 
 class PoolState(StrEnum):
-    """Whether a version may be read."""
-
     WARMING = "Warming"
     PUBLISHED = "Published"
 
@@ -51,10 +48,9 @@ class PoolState(StrEnum):
 class PoolVersion:
     """One content of a pool: its chunks and where they are kept.
 
-    `hashes` are the chunks' hashes, 32 bytes each, ascending and without a repetition; `render_id` names what computed
-    them. `tiers` are the CacheTiers that hold the chunks. `budgets` and `keys` mean what they mean for tenants.
-    `before_ready_s` is how long a new pod waits at most until its own memory holds the chunks, 0 for not at all.
-    Raises ContractError for what no version can be.
+    `hashes` are 32 bytes each, ascending and distinct; `render_id` names what computed them. `tiers` are the CacheTiers
+    that hold the chunks. `before_ready_s` is how long a new pod waits at most until its own memory holds the chunks, 0
+    for not at all. Raises ContractError for an invalid version.
     """
 
     WIRE: ClassVar[Wire] = Wire(
@@ -74,7 +70,6 @@ class PoolVersion:
     before_ready_s: Annotated[int, Range(0, MAX_BEFORE_READY_S)] = 0
 
     def __post_init__(self) -> None:
-        """Raise ContractError for a version that cannot be one."""
         if not is_keyspace(self.keyspace):
             raise ContractError("a pool's version has a malformed keyspace")
         chunk_hashes(self.hashes)
@@ -82,24 +77,20 @@ class PoolVersion:
 
     @property
     def published(self) -> bool:
-        """Whether readers may be given its chunks."""
         return self.state is PoolState.PUBLISHED
 
     @property
     def chunks(self) -> int:
-        """How many chunks it has."""
         return len(self.hashes) // CHUNK_HASH_BYTES
 
     @property
     def manifest(self) -> str:
-        """The digest of its hashes, 64 hexadecimal digits: what a file of them is named by."""
+        """The digest of its hashes, 64 hexadecimal digits, which names their file."""
         return _digest_of(self.hashes)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShard:
-    """What a bundle says of one pool. The first version is asked first; two have different keyspaces."""
-
     WIRE: ClassVar[Wire] = Wire("a pool's shard", versioned=True)
 
     pool: PoolName
@@ -107,14 +98,13 @@ class PoolShard:
     versions: tuple[PoolVersion, ...]
 
     def __post_init__(self) -> None:
-        """Raise ContractError for too many versions, or two in one keyspace."""
         if len(self.versions) > MAX_VERSIONS:
             raise ContractError(f"a pool has more than {MAX_VERSIONS} versions")
         if len({version.keyspace for version in self.versions}) != len(self.versions):
             raise ContractError("two versions of a pool have one keyspace")
 
     def encode(self) -> bytes:
-        """Return the stored form. Raises ContractError above `MAX_POOL_SHARD_BYTES`, and for what no reader takes."""
+        """Raises ContractError above `MAX_POOL_SHARD_BYTES`, and for a shard that readers refuse."""
         data = encode(self)
         if len(data) > MAX_POOL_SHARD_BYTES:
             raise ContractError(f"the pool {self.pool} exceeds a bundle shard")
@@ -123,7 +113,7 @@ class PoolShard:
 
     @classmethod
     def decode(cls, data: bytes, expected_digest: str) -> PoolShard:
-        """Read the stored form. Raises ContractError if the bytes do not hash to `expected_digest`, or are none."""
+        """Raises ContractError if the bytes are malformed or do not hash to `expected_digest`."""
         if digest_bytes(data) != expected_digest:
             raise ContractError("a pool's shard does not match the digest in its root")
         return decode(cls, data)
@@ -131,10 +121,8 @@ class PoolShard:
 
 @dataclass(frozen=True, slots=True)
 class PoolRef:
-    """Where a pool's shard is: its index, which the pool keeps for life, its slot, and what it must hash to.
-
-    `since` is the revision in which the shard last changed: it is in force once every live pod acknowledged that one.
-    """
+    """Where a pool's shard is: its index, which the pool keeps for life, and its slot. `since` is the revision of the
+    shard's last change: it is in force once every live pod has acknowledged that revision."""
 
     index: Annotated[int, Range(0, MAX_POOLS - 1)]
     slot: Slot
@@ -143,23 +131,21 @@ class PoolRef:
 
     @property
     def other_slot(self) -> str:
-        """The slot that a writer may fill while readers use this one."""
         return other_slot(self.slot)
 
 
 @lru_cache(maxsize=2 * MAX_POOLS * MAX_VERSIONS)
 def _digest_of(hashes: bytes) -> str:
-    """Return a manifest's digest; it is asked for at each revision, and changes with the content alone."""
+    """Cached: requested at each revision, and changes only with the content."""
     return digest_bytes(hashes)
 
 
 def shard_name(root_name: str, index: int, slot: str) -> str:
-    """Return the name of the Secret that holds a pool's shard."""
     return f"{root_name}-p{index}{slot}"
 
 
 def pack_hashes(hashes: Iterable[bytes]) -> bytes:
-    """Return chunk hashes as a version holds them: ascending, each once. Raises ContractError for what are none."""
+    """Return chunk hashes in a version's form: ascending, each once. Raises ContractError for malformed ones."""
     packed = b"".join(sorted(set(hashes)))
     chunk_hashes(packed)
     return packed
@@ -177,7 +163,7 @@ def chunk_hashes(packed: bytes) -> tuple[bytes, ...]:
 
 
 def read_manifest(data: bytes, digest: str) -> tuple[bytes, ...]:
-    """Return the hashes that a manifest's file holds. Raises ContractError if it is not the one of that digest."""
+    """Raises ContractError if the file does not have that digest."""
     if digest_bytes(data) != digest:
         raise ContractError("a pool's manifest does not match its name")
     return chunk_hashes(data)

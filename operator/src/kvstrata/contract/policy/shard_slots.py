@@ -1,4 +1,4 @@
-"""The two slots that each shard of a bundle has: one is read, the other may be filled."""
+"""The two slots of each shard of a bundle: one is read, the other may be filled."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Names and sizes of blocks that are kept as files.
 
 Below a tier's directory a block is `kvs1/<keyspace>/<identity>.<rank>.<group>.<hash>.<e|p>`: e holds an encrypted body,
-p a plain one, so that a list of names is enough for an index. A file that is being written has a leading dot and the
-writer's token behind its name. A file is
+p a plain one, so that a list of names is enough for an index. While a file is being written its name has a leading dot
+and ends with the writer's token. A file is
 
     body | tag (16 bytes) | zeros | header (40 bytes, contract/store/block_value.py)
 
-rounded up to whole pages, so that body and all can be read and written past the kernel's page cache. An encrypted body
-is followed by its GCM tag, a plain one by a GMAC under a constant key: a checksum, which finds what a loss of power
-tore, and no proof of who wrote it.
+rounded up to whole pages, so that it can be read and written past the kernel's page cache. An encrypted body is
+followed by its GCM tag, a plain one by a GMAC under a constant key: a checksum, which detects a torn write and proves
+no authorship.
 
-Within a process a block goes by its *key*: keyspace, identity, rank, group and hash as bytes, 64 for each block.
+Within a process a block goes by its *key*: keyspace, identity, rank, group and hash as bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES
 from kvstrata.contract.store.redis_keys import BlockKey
 
 ROOT = "kvs1"
-"""The directory that holds a directory for each keyspace."""
+"""Holds a directory for each keyspace."""
 
 CLOCK_FILE = "clock"
-"""Beside `ROOT`: a file whose modification time is the latest wall clock that a writer of this directory saw."""
+"""Beside `ROOT`: its modification time is the latest wall clock that a writer of this directory saw."""
 
 PAGE_BYTES = 4096
 TRAILER_BYTES = TAG_BYTES + HEADER_BYTES
@@ -40,40 +40,36 @@ _KEYSPACE = re.compile(r"[0-9a-f]{32}")
 
 
 def key_of(keyspace: str, identity: str, rank: int, group: int, chunk_hash: bytes) -> bytes:
-    """Return a block's key. Raises ValueError or struct.error for parts that are malformed."""
+    """Raises ValueError or struct.error for malformed parts."""
     return _prefix(keyspace, identity, rank, group) + chunk_hash
 
 
 def keyspace_of(key: bytes) -> str:
-    """Return the keyspace of a block, which names the directory that its file is in."""
     return key[:16].hex()
 
 
 def parts_of(key: bytes) -> tuple[str, int, int, bytes]:
-    """Return identity, rank, group and hash of a block."""
+    """Return identity, rank, group and hash."""
     _, identity, rank, group = _PREFIX.unpack_from(key)
     return identity.hex(), rank, group, key[_PREFIX.size :]
 
 
 def file_name(key: bytes, *, encrypted: bool) -> str:
-    """Return the name of a block's file within the directory of its keyspace."""
     _, identity, rank, group = _PREFIX.unpack_from(key)
     suffix = "e" if encrypted else "p"
     return f"{identity.hex()}.{rank:08x}.{group:x}.{key[_PREFIX.size :].hex()}.{suffix}"
 
 
 def temporary_name(name: str, token: str) -> str:
-    """Return the name of a file that is being written by the writer of `token`."""
     return f".{name}.{token}"
 
 
 def is_keyspace_directory(name: str) -> bool:
-    """Whether a directory's name is that of a keyspace."""
     return _KEYSPACE.fullmatch(name) is not None
 
 
 def parse_file_name(keyspace: str, name: str) -> tuple[bytes, bool] | None:
-    """Return a file's block and whether it is encrypted, None for a name that no block has."""
+    """Return a file's block and whether it is encrypted; None for other names."""
     match = _NAME.fullmatch(name)
     if match is None or not is_keyspace_directory(keyspace):
         return None
@@ -82,14 +78,13 @@ def parse_file_name(keyspace: str, name: str) -> tuple[bytes, bool] | None:
 
 
 def block_name(domain: str, key: bytes) -> bytes:
-    """Return the block's full name, as in a shared tier: what its header's digest and its encryption are bound to."""
+    """Return the full name of a block, as in a shared tier; the header's digest and the encryption are bound to it."""
     keyspace, identity, rank, group = _PREFIX.unpack_from(key)
     name = BlockKey(domain, keyspace.hex(), identity.hex(), rank, group, key[_PREFIX.size :])
     return str(name).encode()
 
 
 def file_bytes(body_bytes: int) -> int:
-    """Return the size of the file that holds a body of `body_bytes`."""
     return -(-(body_bytes + TRAILER_BYTES) // PAGE_BYTES) * PAGE_BYTES
 
 

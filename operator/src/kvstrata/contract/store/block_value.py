@@ -1,7 +1,7 @@
 """The stored form of a block: a header of 40 bytes, the body, and a tag of 16 bytes if the body is encrypted.
 
-The header says what the value is, which key encrypted it, how long the body is and, by a digest, under which name it
-was written: a value that was copied, truncated or mixed up is a miss, not another tenant's block.
+The header has the key's generation, the body's length and a digest of the block's full name: a value that was copied,
+truncated or mixed up is a miss, not another tenant's block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADER_BYTES = _HEADER.size
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a value says about itself. `generation`, 0 to 255, names the data key if it is encrypted."""
+    """`generation`, 0 to 255, names the data key if the value is encrypted."""
 
     body_bytes: int
     encrypted: bool = False
@@ -33,22 +33,19 @@ class Header:
 
     @property
     def value_bytes(self) -> int:
-        """Length of the whole value."""
         return value_bytes(self.body_bytes, encrypted=self.encrypted)
 
 
 def value_bytes(body_bytes: int, *, encrypted: bool) -> int:
-    """Return the length of the value that holds a body of `body_bytes`."""
     return HEADER_BYTES + body_bytes + (TAG_BYTES if encrypted else 0)
 
 
 def seal(key: bytes) -> bytes:
-    """Return the digest of a block's full name that its value carries."""
     return hashlib.blake2b(key, digest_size=SEAL_BYTES).digest()
 
 
 def pack_header(key: bytes, header: Header) -> bytes:
-    """Return the first 40 bytes of the value of `key`. Raises ValueError for fields that do not fit."""
+    """Return the 40 header bytes of the value of `key`. Raises ValueError for fields out of bounds."""
     if not 0 <= header.body_bytes <= MAX_BODY_BYTES or not 0 <= header.generation <= 255:
         raise ValueError("a header's body length or key generation is out of bounds")
     if len(header.nonce) != NONCE_BYTES:
@@ -58,7 +55,7 @@ def pack_header(key: bytes, header: Header) -> bytes:
 
 
 def unpack_header(key: bytes, data: bytes) -> Header | None:
-    """Return what the first 40 bytes of a value say, None if it is not a value of `key` that this version reads."""
+    """Read a header; None if the value is not one of `key` that this version reads."""
     if len(data) != HEADER_BYTES:
         return None
     magic, flags, generation, reserved, body_bytes, digest, nonce = _HEADER.unpack(data)

@@ -1,8 +1,8 @@
 """Names in a shared tier.
 
 A block is `kvs1:<domain>:{<keyspace>:<bucket>}:<identity>:<rank>:<group>:<hash>`: the braces are Redis Cluster's hash
-tag, so that a keyspace spreads over `BUCKETS` slots and everything about one bucket lives in one slot. What follows
-the bucket's prefix is the block's *member* name in the bucket's index. The index's own names begin with `#`, which no
+tag, so a keyspace spreads over `BUCKETS` slots and everything about one bucket is in one slot. The part after the
+bucket's prefix is the block's *member* name in the bucket's index. The index's own names begin with `#`, which no
 block's does:
 
 * `#x` sorted set, member -> moment at which it expires; committed blocks only
@@ -10,17 +10,17 @@ block's does:
 * `#m` hash, member -> `<bytes>:<moment at which it was computed>`; committed blocks only
 * `#r` hash, member -> `<bytes>:<deadline>:<token>:<moment at which it was computed>`; reservations of writers
 * `#s` hash: `used`, `held` and `lease` in bytes, `version` of the ledger that gave the lease, `retention` (the longest
-  life that anything in here was given), `cap` and `cap_since`, `cap_until` (a shortening under way), `tombstone` (the
+  life granted to any block here), `cap` and `cap_since`, `cap_until` (a shortening under way), `tombstone` (the
   keyspace is revoked), `dropped_from`, `dropped`, `dropped_bytes` (since when, and how many values of how many bytes
   were deleted for that), `rc_at`, `rc_sum` and `rc_used` (a recount under way)
 
-Moments are milliseconds of the server's clock, bytes are of whole values. Of a scope there is one ledger of leases
-`kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked
-keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`; of a tier whose capacity is
-divided among scopes the hash of their rooms `kvs1:<domain>:{tier}:#t`, with the claims `#w` of whoever adds it up,
-`#g` of whoever takes back what is lent for a new guarantee, and `#d` of whoever takes what keyspaces have that are in
-no policy (`-` for a while when that was not enough). `kvs1:<domain>:{probe}:#p` is a name that nothing has: on it the
-operator tries what the user of an external server may do.
+Moments are milliseconds of the server's clock, bytes are of whole values. A scope has one ledger of leases
+`kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it, held by its current sweeper. A domain has the sorted set of
+revoked keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`. A tier whose capacity
+is divided among scopes has the hash of their rooms `kvs1:<domain>:{tier}:#t`, with claims for adding it up, `#w`, for
+taking back lent room for a new guarantee, `#g`, and for taking the room of keyspaces in no policy, `#d` (`-` for a
+while when that was not enough). `kvs1:<domain>:{probe}:#p` never exists: on it the operator tests the permissions of an
+external server's user.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """One block's full name: who may read it, what computed it, which tokens it holds."""
-
     domain: str
     keyspace: str
     identity: str
@@ -52,12 +50,10 @@ class BlockKey:
 
     @property
     def bucket(self) -> str:
-        """The prefix of the block's bucket."""
         return bucket_prefix(self.domain, self.keyspace, bucket_of(self.chunk_hash))
 
     @property
     def member(self) -> str:
-        """The block's name within its bucket."""
         return member_of(self.identity, self.rank, self.group, self.chunk_hash)
 
     def __str__(self) -> str:
@@ -65,7 +61,6 @@ class BlockKey:
 
 
 def member_of(identity: str, rank: int, group: int, chunk_hash: bytes) -> str:
-    """Return a block's name within its bucket."""
     return _member_prefix(identity, rank, group) + chunk_hash.hex()
 
 
@@ -75,7 +70,7 @@ def _member_prefix(identity: str, rank: int, group: int) -> str:
 
 
 def parse_member(text: str) -> tuple[str, int, int, bytes] | None:
-    """Return identity, rank, group and hash of a block's name within its bucket, or None if `text` is none."""
+    """Return identity, rank, group and hash of a member name; None if it is malformed."""
     found = _MEMBER.fullmatch(text)
     if found is None:
         return None
@@ -86,48 +81,46 @@ def parse_member(text: str) -> tuple[str, int, int, bytes] | None:
 
 
 def bucket_of(chunk_hash: bytes) -> int:
-    """Return the bucket, 0 to 15, of a chunk: the upper four bits of its hash, which are uniform."""
+    """Return the bucket, 0 to 15: the upper four bits of the hash, which are uniform."""
     return chunk_hash[0] * BUCKETS // 256
 
 
 @lru_cache(maxsize=65_536)
 def bucket_prefix(domain: str, keyspace: str, bucket: int) -> str:
-    """Return what the names of everything in a bucket begin with, without the colon that follows."""
+    """Return the common prefix of all names in a bucket, without the colon that follows."""
     return f"{KEY_PREFIX}:{domain}:{{{keyspace}:{bucket:02x}}}"
 
 
 def ledger_key(domain: str, keyspace: str) -> str:
-    """Return the name of a scope's ledger of leases."""
     return f"{KEY_PREFIX}:{domain}:{{{keyspace}}}:#l"
 
 
 def claim_key(domain: str, keyspace: str) -> str:
-    """Return the name of the claim of whoever sweeps a scope now."""
+    """The claim of a scope's current sweeper."""
     return f"{KEY_PREFIX}:{domain}:{{{keyspace}}}:#w"
 
 
 def revoked_key(domain: str) -> str:
-    """Return the name of a domain's set of revoked keyspaces."""
     return f"{KEY_PREFIX}:{domain}:{{revoked}}:#k"
 
 
 def rooms_key(domain: str) -> str:
-    """Return the name of what a tier's capacity is divided into."""
+    """The division of a tier's capacity."""
     return f"{KEY_PREFIX}:{domain}:{{tier}}:#t"
 
 
 def rooms_claim_key(domain: str, what: str) -> str:
-    """Return the name of the claim of whoever does something for a whole tier, `what` being a letter."""
+    """The claim for work on a whole tier; `what` is its letter."""
     return f"{KEY_PREFIX}:{domain}:{{tier}}:#{what}"
 
 
 def probe_key(domain: str) -> str:
-    """Return the name on which a server's user is tried, and under which nothing is ever stored."""
+    """The name for testing a user's permissions; nothing is ever stored under it."""
     return f"{KEY_PREFIX}:{domain}:{{probe}}:#p"
 
 
 def parse_block_key(text: str) -> BlockKey | None:
-    """Return the parts of a key, or None if `text` is not one (or names a bucket that its hash denies)."""
+    """Return the parts of a key; None if it is malformed or its bucket does not match its hash."""
     found = _KEY.fullmatch(text)
     if found is None:
         return None
@@ -148,5 +141,5 @@ def parse_block_key(text: str) -> BlockKey | None:
 
 
 def domain_pattern(domain: str) -> str:
-    """Return the Redis ACL key pattern that covers a domain's keys and no other's."""
+    """Return the Redis ACL key pattern that covers exactly a domain's keys."""
     return f"{KEY_PREFIX}:{domain}:*"

@@ -1,18 +1,17 @@
-"""The scripts of a shared tier: what has to happen at one instant in one slot.
+"""The scripts of a shared tier: atomic operations within one slot.
 
-Each runs on the server with one key, a bucket's `#s` or a scope's `#l`; the names of everything else follow from that
-key and lie in its slot. Values never pass through scripts: they only name, count, expire and unlink them, and read the
-one byte that says whether a value is encrypted. The server's clock is the only clock. `redis.call`s of writes that
-could take memory never come first where a script has to work on a server that is full: there the first write decides
-whether the rest is allowed.
+Each takes one key, a bucket's `#s` or a scope's `#l`; all other names follow from that key and lie in its slot. Scripts
+never carry values: they only name, count, expire and unlink them, and read the byte that says whether a value is
+encrypted. The server's clock is the only clock. On a full server the first write decides whether the rest is allowed,
+so a script that must work there never starts with a write that may take memory.
 
 | script | arguments | answer |
 |---|---|---|
 | reserve | member, bytes, token, window, keep, retention, limited, evict_before, encrypts, age | `ok`, evicted, their bytes, their ages; `present`; `tombstone`; `short`, missing, evicted, their bytes, their ages |
 | commit | member, token, ttl, age, keep | `ok` or `gone` |
-| abandon | member, token | 1 if the reservation stood |
-| touch | members | how many there were |
-| discard | members | for each 1 if it was there |
+| abandon | member, token | 1 if the reservation existed |
+| touch | members | how many existed |
+| discard | members | for each 1 if it existed |
 | sweep | count, cursor | expired, dead reservations, 1 if more expired, next cursor |
 | audit | cursor, count, encrypts | next cursor, entries without their value, their bytes, values in plain where the tier encrypts |
 | strays | `x` or `a`, position, count | next position or -1, removed |
@@ -30,7 +29,7 @@ whether the rest is allowed.
 | room | `grow`, `mark`, `leave` or `set`, keyspace, guaranteed, wanted, capacity, turn, keep, leased, given, told, age | room, turn, bytes beyond the capacity (negative: free) |
 | tidy | cursor, walk, count, stale, keep | next cursor, walk, drift of the sum |
 | revoke | revision, keyspaces | revision |
-| claim | token, milliseconds | 1 if it is whose token it is |
+| claim | token, milliseconds | 1 if the claim has this token |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ COMMANDS: tuple[str, ...] = (
     "hlen", "hmget", "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set", "strlen",
     "time", "unlink", "zadd", "zcard", "zmscore", "zrange", "zrem", "zscore",
 )  # fmt: skip
-"""Every command that the data plane's user runs, by itself or in scripts; the server checks both alike."""
+"""Every command that the data plane's user runs, directly or in scripts; the server checks both alike."""
 
 _COMMON = {
     **dict.fromkeys(BUCKET_SCRIPTS, "_bucket"),
@@ -70,8 +69,6 @@ _COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's text and what the server knows it by."""
-
     name: Name
     text: bytes
     sha: bytes
@@ -79,12 +76,11 @@ class Script:
 
 @cache
 def script(name: Name) -> Script:
-    """Return a script, with what its family has in common in front."""
+    """Return a script, preceded by its family's common part."""
     common = _COMMON.get(name)
     text = (source(common) if common else b"") + source(name)
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
 def source(name: str) -> bytes:
-    """Return the Lua file of a script, or of a family's common part."""
     return resources.files(__package__).joinpath("scripts", f"{name}.lua").read_bytes()

@@ -1,4 +1,4 @@
-"""What the policy in force says about one tier's files, and when which scope has to be looked at. Pure."""
+"""Bounds of one tier's files under the policy in force, and when each scope is due. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvstrata_sidecar.adapter.index.scope_index import Scope
 from kvstrata_sidecar.adapter.index.victims import next_expiry_s
 
 LOOK_S = 1.0
-"""How soon blocks are looked at again that have to go and are being read."""
+"""Delay until blocks are checked again that must go and are being read."""
 
 OUTSIDE_LIFE_S = 24 * 3600.0
-"""How long blocks of a keyspace are kept that has left the policy: a suspended policy's are found again."""
+"""How long blocks of a keyspace are kept after it left the policy: a suspended policy may come back."""
 
 
 class Policy:
-    """The bounds of the scopes of `tier`; where they name no retention it is `default_ttl_s`, None for no end."""
+    """Bounds of the scopes of `tier`. Without a retention of their own `default_ttl_s` applies, None for no end."""
 
     def __init__(self, tier: str, default_ttl_s: int | None) -> None:
         self._tier = tier
@@ -32,7 +32,7 @@ class Policy:
         self.guarantees: Mapping[str, float] = {}
 
     def follow(self, view: CacheView | None, scopes: Iterable[tuple[str, Scope]], now_s: float) -> None:
-        """Put another view in force, and plan to look at the `scopes` for which it is another."""
+        """Put another view in force, and plan to check the `scopes` whose bounds changed."""
         if view is self._view:
             return
         self._view, before = view, self.bounds
@@ -44,30 +44,27 @@ class Policy:
                 self.plan(keyspace, scope, now_s, again_s=now_s if keyspace in self.bounds else None)
 
     def set_room(self, room_bytes: float) -> None:
-        """Let guarantees be no more than fits."""
         if room_bytes != self._room_bytes:
             self._room_bytes = room_bytes
             self.guarantees = scaled_guarantees(self.bounds, room_bytes)
 
     def alive(self, keyspace: str, computed_s: float, now_s: float) -> bool:
-        """Whether the policy lets a block be read that was computed then."""
         bound = self.bounds.get(keyspace)
         return bound is not None and (bound.retention_s is None or now_s - computed_s < bound.retention_s)
 
     def note(self, keyspace: str, now_s: float) -> None:
-        """Note whether a keyspace that has blocks is in the policy."""
         if keyspace in self.bounds:
             self._outside_since_s.pop(keyspace, None)
         else:
             self._outside_since_s.setdefault(keyspace, now_s)
 
     def is_kept_outside(self, keyspace: str, now_s: float) -> bool:
-        """Whether the blocks of a keyspace outside of the policy may stay for a while, as far as there is room."""
+        """Whether blocks of a keyspace outside of the policy may stay while there is room."""
         since_s = self._outside_since_s.get(keyspace)
         return keyspace not in self.bounds and since_s is not None and now_s - since_s < OUTSIDE_LIFE_S
 
     def plan(self, keyspace: str, scope: Scope | None, now_s: float, *, again_s: float | None = None) -> None:
-        """Plan when to look at a scope: at `again_s` if given, otherwise when something in it is over."""
+        """Plan the next check of a scope: at `again_s` if given, otherwise when something in it expires."""
         if scope is None:
             self._outside_since_s.pop(keyspace, None)
             self._deadlines.plan(keyspace, None)
@@ -80,14 +77,13 @@ class Policy:
             self._deadlines.plan(keyspace, next_expiry_s(scope, bound, now_s, now_s + LOOK_S))
 
     def due(self, now_s: float, count: int) -> list[str]:
-        """Return, once, `count` scopes at most that have to be looked at now."""
         due = sorted(self._deadlines.due(now_s))
         for keyspace in due[count:]:
             self._deadlines.plan(keyspace, now_s)
         return due[:count]
 
     def next_s(self) -> float | None:
-        """Return when a scope has to be looked at next, None if none ever has as things are."""
+        """Return the moment of the next check, None if none is planned."""
         return self._deadlines.next_s()
 
     def _with_default(self, bound: Bounds) -> Bounds:

@@ -1,4 +1,4 @@
-"""Directories and files by their open descriptors: what the operating system does in parts is done to the end here."""
+"""Directories and files by descriptors. Partial reads and writes are completed here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROBE_NAME = ".probe"
 
 
 class Directory:
-    """An open directory, closed when nobody uses it any more: its number must not come to mean another one."""
+    """An open directory, closed with its last reference: its descriptor must not be reused meanwhile."""
 
     __slots__ = ("number",)
 
@@ -28,17 +28,17 @@ class Directory:
 
 
 def open_directory(within: Directory, name: str) -> int:
-    """Open a directory in another, no link, and return its descriptor, which the caller closes."""
+    """Open a directory in another without following links; the caller closes the descriptor."""
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within.number)
 
 
 def rename(within: Directory, path: str, other: str) -> None:
-    """Give a file another name below the same directory; a file that has that name is replaced."""
+    """Rename below a directory; replaces an existing file."""
     os.rename(path, other, src_dir_fd=within.number, dst_dir_fd=within.number)
 
 
 def takes_direct(directory: int) -> bool:
-    """Whether files in here can be opened past the page cache."""
+    """Whether files here can be opened with O_DIRECT."""
     try:
         flags = os.O_CREAT | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
         descriptor = os.open(PROBE_NAME, flags, FILE_MODE, dir_fd=directory)
@@ -56,7 +56,6 @@ def takes_direct(directory: int) -> bool:
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
-    """Write buffers one after another from the file's beginning, however little the disk takes at once."""
     offset, left = 0, list(buffers)
     while left:
         written = os.pwritev(descriptor, left, offset)
@@ -67,7 +66,7 @@ def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
 
 
 def read_all(descriptor: int, buffers: Sequence[memoryview]) -> bool:
-    """Fill buffers one after another from the file's beginning; return whether it was long enough for all."""
+    """Fill all buffers in order from the file's beginning; return whether the file was long enough."""
     offset, left = 0, list(buffers)
     while left:
         count = os.preadv(descriptor, left, offset)
@@ -79,7 +78,6 @@ def read_all(descriptor: int, buffers: Sequence[memoryview]) -> bool:
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of buffers of which the first `count` bytes are done."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers[0])
         buffers = buffers[1:]

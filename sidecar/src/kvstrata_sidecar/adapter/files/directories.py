@@ -1,8 +1,8 @@
-"""Places in a folder that the pods of a node share: each cache server has one for itself, and inherits a predecessor's.
+"""Places in a folder that the pods of a node share: each cache server has one, and inherits a predecessor's.
 
-`<folder>/kvs1/<domain>/<tier>/<model>/<number>` is a directory of block files like any other. A start takes the lowest
-number whose lock nobody holds, so the pod that follows another one on the node finds its blocks. Places that nobody has
-any more are emptied of what is too old by the pods that live.
+`<folder>/kvs1/<domain>/<tier>/<model>/<number>` is a directory of block files. A start takes the lowest number with a
+free lock, so the next pod on the node finds its predecessor's blocks. Running pods remove old blocks from places
+without an owner.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from kvstrata_sidecar.adapter.files.health import DiskError, Fault, disk_errors
 logger = logging.getLogger(__name__)
 
 MOST_PLACES = 64
-"""How many cache servers of one model on one node find a place."""
+"""Places for cache servers of one model on one node."""
 
 DIRECTORIES_AT_ONCE = 256
-"""Directories of keyspaces that a reaping looks into before it pauses for `PAUSE_S`: others use the disk."""
+"""Keyspaces after which a reaper pauses for `PAUSE_S`: others use the disk."""
 
 PAUSE_S = 0.05
 INTERVAL_S = 600.0
 UNKNOWN_LIFE_S = 24 * 3600.0
-"""How long blocks are kept in a place that nobody has, where the policy names no retention for them."""
+"""Retention of blocks in a place without an owner, where the policy names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The part of a shared folder that is one tier's, and in it the model whose places are taken."""
-
     path: Path
     domain: str
     tier: str
@@ -46,25 +44,24 @@ class Folder:
 
     @property
     def of_tier(self) -> Path:
-        """Where the tier's places are, all models'."""
+        """Holds the tier's places of all models."""
         return self.path / ROOT / self.domain / self.tier
 
     def place(self, number: int) -> Path:
-        """Return a place of the model."""
         return self.of_tier / self.model / str(number)
 
 
 class PlacedDisk(Disk):
-    """A directory in a shared folder, which `open` chooses."""
+    """A directory in a shared folder; `open` chooses it."""
 
     def __init__(self, folder: Folder, *, direct: bool = True) -> None:
         super().__init__(folder.path, direct=direct)
         self._folder = folder
 
     def open(self) -> None:
-        """Take the first free place, made if need be. Raises DiskError, BUSY if all are taken."""
+        """Take the first free place, created if necessary. Raises DiskError, BUSY if all are taken."""
         with disk_errors("open the folder"):
-            # Only what is below the folder is made: the folder itself is a disk's, and may not be mounted yet.
+            # The folder itself is not created: its disk may not be mounted yet.
             os.close(os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY))
         for number in range(MOST_PLACES):
             self.path = self._folder.place(number)
@@ -81,11 +78,8 @@ class PlacedDisk(Disk):
 
 
 class Reaper:
-    """Removes what is too old in places that nobody has, of the pod's tier: its models' and others'.
-
-    `retention_s` returns how long a keyspace's blocks may live as far as this pod's policy says. Where that is None, it
-    is `unknown_s`. `clock` is the wall clock.
-    """
+    """Removes old blocks from places of the pod's tier without an owner, of all models. `retention_s` returns a
+    keyspace's retention in this pod's policy; where that is None, `unknown_s` applies. `clock` is the wall clock."""
 
     def __init__(
         self,
@@ -103,10 +97,8 @@ class Reaper:
         self._pause = pause
 
     def reap(self, goes_on: Callable[[], bool] = lambda: True) -> int:
-        """Look through all free places while `goes_on` says so; return how many files went.
-
-        Raises DiskError for places that cannot be listed. One that cannot be looked through hides no other.
-        """
+        """Visit all free places while `goes_on()`; return the number of removed files. Raises DiskError if places
+        cannot be listed. A place that fails is skipped."""
         removed = 0
         for path in self._places():
             if not goes_on():
@@ -120,7 +112,7 @@ class Reaper:
 
     def _look_through(self, path: Path, goes_on: Callable[[], bool]) -> int:
         place = Disk(path)
-        # With its lock, nobody can take it meanwhile.
+        # The lock keeps others from taking the place.
         place.open()
         try:
             return self._empty(place, path / ROOT, goes_on)
@@ -142,7 +134,7 @@ class Reaper:
                 for name in place.names(keyspace):
                     with suppress(FileNotFoundError):
                         about = os.stat(blocks / keyspace / name, follow_symlinks=False)
-                        # A file that was not finished is nobody's: its writer is dead.
+                        # The writer of an unfinished file is dead.
                         if stat.S_ISREG(about.st_mode) and (about.st_mtime <= oldest_s or name.startswith(".")):
                             removed += place.unlink(keyspace, name)
             place.forget(keyspace)
@@ -157,7 +149,7 @@ class Reaper:
 
 
 class ReaperThread(threading.Thread):
-    """Reaps from time to time until `close`; a thread of its own, because a folder of other pods may be large."""
+    """Reaps periodically until `close`, in a thread of its own, because other pods' folder may be large."""
 
     def __init__(self, name: str, reaper: Reaper, *, interval_s: float = INTERVAL_S) -> None:
         super().__init__(name=name, daemon=True)
@@ -167,7 +159,6 @@ class ReaperThread(threading.Thread):
         self.removed = 0
 
     def run(self) -> None:
-        """Reap, wait, and again; what fails is tried again then."""
         while not self._closed.wait(self._interval_s):
             try:
                 self.removed += self._reaper.reap(lambda: not self._closed.is_set())
@@ -175,12 +166,10 @@ class ReaperThread(threading.Thread):
                 logger.warning("Places that nobody has could not be looked through: %s", error)
 
     def close(self) -> None:
-        """End after the file that is being removed."""
         self._closed.set()
 
 
 def _make(root: Path, path: Path) -> None:
-    """Make the directories from `root` to `path`."""
     for number in range(len(path.relative_to(root).parts)):
         with suppress(FileExistsError):
             os.mkdir(root.joinpath(*path.relative_to(root).parts[: number + 1]), DIRECTORY_MODE)

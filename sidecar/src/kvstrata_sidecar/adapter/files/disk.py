@@ -1,11 +1,9 @@
-"""One directory of block files: every operation on the disk, and what an error of the disk means.
+"""One directory of block files: all operations on the disk.
 
-A block's file appears under its name at once and whole, by renaming: whoever dies before that leaves a temporary file,
-which the next start removes. Nothing is synced: a loss of power may leave a file with other bytes than were written,
-and whoever reads it finds that by its tag.
+A file appears under its name by renaming, whole; a writer that dies before leaves a temporary file, which the next
+start removes. Nothing is synced: after a loss of power a file may have other bytes, which its tag reveals.
 
-Files are read and written past the page cache (O_DIRECT), from and into page-aligned memory, where the file system can
-do that; elsewhere as usual.
+Files are read and written with O_DIRECT, from and into page-aligned memory, where the file system supports it.
 """
 
 from __future__ import annotations
@@ -36,13 +34,12 @@ from kvstrata_sidecar.adapter.files.health import DiskError, Fault, TooLateError
 DIRECTORY_MODE = 0o700
 
 SPARES = "."
-"""Stands for a keyspace where a spare is meant: spares are beside the directories of keyspaces, where a start finds
-them and removes them."""
+"""In place of a keyspace: spares are beside the keyspaces' directories, where a start finds and removes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file as a scan finds it. Times are seconds of the wall clock."""
+    """A file found by a scan. Times are seconds of the wall clock."""
 
     keyspace: str
     name: str
@@ -52,11 +49,8 @@ class Found:
 
 
 class Disk:
-    """The files below one directory, from `open` until `close`. Safe to share between threads once it is open.
-
-    `direct` is whether O_DIRECT is to be tried. The directory is this object's alone: `open` fails with BUSY where
-    another process has it.
-    """
+    """The files below one directory, from `open` until `close`. Thread-safe once open. Methods raise DiskError.
+    `direct`: try O_DIRECT. The directory belongs to one process: `open` fails with BUSY if another process has it."""
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path = path
@@ -65,14 +59,13 @@ class Disk:
         self._opened: tuple[Directory, Directory] | None = None
 
     def open(self) -> None:
-        """Take the directory and make in it what is missing. Raises DiskError."""
         with disk_errors("open the directory"):
             root = Directory(self.path, follow=True)
             with suppress(FileExistsError):
                 os.mkdir(ROOT, DIRECTORY_MODE, dir_fd=root.number)
             blocks = Directory(ROOT, within=root)
             try:
-                # It ends with the process, however that ends.
+                # The lock ends with the process.
                 fcntl.flock(blocks.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DiskError(Fault.BUSY, "another process uses the directory") from None
@@ -80,7 +73,7 @@ class Disk:
             self._opened = root, blocks
 
     def close(self) -> None:
-        """Let the directory go, once what is under way in it has ended."""
+        """Release the directory once operations under way have ended."""
         self._opened = None
 
     @property
@@ -98,7 +91,7 @@ class Disk:
         return opened
 
     def still_there(self) -> bool:
-        """Whether the path still leads to the directory that was opened. Raises DiskError."""
+        """Whether the path still leads to the opened directory."""
         blocks = self._blocks
         with disk_errors("look at the directory"):
             own = os.fstat(blocks.number)
@@ -119,11 +112,10 @@ class Disk:
         wanted: Callable[[], bool] = lambda: True,
         spare: str | None = None,
     ) -> None:
-        """Write a file of whole pages. It counts as computed and used at these moments of the wall clock.
+        """Write a file of whole pages, computed and used at these moments of the wall clock.
 
-        It is written over `spare`, a file of the same size, if that is named and there. `wanted` is asked right before
-        the file gets its name. Raises DiskError, or TooLateError if it is not; either leaves nothing behind, unless the
-        disk refuses that too.
+        Overwrites `spare`, a file of the same size, if it exists. `wanted` is called right before the rename. Raises
+        DiskError, or TooLateError if it returns False; either leaves no file, unless the disk refuses the removal.
         """
         temporary, blocks = f"{keyspace}/{temporary_name(name, token)}", self._blocks
         with disk_errors("write a block"):
@@ -145,7 +137,7 @@ class Disk:
                 try:
                     rename(blocks, temporary, f"{keyspace}/{name}")
                 except FileNotFoundError:
-                    # Nobody has made the directory of the keyspace yet if it is a spare that was written over.
+                    # With a spare the keyspace's directory may not exist yet.
                     with suppress(FileExistsError):
                         os.mkdir(keyspace, DIRECTORY_MODE, dir_fd=blocks.number)
                     rename(blocks, temporary, f"{keyspace}/{name}")
@@ -155,7 +147,7 @@ class Disk:
                 raise
 
     def read(self, keyspace: str, name: str, buffers: Sequence[memoryview]) -> bool:
-        """Fill the buffers with a file; return whether it is exactly as long as they are. Raises DiskError."""
+        """Fill the buffers with a file; return whether its length is exactly theirs."""
         blocks = self._blocks
         with disk_errors("read a block"):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
@@ -172,7 +164,7 @@ class Disk:
                 os.close(descriptor)
 
     def spare(self, keyspace: str, name: str, spare: str) -> bool:
-        """Make a file a spare of this name; return whether it was there. Raises DiskError."""
+        """Turn a file into a spare of this name; return whether it existed."""
         blocks = self._blocks
         with disk_errors("keep a file"):
             try:
@@ -182,7 +174,7 @@ class Disk:
             return True
 
     def unlink(self, keyspace: str, name: str) -> bool:
-        """Remove a file; return whether it was there. Raises DiskError."""
+        """Remove a file; return whether it existed."""
         blocks = self._blocks
         with disk_errors("remove a block"):
             try:
@@ -192,14 +184,14 @@ class Disk:
             return True
 
     def used(self, keyspace: str, name: str, computed_s: float, used_s: float) -> None:
-        """Note when a block was used last; one that is gone is left alone. Raises DiskError."""
+        """Record a block's last use; a missing file is ignored."""
         blocks = self._blocks
         with disk_errors("note a use"), suppress(FileNotFoundError):
             times = (int(used_s * 1e9), int(computed_s * 1e9))
             os.utime(f"{keyspace}/{name}", ns=times, dir_fd=blocks.number, follow_symlinks=False)
 
     def overwrite(self, keyspace: str, name: str) -> None:
-        """Write zeros over a file, in place, and have the disk keep them; one that is gone is left alone."""
+        """Overwrite a file with zeros in place and sync it; a missing file is ignored."""
         blocks = self._blocks
         with disk_errors("overwrite a block"):
             try:
@@ -217,7 +209,7 @@ class Disk:
                 os.close(descriptor)
 
     def forget(self, keyspace: str) -> bool:
-        """Remove the directory of a keyspace if nothing is in it; return whether it is gone. Raises DiskError."""
+        """Remove a keyspace's directory if it is empty; return whether it is gone."""
         blocks = self._blocks
         with disk_errors("remove a directory"):
             try:
@@ -231,7 +223,7 @@ class Disk:
             return True
 
     def names(self, keyspace: str) -> list[str]:
-        """Return the names of all files of a keyspace, temporary ones too. Raises DiskError."""
+        """Return the names of a keyspace's files, including temporary ones."""
         blocks = self._blocks
         with disk_errors("list blocks"):
             try:
@@ -244,7 +236,6 @@ class Disk:
                 os.close(descriptor)
 
     def sync(self, keyspace: str) -> None:
-        """Have the disk keep what was removed from a keyspace's directory. Raises DiskError."""
         blocks = self._blocks
         with disk_errors("sync a directory"):
             try:
@@ -257,7 +248,7 @@ class Disk:
                 os.close(descriptor)
 
     def scan(self) -> Iterator[Found]:
-        """Give every file below the directories of keyspaces; what is neither is removed. Raises DiskError."""
+        """Yield every file below the keyspaces' directories; remove anything else."""
         blocks = self._blocks
         with disk_errors("list blocks"):
             for keyspace in os.listdir(blocks.number):
@@ -270,7 +261,7 @@ class Disk:
                 except FileNotFoundError:
                     continue
                 except NotADirectoryError:
-                    # A link would lead what is written for this keyspace to another place.
+                    # Following a link would write this keyspace's blocks elsewhere.
                     os.unlink(keyspace, dir_fd=blocks.number)
                     continue
                 try:
@@ -284,14 +275,14 @@ class Disk:
                     os.close(descriptor)
 
     def room(self) -> tuple[int, int]:
-        """Return how many bytes of the file system are free for this process, and how many it has. Raises DiskError."""
+        """Return free and total bytes of the file system for this process."""
         blocks = self._blocks
         with disk_errors("ask for free space"):
             about = os.fstatvfs(blocks.number)
             return about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize
 
     def probe(self) -> None:
-        """Write a page, read it and remove it. Raises DiskError for a disk that does not give back what it took."""
+        """Write a page, read it and remove it. Raises DiskError if the disk fails or returns other bytes."""
         blocks = self._blocks
         with disk_errors("write and read a page"):
             page = b"kvstrata" * (PAGE_BYTES // 8)
@@ -309,7 +300,7 @@ class Disk:
                 raise DiskError(Fault.BROKEN, "the disk gives back other bytes than were written")
 
     def remember_clock(self, now_s: float) -> None:
-        """Keep the wall clock for a start whose clock may be behind. Raises DiskError."""
+        """Store the wall clock for a start with a clock that is behind."""
         root = self._root
         with disk_errors("keep the time"):
             flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -320,7 +311,7 @@ class Disk:
                 os.close(descriptor)
 
     def remembered_clock(self) -> float:
-        """Return the latest wall clock that was kept, 0 for none. Raises DiskError."""
+        """Return the latest stored wall clock, 0 for none."""
         root = self._root
         with disk_errors("read the time"):
             try:
@@ -352,10 +343,8 @@ def boottime_s() -> float:
 
 
 class Clocks:
-    """Translates between the two. `now_s` is the first, `wall_s` the second.
-
-    The second is read once, at the start, and goes on with the first: nobody who sets it makes blocks younger or older.
-    """
+    """Translates between the boot clock, `now_s`, and the wall clock. The wall clock is read once, at the start:
+    setting it later changes no block's age."""
 
     def __init__(self, now_s: Callable[[], float] = boottime_s, wall_s: Callable[[], float] = time.time) -> None:
         self.now_s = now_s
@@ -363,13 +352,11 @@ class Clocks:
         self._ahead_s = wall_s() - now_s()
 
     def start(self, remembered_s: float) -> None:
-        """Read the wall clock anew; it is no earlier than what a process before this one saw."""
+        """Read the wall clock again; it is never earlier than what a previous process saw."""
         self._ahead_s = max(self._wall_s(), remembered_s) - self.now_s()
 
     def to_wall(self, moment_s: float) -> float:
-        """Return when a moment of `now_s` is on the wall clock."""
         return moment_s + self._ahead_s
 
     def from_wall(self, moment_s: float) -> float:
-        """Return when a moment of the wall clock is on `now_s`."""
         return moment_s - self._ahead_s

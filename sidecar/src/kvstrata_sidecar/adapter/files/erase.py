@@ -1,7 +1,4 @@
-"""Erases keyspaces from a tier's directory, and reports what is left of them there.
-
-What is left is found by a look at the directory itself; what overwriting is worth depends on the file system.
-"""
+"""Erases keyspaces from a tier's directory, and reports what is left, by listing the directory itself."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ AT_ONCE = 512
 MAX_TALLIES = 65_536
 MEDIUM = "NVMe"
 WITHIN_S = 3.0
-"""How long one look may take, the removal before it included; whoever wants to wait longer asks again."""
+"""Time for removal and check together; a caller that wants to wait longer asks again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What is gone of some keyspaces since they were first asked for, and what readers, writers or the disk hold."""
+    """Blocks gone since the keyspaces were first requested, and blocks held by readers, writers or the disk."""
 
     gone_bytes: int = 0
     gone_blocks: int = 0
@@ -42,8 +39,6 @@ class Purged:
 
 
 class _Found(NamedTuple):
-    """What a removal did, and what a look afterwards found."""
-
     purged: Purged
     listed: int
     rewriting: int
@@ -51,10 +46,8 @@ class _Found(NamedTuple):
 
 
 class FileEraser:
-    """Erases from the directory of `files`, which is the tier `name`.
-
-    Each erasure has a thread of its own: a disk that hangs must not hold up who asks.
-    """
+    """Erases from the directory of `files`, which is the tier `name`. Disk work runs in a thread of its own: a hanging
+    disk must not block the caller."""
 
     def __init__(self, name: str, files: Files, clock: Callable[[], float]) -> None:
         self._name = name
@@ -64,10 +57,8 @@ class FileEraser:
         self._tallies: dict[str, tuple[int, int]] = {}
 
     def erase(self, keyspaces: Collection[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
-        """Remove what these keyspaces have now, and return what is left. What is in use goes when it is let go.
-
-        `seen` is told the keyspace and the chunk's hash of each block that was there.
-        """
+        """Remove the current blocks of these keyspaces, and return what is left. Blocks in use go when they are
+        released. `seen` is called with the keyspace and chunk hash of each block found."""
         names, index, health = frozenset(keyspaces), self._files.index, self._files.health
         for key in index.condemned(names):
             seen(keyspace_of(key), parts_of(key)[-1])
@@ -110,9 +101,9 @@ class FileEraser:
         )
 
     def _within(self, timeout_s: float, work: Callable[[], T]) -> T | None:
-        """Return what `work` returns, from a thread of its own; None if that takes longer, and goes on meanwhile."""
+        """Return the result of `work`, run in a thread of its own; None after the timeout, while it continues."""
         give_up_at_s = self._clock() + timeout_s
-        # One at a time: who asks again while a disk hangs must not add a thread each time.
+        # One thread at a time: repeated requests must not add threads while a disk hangs.
         if not self._lock.acquire(timeout=timeout_s):
             return None
         result: list[T] = []
@@ -129,12 +120,11 @@ class FileEraser:
         return result[0] if result else None
 
     def forget(self, keyspaces: Collection[str]) -> None:
-        """Count anew what goes of these keyspaces, which are in the policy again."""
         for keyspace in keyspaces:
             self._tallies.pop(keyspace, None)
 
     def _purge(self, keyspaces: frozenset[str], timeout_s: float) -> Purged:
-        """Remove all blocks that these keyspaces have now, and wait `timeout_s` for who uses one; see `_within`."""
+        """Remove all current blocks of these keyspaces, and wait `timeout_s` for blocks in use; see `_within`."""
         give_up_at_s = self._clock() + timeout_s
         files, problem = self._files, ""
         doomed = files.index.condemned(keyspaces)
@@ -148,12 +138,12 @@ class FileEraser:
                 break
             files.index.wait(WAIT_S)
         if files.health.breaker.closed:
-            # One may have been a block of these keyspaces.
+            # A spare may have been a block of these keyspaces.
             for spare in files.index.take_spares():
                 problem = self._erase_spare(spare) or problem
             for keyspace in keyspaces:
                 problem = self._sweep(keyspace) or problem
-        # What could not be removed is still on the index's account.
+        # The index still counts what could not be removed.
         if problem:
             held |= {key: doomed[key] for key in files.index.known(doomed)}
         sums = [self._tallies.get(keyspace, (0, 0)) for keyspace in keyspaces]
@@ -161,10 +151,9 @@ class FileEraser:
         return Purged(gone_bytes, gone_blocks, sum(held.values()), len(held), self._residue(problem))
 
     def _look(self, names: frozenset[str]) -> _Found:
-        """Remove and look; on a thread of its own, for as long as the disk takes."""
         files = self._files
         purged = self._purge(names, WITHIN_S / 3)
-        # Of what is empty no file can make room any more: later ones that are written over are others'.
+        # Empty keyspaces produce no more spares: later ones are others'.
         rewriting = files.index.spare_names()
         give_up_at_s = self._clock() + WITHIN_S / 3
         while rewriting and self._clock() < give_up_at_s:
@@ -178,7 +167,7 @@ class FileEraser:
         return _Found(purged, listed, len(rewriting))
 
     def _erase(self, key: bytes, size_bytes: int) -> str:
-        """Remove a block that was taken out of the index; return what went wrong, if anything did."""
+        """Remove a block that was taken out of the index; return the error, empty for none."""
         files, keyspace = self._files, keyspace_of(key)
         try:
             self._remove(keyspace, files.name(key))
@@ -191,7 +180,6 @@ class FileEraser:
         return ""
 
     def _erase_spare(self, spare: Spare) -> str:
-        """Remove a spare; return what went wrong, if anything did."""
         try:
             self._remove(SPARES, spare.name)
         except DiskError as error:
@@ -202,7 +190,7 @@ class FileEraser:
         return ""
 
     def _sweep(self, keyspace: str) -> str:
-        """Remove what is in a keyspace's directory and in no index; return what went wrong, if anything did."""
+        """Remove files of a keyspace that no index has; return the error, empty for none."""
         files = self._files
         try:
             for name in files.disk.names(keyspace):
@@ -236,13 +224,12 @@ class FileEraser:
 
 
 def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:
-    """Give a part of the keys at a time: lookups wait while the index is changed."""
+    """Yield slices of the keys: lookups wait while the index is changed."""
     for start in range(0, len(keys), AT_ONCE):
         yield keys[start : start + AT_ONCE]
 
 
 def residue_of(file_system_type: str) -> str:
-    """Return what overwriting plain files in place leaves behind on a file system."""
     text = (
         f"plain blocks on {file_system_type}: flash keeps earlier copies that no file operation reaches, and files that"
         " made room or grew too old before were removed without being overwritten"
@@ -253,7 +240,6 @@ def residue_of(file_system_type: str) -> str:
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type of the file system that a path is on, as the kernel names it."""
     try:
         device = os.stat(path).st_dev
         wanted = f"{os.major(device)}:{os.minor(device)}"

@@ -1,4 +1,4 @@
-"""What workers do with files: store, load, remove."""
+"""Parts of tasks on files: store, load, remove."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, Counters
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 
 CLAIM_TIMEOUT_S = 5.0
-"""How long a store waits for others to remove what has to go before its own file may be written."""
+"""How long a store waits for removals by others before it gives up its file."""
 
 BATCH_BLOCKS = 16
 BATCH_BYTES = 8 << 20
-"""How much one part carries at most, if it is more than a block: what a worker is given in the meantime waits."""
+"""Bytes in one part with several blocks: other work of the worker waits behind it."""
 
 STALL_S = 1.0
-"""An operation that has lasted as long, when the task that it is for is over, is one of a disk that hangs."""
+"""An operation that takes this long after its task ended counts as a hanging disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What everything that works on one directory has in common. `encrypted` is whether its files are,
-    `loaded_from` is told of each block that was loaded.
-    """
+    """Dependencies of all work on one directory."""
 
     domain: str
     disk: Disk
@@ -52,11 +50,10 @@ class Files:
     loaded_from: LoadedFrom = nobody_asks
 
     def name(self, key: bytes) -> str:
-        """Return the name of a block's file."""
         return file_name(key, encrypted=self.encrypted)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Remove the files of blocks that were taken out of the index; what cannot be removed is left for later."""
+        """Remove files of blocks taken out of the index; failures are retried later."""
         for key in keys:
             try:
                 self.disk.unlink(keyspace_of(key), self.name(key))
@@ -67,7 +64,7 @@ class Files:
                 self.index.gone(key)
 
     def evict(self, victims: Mapping[bytes, Victim], spare_bytes: int = 0) -> None:
-        """Remove blocks that had to go, and count them. Files of `spare_bytes` that only made room become spares."""
+        """Remove and count evicted blocks. Files of `spare_bytes` that made room become spares."""
         for key, victim in victims.items():
             keyspace = keyspace_of(key)
             scope = keyspace if self.index.bounds(keyspace) is not None else ""
@@ -83,7 +80,7 @@ class Files:
                 self.remove((key,))
 
     def discard(self, spares: Iterable[Spare]) -> bool:
-        """Remove spares; return whether there were any and all are gone now."""
+        """Remove spares; return whether there were any and all are gone."""
         done = [self._discard(spare) for spare in spares]
         return bool(done) and all(done)
 
@@ -112,7 +109,7 @@ class Files:
 
     @contextmanager
     def lent(self, view: memoryview) -> Iterator[None]:
-        """Have LMCache's memory kept back while the disk may touch it."""
+        """Hold LMCache's memory while the disk may touch it."""
         address = address_of(view)
         number = None if address is None else self.spans.hold(address, len(view))
         try:
@@ -123,7 +120,7 @@ class Files:
 
 
 class Hands:
-    """One worker's: its pages, and since when it has been busy with what it does."""
+    """One worker's pages, and the start of its current operation."""
 
     def __init__(self, files: Files, pages: Pages) -> None:
         self.files = files
@@ -131,21 +128,19 @@ class Hands:
         self._since_s = 0.0
 
     def renew(self) -> None:
-        """Begin something else."""
         self._since_s = self.files.clocks.now_s()
 
     def abort(self, why: str = "") -> None:
-        """Cut off nothing, because a disk knows no such thing; blame it if it has taken its time."""
+        """A disk operation cannot be interrupted; report a stall if it takes too long."""
         if why and self.files.clocks.now_s() - self._since_s >= STALL_S:
             self.files.health.stalled(why)
 
     def close(self) -> None:
-        """Overwrite what is left of blocks in memory of ours."""
         self.pages.wipe()
 
 
 class Lent(NamedTuple):
-    """A block and the memory of LMCache that it is read from or into; `position` is its place in the request."""
+    """A block and the LMCache memory for it; `position` is its place in the request."""
 
     position: int
     key: Key
@@ -154,7 +149,7 @@ class Lent(NamedTuple):
 
 
 def divide(lent: Mapping[str, Sequence[Lent]], count: int, workers: int) -> list[tuple[str, list[Lent]]]:
-    """Divide `count` blocks into parts, each of one keyspace, such that all workers have something to do."""
+    """Divide `count` blocks into parts, each of one keyspace, that keep all workers busy."""
     share = min(BATCH_BLOCKS, -(-count // workers))
     batches: list[tuple[str, list[Lent]]] = []
     for keyspace, blocks in lent.items():
@@ -171,7 +166,7 @@ def divide(lent: Mapping[str, Sequence[Lent]], count: int, workers: int) -> list
 
 @dataclass(slots=True, eq=False)
 class BlocksPart(Part[Hands]):
-    """What loads and stores have in common: blocks on a keyspace's behalf, kept under it or, to load, under pools'."""
+    """Blocks for a keyspace, kept under it or, for loads, under pools'."""
 
     task: Task | None
     keyspace: str
@@ -187,23 +182,19 @@ class BlocksPart(Part[Hands]):
         self.left = len(self.blocks)
 
     def refused(self, refusal: Refusal) -> None:
-        """Count the blocks of which nothing else is known."""
         self.files.counters.refuse(refusal, self.left, self.keyspace)
 
     @property
     def over_already(self) -> bool:
-        """Whether nobody waits for it any more: then no further block is begun and none gets its name."""
+        """Whether the task is over: no further block is begun or renamed into place."""
         return self.task is not None and (self.task.cancelled or self.task.answered)
 
 
 @dataclass(slots=True, eq=False)
 class LoadPart(BlocksPart):
-    """Read files into LMCache's memory."""
-
     urgent: bool = True
 
     def run(self, hands: Hands, gain: Gain) -> None:
-        """Read those that are there in full."""
         files = self.files
         counts: Counter[str] = Counter()
         for one in self.blocks:
@@ -236,7 +227,7 @@ class LoadPart(BlocksPart):
         verdict = Verdict.FOREIGN
         try:
             with files.lent(one.view):
-                if self.over_already:  # asked once the memory is held: from then on it is kept back
+                if self.over_already:  # checked after the memory is held, and so held back when freed
                     return False
                 try:
                     whole = files.disk.read(keyspace, files.name(one.block), pages.room(one.view))
@@ -269,12 +260,9 @@ class LoadPart(BlocksPart):
 
 @dataclass(slots=True, eq=False)
 class StorePart(BlocksPart):
-    """Write files from LMCache's memory."""
-
     urgent: bool = False
 
     def run(self, hands: Hands, gain: Gain) -> None:
-        """Write those that are not there and that policy, budget and disk have room for."""
         refusal = hands.pages.refusal(self.keyspace, seals=True)
         if refusal is not None:
             self.refused(refusal)
@@ -299,7 +287,7 @@ class StorePart(BlocksPart):
             counters.add("stored_bytes", sum(gain.sizes), self.keyspace)
 
     def _store(self, hands: Hands, one: Lent) -> Refusal | bool | None:
-        """Store one block: True if it is there now, None if it was, False if the disk failed, or why not."""
+        """Store one block: True if stored, None if it existed, False if the disk failed, or the refusal."""
         files = self.files
         admitted = files.index.admit(one.block, file_bytes(len(one.view)), files.ages.age_s(one.key))
         if not isinstance(admitted, Reservation):
@@ -328,7 +316,7 @@ class StorePart(BlocksPart):
         return True
 
     def _claim(self, admitted: Reservation) -> bool:
-        """Wait for room on the disk, and make it of spares that are too small or too large; whether it is there."""
+        """Wait for room on the disk, removing spares of other sizes; return whether there is room."""
         files = self.files
         give_up_at_s = files.clocks.now_s() + CLAIM_TIMEOUT_S
         while not files.index.claim(admitted, max(0.0, give_up_at_s - files.clocks.now_s())):
@@ -340,7 +328,7 @@ class StorePart(BlocksPart):
         files, pages, clocks = self.files, hands.pages, self.files.clocks
         try:
             with files.lent(one.view):
-                if self.over_already:  # asked once the memory is held: from then on it is kept back
+                if self.over_already:  # checked after the memory is held, and so held back when freed
                     raise TooLateError
                 files.disk.write(
                     self.keyspace,
@@ -358,7 +346,7 @@ class StorePart(BlocksPart):
 
 @dataclass(slots=True, eq=False)
 class RemovePart(Part[Hands]):
-    """Remove blocks of one keyspace; `done` is set when it is over and `removed` names those that were there."""
+    """Remove blocks of one keyspace. When `done` is set, `removed` has those that existed."""
 
     keyspace: str
     blocks: Sequence[bytes]
@@ -369,25 +357,21 @@ class RemovePart(Part[Hands]):
     done: threading.Event = field(default_factory=threading.Event)
 
     def run(self, hands: Hands, gain: Gain) -> None:  # noqa: ARG002
-        """Remove them."""
         self.removed = self.files.index.take_unused(self.blocks)
         self.files.remove(self.removed)
 
     def refused(self, refusal: Refusal) -> None:
-        """Count the blocks."""
         self.files.counters.refuse(refusal, len(self.blocks), self.keyspace)
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        """Release whoever waits."""
         self.done.set()
 
 
 @dataclass(slots=True, eq=False)
 class DiscardPart(RemovePart):
-    """Remove a reader's own copies of what a pool has; nobody waits for it."""
+    """Remove a reader's own copies of a pool's blocks; no caller waits for it."""
 
     def run(self, hands: Hands, gain: Gain) -> None:
-        """Remove them."""
         RemovePart.run(self, hands, gain)
         if self.removed:
             self.files.counters.add("copies_discarded", len(self.removed), self.keyspace)

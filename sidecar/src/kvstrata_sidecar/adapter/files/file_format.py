@@ -1,7 +1,7 @@
-"""What a block's file holds, made from LMCache's memory and read into it: whole pages, plain or encrypted.
+"""Contents of a block's file: whole pages, plain or encrypted.
 
-A plain body goes from LMCache's memory to the disk and back without a copy; an encrypted one through a page-aligned
-staging buffer, which holds ciphertext only. Each worker has pages of its own.
+A plain body goes between LMCache's memory and the disk without a copy; an encrypted one through a page-aligned staging
+buffer, which holds ciphertext only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kvstrata_sidecar.adapter.tier.buffers import address_of
 from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, SealedOpening, overwrite
 
 CHECKSUM_KEY = b"kvstrata blocks\x00"
-"""No secret: a tag under it finds accidents, at the speed of the processor's AES, and keeps nobody out."""
+"""Not secret: its tag detects accidents at the speed of the processor's AES, and no attacker."""
 
 
 class Verdict(Enum):
-    """What a file turned out to hold: the block, something that may be good for others, or no block at all."""
+    """FOREIGN: possibly valid for another reader, so the file stays."""
 
     GOOD = auto()
     FOREIGN = auto()
@@ -33,40 +33,37 @@ class Verdict(Enum):
 
 
 class Pages(Protocol):
-    """One worker's way between blocks and files. What is returned is valid until the next call."""
+    """Converts between blocks and files for one worker. Results are valid until the next call."""
 
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
-        """Return why blocks of `keyspace` cannot be read, or written if so asked, None if they can."""
+        """Return why blocks of `keyspace` cannot be read (`seals`: written), None if they can."""
 
     def seal(self, keyspace: str, name: bytes, view: memoryview) -> Sequence[memoryview]:
-        """Return the bytes of the file of the block `name` whose body is in `view`."""
+        """Return the file's bytes for the block `name` with its body in `view`."""
 
     def room(self, view: memoryview) -> Sequence[memoryview]:
-        """Return where the file of a block has to be read whose body is to end up in `view`."""
+        """Return the buffers to read the file into, for a body that ends up in `view`."""
 
     def open(self, keyspace: str, name: bytes, view: memoryview) -> Verdict:
-        """Judge what was read. Whatever is not the block leaves zeros in `view`."""
+        """Verify what was read. Anything but the block leaves zeros in `view`."""
 
     def wipe(self) -> None:
-        """Overwrite what plaintext the last call left in memory of ours."""
+        """Overwrite plaintext of the last call in our memory."""
 
 
 class Staging:
-    """Page-aligned memory that grows with what is asked for."""
+    """Page-aligned memory that grows on demand."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, PAGE_BYTES)
 
     def take(self, length: int) -> memoryview:
-        """Return the first `length` bytes."""
         if len(self._memory) < length:
             self._memory = mmap.mmap(-1, -(-length // PAGE_BYTES) * PAGE_BYTES)
         return memoryview(self._memory)[:length]
 
 
 class PlainPages:
-    """Files with bodies as they are."""
-
     def __init__(self) -> None:
         self._staging = Staging()
         self._cipher = AESGCM(CHECKSUM_KEY)
@@ -74,11 +71,10 @@ class PlainPages:
         self._dirty_bytes = 0
 
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:  # noqa: ARG002
-        """Refuse nothing."""
         return None
 
     def seal(self, keyspace: str, name: bytes, view: memoryview) -> Sequence[memoryview]:  # noqa: ARG002
-        """Return the body's whole pages in LMCache's memory, and pages of ours with the rest."""
+        """Return the body's whole pages in LMCache's memory, and our pages for the rest."""
         body, rest = self._divide(view)
         self._dirty_bytes = len(rest)
         trailer = self._staging.take(file_bytes(len(view)) - len(body))
@@ -89,14 +85,12 @@ class PlainPages:
         return (body, trailer) if len(body) else (trailer,)
 
     def room(self, view: memoryview) -> Sequence[memoryview]:
-        """Return the view's whole pages, and pages of ours for the rest."""
         body, rest = self._divide(view)
         self._dirty_bytes = len(rest)
         trailer = self._staging.take(file_bytes(len(view)) - len(body))
         return (body, trailer) if len(body) else (trailer,)
 
     def open(self, keyspace: str, name: bytes, view: memoryview) -> Verdict:  # noqa: ARG002
-        """Judge header and checksum."""
         body, rest = self._divide(view)
         trailer = self._staging.take(file_bytes(len(view)) - len(body))
         rest[:] = trailer[: len(rest)]
@@ -109,13 +103,12 @@ class PlainPages:
         return Verdict.DAMAGED
 
     def wipe(self) -> None:
-        """Overwrite the part of a body that was in pages of ours."""
         if self._dirty_bytes:
             overwrite(self._staging.take(self._dirty_bytes))
             self._dirty_bytes = 0
 
     def _divide(self, view: memoryview) -> tuple[memoryview, memoryview]:
-        """Return what the disk can reach without a copy, and the rest."""
+        """Return the part that the disk reaches without a copy, and the rest."""
         address = address_of(view)
         whole = 0 if address is None or address % PAGE_BYTES else len(view) - len(view) % PAGE_BYTES
         return view[:whole], view[whole:]
@@ -126,18 +119,16 @@ class PlainPages:
 
 
 class GcmPages:
-    """Files with encrypted bodies."""
-
     def __init__(self, keys: DataKeys) -> None:
         self._staging = Staging()
         self._sealer = GcmSealer(keys, room=self._staging.take)
 
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
-        """Refuse keyspaces without a key, and to seal with one that has sealed as many blocks as it may."""
+        """Refuse keyspaces without a key, and sealing with an exhausted key."""
         return self._sealer.refusal(keyspace, seals=seals)
 
     def seal(self, keyspace: str, name: bytes, view: memoryview) -> Sequence[memoryview]:
-        """Return the file in the staging buffer. Raises NoKeyError if the key went meanwhile."""
+        """Raises NoKeyError if the key was removed meanwhile."""
         pages = self._staging.take(file_bytes(len(view)))
         header, _ = self._sealer.seal(keyspace, name, view)
         sealed_bytes = len(view) + TAG_BYTES
@@ -146,11 +137,9 @@ class GcmPages:
         return (pages,)
 
     def room(self, view: memoryview) -> Sequence[memoryview]:
-        """Return the staging buffer."""
         return (self._staging.take(file_bytes(len(view))),)
 
     def open(self, keyspace: str, name: bytes, view: memoryview) -> Verdict:
-        """Decrypt into the view."""
         pages = self._staging.take(file_bytes(len(view)))
         if any(pages[len(view) + TAG_BYTES : -HEADER_BYTES]):
             overwrite(view)
@@ -160,14 +149,13 @@ class GcmPages:
         if opening.finish():
             return Verdict.GOOD
         overwrite(view)
-        # A header that is none is no other version's here: the index took the file for one of this version's.
+        # A malformed header is damage: the index has files of this version only.
         known = isinstance(opening, SealedOpening) and unpack_header(name, bytes(opening.parts[0])) is not None
         return Verdict.FOREIGN if known and not opening.damaged else Verdict.DAMAGED
 
     def wipe(self) -> None:
-        """Do nothing: what is staged is ciphertext."""
+        """Staged bytes are ciphertext."""
 
 
 def pages_for(keys: DataKeys, *, encrypt: bool) -> Callable[[], Pages]:
-    """Return what makes a worker's pages for a tier."""
     return (lambda: GcmPages(keys)) if encrypt else PlainPages

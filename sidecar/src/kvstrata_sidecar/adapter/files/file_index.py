@@ -1,9 +1,8 @@
-"""What is in a tier's directory, and what may come: the index, its budgets, and who uses which block now.
+"""In-memory index of a tier's directory: its blocks, reservations, budgets and readers. Nothing here touches the disk.
 
-All of it is in memory and nothing here touches the disk. Whoever stores is admitted first: room is made for the block
-by naming others that have to go, and only when their files are gone may its own be written. So what is on the disk of a
-scope is within its limit, and all together within the capacity, at every instant. Which blocks make room is chosen as
-in the server's own memory (`adapter/index/victims.py`).
+A store is admitted first: victims are named to make room, and its file may be written only after theirs are gone. So at
+every instant a scope's files are within its limit, and all files within the capacity. Victims are chosen as in the
+server's own memory (`adapter/index/victims.py`).
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from kvstrata_sidecar.adapter.index.victims import Choice
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
 MAX_TOUCHED = 65_536
-"""Blocks that were used and whose files do not tell yet."""
+"""Blocks with a use that is not recorded in their file yet."""
 
 
 class FileIndex:
-    """The index of one directory. Safe to share between threads.
-
-    `capacity_bytes` is what all blocks together may take on the disk, `max_blocks` how many there may be. `clock`
-    returns seconds of the clock on which ages are counted.
-    """
+    """The index of one directory. Thread-safe. `capacity_bytes` and `max_blocks` bound all blocks together. `clock`
+    returns seconds of the clock for ages."""
 
     def __init__(self, policy: Policy, *, capacity_bytes: int, max_blocks: int, clock: Callable[[], float]) -> None:
         self._policy = policy
@@ -44,13 +40,11 @@ class FileIndex:
         self._touched: dict[bytes, None] = {}
         self._changed = threading.Condition()
 
-    # What is there.
-
     def present(self, keys: Iterable[bytes], unused: Collection[bytes] = ()) -> list[bool]:
-        """Return of each block whether it may be read now. Being asked for is a use of it, but of `unused`."""
+        """Return for each block whether it may be read now. Counts as a use, except for `unused`."""
         now_s, unused, asked = self._clock(), frozenset(unused), list(keys)
         with self._changed:
-            # Of a prompt's blocks the last are to go first, or the rest could not be found.
+            # The last blocks of a prompt must be evicted first: without the first ones the rest cannot be found.
             found = [
                 self._readable(key, now_s) is not None if key in unused else self._is_present(key, now_s)
                 for key in reversed(asked)
@@ -58,18 +52,17 @@ class FileIndex:
         return found[::-1]
 
     def readable(self, key: bytes) -> bool:
-        """Whether a block may be read now; asking is no use of it, and waits for nobody."""
+        """Whether a block may be read now; lock-free, and no use of it."""
         return self._readable(key, self._clock()) is not None
 
     def size(self, key: bytes) -> int:
-        """Return how many bytes a block takes that may be read now, 0 for others; asking is no use of it."""
+        """Return a readable block's bytes, 0 for others; no use of it."""
         kept = self._readable(key, self._clock())
         return kept.size_bytes if kept is not None else 0
 
     def hottest(self, keyspace: str, most: int) -> list[tuple[bytes, int, float]]:
-        """Return the blocks of a scope that were used last and may be read, as (key, use, age in seconds), where a
-        later use has a larger number; asking is no use of them, and waits for nobody.
-        """
+        """Return a scope's most recently used readable blocks as (key, use, age in seconds); a later use has a larger
+        number. Lock-free, and no use of them."""
         scope, now_s = self._index.scope(keyspace), self._clock()
         kept = list(scope.blocks.items()) if scope is not None else []
         there = ((key, one) for key, one in kept if self._policy.alive(keyspace, one.computed_s, now_s))
@@ -77,7 +70,7 @@ class FileIndex:
         return [(key, one.used, max(0.0, now_s - one.computed_s)) for key, one in last]  # type: ignore[misc]
 
     def begin_read(self, key: bytes) -> Kept | None:
-        """Keep a block from making room while it is read; None if it may not be read. `end_read` has to follow."""
+        """Pin a block while it is read; None if it may not be read. Followed by `end_read`."""
         with self._changed:
             kept = self._readable(key, self._clock())
             if kept is not None:
@@ -85,7 +78,6 @@ class FileIndex:
             return kept
 
     def end_read(self, key: bytes) -> None:
-        """Let a block go that was read."""
         with self._changed:
             self._readers[key] -= 1
             if not self._readers[key]:
@@ -93,18 +85,13 @@ class FileIndex:
                 self._changed.notify_all()
 
     def drop(self, key: bytes) -> bool:
-        """Take out a block that turned out to be none; whether its file is to be removed, and `gone` told then."""
+        """Take out an invalid block; return whether the caller must remove its file, then call `gone`."""
         with self._changed:
             return self._take_out(key) is not None
 
-    # What comes.
-
     def admit(self, key: bytes, size_bytes: int, age_s: float) -> Reservation | Refusal | None:
-        """Reserve room for a block's file; None for one that is there or on its way, or why there is no room.
-
-        The file may be written once the victims are removed, `gone` was told of them, and `claim` says so; `commit` or
-        `cancel` has to follow.
-        """
+        """Reserve room for a block's file; None if it exists or is on its way, else the refusal. The file may be
+        written once the victims are removed (`gone`) and `claim` succeeds; then call `commit` or `cancel`."""
         keyspace, now_s = keyspace_of(key), self._clock()
         with self._changed:
             if (
@@ -132,10 +119,8 @@ class FileIndex:
             return reservation
 
     def claim(self, reservation: Reservation, timeout_s: float) -> bool:
-        """Wait until the disk has room for the file within all bounds; whether that came true in time.
-
-        It is False at once if there are spares of other sizes, which have to be removed first.
-        """
+        """Wait until the file fits on the disk within all bounds; return whether it does. False at once if spares of
+        other sizes must be removed first."""
         room, size_bytes, spares = self._space, reservation.size_bytes, self._space.spares
         with self._changed:
             self._changed.wait_for(lambda: room.fits_on_disk(reservation) or spares.has_other(size_bytes), timeout_s)
@@ -145,33 +130,28 @@ class FileIndex:
             return True
 
     def commit(self, reservation: Reservation) -> None:
-        """Enter a block whose file is there now."""
         with self._changed:
             self._end(reservation)
             self._enter(reservation.key, reservation.size_bytes, reservation.computed_s)
 
     def cancel(self, reservation: Reservation) -> None:
-        """Give the room back: nothing was written, or it was removed again."""
         with self._changed:
             self._end(reservation)
 
     def found(self, blocks: Iterable[tuple[bytes, int, float]]) -> None:
-        """Enter blocks, as (key, bytes, moment computed), that a scan found; those that are known are left alone."""
+        """Enter (key, bytes, moment computed) from a scan; known blocks are left unchanged."""
         with self._changed:
             for key, size_bytes, computed_s in blocks:
                 if not self._knows(key):
                     self._enter(key, size_bytes, computed_s)
 
     def put_in_order(self, keys: Iterable[bytes]) -> None:
-        """Let the order of eviction follow that of `keys`, the one used last at the end."""
         with self._changed:
             for key in keys:
                 self._index.touch(key)
 
-    # What goes.
-
     def gone(self, key: bytes) -> None:
-        """Learn that the file of a block that had to go is removed."""
+        """Record that an evicted block's file is removed."""
         with self._changed:
             size_bytes = self._leaving.pop(key, None)
             if size_bytes is not None:
@@ -179,7 +159,7 @@ class FileIndex:
                 self._changed.notify_all()
 
     def spared(self, key: bytes, name: str) -> None:
-        """Learn that the file of a block that had to go is kept under another name, to be written over."""
+        """Record that an evicted block's file is kept under another name, to be written over."""
         with self._changed:
             size_bytes = self._leaving.pop(key, None)
             if size_bytes is not None:
@@ -188,13 +168,12 @@ class FileIndex:
                 self._changed.notify_all()
 
     def take_spares(self, *, but_bytes: int = 0, idle_s: float = 0.0) -> list[Spare]:
-        """Return spares that are not of `but_bytes` and that nobody wrote over for `idle_s`: they are to be removed."""
+        """Return spares to be removed: not of `but_bytes`, and unused for `idle_s`."""
         latest_s = self._clock() - idle_s
         with self._changed:
             return self._space.spares.take_out(lambda one: one.size_bytes != but_bytes and one.since_s <= latest_s)
 
     def spare_gone(self, spare: Spare, *, removed: bool = True) -> None:
-        """Learn that a spare is removed, or that it could not be."""
         with self._changed:
             if removed:
                 self._space.spares.gone(spare)
@@ -203,18 +182,17 @@ class FileIndex:
             self._changed.notify_all()
 
     def stranded(self, key: bytes) -> None:
-        """Learn that the file of a block that had to go could not be removed: it counts until it is gone."""
+        """Record that an evicted block's file could not be removed: it counts until it is gone."""
         with self._changed:
             if key in self._leaving:
                 self._stranded.add(key)
 
     def take_stranded(self, count: int) -> list[bytes]:
-        """Return some blocks whose files have yet to be removed, for another attempt."""
         with self._changed:
             return [self._stranded.pop() for _ in range(min(count, len(self._stranded)))]
 
     def due(self, count: int) -> dict[bytes, Victim]:
-        """Return what the policy says has to go now, of `count` scopes at a time; the files are to be removed."""
+        """Return blocks that must go now, of at most `count` scopes; the caller removes their files."""
         now_s = self._clock()
         with self._changed:
             due = self._policy.due(now_s, count)
@@ -225,25 +203,24 @@ class FileIndex:
             victims = self._take(choice)
             for keyspace in due:
                 again_s = now_s + LOOK_S if keyspace in choice.locked else None
-                # More than may be chosen at once: lookups come in between.
+                # More victims than one choice allows: lookups get the lock in between.
                 again_s = now_s if choice.unfinished and victims else again_s
                 self._policy.plan(keyspace, self._index.scope(keyspace), now_s, again_s=again_s)
             return victims
 
     def next_due_in_s(self) -> float | None:
-        """Return in how many seconds something is due, None if nothing ever is as things are."""
+        """Return the seconds until something is due, None if nothing is planned."""
         with self._changed:
             moment_s = self._policy.next_s()
             return None if moment_s is None else max(0.0, moment_s - self._clock())
 
     def follow(self, view: CacheView | None) -> None:
-        """Put another view's bounds in force."""
         with self._changed:
             self._policy.follow(view, self._index.scopes(), self._clock())
             self._changed.notify_all()
 
     def set_room(self, room_bytes: float) -> None:
-        """Let all blocks together take this much, however large the capacity."""
+        """Set the room of all blocks together, at most the capacity."""
         with self._changed:
             self._space.set_bytes(room_bytes)
 
@@ -258,7 +235,7 @@ class FileIndex:
             self._changed.notify_all()
 
     def condemned(self, keyspaces: Collection[str]) -> dict[bytes, int]:
-        """Return the blocks of keyspaces, with their bytes, that are there, being written or on their way out."""
+        """Return bytes by block of keyspaces: present, being written or being removed."""
         with self._changed:
             found = {key: one.size_bytes for key, one in self._space.reserved.items() if one.keyspace in keyspaces}
             found |= {key: size_bytes for key, size_bytes in self._leaving.items() if keyspace_of(key) in keyspaces}
@@ -268,7 +245,7 @@ class FileIndex:
             return found
 
     def take_unused(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Take out those of these blocks that nobody reads or writes now; their files are to be removed."""
+        """Take out those blocks that have no reader or writer; the caller removes their files."""
         with self._changed:
             return [key for key in keys if key not in self._readers and self._take_out(key)]
 
@@ -278,34 +255,31 @@ class FileIndex:
             return sum(key in self._readers for key in keys), sum(key in self._space.reserved for key in keys)
 
     def spare_names(self) -> set[str]:
-        """Return the names of spares, of those too that are being removed or written over."""
+        """Return the names of spares, including those being removed or written over."""
         with self._changed:
             return self._space.spare_names
 
     def known(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Return those of these blocks of which a file may rightly be there, or be being removed."""
+        """Return those blocks that may have a file, even one being removed."""
         with self._changed:
             return [key for key in keys if self._knows(key)]
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something was let go."""
         with self._changed:
             self._changed.wait(timeout_s)
 
-    # What it all comes to.
-
     @property
     def used_bytes(self) -> int:
-        """What blocks take on the disk, those included that are being removed, and spares."""
+        """Bytes on the disk, including files being removed and spares."""
         return self._space.taken_bytes
 
     @property
     def crowded(self) -> bool:
-        """Whether about as many blocks are there as may be, so that room is made for each that comes."""
+        """Whether the block count is near its maximum, so that each new block evicts one."""
         return self._space.crowded
 
     def usage(self) -> list[tuple[str, int, int]]:
-        """Return what scopes hold, as (keyspace, bytes, blocks); those of no policy together under an empty name."""
+        """Return (keyspace, bytes, blocks); keyspaces outside of the policy together under an empty name."""
         with self._changed:
             rows, outside_bytes, outside_blocks = list[tuple[str, int, int]](), 0, 0
             for keyspace, scope in self._index.scopes():
@@ -316,11 +290,11 @@ class FileIndex:
             return [*rows, ("", outside_bytes, outside_blocks)] if outside_blocks else rows
 
     def bounds(self, keyspace: str) -> Bounds | None:
-        """Return a scope's bounds in the policy in force, None for one outside of it."""
+        """Return a scope's bounds, None for one outside of the policy."""
         return self._policy.bounds.get(keyspace)
 
     def take_touched(self) -> list[tuple[bytes, float]]:
-        """Return, once, the blocks that were used since the last call, and when they were computed."""
+        """Return, once, blocks used since the last call, and when they were computed."""
         with self._changed:
             touched, self._touched = self._touched, {}
             return [(key, kept.computed_s) for key in touched if (kept := self._index.find(key)) is not None]
@@ -352,7 +326,7 @@ class FileIndex:
         self._policy.note(keyspace, now_s)
         scope = self._index.scope(keyspace)
         if scope is not None and scope.eldest_s() == computed_s:
-            # What became too old while it was written goes at once.
+            # A block that expired while it was written goes at once.
             over = not self._policy.alive(keyspace, computed_s, now_s)
             self._policy.plan(keyspace, scope, now_s, again_s=now_s if over else None)
 

@@ -1,7 +1,6 @@
-"""Which file answers for a block: the one under its own keyspace, or that of a pool which its keyspace may read.
+"""Finds the file for a block: under its own keyspace, or under a pool's that its keyspace may read.
 
-The index is in this process, so the place is known before anything is read. What a pool has is read from there and not
-stored again, and a copy of before under the reader's own keyspace is there needlessly.
+A pool's blocks are read from the pool and not stored again; older copies under the reader's own keyspace are needless.
 """
 
 from __future__ import annotations
@@ -18,22 +17,21 @@ from kvstrata_sidecar.adapter.tier.hot import Hot, most_of_each
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 Found = tuple[int, bytes]
-"""A block's number in its request, and the key of the file that answers for it."""
+"""A block's number in its request, and the key of its file."""
 
 _Refusals = dict[str, Refusal | None]
 
 
 class Reading(NamedTuple):
-    """The blocks that may be read, and the copies that a pool makes needless."""
+    """Readable blocks, and copies that a pool makes needless."""
 
     blocks: list[Found]
     needless: list[Found]
 
 
 class Finder:
-    """Finds the files of one tier. `refusal` returns why a keyspace may not be used now, None if it may; it is told
-    whether that is to store.
-    """
+    """Finds the files of one tier. `refusal(keyspace, storing)` returns why a keyspace may not be used now, None if it
+    may."""
 
     def __init__(
         self,
@@ -52,15 +50,14 @@ class Finder:
         self._counters = counters
 
     def key(self, block: Block) -> bytes:
-        """Return the key of the file under a block's own keyspace."""
         return self._key(block, block.keyspace)
 
     def own(self, blocks: Sequence[Block]) -> list[Found]:
-        """Return the files under the blocks' own keyspaces, as far as these may be used, and count the others."""
+        """Return the files under the blocks' own keyspaces; refused blocks are counted."""
         return [(number, self.key(block)) for number, block in self._allowed(blocks, storing=False)]
 
     def to_read(self, blocks: Sequence[Block]) -> Reading:
-        """Return the files to read, those of pools first, and count the blocks that may not be asked for."""
+        """Return the files to read, pools' first; refused blocks are counted."""
         reading, refusals = Reading([], []), _Refusals()
         for number, block in self._allowed(blocks, storing=False):
             own, pooled = self.key(block), self._pooled(block, refusals)
@@ -70,7 +67,7 @@ class Finder:
         return reading
 
     def to_store(self, blocks: Sequence[Block]) -> list[Found]:
-        """Return the files to write; what a pool has is left out and counted, and what may not be stored."""
+        """Return the files to write; refused blocks and those that a pool has are counted."""
         found: list[Found] = []
         left_out: Counter[str] = Counter()
         refusals = _Refusals()
@@ -84,11 +81,10 @@ class Finder:
         return found
 
     def holds(self, block: Block) -> bool:
-        """Whether a block could be read now."""
         return self._shelf.readable(self.key(block)) or self._pooled(block, {}) is not None
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot]:
-        """Return the blocks of this identity that were used last, of those of the keyspaces that may be used now."""
+        """Return the most recently used blocks of this identity in keyspaces that may be used now."""
         allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace, False) is None]
         most = most_of_each(len(allowed))
         found = ((keyspace, *one) for keyspace in allowed for one in self._shelf.hottest(keyspace, most))
@@ -100,7 +96,6 @@ class Finder:
         ]
 
     def life_s(self, block: Block) -> float:
-        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
         bound = self._shelf.bounds(block.keyspace)
         if bound is None or bound.limit_bytes == 0:
             return 0.0
@@ -109,7 +104,6 @@ class Finder:
         return float("inf") if bound.retention_s is None else float(bound.retention_s)
 
     def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
-        """Return the key of the first pool's file that the block's keyspace may read now; `refusals` are remembered."""
         for pool in self._enforcement.readable.candidates(block.keyspace, block.chunk_hash, self._tier):
             key = self._key(block, pool)
             if not self._shelf.readable(key):
@@ -121,7 +115,6 @@ class Finder:
         return None
 
     def _allowed(self, blocks: Sequence[Block], *, storing: bool) -> Iterator[tuple[int, Block]]:
-        """Give the blocks that may be asked for now, and count the others."""
         refusals = _Refusals()
         refused: Counter[tuple[str, Refusal]] = Counter()
         readable = self._enforcement.readable

@@ -1,4 +1,4 @@
-"""What an error of a tier's disk means, and whether the disk may be used now, and for what."""
+"""Meaning of a disk's errors, and whether the disk may be used now."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.breaker import Breaker
 
 FULL_PAUSE_S = 1.0
-"""How long stores rest after the disk said that it has no room."""
 
 READ_ONLY_PAUSE_S = 30.0
-"""How long stores rest after the file system said that it is read-only: it rarely becomes otherwise by itself."""
+"""Pause of stores after the file system was read-only, which rarely ends by itself."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 class Fault(StrEnum):
-    """What an error of the disk amounts to."""
-
     FULL = "full"
     READ_ONLY = "read-only"
     MISSING = "missing"
@@ -32,7 +29,7 @@ class Fault(StrEnum):
 
 
 class DiskError(Exception):
-    """An operation on the disk failed; the message is for whoever looks after the disk and names no block."""
+    """An operation on the disk failed; the message names no block."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)
@@ -62,11 +59,8 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 class Health:
-    """What the disk's answers so far mean for the next operation. Safe to share between threads.
-
-    `recovering` is whether it is not yet known what is there; until then nothing may be stored, because how much a
-    scope may add depends on it.
-    """
+    """State of the disk after its answers so far. Thread-safe. `recovering`: the files are not counted yet. Nothing may
+    be stored then, because a scope's remaining budget is unknown."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -77,17 +71,16 @@ class Health:
 
     @property
     def full(self) -> bool:
-        """Whether the disk refused the newest block for want of room."""
+        """Whether the disk had no room for the newest block."""
         return self._full_until_s is not None
 
     @property
     def read_only(self) -> bool:
-        """Whether the file system took no writing when it was tried last."""
+        """Whether the last write failed because the file system is read-only."""
         return self._read_only_until_s is not None
 
     @property
     def detail(self) -> str:
-        """What is wrong, empty when all is well."""
         if self.breaker.detail:
             return self.breaker.detail
         if self.recovering:
@@ -97,7 +90,6 @@ class Health:
         return "the disk is full: it refuses blocks" if self.full else ""
 
     def refusal(self, *, storing: bool = False) -> Refusal | None:
-        """Return why the disk may not be used now, None if it may."""
         if not self.breaker.closed:
             return Refusal.BREAKER_OPEN
         if not storing:
@@ -112,7 +104,7 @@ class Health:
         return None
 
     def failed(self, error: DiskError) -> Refusal | None:
-        """Note what an operation failed of; return the refusal that it amounts to, None for a failure of the disk."""
+        """Record an error; return its refusal, None for a failure of the disk."""
         if error.fault is Fault.FULL:
             self._full_until_s = self._clock() + FULL_PAUSE_S
             return Refusal.TIER_FULL
@@ -124,14 +116,12 @@ class Health:
         return None
 
     def stalled(self, why: str) -> None:
-        """Note that an operation does not end: nothing goes to this disk any more until it answers a probe."""
+        """Record an operation that does not end: the disk is not used until it answers a probe."""
         self.breaker.failed(why, fatal=True)
 
     def wrote(self) -> None:
-        """Note that a block was written."""
         self._full_until_s = self._read_only_until_s = None
         self.breaker.succeeded()
 
     def read(self) -> None:
-        """Note that a block was read."""
         self.breaker.succeeded()

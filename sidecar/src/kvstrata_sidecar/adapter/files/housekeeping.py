@@ -1,6 +1,6 @@
-"""The thread that keeps a tier's directory: opens and reads it, removes what is over, probes a disk that failed.
+"""The thread that maintains a tier's directory: opens and scans it, removes expired blocks, probes a failed disk.
 
-It is the only one besides the workers that touches the disk, so a disk that hangs holds up nothing else.
+Only it and the workers touch the disk, so a hanging disk blocks nothing else.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 logger = logging.getLogger(__name__)
 
 TURN_S = 1.0
-"""The longest until expired blocks are removed and the free space is looked at."""
+"""Longest delay until expired blocks are removed and the free space is checked."""
 
 SLICE = 500
-"""Files of a scan that are entered at once: lookups wait for the index meanwhile."""
+"""Files of a scan entered at once: lookups wait meanwhile."""
 
 FORMER_AT_ONCE = 500
-"""Files of other identities that go in a turn: a turn takes place once a second at least."""
+"""Files of other identities removed in a turn; turns take place at least once a second."""
 
 SCOPES_AT_ONCE = 64
 STRANDED_AT_ONCE = 256
@@ -37,19 +37,18 @@ NOTE_USES_S = 600.0
 RECOVER_AGAIN_S = 30.0
 
 FORMER_LIFE_S = 24 * 3600.0
-"""How long, from this process' start on, blocks are kept that a model computed which is not served here any more: a
-model that is rolled back finds them again."""
+"""How long after this start blocks of other models are kept: a model that is rolled back finds them again."""
 
 USED_UP_SHARE = 0.9
-"""From which share of the room on blocks are said to be short of it: a little is freed ahead at each choice."""
+"""Share of the room from which blocks are reported short of it: each choice frees a little ahead."""
 
 FUTURE_S = 60.0
-"""How much later than now a file may say that its block was computed."""
+"""Tolerance for files computed in the future."""
 
 
 class Housekeeper(threading.Thread):
-    """Keeps one directory from `start` until `close`. `capacity_bytes` is what blocks may take, `floor_percent` how
-    much of the file system has to stay free, `identity` the one whose blocks are read here."""
+    """Maintains one directory from `start` until `close`. `floor_percent` of the file system stay free; `identity` is
+    the one whose blocks are read here."""
 
     def __init__(
         self,
@@ -79,16 +78,13 @@ class Housekeeper(threading.Thread):
         self.floor_reached = False
 
     def wake(self) -> None:
-        """Look at everything now."""
         self._wake.set()
 
     def close(self) -> None:
-        """End after what is under way."""
         self._closed = True
         self._wake.set()
 
     def run(self) -> None:
-        """Take turns until closed."""
         while not self._closed:
             try:
                 self.turn()
@@ -130,7 +126,6 @@ class Housekeeper(threading.Thread):
             self.note_uses()
 
     def note_uses(self) -> None:
-        """Write down which blocks were used, so that the order of eviction outlives the process. Raises DiskError."""
         files, now_s = self._files, self._files.clocks.now_s()
         for key, computed_s in files.index.take_touched():
             to_wall = files.clocks.to_wall
@@ -144,7 +139,6 @@ class Housekeeper(threading.Thread):
         return min(moment for moment in moments if moment is not None)
 
     def _probe(self) -> None:
-        """Open the directory if it is not, or see whether the disk works; tell the breaker."""
         files = self._files
         try:
             if self._opened:
@@ -153,7 +147,7 @@ class Housekeeper(threading.Thread):
                 self._open()
         except DiskError as error:
             if error.fault in (Fault.FULL, Fault.READ_ONLY) and self._opened:
-                # It answers; that it takes nothing is no reason not to read.
+                # The disk answers and can be read; only writes fail.
                 files.health.failed(error)
                 files.health.breaker.probe_succeeded()
                 return
@@ -169,7 +163,7 @@ class Housekeeper(threading.Thread):
         self._opened = True
 
     def _lose(self) -> None:
-        """Forget all: the directory was removed, or another one is in its place."""
+        """Forget everything: the directory was removed or replaced."""
         self._opened = False
         self._files.disk.close()
         self._files.index.empty()
@@ -177,7 +171,7 @@ class Housekeeper(threading.Thread):
         self._files.health.stalled("the tier's directory was removed or replaced")
 
     def _recover(self) -> None:
-        """Enter what is there and remove what is no block, a slice at a time; then let blocks be stored."""
+        """Enter existing blocks and remove other files, a slice at a time; then allow stores."""
         files = self._files
         uses: list[tuple[float, bytes]] = []
         former: list[bytes] = []
@@ -203,18 +197,18 @@ class Housekeeper(threading.Thread):
         uses.sort()
         for batch in _slices([key for _, key in uses]):
             files.index.put_in_order(batch)
-        # Those used meanwhile were used last.
+        # Blocks used during the scan were used last.
         files.index.put_in_order([key for key, _ in files.index.take_touched()])
         self._measure()
         if unremoved is not None:
-            # Its bytes are on nobody's account: it is looked for again before anything is stored.
+            # The bytes of an unremoved file are not counted: scan again before anything is stored.
             self._recover_at_s = files.clocks.now_s() + RECOVER_AGAIN_S
             raise unremoved
         files.counters.add("orphan_scans")
         files.health.recovering = False
 
     def _remove_former(self) -> None:
-        """Remove some files of other identities: one batch a turn, so that what else is due is not held up."""
+        """Remove one batch of files of other identities, so that other work is not delayed."""
         batch, self._former = self._former[:FORMER_AT_ONCE], self._former[FORMER_AT_ONCE:]
         taken = self._files.index.take_unused(batch)
         self._files.counters.add("former_removed", len(taken))
@@ -222,7 +216,6 @@ class Housekeeper(threading.Thread):
         self._files.remove(taken)
 
     def _discard(self, found: Found) -> DiskError | None:
-        """Remove a file that is no block; return why it could not be removed, if so."""
         self._files.counters.add("orphan_files")
         try:
             self._files.disk.unlink(found.keyspace, found.name)
@@ -232,7 +225,7 @@ class Housekeeper(threading.Thread):
         return None
 
     def _key_of(self, found: Found) -> bytes | None:
-        """Return the block of a file, None for a file that nobody should find here."""
+        """Return the block of a file, None for an unexpected file."""
         parsed = parse_file_name(found.keyspace, found.name)
         wall_s = self._files.clocks.to_wall(self._files.clocks.now_s())
         if (
@@ -246,7 +239,6 @@ class Housekeeper(threading.Thread):
         return parsed[0]
 
     def _measure(self) -> None:
-        """Let blocks take what the file system can spare, and keep the clock."""
         files = self._files
         free_bytes, all_bytes = files.disk.room()
         room_bytes = files.index.used_bytes + free_bytes - all_bytes * self._floor_percent / 100
@@ -259,7 +251,6 @@ class Housekeeper(threading.Thread):
             files.disk.remember_clock(files.clocks.to_wall(now_s))
 
     def _forget_directories(self) -> None:
-        """Remove directories of keyspaces that have no blocks any more; a store makes its own anew."""
         emptied, self._emptied = self._emptied, set()
         for keyspace in emptied:
             if not self._files.index.condemned((keyspace,)):

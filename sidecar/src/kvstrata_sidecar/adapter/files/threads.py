@@ -1,7 +1,6 @@
-"""The threads that carry blocks to and from a tier of files: workers, and one that keeps time.
+"""Threads of a tier of files: workers, and a timer for deadlines.
 
-Time means deadlines, at which tasks are answered and what runs for them is told to end. It touches no disk, so it is
-never late because of one.
+The timer touches no disk, so a slow disk never delays it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 class FileCrew:
-    """Carries parts from `start` to `close`. `make_pages` makes what one worker moves blocks through."""
-
     def __init__(
         self,
         tier: FileTierParams,
@@ -63,16 +60,13 @@ class FileCrew:
         self._timer = threading.Thread(target=self._keep_time, name=f"kvs-{tier.name}-timer", daemon=True)
 
     def start(self) -> None:
-        """Start the threads."""
         for thread in self._threads():
             thread.start()
 
     def put(self, part: AnyPart) -> Refusal | None:
-        """Queue a part; why not, if so."""
         return self._lane.put(part)
 
     def wake_by(self, moment_s: float) -> None:
-        """See that the clock is looked at by `moment_s`."""
         with self._wake:
             if moment_s < self._wake_at_s:
                 self._wake_at_s = moment_s
@@ -80,11 +74,10 @@ class FileCrew:
 
     @property
     def alive(self) -> bool:
-        """Whether all threads are alive."""
         return all(one.is_alive() for one in self._threads())
 
     def close(self) -> None:
-        """Answer every task, and have the threads end."""
+        """Answer every task and stop the threads."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
@@ -95,7 +88,7 @@ class FileCrew:
         self._tasks.expire(float("inf"))
 
     def join(self) -> None:
-        """Wait a moment for each thread; one that waits for the disk ends when the disk answers."""
+        """Wait briefly for each thread; one that waits for the disk ends when the disk answers."""
         for thread in self._threads():
             thread.join(CLOSE_TIMEOUT_S)
 
@@ -103,7 +96,7 @@ class FileCrew:
         return [*self._workers, self._timer]
 
     def _failed(self, error: Exception) -> None:
-        """Count it, and log what no detail tells: a defect of ours."""
+        """Count an error; log those that are defects of ours."""
         self._counters.add("errors")
         now_s = self._clock()
         if not isinstance(error, DiskError) and now_s >= self._tell_at_s:
@@ -111,7 +104,6 @@ class FileCrew:
             logger.error("Blocks cannot be carried to or from tier %s", self._tier.name, exc_info=error)
 
     def _keep_time(self) -> None:
-        """Cancel what is late, until closed."""
         while True:
             for task in self._tasks.expire(self._clock()):
                 self._give_up(task)

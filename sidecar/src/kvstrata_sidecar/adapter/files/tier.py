@@ -1,4 +1,4 @@
-"""A tier of files as LMCache uses it: lookups out of the index, loads and stores by workers, answers by deadline."""
+"""A tier of files for LMCache: lookups in the index, loads and stores by workers, answers by deadline."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKin
 class FileTier:
     """A directory of block files under the pod's enforcement.
 
-    `answered(task)` is called from any thread, without locks, once a task's answer can be fetched; for a lookup that is
-    before `lookup` returns. `guarded` says whether whoever frees LMCache's memory keeps back what `spans` holds: then
-    tasks are answered at their deadline, however long the disk takes; otherwise when the disk has let go.
+    `answered(task)` is called from any thread, without locks, once a task's answer can be fetched; for a lookup before
+    `lookup` returns. If `guarded()`, memory in `spans` is held back when LMCache frees it: then tasks are answered at
+    their deadline; otherwise when the disk has finished.
     """
 
     per_pod = True
@@ -103,25 +103,25 @@ class FileTier:
             thread.start()
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Begin to store blocks from `views`; return the task's id. What is refused counts as stored with 0 bytes."""
+        """Start storing blocks from `views`; return the task's id. Refused blocks count as stored with 0 bytes."""
         return self._store(blocks, views, self._params.store_deadline_ms)
 
     def hand_down(
         self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
     ) -> None:
-        """Begin to store blocks that are about to leave the memory; see PodTier, and `guarded` for the views."""
+        """Start storing blocks that are about to leave the memory; see PodTier, and `guarded` for the views."""
         self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
 
     def life_s(self, block: Block) -> float:
-        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
+        """Return how long after its computation the policy lets a block live here, 0 for not at all."""
         return self._finder.life_s(block)
 
     def takes(self, block: Block) -> bool:
-        """Whether a block could be stored here now, as far as that is known without waiting."""
+        """Whether a block could be stored here now, as far as is known without waiting."""
         return self._refusal(block.keyspace, True) is None
 
     def lookup(self, blocks: Sequence[Block]) -> int:
-        """Look blocks up; return the task's id. It is answered already."""
+        """Look blocks up; return the id of the task, which is answered already."""
         began_s = self._clock()
         keys, needless = self._finder.to_read(blocks)
         task = self._tasks.open(TaskKind.LOOKUP, len(blocks), 1, float("inf"))
@@ -138,7 +138,7 @@ class FileTier:
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Begin to load blocks into `views`; return the task's id. See `guarded` for what may touch a view later."""
+        """Start loading blocks into `views`; return the task's id. See `guarded` for later access to the views."""
         reading = self._finder.to_read(blocks).blocks
         batches = divide(_lent(blocks, views, reading), len(blocks), self._params.workers)
         task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
@@ -155,7 +155,7 @@ class FileTier:
         return self._tasks.pop_found(task_id)
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
-        """Delete blocks and return the keys of those that were there. It takes the load deadline at most."""
+        """Delete blocks; return the keys of those that existed. Takes at most the load deadline."""
         deleted: list[Key] = []
         give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
         for keyspace, names in _by_keyspace(blocks, self._finder.own(blocks)).items():
@@ -165,32 +165,30 @@ class FileTier:
         return deleted
 
     def holds(self, keyspace: str, block: Block) -> bool:
-        """Whether a block could be read here now, without that being a use of it."""
+        """Whether a block could be read here now; no use of it."""
         allowed = self._enforcement.refusal(keyspace, tier=self._params.name) is None
         if self._files.health.refusal() is not None or not allowed:
             return False
         return self._finder.holds(block)
 
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
-        """Return how many bytes each block takes here, 0 for what cannot be read here."""
+        """Return each block's bytes, 0 if it cannot be read here."""
         index = self._files.index
         return [index.size(self._finder.key(block)) if self.holds(block.keyspace, block) else 0 for block in blocks]
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
-        """Return the blocks of these keyspaces that were used last; None until all files are counted."""
+        """Return the most recently used blocks of these keyspaces; None until all files are counted."""
         health = self._files.health
         return None if health.recovering or health.refusal() is not None else self._finder.hottest(keyspaces)
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
-        """Remove all files that these keyspaces have now, and return what is left of them."""
         return self._eraser.erase(keyspaces, seen)
 
     def kept(self, blocks: Sequence[Block]) -> int:
-        """Return of how many of these blocks there is a file, whatever the policy says."""
+        """Return how many of these blocks have a file, regardless of policy."""
         return len(self._files.index.known([self._finder.key(block) for block in blocks]))
 
     def state(self) -> TierState:
-        """Return what the pod reports about this tier."""
         counts, health = self._counters.snapshot(), self._files.health
         return TierState(
             name=self._params.name,
@@ -212,7 +210,6 @@ class FileTier:
         )
 
     def policy_changed(self) -> None:
-        """Put another view in force at once, and remove soon what it leaves no room for."""
         view = self._enforcement.view
         self._files.index.follow(view)
         if view is not None:
@@ -222,7 +219,6 @@ class FileTier:
         self._housekeeper.wake()
 
     def usage(self) -> list[ScopeUsage]:
-        """Return what scopes hold in this pod's files."""
         rows = []
         for keyspace, used_bytes, blocks in self._files.index.usage():
             bound = self._files.index.bounds(keyspace)
@@ -232,28 +228,25 @@ class FileTier:
         return rows
 
     def by_scope(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the counts that belong to scopes."""
         return self._counters.by_scope()
 
     def latencies(self) -> Mapping[str, Histogram]:
-        """Return how long LMCache waited for answers."""
         return self._counters.latencies()
 
     def ages(self) -> Mapping[str, Histogram]:
-        """Return how old blocks were when they were loaded, and when they had to go."""
+        """Return ages of blocks when they were loaded, and when they were evicted."""
         return self._counters.ages()
 
     def counters(self) -> dict[str, int]:
-        """Return all counts of this tier."""
         return self._counters.snapshot() | {"blocks": len(self._files.index)}
 
     @property
     def healthy(self) -> bool:
-        """Whether all threads are alive. A disk that is away is no fault of this process."""
+        """Whether all threads are alive. An absent disk is no fault of this process."""
         return self._closed or (self._crew.alive and all(one.is_alive() for one in self._threads()))
 
     def nodes(self) -> dict[str, str]:
-        """Return the breaker's state of the directory, and what is wrong with it."""
+        """Return the breaker's state and error by directory."""
         breaker, detail = self._files.health.breaker, self._detail()
         return {str(self._params.directory): f"{breaker.state}: {detail}" if detail else str(breaker.state)}
 
@@ -316,7 +309,7 @@ class FileTier:
         deadline_ms: int,
         done: Callable[[Task], None] | None = None,
     ) -> Task:
-        # What nobody works on has no deadline, by which `_answer` knows it.
+        # A task without parts has no deadline; `_answer` relies on it.
         deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
         task = self._tasks.open(kind, key_count, parts, deadline_s, done)
         if parts:
@@ -341,7 +334,6 @@ class FileTier:
 
 
 def _lent(blocks: Sequence[Block], views: Sequence[memoryview], found: Sequence[Found]) -> dict[str, list[Lent]]:
-    """Return what is to be carried, by the keyspace on whose behalf."""
     lent: dict[str, list[Lent]] = defaultdict(list)
     for number, key in found:
         lent[blocks[number].keyspace].append(Lent(number, blocks[number].key, key, views[number]))
@@ -349,7 +341,6 @@ def _lent(blocks: Sequence[Block], views: Sequence[memoryview], found: Sequence[
 
 
 def _by_keyspace(blocks: Sequence[Block], found: Sequence[Found]) -> dict[str, dict[bytes, Key]]:
-    """Return LMCache's keys of blocks by keyspace and file."""
     names: dict[str, dict[bytes, Key]] = defaultdict(dict)
     for number, key in found:
         names[blocks[number].keyspace][key] = blocks[number].key

@@ -1,16 +1,12 @@
-"""LMCache's own memory (L1) under the pod's policy: who may keep how much in it, for how long, and how it is erased.
+"""LMCache's own memory (L1) under the pod's policy: budgets, retention and erasure.
 
     --server-module '{"module_path": "kvstrata_sidecar.adapter.memory.module", "config": {…}}'
 
-LMCache stores and finds blocks in its memory without asking anybody. What it does offer is a listener, and `delete`.
-So this package follows every block (`events`, into `index/scope_index`), decides which have to go (`index/victims`:
-those of keyspaces outside of the policy, too old ones, those above a scope's limit, and, when the memory fills up, the
-oldest of scopes above their guarantee), and deletes them from a thread of its own (`evictor`). Eviction is ours alone:
-LMCache runs with `noop`.
+LMCache has no hook for admission, only a listener and `delete`. So this package follows every block (`events`, into
+`index/scope_index`), chooses victims (`index/victims`: blocks of keyspaces outside of the policy, expired ones, those
+above a scope's limit, and, when the memory fills up, the oldest of scopes above their guarantee), and deletes them from
+a thread of its own (`evictor`). LMCache runs with the `noop` eviction policy.
 
-Whatever LMCache frees, for whatever reason, is overwritten before it can be handed out again (`scrub`). Therefore free
-memory holds zeros, and erasing a keyspace is deleting its blocks: no list of where its bytes once were is needed.
-
-LMCache's side: `module` is what it loads, `lmcache_memory` what is used of its memory manager, `lmcache_keys` its names
-of blocks, `prefetch` its loads for no request, `lmcache_version` the check that it is the LMCache we know.
+Memory that LMCache frees is overwritten before reuse (`scrub`). Free memory therefore holds zeros, and deleting a
+keyspace's blocks erases it.
 """

@@ -1,4 +1,4 @@
-"""What the policy says about one CPU tier's scopes: as of the last turn, though another may be in force already."""
+"""Bounds of one CPU tier's scopes as of the last turn; a newer view may be in force already."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 
 
 class InForce:
-    """The bounds of scopes in `tier`, None without one. `purges` counts what goes of keyspaces that left the policy.
-
-    Attributes:
-        bounds: by keyspace, as of the last `take`.
-    """
+    """Bounds of scopes in `tier`, None without one. `purges` counts deletions of keyspaces that left the policy."""
 
     def __init__(self, enforcement: Enforcement, tier: str | None, purges: Purges) -> None:
         self._enforcement = enforcement
@@ -28,7 +24,7 @@ class InForce:
         self.bounds: dict[str, Bounds] = {}
 
     def take(self) -> set[str] | None:
-        """Put the view in force into effect; return the keyspaces for which it is another, None if it is the same."""
+        """Apply the view in force; return the keyspaces whose bounds changed, None for the same view."""
         view = self._enforcement.view
         if view is self._view:
             return None
@@ -40,10 +36,7 @@ class InForce:
         return differ | (before.keys() - self.bounds.keys())
 
     def watch(self) -> None:
-        """Count what goes of keyspaces that left the policy: of each view, also of one that was replaced at once.
-
-        Safe to call from any thread.
-        """
+        """Count deletions of keyspaces that left the policy, for each view, even one replaced at once. Thread-safe."""
         with self._lock:
             view = self._enforcement.view
             before, now = self._watched, frozenset(view.keyspaces if view is not None else ())
@@ -52,7 +45,7 @@ class InForce:
             self._watched = now
 
     def guarantees(self, room_bytes: float) -> dict[str, float]:
-        """Return what scopes are guaranteed, in bytes by keyspace, cut by one share if it does not fit."""
+        """Return guaranteed bytes by keyspace, scaled down if they do not fit."""
         if self._guarantees[0] != room_bytes:
             self._guarantees = (room_bytes, scaled_guarantees(self.bounds, room_bytes))
         return self._guarantees[1]

@@ -1,6 +1,6 @@
-"""Erases keyspaces from LMCache's memory, and reports what is left of them there by a look at LMCache's own tables.
+"""Erases keyspaces from LMCache's memory, and reports what is left, from LMCache's own tables.
 
-Blocks that have to go are deleted at once where nobody uses them, and the moment they are let go where somebody does.
+Unused blocks are deleted at once, others as soon as they are released.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 
 MAX_TALLIES = 65_536
-"""Keyspaces whose sums are kept; the oldest are forgotten first."""
+"""Keyspaces with counts; the oldest are dropped first."""
 
 MEDIUM = "CPU"
 WITHIN_S = 2.0
-"""How long one look may wait for memory to be overwritten; whoever wants to wait longer asks again."""
+"""How long one check waits for memory to be overwritten; a caller that wants to wait longer asks again."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What is gone of one keyspace, and by key what has to go but is in use, as (entry, bytes)."""
+    """Deletions of one keyspace, and its blocks to delete that are in use, as (entry, bytes) by key."""
 
     gone_bytes: int = 0
     gone_blocks: int = 0
     doomed: dict[Hashable, list[tuple[Any, int]]] = field(default_factory=dict)
 
     def went(self, size_bytes: int) -> None:
-        """Count a block that is gone."""
         self.gone_bytes += size_bytes
         self.gone_blocks += 1
 
 
 class Purges:
-    """Keeps at deleting what was doomed. Safe to share between threads."""
+    """Deletes doomed blocks as they are released. Thread-safe."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -45,10 +44,10 @@ class Purges:
         self._lock = threading.Lock()
 
     def doom(self, keyspaces: Collection[str]) -> None:
-        """Everything that these keyspaces hold now has to go, also what is being written or read."""
+        """Doom all current blocks of these keyspaces, including those being written or read."""
         with self._lock:
             tallies = {keyspace: self._tally(keyspace) for keyspace in keyspaces}
-            # First what is being written: a block on its way from one table to the other is seen in one or in both.
+            # Staged blocks first: a block moving between the tables is seen in one or in both.
             for key, entry in [*self._pool.staged(), *self._pool.resident()]:
                 tally = tallies.get(key.cache_salt)
                 if tally is not None:
@@ -58,13 +57,11 @@ class Purges:
                     self._waiting[key.cache_salt] = tally
 
     def watch(self, keyspaces: Iterable[str]) -> None:
-        """Count from now on what goes of these keyspaces, which have left the policy."""
         with self._lock:
             for keyspace in keyspaces:
                 self._tally(keyspace)
 
     def forget(self, keyspaces: Iterable[str]) -> None:
-        """Count no more what goes of these keyspaces, which are in the policy again."""
         with self._lock:
             for keyspace in keyspaces:
                 tally = self._tallies.get(keyspace)
@@ -72,10 +69,8 @@ class Purges:
                     del self._tallies[keyspace]
 
     def delete(self, blocks: Mapping[Hashable, tuple[str, int]]) -> set[Hashable]:
-        """Delete blocks, (keyspace, bytes) by key, whose keyspaces have left the policy; return what was deleted.
-
-        What is doomed is left to `advance`, so that no block counts twice.
-        """
+        """Delete blocks, (keyspace, bytes) by key, of keyspaces that left the policy; return the deleted keys. Doomed
+        blocks are left to `advance`, so that no block counts twice."""
         with self._lock:
             keys = [
                 key
@@ -90,12 +85,10 @@ class Purges:
             return deleted
 
     def is_doomed(self, key: Any) -> bool:
-        """Whether a block of this name has to go."""
         tally = self._waiting.get(key.cache_salt)
         return tally is not None and key in tally.doomed
 
     def advance(self) -> None:
-        """Delete what can be deleted of what is doomed."""
         with self._lock:
             doomed = [(tally, key) for tally in self._waiting.values() for key in tally.doomed]
             if doomed:
@@ -112,7 +105,6 @@ class Purges:
             self._waiting = {keyspace: tally for keyspace, tally in self._waiting.items() if tally.doomed}
 
     def gone(self, keyspaces: Iterable[str]) -> tuple[int, int]:
-        """Return how many bytes and blocks of these keyspaces together are gone."""
         with self._lock:
             tallies = [self._tallies[keyspace] for keyspace in set(keyspaces) if keyspace in self._tallies]
             return sum(tally.gone_bytes for tally in tallies), sum(tally.gone_blocks for tally in tallies)
@@ -129,10 +121,8 @@ class Purges:
 
 
 class MemoryEraser:
-    """Erases from one pool.
-
-    `tier` names the CPU tier, None without one; `residue` says why copies may be left elsewhere, or is empty.
-    """
+    """Erases from one pool. `tier` names the CPU tier, None without one; `residue` says why copies may remain
+    elsewhere, or is empty."""
 
     def __init__(self, pool: Pool, purges: Purges, *, tier: str | None, residue: str) -> None:
         self._pool = pool
@@ -141,10 +131,8 @@ class MemoryEraser:
         self._residue = residue
 
     def erase(self, keyspaces: Collection[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
-        """Delete what these keyspaces have now, and return what is left. What is in use goes when it is let go.
-
-        `seen` is called with the keyspace and the chunk's hash of each block that was there.
-        """
+        """Delete the current blocks of these keyspaces, and return what is left. Blocks in use go when they are
+        released. `seen` is called with the keyspace and chunk hash of each block found."""
         names = frozenset(keyspaces)
         for key, _ in self._named(names):
             seen(key.cache_salt, key.chunk_hash)
@@ -172,21 +160,21 @@ class MemoryEraser:
         )
 
     def forget(self, keys: Collection[Any]) -> tuple[int, int]:
-        """Delete these blocks; return how many went, and how many somebody uses."""
+        """Delete these blocks; return how many were deleted, and how many are in use."""
         deleted, locked = self._pool.delete([key for key in keys if self._pool.entry(key) is not None])
         coming = sum(self._pool.coming(key) for key in keys)
         return len(deleted), len(locked) + coming
 
     def found(self, keys: Collection[Any]) -> int:
-        """Return how many of these blocks a lookup finds, without that being a use of them."""
+        """Return how many of these blocks a lookup finds; no use of them."""
         return sum(self._pool.entry(key) is not None for key in keys)
 
     def kept(self, keys: Collection[Any]) -> int:
-        """Return of how many of these blocks there is something, to be read or being written."""
+        """Return how many of these blocks exist or are being written."""
         return sum(self._pool.entry(key) is not None or self._pool.coming(key) for key in keys)
 
     def _named(self, names: frozenset[str]) -> list[tuple[Any, Any]]:
-        # First what is being written: a block on its way from one table to the other is seen in one or in both.
+        # Staged blocks first: a block moving between the tables is seen in one or in both.
         return [*self._staged(names), *self._resident(names)]
 
     def _staged(self, names: frozenset[str]) -> list[tuple[Any, Any]]:

@@ -1,6 +1,6 @@
-"""Events of LMCache's memory: noted by its listener, entered into the index by the evictor's turns.
+"""Events of LMCache's memory: queued by its listener, entered into the index by the evictor's turns.
 
-What the listener missed is found by comparing the index with LMCache's own tables, a piece at a time.
+Missed events are found by comparing the index with LMCache's own tables, a piece at a time.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 
 MAX_EVENTS = 1_000_000
-"""Events that may wait; beyond, the index is compared with LMCache's tables."""
+"""Waiting events; beyond, the index is compared with LMCache's tables."""
 
 MAX_KNOWN_AGES = 65_536
 
 COMPARE_S = 60.0
-"""How often the index is compared with LMCache's own tables."""
 
 COMPARED_AT_ONCE = 2048
-"""Blocks of which a turn sees whether both have them: the next event must not wait for all."""
+"""Blocks compared in one turn: events wait meanwhile."""
 
 
 class MemoryEvent(Enum):
-    """What happened."""
-
     WRITTEN = auto()
     LOADED = auto()
     USED = auto()
@@ -40,33 +37,29 @@ class MemoryEvent(Enum):
 
 
 class EventQueue:
-    """Events in the order in which they happened. `lost` is whether some did not fit; who made up for them resets it.
-
-    `add` may be called from any thread and never waits.
-    """
+    """Events in order. `lost`: some did not fit, reset when a comparison begins. `add` is thread-safe, never waits."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[MemoryEvent, Sequence[Any]]] = deque()
         self.lost = False
 
     def add(self, what: MemoryEvent, about: Sequence[Any]) -> None:
-        """Keep an event: what happened to which keys, or of INHERITED a key and its moment."""
+        """Add an event and its keys; for INHERITED a key and its moment."""
         if len(self._waiting) < MAX_EVENTS:
             self._waiting.append((what, about))
         else:
             self.lost = True
 
     def take(self) -> Iterator[tuple[MemoryEvent, Sequence[Any]]]:
-        """Return, once, what is there now."""
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 
 
 class Arrivals:
-    """When the tokens of coming blocks were computed, on one clock.
+    """When the tokens of arriving blocks were computed, on one clock.
 
-    `announce` and `computed_s` may be called from any thread at any moment, `follow` and `enter` from one, in the order
-    in which blocks came and went: a block of the same name may be leaving, and the age is that of the next.
+    `announce` and `computed_s` are thread-safe. `follow` and `enter` are called from one thread, in the order of
+    events: a block of the same name may be leaving, and the age is that of the next.
     """
 
     def __init__(self) -> None:
@@ -75,7 +68,7 @@ class Arrivals:
         self._next: dict[Hashable, float] = {}
 
     def announce(self, key: Hashable, computed_s: float) -> None:
-        """Learn of a block whose load is about to be answered."""
+        """Record a block whose load is about to be answered."""
         with self._lock:
             _put(self._announced, key, computed_s)
 
@@ -85,14 +78,11 @@ class Arrivals:
             return self._announced.get(key)
 
     def follow(self, key: Hashable, computed_s: float) -> None:
-        """Note that the next block of this name was announced."""
         _put(self._next, key, computed_s)
 
     def enter(self, key: Hashable, *, out_of_order: bool = False) -> float | None:
-        """Return what was announced of the block that is entered now, None if nothing was.
-
-        `out_of_order` is whether it is not known in which order things happened: then any announcement counts.
-        """
+        """Return the announced moment of a block being entered, None without one. `out_of_order`: the order of events
+        is unknown, so any announcement counts."""
         computed_s = self._next.pop(key, None)
         with self._lock:
             announced_s = self._announced.get(key)
@@ -110,8 +100,8 @@ def _put(ages: dict[Hashable, float], key: Hashable, computed_s: float) -> None:
 
 
 class IndexUpdater:
-    """Keeps `index` in step with `pool`; `gone` is told of every block that has left the memory, `promoted` of the
-    keyspace and the bytes of every one that came from another tier to stay.
+    """Keeps `index` in step with `pool`. `gone` is called for every block that left the memory, `promoted` with
+    keyspace and bytes of every one that came from another tier to stay.
 
     `inherit_age` and `age_s` may be called from any thread, the rest from the evictor's turns only.
     """
@@ -140,31 +130,28 @@ class IndexUpdater:
 
     @property
     def comparing(self) -> bool:
-        """Whether a comparison has begun and not ended."""
         return bool(self._to_compare)
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
-        """Say how long ago the tokens of a block were computed that is being loaded from another tier.
-
-        Called before the load is answered; a block of which nothing was said counts as computed when it was written.
-        """
+        """Record the age of the tokens of a block being loaded from another tier. Called before the load is answered; a
+        block without a recorded age counts as computed when it was written."""
         computed_s = self._clock() - max(0.0, age_s)
         self._arrivals.announce(key, computed_s)
-        # In line with what happens: a block of this name may be leaving, and what comes next has this age.
+        # In event order: a block of this name may be leaving, and the age is that of the next.
         self._events.add(MemoryEvent.INHERITED, (key, computed_s))
 
     def age_s(self, key: Hashable) -> float:
-        """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
+        """Return the age of a block's tokens, 0 if unknown."""
         kept = self._index.find(key)
         coming_s = self._arrivals.computed_s(key)
-        # One that is being loaded again may go to another tier before its arrival has been entered.
+        # A block loaded again may go to another tier before its arrival is entered.
         known = [
             moment_s for moment_s in (kept.computed_s if kept is not None else None, coming_s) if moment_s is not None
         ]
         return max(0.0, self._clock() - min(known)) if known else 0.0
 
     def read_events(self, now_s: float) -> set[str]:
-        """Enter what was noted; return the keyspaces in which blocks came, or may be let go."""
+        """Enter queued events; return the keyspaces with new or possibly released blocks."""
         changed: set[str] = set()
         index = self._index
         for what, keys in self._events.take():
@@ -177,7 +164,7 @@ class IndexUpdater:
                     self._left(key)
                 continue
             if what is MemoryEvent.USED:
-                # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.
+                # As LMCache's LRU: the last blocks of a prompt must be evicted first, or the rest could not be found.
                 for key in reversed(keys):
                     index.touch(key)
                     if (kept := index.find(key)) is not None:
@@ -196,7 +183,7 @@ class IndexUpdater:
         return changed
 
     def compare(self, now_s: float) -> set[str]:
-        """Make the index hold what LMCache holds, whatever was missed, a piece at a time; return what differed."""
+        """Compare a piece of the index with LMCache's tables and correct it; return the keyspaces that differed."""
         if self._events.lost or now_s - self._compared_s >= COMPARE_S:
             self._compared_s, self._events.lost = now_s, False
             self._to_compare = [*self._index, *(key for key, _ in self._pool.resident())]
@@ -227,6 +214,5 @@ class IndexUpdater:
                 self._promoted(key.cache_salt, self._pool.size(entry))
 
     def _left(self, key: Hashable) -> None:
-        """Tell that a block left, unless another of its name has come since or is coming."""
         if self._pool.entry(key) is None and not self._pool.coming(key):
             self._gone(key)

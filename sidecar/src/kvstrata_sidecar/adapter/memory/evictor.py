@@ -1,8 +1,8 @@
 """The thread that keeps LMCache's memory within the policy.
 
-LMCache's listener runs under the lock that all its work waits for, so it only notes what happened and wakes the thread.
-The thread enters it into the index, chooses what has to go, and has LMCache delete it. A block in use is looked at
-again when its reader lets go, and once a second, because locks of readers that died expire without an event.
+LMCache's listener runs under its global lock, so it only queues events and wakes the thread. The thread enters them
+into the index, chooses victims, and has LMCache delete them. A victim in use is checked again when its reader releases
+it, and once a second, because locks of dead readers expire without an event.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, NOBODY, Counters
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 
 LOOK_S = 1.0
-"""How soon what was in use is looked at again: LMCache's locks of readers that died expire without an event."""
+"""Delay until blocks in use are checked again: LMCache's locks of dead readers expire without an event."""
 
 
 MARGIN_PERCENT = 1
-"""How much more of the memory is freed than its mark asks for, so that not every block needs a choice of its own."""
+"""Extra memory freed beyond the watermark, so that not every block needs a choice."""
 
 FAILED_ALLOCATION_PERCENT = 10
-"""The same, when LMCache found no memory for a batch of blocks."""
+"""The same after LMCache found no memory for a batch of blocks."""
 
 
 class Evictor:
-    """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
+    """Keeps one pool within the policy in force. Methods besides `start` and `close` are thread-safe.
 
-    `tier` names the CPU tier, None without one. `residue` says why copies may be left elsewhere, or is empty. `gone` is
-    called with the key of every block that has left the memory. `passes_on` says whether another tier admits a block
-    that was written here; LMCache's listener reports to `pending_write_back`. `lower` returns these tiers from fast to
-    slow: what leaves is copied to them.
+    `tier` names the CPU tier, None without one. `residue` says why copies may remain elsewhere, or is empty. `gone` is
+    called with the key of every block that left the memory. `passes_on` says whether another tier admits a block
+    written here; LMCache's listener reports to `pending_write_back`. `lower` returns these tiers from fast to slow:
+    evicted blocks are copied to them.
     """
 
     def __init__(
@@ -94,28 +94,25 @@ class Evictor:
 
     @property
     def healthy(self) -> bool:
-        """Whether the policy is being enforced and freed memory comes back."""
         return self._turns.healthy and self._pool.scrubber.healthy
 
     def start(self) -> None:
-        """Begin to enforce."""
         self._turns.start()
 
     def close(self) -> None:
-        """End the thread."""
         self._turns.close()
 
     def note(self, what: MemoryEvent, keys: Sequence[Any]) -> None:
-        """Note an event; called by LMCache under its lock, so nothing else happens here."""
+        """Queue an event; called by LMCache under its lock, so nothing else happens here."""
         if what is MemoryEvent.RESERVED and not keys:
-            # LMCache tells of no keys only when it had no memory for any.
+            # LMCache reports no keys only if it had no memory for any.
             self._allocation_failed = True
         else:
             self._events.add(what, tuple(keys))
         self._turns.wake()
 
     def loaded(self, keys: Sequence[Any]) -> None:
-        """Note that a tier's load was done; called by LMCache under its lock, while who asked has the blocks locked."""
+        """Record a tier's load; called by LMCache under its lock, while the requester has the blocks locked."""
         came = list(keys)
         for key, pool in self.borrowed.arrived(keys, self._pool.address):
             own = self._pool.loans.adopt(key, pool) if self._pool.loans is not None else None
@@ -125,55 +122,49 @@ class Evictor:
         self.note(MemoryEvent.LOADED, came)
 
     def policy_changed(self) -> None:
-        """Look at the view in force now rather than within a second."""
+        """Apply the view in force now, not within a second."""
         self._policy.watch()
         self._turns.wake()
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
-        """Say how long ago the tokens of a block were computed that is being loaded; see `IndexUpdater`."""
+        """Record the age of the tokens of a block being loaded; see `IndexUpdater`."""
         self._updater.inherit_age(key, age_s)
 
     def confirm(self, tier: PodTier, keys: Iterable[Hashable]) -> None:
-        """Record that a slower tier holds blocks now."""
-        if not tier.per_pod:  # others know at any time what they have
+        if not tier.per_pod:  # per-pod tiers know their blocks at any time
             self._write_back.presence.confirm(tier, keys)
 
     def age_s(self, key: Hashable) -> float:
-        """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
         return self._updater.age_s(key)
 
     def in_use(self, key: Hashable) -> bool:
-        """Whether a block is there and somebody reads it now."""
         return self._pool.in_use(key)
 
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
-        """Return how many bytes each block takes here, 0 for one that no reader can find."""
+        """Return each block's bytes, 0 if no reader can find it."""
         entries = (self._pool.entry(block.key) for block in blocks)
         return [self._pool.size(entry) if entry is not None else 0 for entry in entries]
 
     def held_bytes(self, keyspace: str) -> int:
-        """Return what a keyspace's blocks take here."""
         scope = self._index.scope(keyspace)
         return scope.used_bytes if scope is not None else 0
 
     @property
     def tier(self) -> str | None:
-        """The name of the CPU tier, None without one."""
         return self._tier
 
     def lendable(self, key: Any) -> bool:
-        """Whether a block of a pool may be lent anew: otherwise readers that overlap would keep what has to go."""
+        """Whether a pool's block may be lent again: overlapping readers would otherwise keep a doomed block."""
         bound = self._policy.bounds.get(key.cache_salt)
         if bound is None or bound.denied or self._purges.is_doomed(key):
             return False
         return bound.retention_s is None or self._updater.age_s(key) < bound.retention_s
 
     def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
-        """Return the largest scopes' use, and how many scopes were left out."""
+        """Return the largest scopes' use, and the number of scopes left out."""
         return usage_rows(self._index, self._policy.bounds, self._tier or "")
 
     def states(self) -> tuple[TierState, ...]:
-        """Return the CPU tier's state; nothing without one."""
         if self._tier is None:
             return ()
         healthy = self.healthy
@@ -181,23 +172,20 @@ class Evictor:
         return (TierState(self._tier, "CPU", "closed" if healthy else "open", detail),)
 
     def evictions(self) -> dict[tuple[str, str], int]:
-        """Return how many blocks had to go, by scope and cause; scopes of no policy together."""
+        """Return evicted blocks by scope and cause; scopes outside of the policy together."""
         return by_scope(self._evictions)
 
     def ages(self) -> dict[str, Histogram]:
-        """Return how old blocks were when they were used, and when they had to make room."""
         return self._evictions.ages()
 
     def drift_bytes(self) -> int:
-        """Return what LMCache says is in use beyond the blocks that are counted or being written, below 0 if less."""
         return drift_bytes(self._pool, self._index)
 
     def came_and_lent(self) -> dict[tuple[str, str], int]:
-        """Return what came from other tiers to stay and what was lent, by scope and name of the count."""
         return by_scope(self.traffic)
 
     def counters(self) -> dict[str, int]:
-        """Return counts since the start, and some figures: see docs/guides/memory.md."""
+        """Return counts since the start and some gauges: see docs/guides/memory.md."""
         return (
             dict(self._counts)
             | self.traffic.snapshot()
@@ -211,12 +199,12 @@ class Evictor:
         )
 
     def turn(self) -> float:
-        """Enter what happened, let go what has to go; return after how many seconds to look again at the latest."""
+        """Enter events, evict; return the seconds until the next turn at the latest."""
         with self._turn_lock:
             now_s = self._clock()
-            # A turn that failed has removed deadlines and events of what was to be looked at.
+            # A failed turn has consumed deadlines and events, so everything is checked.
             everything, self._unfinished = self._unfinished, True
-            # First what is doomed: the index learns of it in this very turn, so no other block goes in its stead.
+            # Doomed blocks first: the index learns of them in this turn, so no other block goes in their stead.
             self._purges.advance()
             changed = self._updater.read_events(now_s) | self._updater.compare(now_s)
             changed |= self._take_view() | self._deadlines.due(now_s)
@@ -244,7 +232,6 @@ class Evictor:
             return max(0.0, min(moments_s) - now_s)
 
     def _look_again(self, keyspace: str, choice: Choice, now_s: float) -> None:
-        """Plan when a scope that was just looked at has to be looked at again."""
         scope, bound = self._index.scope(keyspace), self._policy.bounds.get(keyspace)
         locked_bytes = choice.locked.get(keyspace, 0)
         self._locked.pop(keyspace, None)
@@ -254,13 +241,12 @@ class Evictor:
         moment_s = None if scope is None or bound is None else next_expiry_s(scope, bound, now_s, again_s)
         if locked_bytes or keyspace in choice.failed:
             if self.pending_write_back:
-                # LMCache says when a reader lets go, but not when it takes nothing up.
+                # LMCache reports a reader's release, but not a load that takes nothing.
                 again_s = now_s + GRACE_S
             moment_s = again_s if moment_s is None else min(moment_s, again_s)
         self._deadlines.plan(keyspace, moment_s)
 
     def _take_view(self) -> set[str]:
-        """Put the view in force into effect; return the keyspaces for which it is another."""
         differ = self._policy.take()
         if differ is None:
             return set()
@@ -269,10 +255,8 @@ class Evictor:
         return differ
 
     def _reclaim_abandoned(self) -> None:
-        """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one.
-
-        Where a block of that name has come all the same, it would go along: then it is left until that one goes.
-        """
+        """Free abandoned reservations, which LMCache leaves to eviction. If a block of that name exists, it would be
+        deleted too: then the reservation stays until that block goes."""
         abandoned = [key for key in self._pool.abandoned() if self._pool.entry(key) is None]
         if abandoned:
             deleted, _ = self._pool.delete(abandoned)
@@ -280,7 +264,7 @@ class Evictor:
 
     def _keeps(self, pool: str, chunk_hash: bytes) -> bool:
         readable = self._enforcement.readable
-        # A pool that is gone is no pool any more, and keeps nothing.
+        # A removed pool keeps nothing.
         return self._tier is not None and pool in readable.chunks and readable.admits(pool, chunk_hash, self._tier)
 
     def _count_promoted(self, keyspace: str, size_bytes: int) -> None:
@@ -294,7 +278,7 @@ class Evictor:
         self._tell_gone(key)
 
     def _is_spared(self, key: Hashable) -> bool:
-        """Whether a block is not to be copied: it is in use, on its way already, or has to go."""
+        """Whether a block is not to be copied: in use, already on its way, or doomed."""
         pending = self.pending_write_back.waits(key, self._clock())
         return pending or self._pool.in_use(key) or self._purges.is_doomed(key)
 
@@ -325,7 +309,7 @@ class Evictor:
         return choose(self._index, situation, changed)
 
     def _evict(self, choice: Choice) -> set[str]:
-        """Delete what was chosen; return the keyspaces of what could not be deleted."""
+        """Delete the victims; return the keyspaces of those that could not be deleted."""
         if not choice.victims:
             return set()
         removed: dict[Hashable, tuple[str, int]] = {}

@@ -1,4 +1,4 @@
-"""LMCache's (0.5.6) names of a chunk's parts: one for each rank and group of layers, as the engine registered them."""
+"""LMCache's (0.5.6) names of a chunk's parts: one for each rank and group of layers that the engine registered."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvstrata_sidecar.adapter.pool_report import counted_groups
 
 
 class Chunks:
-    """Names chunks by `layouts`: what LMCache's registry knows, by a model's name and its number of ranks."""
+    """`layouts` is LMCache's registry, by model name and number of ranks."""
 
     def __init__(self, layouts: Mapping[tuple[str, int], Any]) -> None:
         self._layouts = layouts
 
     def keys(self, keyspace: str, chunk_hashes: Sequence[bytes]) -> list[list[Any]] | None:
-        """Return the keys of each chunk's parts, None before an engine registered how its blocks look."""
+        """Return the keys of each chunk's parts, None before an engine registered its layout."""
         registered = list(self._layouts.items())
         if not registered:
             return None
@@ -34,7 +34,6 @@ class Chunks:
 
 
 def ranks_of(world_size: int) -> list[int]:
-    """Return LMCache's names of the ranks of an engine on one node."""
     return [
         ObjectKey.ComputeKVRank(world_size=world_size, global_rank=rank, local_world_size=world_size, local_rank=rank)
         for rank in range(world_size)

@@ -1,7 +1,7 @@
-"""What is used of LMCache's memory manager (0.5.6): reading its tables, deleting by key, and standing in its `free`.
+"""LMCache's memory manager (0.5.6): reads its tables, deletes by key, and replaces its `free`.
 
-Its tables are read without its lock. Copying a dictionary's items is one step for the interpreter, and what is
-read may have changed a moment later in any case: `delete` looks at locks again under the manager's own lock.
+Its tables are read without its lock. Copying a dictionary's items is atomic in the interpreter, and a copy may be stale
+anyway: `delete` checks locks again under the manager's own lock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from kvstrata_sidecar.adapter.memory.scrub import Scrubber
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 
 DELETED_AT_ONCE = 256
-"""Blocks that are deleted under one hold of LMCache's lock, which all tenants' requests wait for."""
+"""Blocks deleted under one hold of LMCache's lock, for which all tenants' requests wait."""
 
 
 class Reserved(NamedTuple):
-    """A block that was locked to be read: what is locked cannot be deleted. `span` keeps its memory even if LMCache
-    frees it all the same, as when all of it is emptied.
-    """
+    """A block locked for reading, which cannot be deleted. `span` holds its memory even if LMCache frees it, as when it
+    empties everything."""
 
     key: Any
     entry: Any
@@ -34,8 +33,8 @@ class Reserved(NamedTuple):
 class Pool:
     """One LMCache L1Manager whose freed memory is overwritten from `guard` until `close`.
 
-    `success` and `locked` are LMCache's answers: done, and (of a delete) in use. `spans` is memory that disks
-    may still touch. `loans`, once `lend` was called, are no blocks here: but for `in_use`, nobody sees them.
+    `success` and `locked` are LMCache's answers: done, and (for a delete) in use. `spans` is memory that disks may
+    still touch. `loans`, set by `lend`, are not counted as blocks; only `in_use` includes them.
     """
 
     def __init__(self, manager: Any, success: object, locked: object, spans: Spans | None = None) -> None:
@@ -49,7 +48,6 @@ class Pool:
         self.loans: Loans | None = None
 
     def guard(self) -> None:
-        """From now on overwrite whatever LMCache frees."""
         self.scrubber.start()
 
         def free(objects: list[Any]) -> object:
@@ -60,19 +58,18 @@ class Pool:
         self._memory.free = free
 
     def lend(self, loans: Loans) -> None:
-        """From now on lend pools' blocks; after `guard`."""
+        """Start lending pools' blocks; after `guard`."""
         self.loans = loans
         loans.begin()
 
     def close(self) -> None:
-        """Overwrite what is put aside and leave LMCache's memory manager as it was."""
         if self.loans is not None:
             self.scrubber.take(self.loans.close())
         self._memory.__dict__.pop("free", None)
         self.scrubber.close()
 
     def listen(self, listener: Any) -> None:
-        """Have LMCache tell `listener` of every change, under its lock."""
+        """Have LMCache report every change to `listener`, under its lock."""
         self._manager.register_listener(listener)
 
     def usage(self) -> tuple[int, int]:
@@ -92,14 +89,13 @@ class Pool:
         ]
 
     def staged_bytes(self) -> Counter[str]:
-        """Return the bytes that are being written, by keyspace."""
         total: Counter[str] = Counter()
         for key, entry in self.staged():
             total[key.cache_salt] += self.size(entry)
         return total
 
     def abandoned(self) -> list[Any]:
-        """Return the keys whose writers have let their time run out."""
+        """Return the keys whose writers have timed out."""
         return [key for key, entry in self.staged() if not entry.write_lock.is_locked()]
 
     def entry(self, key: Hashable) -> Any:
@@ -108,36 +104,32 @@ class Pool:
         return None if loans and loans.has(key, entry) else entry
 
     def address(self, key: Hashable) -> int | None:
-        """Return where a block is in memory, or what is lent under its key; None for one that is not there."""
+        """Return the memory address of a block or a loan, None without one."""
         entry = self._manager._objects.get(key)
         return None if entry is None else int(entry.memory_obj.data_ptr)
 
     def coming(self, key: Hashable) -> bool:
-        """Whether a block of this name is being written."""
         return bool(self._manager._staging.get(key))
 
     def holds(self, key: Hashable, entry: Any) -> bool:
-        """Whether this very entry is there, found by readers or still being written.
-
-        Entries go from writing to reading and never back, so looking in this order cannot miss one on its way.
-        """
+        """Whether this very entry is readable or being written. Entries go from writing to reading and never back, so
+        this order cannot miss one on its way."""
         writers = self._manager._staging.get(key)
         if writers is not None and any(one is entry for one in list(writers.values())):
             return True
         return self.entry(key) is entry
 
     def in_use(self, key: Hashable) -> bool:
-        """Whether somebody reads a block now, or what is lent under its key."""
         entry = self._manager._objects.get(key)
         return entry is not None and bool(entry.read_lock.is_locked())
 
     @staticmethod
     def size(entry: Any) -> int:
-        """Return how much memory an entry takes, padding included."""
+        """Return an entry's bytes, padding included."""
         return int(entry.memory_obj.get_physical_size())
 
     def delete(self, keys: Sequence[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
-        """Delete blocks that nobody uses; return (what was deleted, what is locked). What was not there is neither."""
+        """Delete unused blocks; return (deleted, locked). Missing blocks are in neither."""
         deleted: set[Hashable] = set()
         locked: set[Hashable] = set()
         for start in range(0, len(keys), DELETED_AT_ONCE):
@@ -151,14 +143,11 @@ class Pool:
 
     @property
     def read_lock_s(self) -> float:
-        """How long LMCache's locks of readers last."""
         return float(self._manager._read_ttl_seconds)
 
     def reserve(self, keys: Sequence[Hashable]) -> list[Reserved]:
-        """Lock blocks to read them, until `let_go`; what is not there any more, or goes with its readers, is left out.
-
-        Nothing is lent for that: LMCache's function is called as its store loop does.
-        """
+        """Lock blocks for reading, until `let_go`; missing and temporary blocks are left out. Nothing is lent:
+        LMCache's function is called as its store loop does."""
         wanted = [key for key in keys if (entry := self.entry(key)) is not None and not entry.is_temporary]
         reserved: list[Reserved] = []
         for key, (answer, memory_object) in self._manager.reserve_read(wanted).items():
@@ -173,34 +162,31 @@ class Pool:
         return reserved
 
     def let_go(self, reserved: Sequence[Reserved]) -> None:
-        """Give back what was reserved."""
         for one in reserved:
             self._spans.release(one.span)
-        # LMCache may have emptied its table meanwhile: then another's lock would be undone.
+        # If LMCache emptied its table meanwhile, this would undo another reader's lock.
         self._manager.finish_read([one.key for one in reserved if self._manager._objects.get(one.key) is one.entry])
 
     def return_loans(self) -> None:
-        """Return what was lent to readers that are gone, and free what only loans had kept."""
+        """Return loans of readers that are gone, and free memory that only loans held."""
         if self.loans is not None:
             unread, unowned = self.loans.overdue()
             self.delete(unread)
             self.scrubber.take(unowned)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that LMCache has deleted so far is overwritten; return whether that came true in time."""
-        # LMCache deletes and frees in one go under its lock: whoever has had the lock since knows that it was freed.
+        """Wait until everything deleted so far is overwritten; return whether that succeeded in time."""
+        # LMCache deletes and frees under one hold of its lock: after taking the lock, the memory has been freed.
         with self._manager._lock:
             pass
         return self.scrubber.flush(timeout_s)
 
     def span(self, memory_object: Any) -> tuple[int, int] | None:
-        """Return address and length of a memory object, None if it was given back already."""
         if not memory_object.is_valid():
             return None
         return int(memory_object.data_ptr), int(memory_object.get_physical_size())
 
     def lent(self, address: int, length: int) -> bool:
-        """Whether a disk may still read or write this memory."""
         return self._spans.touches(address, length)
 
     def overwrite(self, address: int, length: int) -> None:
@@ -208,5 +194,4 @@ class Pool:
         ctypes.memset(address, 0, length)
 
     def give_back(self, objects: Iterable[Any]) -> None:
-        """Free memory objects for good."""
         self._free(list(objects))

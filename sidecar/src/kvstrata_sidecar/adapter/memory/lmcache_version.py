@@ -1,7 +1,7 @@
-"""Whether this LMCache is the one that this package was written for.
+"""Checks that LMCache is the version that this package supports.
 
-What it relies on is partly private and changes between LMCache's versions. A server on which it would only seem to
-hold must not run, so every doubt is an error that stops the start.
+The package relies on private parts that change between versions. A server that only seems compatible must not run, so
+every doubt is an error that stops the start.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MANAGER_METHODS = ("register_listener", "delete", "get_memory_usage", "reserve_r
 
 
 class IncompatibleServerError(RuntimeError):
-    """LMCache is another one, or is configured otherwise, than the policy of its memory needs."""
+    """LMCache has another version or configuration than the memory policy needs."""
 
 
 def require_version(version: str) -> None:
-    """Raise IncompatibleServerError unless `version` is the pinned one; a build's own suffix does not matter."""
+    """Raise IncompatibleServerError unless `version` is the pinned one; build suffixes are ignored."""
     base = version.split("+")[0].split(".post")[0]
     if base != LMCACHE_VERSION:
         raise IncompatibleServerError(
@@ -43,14 +43,14 @@ def require_version(version: str) -> None:
 
 
 def require_names(callbacks: Collection[str], entry_fields: Collection[str], memory_object: type) -> None:
-    """Raise IncompatibleServerError unless LMCache's classes have the names that are relied on.
+    """Raise IncompatibleServerError unless LMCache's classes have the required names.
 
-    `callbacks` are the methods that a listener has to have, `entry_fields` the fields of an entry of the memory
-    manager, `memory_object` the class of what an entry holds.
+    `callbacks` are a listener's required methods, `entry_fields` the fields of a manager's entry, `memory_object` the
+    class of an entry's content.
     """
     if frozenset(callbacks) != CALLBACKS:
         _refuse("listener's callbacks", sorted(frozenset(callbacks) ^ CALLBACKS))
-    # Exactly these: what is lent gets an entry of our making.
+    # Exactly these: loans get an entry that we make.
     if fields := sorted(ENTRY_FIELDS ^ frozenset(entry_fields)):
         _refuse("L1ObjectState", fields)
     if names := sorted(name for name in MEMORY_OBJECT_NAMES if not hasattr(memory_object, name)):
@@ -58,11 +58,8 @@ def require_names(callbacks: Collection[str], entry_fields: Collection[str], mem
 
 
 def the_manager(storage_manager: Any, manager_class: type, memory_class: type) -> Any:
-    """Return the one manager of the server's memory.
-
-    Raises IncompatibleServerError if there are several, if its memory is not the CPU's, if a name that is relied on is
-    not there, or if LMCache evicts by itself.
-    """
+    """Return the one manager of the server's memory. Raises IncompatibleServerError if there are several, its memory is
+    not the CPU's, a required name is missing, or LMCache evicts by itself."""
     managers = getattr(storage_manager, "_l1_managers_by_id", None)
     if not isinstance(managers, dict):
         _refuse("StorageManager", ["_l1_managers_by_id"])
@@ -92,10 +89,8 @@ def the_manager(storage_manager: Any, manager_class: type, memory_class: type) -
 
 
 def the_store_listener(manager: Any, listener_class: type) -> Any:
-    """Return what tells LMCache's store loop that blocks were written.
-
-    Raises IncompatibleServerError unless there is just one, as there is with tiers behind the memory.
-    """
+    """Return the listener that tells LMCache's store loop of written blocks. Raises IncompatibleServerError unless
+    there is exactly one, as there is with tiers behind the memory."""
     listeners = getattr(manager, "_registered_listeners", None)
     found = [one for one in listeners if isinstance(one, listener_class)] if isinstance(listeners, list) else []
     if len(found) != 1 or not callable(getattr(found[0], "on_l1_keys_write_finished", None)):
@@ -104,17 +99,14 @@ def the_store_listener(manager: Any, listener_class: type) -> Any:
 
 
 def require_prefetching(storage_manager: Any) -> None:
-    """Raise IncompatibleServerError unless LMCache can be told to load blocks for nobody in particular."""
     missing = [name for name in PREFETCHING if not callable(getattr(storage_manager, name, None))]
     if missing:
         _refuse(type(storage_manager).__name__, missing)
 
 
 def the_hasher(server_context: Any) -> tuple[int, Callable[[list[int]], Iterable[bytes]]]:
-    """Return how many tokens a chunk has, and what names the whole chunks of token ids.
-
-    Raises IncompatibleServerError if a name that is relied on is not there.
-    """
+    """Return the tokens of a chunk, and the function that hashes whole chunks of token ids. Raises
+    IncompatibleServerError if a required name is missing."""
     hasher = getattr(server_context, "token_hasher", None)
     chunk_tokens = getattr(hasher, "chunk_size", None)
     compute = getattr(hasher, "compute_chunk_hashes", None)
@@ -124,10 +116,8 @@ def the_hasher(server_context: Any) -> tuple[int, Callable[[list[int]], Iterable
 
 
 def the_layouts(server_context: Any) -> dict[Any, Any]:
-    """Return what LMCache knows of how engines' blocks look, as it is kept up by LMCache.
-
-    Raises IncompatibleServerError if a name that is relied on is not there.
-    """
+    """Return LMCache's live registry of engines' block layouts. Raises IncompatibleServerError if a required name is
+    missing."""
     layouts = getattr(getattr(server_context, "layout_desc_registry", None), "_registry", None)
     if not isinstance(layouts, dict):
         _refuse(type(server_context).__name__, ["layout_desc_registry"])

@@ -1,11 +1,11 @@
-"""A pool's blocks, lent to its readers: one copy in memory, found under as many keyspaces as may read it.
+"""A pool's blocks, lent to its readers: one copy in memory, found under each reader's keyspace.
 
-LMCache finds blocks by keys with the keyspace in them, so a reader's question for a pool's chunk is a miss. Before it
-is answered, an entry is put under the reader's key that has the pool's own memory: a *loan*. LMCache locks, hands out
-and lets go of it like any block that it loaded for one request, which its last read frees. The memory goes when
-LMCache's table has neither the pool's own entry, the *lender*, nor any loan of it.
+LMCache's keys contain the keyspace, so a reader's lookup of a pool's chunk is a miss. Before it is answered, an entry
+with the pool's own memory is put under the reader's key: a *loan*. LMCache treats it like a block loaded for one
+request, which its last read frees. The memory is freed when LMCache's table has neither the pool's own entry, the
+*lender*, nor any loan of it.
 
-Loans are nobody's bytes: budgets, retention and purges are about the lender, which is locked while it is lent.
+Loans count for no budget, retention or purge: these apply to the lender, which is locked while it is lent.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from kvstrata_sidecar.adapter.tier.buffers import address_of
 from kvstrata_sidecar.adapter.tier.counts import Counters
 
 MAX_EXPECTED = 65_536
-"""Blocks of which it is remembered; beyond, the eldest are kept like any other block."""
+"""Expected blocks; beyond, the eldest are kept like any other block."""
 
 
 class Lending:
-    """Who may be lent what, under the policy in force. Called under LMCache's lock, but for `lenders`.
+    """Which readers may borrow what, under the policy in force. Called under LMCache's lock, except `lenders`.
 
     `tier` names the CPU tier, None without one: then all may read what passes through memory. `lendable` says whether a
-    pool's block may be lent anew: it is not too old and does not have to go. `returned` is called with the key of a
-    pool's block that a reader returned.
+    pool's block may be lent again. `returned` is called with the key of a pool's block that a reader returned.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Lending:
         self._counts = counts
 
     def withheld(self, keys: Sequence[Any]) -> set[Any]:
-        """Return those of the keys that their readers may not find in this tier, and count them."""
+        """Return the keys that their readers may not find in this tier, and count them."""
         tier = self._tier
         if tier is None:
             return set()
@@ -60,10 +59,8 @@ class Lending:
         return {key for key in keys if key.cache_salt in denied} if denied else set()
 
     def lenders(self, key: Any) -> Sequence[str]:
-        """Return the pools' keyspaces whose chunk the reader of `key` may read now, in the order of asking.
-
-        Those that are not kept in memory are among them: what passes through it may be read as well.
-        """
+        """Return the pools' keyspaces whose chunk the reader of `key` may read now, in the order of lookup. Includes
+        pools that are not kept in memory: blocks that pass through it may be read as well."""
         reader = key.cache_salt
         pools = self._enforcement.readable.candidates(reader, key.chunk_hash)
         if not pools:
@@ -71,7 +68,6 @@ class Lending:
         return tuple(pool for pool in pools if self._enforcement.refusal(reader, (pool,)) is None)
 
     def lent(self, key: Any, size_bytes: int) -> None:
-        """Count a loan."""
         self._counts.add("lent_blocks", 1, key.cache_salt)
         self._counts.add("lent_bytes", size_bytes, key.cache_salt)
 
@@ -87,7 +83,7 @@ class Lent:
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """One reader's entry. `holds` are its locks on the lender, which end by themselves at `held_until_s`."""
+    """One reader's entry. `holds` are its locks on the lender, which expire at `held_until_s`."""
 
     entry: Any
     lent: Lent
@@ -98,8 +94,8 @@ class Loan:
 class Loans:
     """The loans in the table of one L1Manager.
 
-    `entry_of(memory_object)` makes an entry that LMCache frees after its last read, `missing` is what `reserve_read`
-    answers for a key that is not there, `lock_ttl_s` is after how long LMCache's locks of readers end by themselves.
+    `entry_of(memory_object)` makes an entry that LMCache frees after its last read; `missing` is the answer of
+    `reserve_read` for an absent key; `lock_ttl_s` is the lifetime of LMCache's read locks.
     """
 
     def __init__(
@@ -128,14 +124,11 @@ class Loans:
         return len(self._loans)
 
     def begin(self) -> None:
-        """Lend from now on."""
         self._manager.reserve_read = self.reserve_read
 
     def close(self) -> list[Any]:
-        """Lend no more, and take what is lent out of LMCache's table: it would free such memory more than once.
-
-        Returns memory that nothing owns any more.
-        """
+        """Stop lending, and remove loans from LMCache's table, which would free their memory more than once. Returns
+        memory without an owner."""
         self._manager.__dict__.pop("reserve_read", None)
         with self._manager._lock, self._lock:
             for key, loan in self._loans.items():
@@ -144,7 +137,7 @@ class Loans:
             return [lent.entry.memory_obj for lent in list(self._by_memory.values()) if not self._is_owned(lent)]
 
     def lender(self, key: Hashable) -> Any:
-        """Return the key of the pool's block that is lent under `key`, or `key` if none is."""
+        """Return the key of the pool's block lent under `key`, or `key` if none is."""
         loan = self._loans.get(key)
         return key if loan is None else loan.lent.key
 
@@ -154,11 +147,8 @@ class Loans:
         return loan is not None and loan.entry is entry
 
     def reserve_read(self, keys: Sequence[Any], read_locks: int | None = None) -> dict[Any, Any]:
-        """Stand in for LMCache's function, which locks what is there and returns it by key.
-
-        Its two callers differ: the one that looks up for a request says how many locks it wants. The one that takes up
-        what was written, to store it in other tiers, does not; that is never lent anything.
-        """
+        """Replaces LMCache's function, which locks present blocks and returns them by key. Lookups for requests pass
+        `read_locks`. The store loop, which copies written blocks to other tiers, does not; it never gets loans."""
         if read_locks is None:
             return self._reserve_without({key for key in keys if key in self._loans}, keys)
         denied = self._lending.withheld(keys)
@@ -170,9 +160,9 @@ class Loans:
                 loan.entry.read_lock.unlock()
 
     def adopt(self, key: Any, keyspace: str | None) -> Any:
-        """Make what was loaded under a reader's key the block of its pool, lent to that reader; return its key.
+        """Turn a block loaded under a reader's key into its pool's block, lent to that reader; return its key.
 
-        None if the pool has one already, or with no `keyspace`: then the block goes with the reader's request. Called
+        None if the pool has one already, or without `keyspace`: then the block goes with the reader's request. Called
         under LMCache's lock, while the reader has it locked.
         """
         with self._lock:
@@ -193,10 +183,8 @@ class Loans:
             return lender_key
 
     def frees(self, memory_object: Any) -> bool:
-        """Whether memory that LMCache frees is free: it is not, while its table has it under another key.
-
-        Called under LMCache's lock, at the end of each loan too.
-        """
+        """Whether memory that LMCache frees is really free, that is, in its table under no other key. Called under
+        LMCache's lock, at the end of each loan too."""
         lent = self._by_memory.get(id(memory_object))
         if lent is None:
             return True
@@ -207,10 +195,8 @@ class Loans:
             return not owned
 
     def overdue(self) -> tuple[list[Any], list[Any]]:
-        """Return the keys of loans that nobody reads, which are to be deleted, and memory that nothing owns any more.
-
-        The latter is what LMCache freed before it struck it out of its table, as it does when it empties all of it.
-        """
+        """Return the keys of unread loans, to be deleted, and memory without an owner. LMCache freed the latter before
+        it removed it from its table, as when it empties everything."""
         if not self._loans and not self._kept_back:
             return [], []
         with self._manager._lock, self._lock:
@@ -219,10 +205,8 @@ class Loans:
             return unread, [lent.entry.memory_obj for lent in kept_back.values() if not self._is_owned(lent)]
 
     def outliving(self, keyspaces: Collection[str]) -> list[tuple[Any, Any]]:
-        """Return these keyspaces' blocks, as (key, entry), that are lent and not in LMCache's table themselves.
-
-        Their memory goes with the last loan.
-        """
+        """Return lent blocks, as (key, entry), of these keyspaces whose lender left LMCache's table. Their memory goes
+        with the last loan."""
         with self._manager._lock, self._lock:
             lent = [one for one in self._by_memory.values() if one.key.cache_salt in keyspaces]
             return [(one.key, one.entry) for one in lent if self._manager._objects.get(one.key) is not one.entry]
@@ -232,10 +216,10 @@ class Loans:
         return found | dict.fromkeys(withheld, self._missing)
 
     def _lend_all(self, keys: Iterable[Any]) -> tuple[set[Any], list[Loan]]:
-        """Lend what the keys' readers may read and have not.
+        """Lend what the keys' readers may read and lack.
 
-        Returns the keys whose loan is not theirs to read now, and the loans that are, locked until they were looked
-        for: another request of the same reader may end its own reading of one meanwhile.
+        Returns the keys whose loan may not be read now, and the readable loans, locked until the lookup: another
+        request of the same reader may end its own reading meanwhile.
         """
         asked = [(key, lenders) for key in keys if (lenders := self._lending.lenders(key)) or key in self._loans]
         withheld: set[Any] = set()
@@ -258,7 +242,7 @@ class Loans:
         return withheld, guarded
 
     def _may_go_on(self, lent: Lent, lenders: Sequence[str]) -> bool:
-        """Whether a loan may be read anew. Readers that overlap would otherwise keep a block for ever."""
+        """Whether a loan may be read again. Overlapping readers would otherwise keep a block for ever."""
         there = self._manager._objects.get(lent.key) is lent.entry
         return there and lent.key.cache_salt in lenders and self._lending.lendable(lent.key)
 
@@ -281,12 +265,12 @@ class Loans:
     def _hold(self, loan: Loan, now_s: float) -> None:
         """Lock the lender for as long as LMCache locks the loan, however often that is renewed."""
         loan.lent.entry.read_lock.lock()
-        # Locks whose time has run out are gone: LMCache counts from one again.
+        # Expired locks are gone: LMCache counts from one again.
         loan.holds = loan.holds + 1 if now_s < loan.held_until_s else 1
         loan.held_until_s = now_s + self._lock_ttl_s
 
     def _is_owned(self, lent: Lent) -> bool:
-        """Strike off the loans that left the table; return whether the lender or another loan is there still."""
+        """Remove loans that left the table; return whether the lender or another loan remains."""
         objects, now_s = self._manager._objects, self._clock()
         for key, loan in list(lent.loans.items()):
             if objects.get(key) is loan.entry:
@@ -294,7 +278,7 @@ class Loans:
             del lent.loans[key]
             if self._loans.get(key) is loan:
                 del self._loans[key]
-            # One lock too many undone would be another reader's.
+            # One unlock too many would release another reader's lock.
             for _ in range(loan.holds if now_s < loan.held_until_s else 0):
                 lent.entry.read_lock.unlock()
             self._lending.returned(lent.key)
@@ -305,15 +289,14 @@ class Loans:
 
 
 class Borrowed:
-    """Pools' blocks that a slower tier is loading for a reader, by the reader's key. Safe to share between threads.
+    """Pools' blocks that a slower tier is loading, by reader's key. Thread-safe.
 
-    LMCache would keep them under that key: a copy for each reader, in its own budget. What comes first of a chunk
-    becomes the pool's own block instead, lent to the reader that asked; what comes of it meanwhile for others, or of a
-    pool that is not kept in memory, goes with their requests.
+    LMCache would keep them under that key, a copy for each reader, in its budget. Instead the first arrival of a chunk
+    becomes the pool's own block, lent to its reader; arrivals for other readers meanwhile, or of a pool not kept in
+    memory, go with their requests.
 
-    Nothing but a pool's own bytes may become its block. A load may end in vain after its tier reported it, and the next
-    one may find the reader's own copy, so each load says where it came from, and what counts is the memory that it
-    filled.
+    Only a pool's own bytes may become its block. A load may fail after its tier reported it, and the next may find the
+    reader's own copy, so each load records its source and the memory that it filled.
 
     `keeps(keyspace, chunk_hash)` says whether a pool's chunk may stay in memory.
     """
@@ -325,7 +308,7 @@ class Borrowed:
         self._expected: OrderedDict[Hashable, tuple[str, int | None]] = OrderedDict()
 
     def loaded(self, key: Any, kept: str, view: memoryview) -> None:
-        """Note under which keyspace a tier found a block, which is in `view` now; before the load is answered."""
+        """Record the keyspace under which a tier found the block now in `view`; before the load is answered."""
         if kept != key.cache_salt:
             self.expect(key, kept, address_of(view))
         elif self._expected:
@@ -333,7 +316,7 @@ class Borrowed:
                 self._expected.pop(key, None)
 
     def expect(self, key: Hashable, keyspace: str, address: int | None) -> None:
-        """Note that a block of a pool's keyspace is at this address, and about to arrive under a reader's key."""
+        """Record that a pool's block at this address is about to arrive under a reader's key."""
         with self._lock:
             self._expected[key] = keyspace, address
             self._expected.move_to_end(key)
@@ -341,10 +324,8 @@ class Borrowed:
                 self._expected.popitem(last=False)
 
     def arrived(self, keys: Iterable[Any], address: Callable[[Any], int | None]) -> list[tuple[Any, str | None]]:
-        """Return, once, which of these keys' blocks are a pool's, and its keyspace where it may keep them.
-
-        `address` tells where a key's block is: what is elsewhere than it was loaded is another block of that name.
-        """
+        """Return, once, the keys whose blocks are a pool's, with its keyspace if it may keep them, else None. `address`
+        returns where a key's block is now: at another address it is another block of that name."""
         if not self._expected:
             return []
         with self._lock:

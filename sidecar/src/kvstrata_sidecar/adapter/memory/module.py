@@ -1,4 +1,4 @@
-"""LMCache's side (0.5.6) of the memory's policy: the factory that `--server-module` names, and the listener."""
+"""LMCache's side (0.5.6) of the memory's policy: the factory for `--server-module`, and the listener."""
 
 from __future__ import annotations
 
@@ -36,17 +36,12 @@ PICKLED = "engine and cache exchange blocks without shared memory: copies stay i
 
 
 def build_server_modules(context: Any) -> MemoryModule:
-    """Return the module that governs the server's memory.
-
-    Raises IncompatibleServerError for another LMCache than the pinned one and for a server that cannot be governed, and
-    ValueError for malformed parameters: either stops the server at its start.
-    """
+    """Return the module that governs the server's memory. Raises IncompatibleServerError for an unsupported LMCache or
+    server, and ValueError for malformed parameters: either stops the server at its start."""
     return MemoryModule(context)
 
 
 class MemoryModule:
-    """Governs the memory of one server from its start until `close`."""
-
     def __init__(self, build_context: Any) -> None:
         params = MemoryParams.from_json(build_context.config)
         pin.require_version(importlib.metadata.version("lmcache"))
@@ -89,7 +84,6 @@ class MemoryModule:
 
     @property
     def context(self) -> Any:
-        """LMCache's shared context."""
         return self._context
 
     def report_status(self) -> dict[str, Any]:
@@ -143,7 +137,7 @@ class _Listener(L1ManagerListener):  # type: ignore[misc]
         self._pool = pool
 
     def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:
-        """Being read is not yet being useful; but LMCache takes up for other tiers what was written by reading it."""
+        """No use of the blocks, but LMCache reads written blocks to store them in other tiers."""
         self._pending_write_back.taken(keys)
 
     def on_l1_keys_read_finished(self, keys: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the server module is started with: `config` of LMCache's `--server-module`. It holds no secret."""
+"""Parameters of the server module: `config` of LMCache's `--server-module`. It holds no secret."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ DEFAULT_HIGH_WATERMARK_PERCENT = 90
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """How much is loaded into the memory of a server that starts, and for how long from the engine's registration."""
+    """Bytes loaded into a starting server's memory, and the time for it from the engine's registration."""
 
     bytes: int
     timeout_s: int
 
     @classmethod
     def from_json(cls, raw: object) -> Warmup:
-        """Read the wire form. Raises ValueError for anything but two positive integers."""
+        """Raises ValueError for anything but two positive integers."""
         if not isinstance(raw, dict) or raw.keys() != {"bytes", "timeout_s"}:
             raise ValueError(f"warmup must have bytes and timeout_s, and not be {raw!r}")
         if any(type(value) is not int or value < 1 for value in raw.values()):
@@ -30,11 +30,10 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParams:
-    """The pod's part, the same as every adapter's, and the CPU tier.
+    """The pod's parameters, as for every adapter, and the CPU tier.
 
-    `tier` is the name of the CacheTier whose budgets hold for the server's memory, None for a model without a CPU
-    tier. `high_watermark_percent` of the memory may be used; above it room is made. `warmup` is only for a server
-    with a CPU tier.
+    `tier` is the CacheTier whose budgets apply to the server's memory, None without a CPU tier. Blocks are evicted
+    above `high_watermark_percent` of the memory. `warmup` requires a CPU tier.
     """
 
     pod: AdapterParams
@@ -44,7 +43,7 @@ class MemoryParams:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> MemoryParams:
-        """Read the wire form. Raises ValueError for anything missing, unknown or out of bounds."""
+        """Raises ValueError for anything missing, unknown or out of bounds."""
         if "tier" not in raw:
             raise ValueError("MemoryParams: missing ['tier']; null is a model without a CPU tier")
         values = dict(raw)

@@ -1,4 +1,4 @@
-"""LMCache's (0.5.6) way of loading blocks into its memory for nobody in particular: they stay, and are not locked."""
+"""LMCache's (0.5.6) loads without a request: the blocks stay, and are not locked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from kvstrata_sidecar.adapter.pool_report import counted_groups
 
 
 class Prefetch:
-    """Loads chunks through `storage_manager`. `layouts` is what LMCache's registry knows, kept up by LMCache."""
+    """Loads chunks through `storage_manager`. `layouts` is LMCache's live registry."""
 
     def __init__(self, storage_manager: Any, layouts: Mapping[tuple[str, int], Any]) -> None:
         self._storage = storage_manager
         self._layouts = layouts
 
     def parts(self) -> tuple[ChunkPart, ...]:
-        """Return the parts that a chunk has; none before an engine registered how its blocks look."""
         for (model, world_size), entry in list(self._layouts.items()):
             counted = counted_groups(entry.attn_desc.num_chunks_in_sw)
             return tuple(
@@ -32,7 +31,6 @@ class Prefetch:
 
     @staticmethod
     def keys(parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> list[Any]:
-        """Return LMCache's keys of all parts of chunks, chunk by chunk."""
         return [
             ObjectKey(chunk.chunk_hash, part.model, part.rank, part.group, chunk.keyspace)
             for chunk in chunks
@@ -40,8 +38,8 @@ class Prefetch:
         ]
 
     def begin(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> Any:
-        """Begin to load chunks, as far as tiers have them; return what `over` is asked about."""
-        # No windows: a chunk stands for itself here, whatever came before it.
+        """Start loading chunks, as far as tiers have them; return the handle for `over`."""
+        # No windows: each chunk is loaded regardless of its predecessors.
         rows = [
             GroupedObjectKeys(
                 [ObjectKey(one.chunk_hash, part.model, part.rank, part.group, one.keyspace) for one in chunks],
@@ -54,7 +52,7 @@ class Prefetch:
         return self._storage.submit_prefetch_task(spec, external_request_id="kvstrata-warm-up")
 
     def over(self, handle: Any, timeout_s: float) -> bool:
-        """Wait until a load is over; whether that came true in time. To be asked until it is: LMCache keeps results."""
+        """Wait for the end of a load; return whether it ended in time. Repeat until it did: LMCache keeps results."""
         if not self._storage.wait_prefetch_status(handle, timeout_s):
             return False
         self._storage.query_prefetch_status(handle)

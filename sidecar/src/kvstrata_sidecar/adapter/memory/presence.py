@@ -12,14 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 
 MAX_ENTRIES = 262_144
-"""Entries kept per tier; beyond this the least recently confirmed entry is dropped."""
+"""Per tier; beyond this the least recently confirmed entry is dropped."""
 
 
 class PresenceCache:
-    """When each tier last confirmed that it holds a block. Thread-safe.
-
-    Tiers are compared by identity. Keys are block keys of LMCache's memory.
-    """
+    """When each tier last confirmed that it holds a block. Thread-safe. Tiers are compared by identity. Keys are block
+    keys of LMCache's memory."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, max_entries: int = MAX_ENTRIES) -> None:
         self._clock = clock
@@ -28,7 +26,6 @@ class PresenceCache:
         self._confirmed_s: dict[int, OrderedDict[Hashable, float]] = {}
 
     def confirm(self, tier: object, keys: Iterable[Hashable]) -> None:
-        """Record that `tier` holds `keys` now."""
         with self._lock:
             confirmed_s, now_s = self._confirmed_s.setdefault(id(tier), OrderedDict()), self._clock()
             for key in keys:
@@ -38,14 +35,13 @@ class PresenceCache:
                     confirmed_s.popitem(last=False)
 
     def age_s(self, tier: object, key: Hashable) -> float | None:
-        """Return the seconds since `tier` last confirmed `key`, or None if it never did."""
+        """Return the seconds since `tier` last confirmed `key`, None if it never did."""
         with self._lock:
             confirmed_s = self._confirmed_s.get(id(tier))
             moment_s = None if confirmed_s is None else confirmed_s.get(key)
         return None if moment_s is None else self._clock() - moment_s
 
     def discard(self, key: Hashable) -> None:
-        """Drop `key` for all tiers, after the block left memory."""
         with self._lock:
             for confirmed_s in self._confirmed_s.values():
                 confirmed_s.pop(key, None)

@@ -1,4 +1,4 @@
-"""What scopes hold in the memory, as the gate is told of it."""
+"""Scopes' use of the memory, as reported to the gate."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from kvstrata_sidecar.adapter.tier.counts import Counters
 
 
 def by_scope(counters: Counters) -> dict[tuple[str, str], int]:
-    """Return the counts of scopes, by scope and name of the count; scopes of no policy together."""
     return {(scope, name): count for scope, own in counters.by_scope().items() for name, count in own.items()}
 
 
 def drift_bytes(pool: Pool, index: ScopeIndex) -> int:
-    """Return what LMCache says is in use beyond the blocks that are counted or being written, below 0 if less."""
+    """Return LMCache's bytes in use beyond the counted and staged blocks; negative if less."""
     counted = sum(scope.used_bytes for _, scope in index.scopes())
     return pool.usage()[0] - counted - sum(pool.staged_bytes().values())
 
 
 def usage_rows(index: ScopeIndex, bounds: Mapping[str, Bounds], tier: str) -> tuple[tuple[ScopeUsage, ...], int]:
-    """Return the largest scopes' use, those of no policy together, and how many scopes were left out."""
     rows: list[ScopeUsage] = []
     unknown_bytes = unknown_blocks = 0
     for keyspace, scope in index.scopes():

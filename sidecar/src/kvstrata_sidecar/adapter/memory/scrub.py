@@ -1,8 +1,7 @@
-"""Overwrites memory between the moment LMCache frees it and the moment it can be handed out again.
+"""Overwrites memory that LMCache frees before it can be allocated again.
 
-LMCache frees in many places, most of them under the lock that all its work waits for. So `take` only puts the objects
-aside; they stay allocated, and nobody can be given their memory, until a thread has overwritten them. Memory that a
-disk may still read or write is kept back until that is over.
+LMCache frees mostly under its global lock. So `take` only queues the objects, which stay allocated until a thread has
+overwritten them. Memory that a disk may still read or write is held back until that ends.
 """
 
 from __future__ import annotations
@@ -16,33 +15,29 @@ from typing import Any, Protocol
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 128 << 20
-"""How much is overwritten before it is given back: a store that waits for room should not wait for all of it."""
+"""Bytes overwritten before they are freed: a store that waits for room should not wait for the whole queue."""
 
 RETRY_S = 0.1
 
 Item = tuple[int, Any, int]
-"""Something that was put aside: its number in the order of taking, the object, its length."""
+"""The number in the order of taking, the object, its length."""
 
 
 class Memory(Protocol):
-    """How objects are overwritten and given back."""
-
     def span(self, memory_object: Any) -> tuple[int, int] | None:
-        """Return address and length of an object's memory, None if it was given back already."""
+        """Return address and length of an object's memory, None if it was freed already."""
 
     def lent(self, address: int, length: int) -> bool:
-        """Whether somebody who cannot be called back may still touch this memory."""
+        """Whether an operation that cannot be cancelled may still touch this memory."""
 
     def overwrite(self, address: int, length: int) -> None:
         """Fill memory with zeros."""
 
     def give_back(self, objects: list[Any]) -> None:
-        """Make the objects' memory free for others."""
+        """Free the objects' memory."""
 
 
 class Scrubber:
-    """A thread that overwrites what is put aside. `start` and `close` it."""
-
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._aside: deque[Item] = deque()
@@ -58,15 +53,13 @@ class Scrubber:
 
     @property
     def healthy(self) -> bool:
-        """Whether memory that is put aside comes back."""
         return self._thread.is_alive() and not self.failures
 
     def start(self) -> None:
-        """Begin to work."""
         self._thread.start()
 
     def take(self, objects: Iterable[Any]) -> None:
-        """Put objects aside. Never blocks for long and never raises: LMCache calls it under its lock."""
+        """Queue objects. Never blocks for long and never raises: LMCache calls it under its lock."""
         taken = [(one, span[1]) for one in objects if (span := self._memory.span(one)) is not None]
         if not taken:
             return
@@ -77,19 +70,18 @@ class Scrubber:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was taken before has been overwritten; return whether that came true in time."""
+        """Wait until everything taken before is overwritten; return whether that succeeded in time."""
         with self._changed:
             mark = self._taken
             return self._changed.wait_for(lambda: self._undone() >= mark, timeout_s)
 
     def look_again(self) -> None:
-        """Hear that memory may have been let go that was kept back."""
+        """Check held-back memory again: some may have been released."""
         if self._lent:
             with self._changed:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Overwrite what is left and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -107,7 +99,7 @@ class Scrubber:
                     continue
                 self._batch = self._next_batch()
             while not self._scrub([one for _, one, _ in self._batch]):
-                # Memory that cannot be overwritten must not be handed out: it is kept back, and health says so.
+                # Memory that cannot be overwritten must not be freed; `healthy` reports it.
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closed, RETRY_S):
                         return
@@ -120,7 +112,7 @@ class Scrubber:
                 self._changed.notify_all()
 
     def _undone(self) -> int:
-        """Return up to which number everything is overwritten."""
+        """Return the number up to which everything is overwritten."""
         firsts = (items[0][0] for items in (self._aside, self._batch, self._lent) if items)
         return min(firsts, default=self._taken)
 
@@ -128,7 +120,7 @@ class Scrubber:
         return bool(self._aside) or self._closed or any(not self._is_lent(one) for _, one, _ in self._lent)
 
     def _take_back(self) -> None:
-        """Divide what waits into what can be overwritten now and what somebody may still touch."""
+        """Split the queue into objects to overwrite now and those still lent."""
         waiting = sorted((*self._lent, *self._aside), key=lambda item: item[0]) if self._lent else list(self._aside)
         lent = [item for item in waiting if self._is_lent(item[1])]
         if lent or self._lent:
@@ -149,7 +141,7 @@ class Scrubber:
         return batch
 
     def _scrub(self, batch: Sequence[Any]) -> bool:
-        # LMCache may free an object twice; the second time its memory may be somebody else's.
+        # LMCache may free an object twice; by then its memory may hold another block.
         freed = {id(one): (one, span) for one in batch if (span := self._memory.span(one)) is not None}
         try:
             for address, length in joined(span for _, span in freed.values()):
@@ -164,7 +156,7 @@ class Scrubber:
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans by address, neighbours made one: each call of memset may cost a switch of threads."""
+    """Return spans by address, neighbours merged: each call of memset may cost a switch of threads."""
     result: list[tuple[int, int]] = []
     for address, length in sorted(spans):
         if result and sum(result[-1]) >= address:

@@ -1,4 +1,4 @@
-"""The thread that makes turns: when something happened, and when something is due."""
+"""The thread that runs turns: after events, and when something is due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 GATHER_S = 0.005
-"""How long a turn waits for more to happen: a prompt's blocks are committed one after the other."""
+"""How long a turn waits for more events: a prompt's blocks are committed one after the other."""
 
 FAILURE_PAUSE_S = 0.1
 
@@ -16,10 +16,8 @@ logger = logging.getLogger(__name__)
 
 
 class Turns:
-    """Calls `turn`, which returns after how many seconds to call it again at the latest, from `start` to `close`.
-
-    A turn that fails is tried again. `clock` returns seconds.
-    """
+    """Calls `turn`, which returns the seconds until its next call at the latest, from `start` to `close`. A failed turn
+    is repeated. `clock` returns seconds."""
 
     def __init__(self, name: str, turn: Callable[[], float], clock: Callable[[], float]) -> None:
         self._turn = turn
@@ -30,26 +28,23 @@ class Turns:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.slowest_s = 0.0
-        """The longest time from a call of `wake` to the end of the turn that it asked for."""
+        """The longest time from a call of `wake` to the end of its turn."""
 
     @property
     def healthy(self) -> bool:
-        """Whether the last turn succeeded and more will follow."""
         return self._thread.is_alive() and not self._failures
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
         self._closed = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def wake(self) -> None:
-        """Have a turn made soon. Safe to call from any thread, and fast."""
+        """Request a turn. Thread-safe, and fast."""
         if not self._wake.is_set():
             self._woken_s = self._clock()
             self._wake.set()
@@ -60,7 +55,7 @@ class Turns:
             woken = self._wake.wait(wait_s)
             if self._closed:
                 return
-            # What comes while these few milliseconds pass belongs to the same turn.
+            # Events of these few milliseconds belong to the same turn.
             time.sleep(GATHER_S)
             since_s = self._woken_s
             self._wake.clear()

@@ -1,13 +1,12 @@
-"""A new pod's memory is loaded with what pods used last, before requests come: from its own files first, then Redis.
+"""Loads recently used blocks into a new pod's memory before requests arrive: from its own files first, then Redis.
 
-It begins when the engine registered how its blocks look, which is while it still prepares itself, and ends when the
-bytes are there, the time is over, the memory has no room left or no tier knows more. What is loaded comes by LMCache's
-own way, so policy, keys, ages and budgets hold as for any load. A batch is under way at a time. Loads that wait for a
-server that is away end by the tier's deadline; whoever waits for the warm-up waits no longer than its time.
+It starts when the engine has registered its layout, while the engine still initializes, and ends when the bytes are
+loaded, the time is over, the memory is full or no tier has more. Blocks are loaded through LMCache, so policy, keys,
+ages and budgets apply as for any load. One batch is under way at a time; loads from an absent server end at the tier's
+deadline.
 
-Scopes with a guarantee in memory come first, each up to its guarantee or, where the budget is less than all guarantees,
-up to the same share of it; the rest goes to the chunks that were used last. A chunk is of use only with all its parts,
-so those that a tier has only in part are left out.
+Scopes with a guarantee in memory come first, each up to its guarantee, scaled down if the budget is smaller than all
+guarantees; the rest goes to the most recently used chunks. Chunks without all parts in a tier are left out.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from kvstrata_sidecar.adapter.tier.interface import PodTier
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 << 20
-"""What is under way at a time at most: a request's own loads share workers with it."""
+"""Bytes under way: requests' own loads share the workers."""
 
 BATCH_SHARE = 8
-"""The same, as a part of the budget: between batches policy and time are looked at."""
+"""Largest part of the budget in one batch: policy and time are checked between batches."""
 
 SPARE_SHARE = 0.05
-"""How much of the memory, below its mark, is left to requests."""
+"""Share of the memory, below the watermark, left to requests."""
 
 PATIENCE_S = 5.0
-"""How long a tier may be away before the warm-up goes on without it; one that counts its files is waited for."""
+"""How long to wait for an absent tier; one that counts its files is waited for."""
 
 PAUSE_S = 0.1
 
 ALIGNED_BYTES = 4096
-"""What LMCache rounds a block up to in its memory."""
+"""LMCache rounds blocks up to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """One part of each chunk, as the engine registered it; `counted` if a chunk is not there without it."""
+    """One part of each chunk, as registered by the engine; `counted`: a chunk is incomplete without it."""
 
     model: str
     rank: int
@@ -61,14 +60,13 @@ class ChunkPart:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory."""
         layout = self.layout
         sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True))
         return -(-int(sum(sizes)) // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 class Chunk(NamedTuple):
-    """A chunk that a tier has; `last_use` as in Hot."""
+    """A chunk in a tier; `last_use` as in Hot."""
 
     keyspace: str
     chunk_hash: bytes
@@ -77,36 +75,32 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a scope may still take in memory: up to its limit (None without one), and of that what is its own."""
+    """Bytes that a scope may still take in memory: up to its limit (None without one), and within its guarantee."""
 
     left_bytes: int | None = None
     guaranteed_bytes: int = 0
 
 
 class Loads(Protocol):
-    """LMCache's prefetching: `Prefetch`, which imports LMCache."""
+    """LMCache's prefetching; see `Prefetch`, which imports LMCache."""
 
     def parts(self) -> Sequence[ChunkPart]:
-        """Return the parts that a chunk has, none before an engine registered."""
+        """Return a chunk's parts; empty before an engine registered."""
 
     def keys(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> list[Any]:
         """Return LMCache's keys of all parts of chunks, chunk by chunk."""
 
     def begin(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> Any:
-        """Begin to load chunks."""
+        """Start loading chunks; return the handle for `over`."""
 
     def over(self, handle: Any, timeout_s: float) -> bool:
-        """Wait until a load is over; whether that came true in time."""
+        """Wait for the end of a load; return whether it ended in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is asked of the server's memory, and told.
-
-    `size` returns how many bytes a block takes there, 0 if it is not there; `held` what a keyspace holds; `usage` the
-    bytes in use and all bytes; `in_order` puts blocks into the order of eviction as if they were used now, the first of
-    them last.
-    """
+    """Access to the server's memory. `size` returns a block's bytes, 0 if it is absent; `held` a keyspace's bytes;
+    `usage` the bytes in use and all bytes; `in_order` marks blocks as used now, the first of them last."""
 
     size: Callable[[Any], int]
     held: Callable[[str], int]
@@ -115,11 +109,8 @@ class Memory:
 
 
 class Warmer:
-    """Warms memory up once, on a thread of its own, from `start` until it is done or closed.
-
-    `tier` is the CPU tier's name, `tiers` returns those behind it, from fast to slow. `counts` learns by scope what
-    was warmed.
-    """
+    """Warms memory up once, in a thread of its own, from `start` until it is done or closed. `tier` is the CPU tier's
+    name, `tiers` returns those behind it, from fast to slow."""
 
     def __init__(
         self,
@@ -153,24 +144,23 @@ class Warmer:
 
     @property
     def warming(self) -> bool:
-        """Whether it is worth waiting: from the start until it is done or its time is over."""
+        """Whether waiting is worthwhile: from the start until it is done or its time is over."""
         if self._ended_s is not None:
             return False
         return self._began_s is None or self._clock() < self._began_s + self._warmup.timeout_s
 
     @property
     def lasted_s(self) -> float:
-        """How long it took, or takes by now; 0 before the engine registered."""
+        """Duration so far; 0 before the engine registered."""
         if self._began_s is None:
             return 0.0
         return (self._clock() if self._ended_s is None else self._ended_s) - self._began_s
 
     def start(self) -> None:
-        """Begin to wait for the engine."""
         self._thread.start()
 
     def close(self) -> None:
-        """Begin no further batch, and end the thread; a batch that is under way ends by itself."""
+        """Start no further batch, and end the thread; a batch under way ends by itself."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(PAUSE_S * 10)
@@ -195,7 +185,7 @@ class Warmer:
                 if (hot := self._ask(tier)) is not None:
                     waiting.remove(tier)
                     self._warm_from(tier, parts, hot)
-                    break  # a faster one may tell by now
+                    break  # a faster tier may answer by now
             else:
                 waiting = [tier for tier in waiting if self._worth_waiting(tier)]
                 self._closed.wait(PAUSE_S)
@@ -214,7 +204,7 @@ class Warmer:
         return tier.state().recovering or self._enforcement.view is None or self.lasted_s < PATIENCE_S
 
     def _warm_from(self, tier: PodTier, parts: Sequence[ChunkPart], hot: Iterable[Hot]) -> None:
-        """Load what `tier` was used for last, planning anew whenever the policy changes."""
+        """Load recently used chunks of `tier`, planning again whenever the policy changes."""
         chunk_bytes = sum(part.size_bytes for part in parts)
         needed = {(part.rank, part.group) for part in parts if part.counted}
         bounds = bounds_of(self._enforcement.view, self._tier)
@@ -236,7 +226,6 @@ class Warmer:
             left = [chunk for chunk in left if chunk not in tried]
 
     def _load(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> None:
-        """Load one batch and wait until it is over, which is by the tiers' deadlines."""
         keys = self._loads.keys(parts, chunks)
         before = {key for key in keys if self._memory.size(key)}
         self._enforcement.warmed = frozenset(keys)
@@ -257,12 +246,11 @@ class Warmer:
                 self._counts.add("warmed_bytes", size_bytes, chunk.keyspace)
 
     def _rooms(self, view: CacheView | None) -> dict[str, Room]:
-        """Return what scopes may take that may have anything in memory."""
         rooms: dict[str, Room] = {}
         for keyspace, bound in bounds_of(view, self._tier).items():
             if self._enforcement.refusal(keyspace) is not None:
                 continue
-            # What came a moment ago may not be in the books yet.
+            # Recent arrivals may not be counted by the memory yet.
             held_bytes = max(self._memory.held(keyspace), self._by_scope[keyspace])
             left_bytes = None if bound.limit_bytes is None else max(0, bound.limit_bytes - held_bytes)
             rooms[keyspace] = Room(left_bytes, max(0, bound.guaranteed_bytes - held_bytes))
@@ -279,10 +267,8 @@ class Warmer:
 
 
 def whole_chunks(hot: Iterable[Hot], needed: Collection[tuple[int, int]]) -> list[Chunk]:
-    """Return the chunks of which a tier has each of the `needed` (rank, group), the hottest first.
-
-    A chunk was last used when its part was that was not used for longest.
-    """
+    """Return the chunks of which a tier has each of the `needed` (rank, group), most recently used first. A chunk's
+    last use is the earliest last use of its parts."""
     parts: dict[tuple[str, bytes], dict[tuple[int, int], float]] = defaultdict(dict)
     for one in hot:
         if (one.rank, one.group) in needed:
@@ -296,10 +282,10 @@ def whole_chunks(hot: Iterable[Hot], needed: Collection[tuple[int, int]]) -> lis
 
 
 def share_out(chunks: Sequence[Chunk], chunk_bytes: int, budget_bytes: int, rooms: Mapping[str, Room]) -> list[Chunk]:
-    """Return what to load of `chunks`, which are the hottest first; so is the answer.
+    """Return the chunks to load; input and result are ordered by last use, latest first.
 
-    `chunk_bytes` is what each takes. Whoever has no room in `rooms` gets nothing. Of each scope the hottest are taken:
-    once one has no room left, no colder one of it is tried.
+    Each takes `chunk_bytes`. Scopes without an entry in `rooms` get nothing. Once a scope has no room left, none of its
+    colder chunks is tried.
     """
     known = [chunk for chunk in chunks if chunk.keyspace in rooms]
     promised_bytes = sum(rooms[keyspace].guaranteed_bytes for keyspace in {chunk.keyspace for chunk in known})
@@ -332,12 +318,11 @@ def share_out(chunks: Sequence[Chunk], chunk_bytes: int, budget_bytes: int, room
 
 
 def batches(chunks: Sequence[Chunk], chunk_bytes: int, batch_bytes: int) -> list[Sequence[Chunk]]:
-    """Divide chunks, in their order, into batches of at most `batch_bytes`, but of one chunk at least."""
+    """Divide chunks, in order, into batches of at most `batch_bytes`, but of one chunk at least."""
     size = max(1, batch_bytes // chunk_bytes)
     return [chunks[start : start + size] for start in range(0, len(chunks), size)]
 
 
 def _young(one: Hot, bounds: dict[str, Bounds]) -> bool:
-    """Whether a block may stay in memory at its age."""
     bound = bounds.get(one.keyspace)
     return bound is not None and (bound.retention_s is None or one.age_s < bound.retention_s)

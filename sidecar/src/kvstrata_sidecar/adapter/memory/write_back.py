@@ -1,11 +1,11 @@
-"""Copies of blocks in slower tiers: those that LMCache is about to make, and those of blocks that leave memory.
+"""Copies of blocks in slower tiers: pending copies by LMCache, and copies of blocks that leave memory.
 
-A new block goes to all tiers when it is written (`PendingWriteBack`), so the next slower tier mostly has what leaves.
-It has not what was loaded from a tier behind it, and what came while it was away, full or busy. Such blocks are copied
-ahead of eviction (`WriteBack`), which never waits for that: what was not copied in time goes all the same.
+LMCache writes a new block to all tiers (`PendingWriteBack`), so the next slower tier mostly has what leaves memory. It
+lacks blocks loaded from a tier behind it, and those written while it was away, full or busy. Such blocks are copied
+ahead of eviction (`WriteBack`), which never waits for the copy.
 
-What a shared tier lost of a pool would not come back by itself: a request that computes a pool's tokens anew finds them
-in memory and writes nothing. Such blocks are offered to the tier again (`Offers`).
+A pool's blocks lost by a shared tier would not come back: a request that needs them finds them in memory and writes
+nothing. Such blocks are offered to the tier again (`Offers`).
 """
 
 from __future__ import annotations
@@ -29,59 +29,55 @@ from kvstrata_sidecar.adapter.tier.tasks import Task
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""How often it is looked for what goes next."""
 
 IN_FLIGHT_BYTES = 64 << 20
-"""How much is copied at once, if it is more than a block."""
+"""Bytes copied at once, if more than a block."""
 
 IN_FLIGHT_SHARE = 0.05
-"""The same as a share of the memory: what is being copied cannot make room."""
+"""The same as a share of the memory: blocks being copied cannot be evicted."""
 
 SCOPE_SHARE = 0.5
 """The same as a share of a scope's limit."""
 
 WITHIN_S = 30.0
-"""How long a copy may take. LMCache's lock, under which it is made, lasts longer."""
+"""Deadline of a copy."""
 
 LOCK_SHARE = 0.5
-"""How much of the time that LMCache's lock lasts a copy may take."""
+"""The same as a share of the lifetime of LMCache's lock that the copy holds."""
 
 WORTHWHILE_S = 0.5
 """A block that would live no longer in the slower tier is not copied."""
 
 ENOUGH_S = 2.0
-"""Nor one whose time in memory ends sooner: a copy that is cut off is taken for the tier's fault."""
+"""Nor is one that leaves memory sooner: an interrupted copy counts as the tier's fault."""
 
 TRUST_S = 60.0
-"""For how long a tier that said that it has a block is not asked again."""
+"""How long a tier's presence answer is trusted."""
 
 RETRY_S = 5.0
-"""How soon a block is tried again that a tier did not take."""
 
 EVICTIONS = frozenset({Cause.LIMIT, Cause.ROOM, Cause.RETENTION})
 
 GRACE_S = 0.25
-"""How long a block waits for LMCache to take it up; a tier whose store cannot begin is not waited for any longer."""
+"""How long a block waits for LMCache's own copy to begin."""
 
 PATIENCE_S = 10.0
-"""How long a block is lacking before it is offered: what was just written is on its way."""
+"""How long a block is lacking before it is offered: a new block is still on its way."""
 
 MAX_POOLS = 128
-"""Pools' keyspaces of which it is remembered since when they lack what."""
+"""Pools' keyspaces with recorded lacking blocks."""
 
 
 class Way(NamedTuple):
-    """Where a block should be copied to; `open` is whether that tier takes it now."""
+    """Where a block should be copied to; `open`: that tier takes it now."""
 
     tier: PodTier
     open: bool
 
 
 class WriteBack:
-    """Copies what is about to leave `pool`. `look` and `left` are the evictor's; the rest any thread may call.
-
-    `lower` returns the tiers behind the memory from fast to slow, `spared` whether a block must not be copied.
-    """
+    """Copies blocks that are about to leave `pool`. `look` and `left` are the evictor's; the rest is thread-safe.
+    `lower` returns the tiers behind the memory from fast to slow, `spared` whether a block must not be copied."""
 
     def __init__(
         self,
@@ -108,11 +104,10 @@ class WriteBack:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a slower tier to hand anything to."""
         return bool(self._lower())
 
     def look(self, bounds: Mapping[str, Bounds], guarantees: Mapping[str, float], fill: Fill, now_s: float) -> None:
-        """Begin to copy what goes next and is not where it should be, as far as that may be under way at once."""
+        """Start copying the next victims that a slower tier lacks, within the bounds of copies under way."""
         self.due_s = now_s + LOOK_S
         if not self._lower():
             return
@@ -130,7 +125,7 @@ class WriteBack:
             if cause not in EVICTIONS or kept is None or bound is None or key in self._tried_s:
                 continue
             remaining_s = WITHIN_S if bound.retention_s is None else kept.computed_s + bound.retention_s - now_s
-            # Of a block whose time here ends it matters how long it lives there; of others, that it lives at all.
+            # An expiring block matters only if it outlives its time here; others if they live at all.
             age_s = now_s - kept.computed_s + (max(0.0, remaining_s) if cause is Cause.RETENTION else 0.0)
             if remaining_s < ENOUGH_S or not self._fits(in_flight, kept, bound, most_bytes):
                 continue
@@ -145,7 +140,7 @@ class WriteBack:
             self._begin(tiers[number], [key for key, _ in batch], within_s, now_s)
 
     def left(self, key: Any, kept: Kept, now_s: float) -> None:
-        """Count a block that was evicted, if it could live in a slower tier and is in none that is known of."""
+        """Count an evicted block that could live in a slower tier and is in none known."""
         if self._lower() and self._way(block_of(key), now_s - kept.computed_s, float("inf")) is not None:
             self._counts.add("left_uncopied_blocks", 1, kept.keyspace)
 
@@ -188,7 +183,7 @@ class WriteBack:
             self._let_go(reserved)
 
     def _ended(self, tier: PodTier, reserved: Sequence[Reserved], task: Task) -> None:
-        """Hear how a copy ended, from the tier's threads."""
+        """Record the end of a copy; called from the tier's threads."""
         try:
             self.presence.confirm(tier, [one.key for one, there in zip(reserved, task.found, strict=True) if there])
             for key, size_bytes in zip(task.keys, task.sizes, strict=True):
@@ -212,11 +207,12 @@ class WriteBack:
 
 
 class PendingWriteBack:
-    """Blocks that were written and that LMCache has yet to take up for other tiers. `came` and `taken` never wait.
+    """Written blocks that LMCache has not locked yet for its copies to other tiers. `came` and `taken` never wait.
+    Thread-safe.
 
-    LMCache first reports that a block was written, and then locks it to store it in other tiers. One that has to go at
-    once, as where a scope may keep nothing in memory, could be deleted in between, and would reach no tier.
-    `passes_on` says whether there is a tier behind the memory that admits a block. Thread-safe.
+    LMCache first reports a written block, and then locks it to store it in other tiers. A block that must go at once,
+    as in a scope without room in memory, could be deleted in between and reach no tier. `passes_on` says whether a tier
+    behind the memory admits a block.
     """
 
     def __init__(self, passes_on: Callable[[Any], bool], clock: Callable[[], float] = time.monotonic) -> None:
@@ -226,29 +222,28 @@ class PendingWriteBack:
         self._came_s: dict[Hashable, float] = {}
 
     def came(self, keys: Iterable[Hashable]) -> None:
-        """Note that blocks were written that LMCache will take up for other tiers."""
         if passing := [key for key in keys if self._passes_on(key)]:
             now_s = self._clock()
             with self._lock:
                 for key in passing:
-                    # At the end: the order is that of coming.
+                    # Reinsert at the end: the order is that of arrival.
                     self._came_s.pop(key, None)
                     self._came_s[key] = now_s
 
     def taken(self, keys: Iterable[Hashable]) -> None:
-        """Note that blocks were locked; by whomever: what is locked cannot be deleted."""
+        """Record that blocks were locked, by any reader: a locked block cannot be deleted."""
         if self._came_s:
             with self._lock:
                 for key in keys:
                     self._came_s.pop(key, None)
 
     def waits(self, key: Hashable, now_s: float) -> bool:
-        """Whether a block has yet to be taken up."""
+        """Whether LMCache's copy of a block has not begun."""
         came_s = self._came_s.get(key)
         return came_s is not None and now_s < came_s + GRACE_S
 
     def forget(self, now_s: float) -> None:
-        """Wait no longer for what nobody took up in time."""
+        """Drop blocks whose copy did not begin in time."""
         if self._came_s:
             with self._lock:
                 while self._came_s:
@@ -262,10 +257,8 @@ class PendingWriteBack:
 
 
 class Offers:
-    """Offers what is lacking whenever somebody asks what tiers hold. Safe to share between threads.
-
-    `offer` has LMCache store blocks that are in its memory in all tiers behind it; `count` is told how many.
-    """
+    """Offers lacking blocks whenever a caller asks what tiers hold. Thread-safe. `offer` has LMCache store blocks of
+    its memory in all tiers behind it."""
 
     def __init__(
         self,
@@ -280,7 +273,7 @@ class Offers:
         self._since_s: OrderedDict[str, dict[Hashable, float]] = OrderedDict()
 
     def lacking(self, keyspace: str, keys: Sequence[Hashable]) -> None:
-        """Learn what memory has of a pool now and another tier of the pool has not."""
+        """Record a pool's blocks that are in memory and not in another of its tiers."""
         with self._lock:
             before, now_s = self._since_s.pop(keyspace, {}), self._clock()
             since_s = {key: before.get(key, now_s) for key in keys}
@@ -296,5 +289,4 @@ class Offers:
 
 
 def block_of(key: Any) -> Block:
-    """Return what tiers know a block of LMCache's by."""
     return Block(key, key.cache_salt, key.kv_rank, key.object_group_id, key.chunk_hash)

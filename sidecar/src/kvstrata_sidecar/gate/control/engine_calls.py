@@ -1,4 +1,4 @@
-"""Whole answers of the engine, for the gate's own questions. What its errors say is dropped: they quote bodies."""
+"""Whole answers of the engine to the gate's own requests. Its error texts are dropped: they quote bodies."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ OVERLOADED = 429
 
 
 class EngineCalls:
-    """Asks one engine, which serves `model`, on connections that tenants' requests use too."""
-
     def __init__(self, engine: EnginePool, model: str, random_salt: Callable[[], str]) -> None:
         self._engine = engine
         self._model = model
         self._random_salt = random_salt
 
     async def tokenize(self, question: Mapping[str, Any]) -> Tokenized:
-        """Return the tokens of a prompt or of a chat. Raises RefusedError or EngineAwayError."""
+        """Return the tokens of a prompt or a chat. Raises RefusedError or EngineAwayError."""
         answer = await self._ask("/tokenize", dict(question))
         try:
             return Tokenized(array("I", answer["tokens"]), int(answer["max_model_len"]))
@@ -35,14 +33,12 @@ class EngineCalls:
             raise EngineAwayError("the engine's tokens cannot be read") from error
 
     async def detokenize(self, ids: array[int]) -> str:
-        """Return the text of tokens. Raises RefusedError or EngineAwayError."""
+        """Raises RefusedError or EngineAwayError."""
         return str((await self._ask("/detokenize", {"tokens": ids.tolist()})).get("prompt", ""))
 
     async def check_token(self, token: int) -> None:
-        """Do nothing if the vocabulary has this token. Raises RefusedError if not, or EngineAwayError.
-
-        `/detokenize` takes any number, so this is a request of one token, under a salt that nothing else will use.
-        """
+        """Raises RefusedError if the vocabulary lacks this token, or EngineAwayError. `/detokenize` takes any number,
+        so this is a request of one token, under a random salt."""
         salt = self._random_salt()
         await self._ask("/v1/completions", {"prompt": [token], "max_tokens": 1, "cache_salt": salt})
 
@@ -60,7 +56,6 @@ class EngineCalls:
 
 
 def request_bytes(path: str, body: Mapping[str, Any]) -> bytes:
-    """Return a whole request with a JSON body."""
     data = orjson.dumps(body)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -69,7 +64,7 @@ def request_bytes(path: str, body: Mapping[str, Any]) -> bytes:
 
 
 def judged(status: int, data: bytes) -> dict[str, Any]:
-    """Return the object that the engine answered. Raises RefusedError or EngineAwayError."""
+    """Return the engine's answer. Raises RefusedError or EngineAwayError."""
     if status in REFUSALS and status != OVERLOADED:
         raise RefusedError
     if status != 200:
@@ -84,10 +79,8 @@ def judged(status: int, data: bytes) -> dict[str, Any]:
 
 
 class WholeAnswer:
-    """Takes an answer as a whole: `future` gives its status and body, status 0 if there was none.
-
-    `aborted` is whether that is because it was ended on this side.
-    """
+    """Collects an answer: `future` gives its status and body, status 0 if there was none. `aborted`: this side ended
+    the call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.call: Call | None = None
@@ -97,11 +90,9 @@ class WholeAnswer:
         self._body = bytearray()
 
     def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:  # noqa: ARG002
-        """Note the status."""
         self._status = status
 
     def engine_body(self, data: bytes, last: bool) -> None:
-        """Collect a piece; an answer beyond the bound is none."""
         self._body += data
         if len(self._body) > MAX_ANSWER_BYTES:
             self._status, self._body = 0, bytearray()
@@ -111,21 +102,18 @@ class WholeAnswer:
             self._end(self._status)
 
     def writer_of_events(self) -> None:
-        """Return None: nothing is streamed."""
         return
 
     def engine_failed(self, unreachable: bool) -> None:  # noqa: ARG002
-        """There is no answer."""
         self._end(0)
 
     def abort(self) -> None:
-        """End it: the engine stops computing, and there is no answer."""
+        """End the call without an answer: the engine stops computing."""
         self.aborted = self.aborted or not self.future.done()
         self.drop()
         self._end(0)
 
     def drop(self) -> None:
-        """Cancel the call if it has not ended."""
         if self.call is not None and not self.future.done():
             self.call.cancel()
         self.call = None

@@ -1,8 +1,7 @@
-"""The engine's own memory, as the operator asks: its prefix cache is emptied, for all tenants.
+"""Empties the engine's prefix cache, for all tenants, at the operator's request.
 
-An engine forgets its blocks only while none is held. A pod that is never idle would never be done, so after a while
-requests that run let go of theirs: the engine puts them back into its queue and computes them anew, which their callers
-notice as a pause.
+An engine forgets its blocks only while none is in use, which a busy pod may never reach. So after a while running
+requests are preempted: the engine queues and recomputes them, and their callers notice a pause.
 """
 
 from __future__ import annotations
@@ -19,27 +18,22 @@ from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
 
 LOOK_S = 0.25
-"""How long until it is tried again, for as long as the operator waits."""
 
 IDLE_S = 2.0
-"""How long an engine is given to be idle by itself, before requests that run are computed anew."""
+"""How long an engine may become idle by itself, before running requests are recomputed."""
 
 ANSWER_TIMEOUT_S = 30.0
 CANNOT = frozenset({404, 405, 501})
-"""What an engine answers that has no way to do it."""
+"""Statuses of an engine without this endpoint."""
 
 
 class EngineResetter:
-    """Answers the operator. `boot` is the gate's."""
-
     def __init__(self, *, boot: str, engine: EnginePool) -> None:
         self._boot, self._engine = boot, engine
 
     async def reset(self, body: bytes) -> bytes:
-        """Answer when the engine has forgotten its blocks, when it cannot, or when the operator waited long enough.
-
-        Raises Refusal: 400 for what is no request.
-        """
+        """Answer when the engine has forgotten its blocks, when it cannot, or after the operator's wait. Raises Refusal
+        (400) for a malformed request."""
         try:
             request = ResetRequest.decode(body)
         except ContractError:

@@ -1,8 +1,8 @@
-"""Erasure of this pod's own copies, and the look afterwards, as the operator asks.
+"""Erasure of this pod's own copies, and verification, at the operator's request.
 
-Only keyspaces that left the policy are erased: the gate refuses what its own bundle has, and the adapter what its view
-has. An answer is complete when the cache server found nothing left in each tier, no request or operation is under way
-on the keyspaces, and no data key of theirs is left in the gate's policy, in the memory volume, or in the cache server.
+Only keyspaces outside of the policy are erased: the gate refuses those in its bundle, and the adapter those in its
+view. An erasure is complete when the cache server found nothing left in each tier, no request or operation is under way
+on the keyspaces, and none of their data keys is left in the gate's policy, the memory volume or the cache server.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
 LOOK_S = 0.25
-"""How long until what is left is looked at again, for as long as the operator waits."""
 
 
 class PodEraser:
-    """Answers the operator. `boot` is the gate's, `key_files` counts what key files of keyspaces there are."""
+    """Answers the operator. `key_files` counts existing key files of keyspaces."""
 
     def __init__(
         self,
@@ -52,10 +51,8 @@ class PodEraser:
         self._key_files = key_files
 
     async def erase(self, body: bytes) -> bytes:
-        """Answer a request to erase: when nothing is left, when nothing may be erased, or when it waited long enough.
-
-        Raises Refusal: 400 for what is no request, 501 where the cache server's version cannot.
-        """
+        """Answer when nothing is left, when nothing may be erased, or after the requested wait. Raises Refusal: 400 for
+        a malformed request, 501 if the cache server's version does not support it."""
         try:
             request = EraseRequest.decode(body)
         except ContractError:
@@ -72,10 +69,8 @@ class PodEraser:
             await asyncio.sleep(min(LOOK_S, max(0.0, give_up_at_s - loop.time())))
 
     async def verify(self, body: bytes) -> bytes:
-        """Answer a request to verify.
-
-        Raises Refusal: 400 for what is no request, 501 where the cache server's version cannot, 503 to be asked again.
-        """
+        """Raises Refusal: 400 for a malformed request, 501 if the cache server's version does not support it, 503 to
+        retry."""
         try:
             request = VerifyRequest.decode(body)
         except ContractError:
@@ -101,7 +96,7 @@ class PodEraser:
         except ContractError as error:
             _require_known(error)
             return self._nothing(EraseOutcome.CACHE_AWAY)
-        # The policy may have changed meanwhile, and the cache server with it.
+        # The policy or the cache server may have changed meanwhile.
         if self._has(keyspaces):
             return self._nothing(EraseOutcome.IN_FORCE)
         if said.outcome is EraseOutcome.IN_FORCE or said.boot != enforcement.cache_boot:
@@ -110,7 +105,6 @@ class PodEraser:
         return Erased(self._boot, enforcement.acked, said, requests, self._keys(keyspaces))
 
     def _nothing(self, outcome: EraseOutcome) -> Erased:
-        """Return an answer that erased nothing; of a cache server that is away nothing is known, not even which."""
         enforcement = self._enforcement
         boot = "" if outcome is EraseOutcome.CACHE_AWAY else enforcement.cache_boot
         return Erased(self._boot, enforcement.acked, AdapterErased(boot, 0, enforcement.term, outcome))
@@ -123,9 +117,8 @@ class PodEraser:
         return LeftKeys(files.gate + in_policy, files.volume)
 
     def _has(self, keyspaces: Collection[str]) -> bool:
-        """Whether the policy in force has any of these, be it suspended or switched off for now; what is suspended for
-        an erasure alone is there to be erased.
-        """
+        """Whether the policy in force has any of these, even suspended or switched off. Keyspaces suspended for an
+        erasure only may be erased."""
         bundle = self._enforcement.bundle
         if bundle is None:
             return False
@@ -137,6 +130,5 @@ class PodEraser:
 
 
 def _require_known(error: ContractError) -> None:
-    """Raise Refusal for a cache server of an earlier version, which does not know what it was asked."""
     if UNKNOWN_QUESTION in str(error):
         raise Refusal(501, Reason.NOT_FOUND, "the cache server of this pod cannot erase or verify yet") from None

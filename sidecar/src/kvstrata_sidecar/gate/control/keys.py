@@ -1,7 +1,7 @@
-"""Data keys that a bundle only names: the operator asks which are missing here, and brings them.
+"""Data keys that a bundle only names: the gate lists the missing ones, and the operator delivers them.
 
-What its bundle does not name the pod does not take. A pod whose named keys were not brought serves as before, but for
-tiers that hold ciphertext: the cache server does not use them for a keyspace whose key it does not have.
+Keys that the bundle does not name are ignored. Without its keys a pod serves, but does not use encrypted tiers for the
+keyspace.
 """
 
 from __future__ import annotations
@@ -15,21 +15,16 @@ from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
 
 
 class PodKeys:
-    """Answers the operator's requests about data keys."""
-
     def __init__(self, enforcement: Enforcement, volume: PolicyVolume) -> None:
         self._enforcement = enforcement
         self._keys = volume.keys
 
     async def tell(self, _: bytes) -> bytes:
-        """Answer which keys are missing."""
         return self._lacking()
 
     async def take(self, body: bytearray) -> bytes:
-        """Take the missing keys of a message, have the cache server read them, and overwrite the message.
-
-        Raises Refusal (400) for what is no such message, and OSError where a file cannot be written.
-        """
+        """Store the missing keys of a message, have the cache server read them, and overwrite the message. Raises
+        Refusal (400) for a malformed message, and OSError if a file cannot be written."""
         try:
             secrets, strange = unpack_keys(body, self._keys.lacking)
         except ContractError:

@@ -1,7 +1,7 @@
 """Pools that a new pod waits for: it is ready once its own memory holds their chunks, or their time is over.
 
-The operator has them computed in every pod that acknowledged the policy, ready or not. What is published, lost or
-computed anew after a pod was ready takes it out of service no more.
+The operator has them computed in every pod that acknowledged the policy, ready or not. A pod that was ready once never
+waits again.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ from kvstrata_sidecar.gate.adapter_link import AdapterLink
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
 MEMORY = "CPU"
-"""The medium of the cache server's own memory."""
 
 LOOK_S = 0.5
 
 
 class PoolWait:
-    """What this pod waits for. `render_id` names what decides which tokens a prefix becomes here."""
+    """`render_id` identifies how this pod turns prefixes into tokens."""
 
     def __init__(self, *, render_id: str, enforcement: Enforcement, link: AdapterLink) -> None:
         self._render_id = render_id
         self._enforcement = enforcement
         self._link = link
         self._whole: set[tuple[str, str]] = set()
-        """What is there: boot ids of cache servers and keyspaces."""
+        """Complete pools: boot ids of cache servers and keyspaces."""
         self._over = False
 
     def awaited(self, waited_s: float) -> str:
-        """Return the name of a pool to wait for after `waited_s` seconds, or an empty string.
-
-        Once there was none the pod has begun to serve, and waits for none any more.
-        """
+        """Return the name of a pool to wait for after `waited_s` seconds, or an empty string. After the first empty
+        string the pod serves, and the result stays empty."""
         if not self._over:
             for pool, version in self._missing():
                 if waited_s < version.before_ready_s:
@@ -45,7 +42,6 @@ class PoolWait:
         return ""
 
     async def run(self) -> None:
-        """Look for ever what the memory has, as long as anything is waited for."""
         while True:
             if not self._over:
                 for _, version in tuple(self._missing()):
@@ -64,16 +60,16 @@ class PoolWait:
         try:
             holding = await self._link.pool(version.keyspace)
         except ContractError:
-            return  # the cache server is away, or does not know the pool yet: it is asked again
+            return  # the cache server is away, or does not know the pool yet
         if _is_whole(holding, memory):
             self._whole.add((holding.boot, version.keyspace))
 
 
 def _of_use(shard: PoolShard, render_id: str) -> tuple[PoolVersion, ...]:
-    """Return the versions that requests here may hit: those that were rendered as this pod renders, warm or not.
+    """Return the versions that requests here may hit: those rendered as this pod renders, warm or not.
 
-    While there is none, because the model's pods are being replaced, those that readers have: most templates make the
-    same tokens as the one before.
+    While there is none, because the model's pods are being replaced, return the published ones: most templates make the
+    same tokens as before.
     """
     own = tuple(version for version in shard.versions if version.render_id == render_id)
     return own or tuple(version for version in shard.versions if version.published)

@@ -1,9 +1,9 @@
-"""The isolation probe: whether another scope can reuse what one stored, asked on the ways that requests go.
+"""The isolation probe: whether a scope can reuse another's blocks, tested the way requests go.
 
-Tenants become salts by the decision that their requests get, the engine computes a chunk of random tokens that nobody
-can have sent, and the cache server looks for it in each tier. Whoever must not find it looks between two who must: a
-miss counts only where it could have been a hit. It is nobody's request: no tenant's figures count it, and the chunk is
-deleted at the end. What it costs is four prompts of one chunk.
+Tenants get salts by the same decision as their requests, the engine computes a chunk of random tokens, and the cache
+server looks for it in each tier. Lookups for other scopes are made between two control lookups for the storing scope: a
+miss counts only where a hit was possible. No tenant's figures count the probe, and the chunk is deleted at the end. It
+costs four prompts of one chunk.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ from kvstrata_sidecar.gate.policy.grants import decide
 from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
 
 STORED_WITHIN_S = 15.0
-"""How long tiers may take to store the chunk; longer than any of their deadlines."""
+"""Time for tiers to store the chunk; longer than any of their deadlines."""
 
 LOOK_S = 0.1
 ANSWERED_WITHIN_S = 60.0
-"""How long the engine may take over a prompt of one chunk."""
 
 FORGET_TRIES = 20
 
 
 class _EndedError(Exception):
-    """The probe ends with this outcome, whatever it has found."""
+    """Ends the probe with this outcome, regardless of findings."""
 
     def __init__(self, outcome: ProbeOutcome) -> None:
         super().__init__(str(outcome))
@@ -59,16 +58,14 @@ class _EndedError(Exception):
 
 @dataclass(slots=True)
 class _Findings:
-    """What was found until now, by tier."""
-
     rows: dict[tuple[str, str], ProbedTier] = field(default_factory=dict)
     culprits: tuple[str, ...] = ()
 
     def count(self, said: AdapterVerified, kind: str) -> bool:
         """Count a lookup in each tier as a control, foreign or altered; return whether any tier found the chunk.
 
-        A scope finds a chunk when it finds all of it; of others one part is too much, and so is one that is kept under
-        their name without being served.
+        A control hit needs the whole chunk; for other scopes one part is a hit, and so is a part stored under their
+        name without being served.
         """
         found_any = False
         for tier in said.tiers:
@@ -79,7 +76,6 @@ class _Findings:
         return found_any
 
     def add(self, tier: str, medium: str, kind: str, *, found: bool, refused: bool = False) -> None:
-        """Count one lookup."""
         row = self.rows.get((tier, medium), ProbedTier(tier, medium))
         match kind:
             case "control":
@@ -93,16 +89,14 @@ class _Findings:
 
     @property
     def tiers(self) -> tuple[ProbedTier, ...]:
-        """The rows. Memory that belongs to no tier is a passage, where blocks are by chance: it counts only for those
-        who must find nothing.
-        """
+        """Memory that belongs to no tier holds blocks by chance: its row counts only with a foreign or altered hit."""
         rows = (row for _, row in sorted(self.rows.items()))
         return tuple(row for row in rows if row.tier or row.medium == ENGINE or row.foreign_hits or row.altered_hits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk of random tokens with one more behind it, and the names of it and of one that differs in a token."""
+    """A chunk of random tokens and one more, and the names of the chunk and of one that differs in a token."""
 
     ids: array[int]
     name: bytes
@@ -110,9 +104,7 @@ class _Chunk:
 
 
 class Prober:
-    """Answers the operator, one probe at a time. `engine` serves `model`; `draining` is whether the pod is on its way
-    out, `below` returns a random number below its argument.
-    """
+    """Runs one probe at a time. `draining()`: the pod terminates; `below(n)` returns a random number below n."""
 
     def __init__(
         self,
@@ -140,10 +132,7 @@ class Prober:
         self._tidying: set[asyncio.Task[None]] = set()
 
     async def probe(self, body: bytes) -> bytes:
-        """Answer a request to probe.
-
-        Raises Refusal: 400 for what is no request, 501 where the cache server's version cannot.
-        """
+        """Raises Refusal: 400 for a malformed request, 501 if the cache server's version does not support it."""
         try:
             request = ProbeRequest.decode(body)
         except ContractError:
@@ -155,7 +144,6 @@ class Prober:
         return said.encode()
 
     def abort_all(self) -> None:
-        """End what the engine computes for a probe."""
         for answer in tuple(self._running):
             answer.abort()
 
@@ -184,7 +172,7 @@ class Prober:
         if enforcement.cache_boot != said.cache_boot:
             ended = ProbeOutcome.UNREADY
         outcome = outcome_of(found.tiers, clashes=players.clashes)
-        # What was found was found, however it ended; that nothing was found counts only if it ended well.
+        # A hit counts however the probe ended; misses count only if it ended well.
         if ended is not None and not outcome.failed:
             return replace(said, outcome=ended, clashes=False)
         culprits = found.culprits
@@ -213,12 +201,12 @@ class Prober:
             self._tidying.add(task)
             task.add_done_callback(self._tidying.discard)
         await task
-        # A control that missed because the policy moved on is nobody's failure.
+        # A control that missed because the policy changed is no failure.
         for tenant in (players.writer, players.second):
             self._require_same(bundle, tenant)
 
     async def _look_in_engine(self, bundle: Bundle, players: Cast, chunk: _Chunk, found: _Findings) -> None:
-        """Ask the engine for the chunk but for its last token, which makes no whole chunk that tiers could store."""
+        """Ask the engine for the chunk without its last token, which is no whole chunk that tiers could store."""
         part = chunk.ids[:-2]
         reader = next((one for one in players.readers if one.tenant is not None), None)
         if reader is None or reader.tenant is None or not part:
@@ -233,12 +221,12 @@ class Prober:
                 found.culprits = found.culprits or (players.scope, reader.scope)
 
     async def _random_chunk(self) -> _Chunk:
-        """Return tokens that nobody has sent, and what the cache server calls them. Raises _EndedError."""
+        """Return random tokens and the cache server's names of them. Raises _EndedError."""
         size = (await self._link.hash(b"")).chunk_tokens
         if not 1 < size < MAX_HASHED_TOKENS:
             raise _EndedError(ProbeOutcome.UNREADY)
         try:
-            # Hexadecimal digits are some two to a token. A tokenizer that takes more of them gives too few tokens.
+            # About two hexadecimal digits make a token; a tokenizer with longer tokens gives too few of them.
             made = await self._calls.tokenize({"prompt": secrets.token_hex(4 * size), "add_special_tokens": False})
         except (RefusedError, EngineAwayError):
             raise _EndedError(ProbeOutcome.UNREADY) from None
@@ -251,7 +239,7 @@ class Prober:
         return _Chunk(ids, *names)
 
     async def _stored(self, keyspace: str, name: bytes) -> AdapterVerified:
-        """Return what tiers have, once all that take the scope have all of it, or when that took too long."""
+        """Return tiers' holdings once every tier that accepts the scope has the whole chunk, or after a timeout."""
         loop = asyncio.get_running_loop()
         give_up_at_s = loop.time() + STORED_WITHIN_S
         while True:
@@ -268,7 +256,7 @@ class Prober:
         return said
 
     async def _forget(self, keyspace: str, name: bytes) -> None:
-        """Delete the chunk everywhere; what somebody uses at that moment is tried again, and left to age after that."""
+        """Delete the chunk everywhere; blocks in use are retried, and finally left to expire."""
         for _ in range(FORGET_TRIES):
             try:
                 if not (await self._link.forget(ForgetRequest(keyspace, name))).in_use:
@@ -278,14 +266,14 @@ class Prober:
             await asyncio.sleep(LOOK_S)
 
     def _keyspace(self, bundle: Bundle, tenant: str) -> str:
-        """Return what a request of the tenant would get under `bundle`. Raises _EndedError if that is no keyspace."""
+        """Return the salt of the tenant's requests under `bundle`. Raises _EndedError if that is no keyspace."""
         grant = decide(bundle, tenant, self._enforcement.fresh(), self._random_salt)
         if not grant.keyspace:
             raise _EndedError(ProbeOutcome.NO_REUSE)
         return grant.salt
 
     def _require_same(self, bundle: Bundle, tenant: str) -> None:
-        """Raise _EndedError unless the policy in force gives the tenant what `bundle` does."""
+        """Raise _EndedError unless the policy in force gives the tenant the same keyspace as `bundle`."""
         now = self._enforcement.bundle
         if now is None or self._draining():
             raise _EndedError(ProbeOutcome.UNREADY)
@@ -297,12 +285,12 @@ class Prober:
             raise _EndedError(ProbeOutcome.MOVED)
 
     async def _compute(self, bundle: Bundle, tenant: str, ids: Iterable[int]) -> int:
-        """Have the engine take a prompt as the tenant's; return how many of its tokens it had. Raises _EndedError."""
+        """Have the engine compute a prompt as the tenant; return its cached tokens. Raises _EndedError."""
         self._require_same(bundle, tenant)
         salt = self._keyspace(bundle, tenant)
         answer = WholeAnswer(asyncio.get_running_loop())
         body: dict[str, Any] = {"prompt": list(ids), "max_tokens": 1, "temperature": 0, "cache_salt": salt}
-        # Nothing is awaited between what is granted and what is in flight: it drains as a tenant's request does.
+        # No await between the grant and the admission: it drains like a tenant's request.
         answer.call = self._engine.send(request_bytes("/v1/completions", {**body, "model": self._model}), answer)
         self._enforcement.admit(answer, tenant, salt)
         self._running.add(answer)
@@ -319,7 +307,6 @@ class Prober:
 
 
 def _packed(ids: array[int]) -> bytes:
-    """Return token ids as the link takes them, little-endian."""
     if sys.byteorder == "big":
         ids = ids[:]
         ids.byteswap()
@@ -327,6 +314,5 @@ def _packed(ids: array[int]) -> bytes:
 
 
 def _require_known(error: ContractError) -> None:
-    """Raise Refusal for a cache server of an earlier version, which does not know what it was asked."""
     if UNKNOWN_QUESTION in str(error):
         raise Refusal(501, Reason.NOT_FOUND, "the cache server of this pod cannot be probed yet") from None

@@ -1,4 +1,4 @@
-"""Who plays in an isolation probe: a scope that stores, and others that must not find it. Pure, chance is passed in."""
+"""Roles in an isolation probe: a scope that stores, and others that must not find it. Pure; randomness is passed in."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.contract.policy.keyspace import Scope
 
 MAX_POOLS = 2
-"""Keyspaces of pools that are looked in, beside tenants' scopes."""
+"""Keyspaces of pools to look in, beside tenants' scopes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Somebody who must not find it: a scope by one of its tenants, or a pool, which has none and sends no requests."""
+    """A reader that must not find the chunk: a scope by one of its tenants, or a pool, which has none and sends no
+    requests."""
 
     scope: str
     tenant: str | None = None
@@ -24,10 +25,8 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """`writer` stores, `second` is a tenant of the same scope (the same one where there is no other) and must find it.
-
-    `clashes` is whether the first reader has the writer's keyspace by the bundle's own word.
-    """
+    """`writer` stores; `second`, a tenant of the same scope (the same one if there is no other), must find it.
+    `clashes`: the bundle gives the first reader the writer's keyspace."""
 
     scopes: int
     scope: str
@@ -38,11 +37,10 @@ class Cast:
 
 
 def cast(bundle: Bundle, readers: int, below: Callable[[int], int]) -> Cast | None:
-    """Return a cast with at most so many tenants' scopes that look, None where no scope reuses anything.
+    """Return a cast with at most `readers` tenants' scopes, None if no scope reuses anything.
 
-    `below` returns a random number below its argument. Two scopes with one keyspace are always chosen; otherwise every
-    scope is as likely to be drawn as any other, and of those that were the one writes whom it costs least. A pool that
-    the writer may read is not asked: what it has is the writer's to find.
+    `below` returns a random number below its argument. Two scopes with one keyspace are always chosen; otherwise scopes
+    are drawn uniformly, and the one with the lowest cost writes. Pools that the writer may read are left out.
     """
     tenants: dict[Scope, list[str]] = {}
     owners: dict[str, Scope] = {}
@@ -72,7 +70,7 @@ def cast(bundle: Bundle, readers: int, below: Callable[[int], int]) -> Cast | No
 
 
 def _drawn(scopes: list[Scope], most: int, below: Callable[[int], int]) -> list[Scope]:
-    """Return different scopes, in random order, without shuffling all of thousands."""
+    """Return different scopes in random order, without shuffling all."""
     left = list(scopes)
     count = min(most, len(left))
     for at in range(count):
@@ -82,9 +80,8 @@ def _drawn(scopes: list[Scope], most: int, below: Callable[[int], int]) -> list[
 
 
 def _cost(bundle: Bundle, tenants: list[str]) -> tuple[int, float]:
-    """Return what speaks against a scope as the writer: tiers that it is kept off, where nothing would be shown, and
-    how tight its tightest limit is, because its chunk may cost it another one there.
-    """
+    """Return the cost of a scope as the writer: the number of tiers it is denied, where nothing would be shown, then
+    the tightness of its tightest limit, because the chunk may evict one of its blocks."""
     budgets = [budget for tenant in tenants for budget in bundle.entries[tenant].budgets]
     limits = [budget.limit_bytes for budget in budgets if budget.limit_bytes]
     return sum(budget.limit_bytes == 0 for budget in budgets), 1 / min(limits) if limits else 0.0

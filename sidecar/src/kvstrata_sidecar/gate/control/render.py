@@ -1,7 +1,6 @@
-"""Rendering for the operator: prefixes become chunks' names.
+"""Rendering for the operator: names of a prefix's chunks.
 
-One prefix is rendered at a time: it takes some thirty questions to the engine's API process. Nothing of what is said
-here is logged but what became of it.
+One prefix is rendered at a time: it takes some thirty requests to the engine. Only outcomes are logged.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from kvstrata_sidecar.gate.rendering.boundary import whole_chunks
 from kvstrata_sidecar.gate.rendering.render import Draft, EngineAwayError, RefusedError, render, tokens_of
 
 KEPT = 256
-"""How many renderings are remembered: those of four pools with as many prefixes as one may have."""
+"""Renderings kept: those of four pools with the maximum number of prefixes."""
 
 KEPT_S = 5.5 * 3600.0
-"""How long: the operator asks again after six hours, to learn whether a template changes by itself."""
+"""The operator asks again after six hours, to detect a template that changes by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class _Known:
 
 
 class Warming:
-    """What the operator may ask of this pod for prefix pools. `render_id` names what the engine was started with."""
+    """`render_id` names what the engine was started with."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Warming:
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, body: bytes) -> bytes:
-        """Answer a request to render. Raises Refusal: 400 for what is no request, 503 to be asked again."""
+        """Raises Refusal: 400 for a malformed request, 503 to retry."""
         try:
             request = RenderRequest.decode(body)
         except ContractError:
@@ -73,11 +72,10 @@ class Warming:
         return (await self.rendered(request.prefix)).encode()
 
     def forget(self) -> None:
-        """Remember no rendering."""
         self._known.clear()
 
     async def rendered(self, source: PrefixSource) -> Rendered:
-        """Return what a prefix comes to, remembered or made. Raises Refusal with status 503."""
+        """Return a rendering, cached or made. Raises Refusal with status 503."""
         async with self._one_at_a_time:
             cache_boot = self._enforcement.cache_boot
             known = self._known.get(source.digest)
@@ -93,10 +91,8 @@ class Warming:
             return rendered
 
     async def tokens(self, source: PrefixSource, rendered: Rendered) -> array[int] | None:
-        """Return the tokens of the whole chunks of a prefix, None if they are not those that were rendered.
-
-        Raises Refusal with status 503, also if another cache server answers than the one that named the chunks.
-        """
+        """Return the tokens of a prefix's whole chunks, None if they differ from the rendered ones. Raises Refusal with
+        status 503, also if the cache server changed since it named the chunks."""
         sent = _as_sent(source)
         if sent is None:
             return None
@@ -147,7 +143,7 @@ def _later(why: str) -> Refusal:
 
 
 def _as_sent(source: PrefixSource) -> PrefixSource | None:
-    """Return what the engine gets of a request that begins so; None if no caller may send one, so nobody reads it."""
+    """Return what the engine gets of a request that begins so; None if no caller may send one."""
     try:
         if source.chat is not None:
             chat = copy.deepcopy({key: value for key, value in source.chat.items() if value})
@@ -160,7 +156,6 @@ def _as_sent(source: PrefixSource) -> PrefixSource | None:
 
 
 def _packed(ids: array[int]) -> bytes:
-    """Return token ids as the link takes them, little-endian."""
     if sys.byteorder == "big":
         ids = ids[:]
         ids.byteswap()

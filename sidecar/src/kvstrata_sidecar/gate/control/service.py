@@ -1,10 +1,9 @@
-"""What the operator asks, over mutual TLS: the pod's state, work for prefix pools, and erasure in the pod.
+"""The operator's requests over mutual TLS: state, pools, erasure, keys.
 
-The answer to `GET /v1/state?after=<acked revision>&wait=<seconds>` comes at once when the acknowledged revision is not
-`after`; otherwise when anything in it changes, and after `wait` seconds at the latest. It carries an entity tag: a
-caller that sends it back as `If-None-Match` is also told at once of what changed between two of its polls. What is
-posted (`contract.messages.pools`, `contract.messages.erase`, `contract.messages.key_delivery`) is answered when it is
-done; a caller that leaves ends the work.
+`GET /v1/state?after=<acked revision>&wait=<seconds>` is answered at once if the acknowledged revision is not `after`;
+otherwise when anything in the state changes, and after `wait` seconds at the latest. With the last entity tag as
+`If-None-Match`, changes between two polls are also reported at once. A POST is answered when its work is done; a caller
+that disconnects ends the work.
 """
 
 from __future__ import annotations
@@ -28,23 +27,22 @@ from kvstrata_sidecar.gate.http.messages import Connection, Limits, Request
 
 MAX_WAIT_S = 120.0
 LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BYTES)
-"""Half of what is buffered is one caller's, and there is one: the eight requests that it may have under way."""
+"""Half of the buffer is one caller's; the operator, the only caller, may have eight requests under way."""
 
 _TICK_S = 1.0
 
 Work = Callable[[bytes], Awaitable[bytes]]
-"""Answers what was posted, or the query of what is got, with a body. May raise Refusal."""
+"""Takes a POST's body or a GET's query; returns the answer's body. May raise Refusal."""
 
 KeyWork = Callable[[bytearray], Awaitable[bytes]]
-"""Answers what was posted as bytes of data keys, and overwrites it. May raise Refusal."""
+"""Takes a body of data keys, and overwrites it. May raise Refusal."""
 
 _Begun = Callable[[], Awaitable[bytes]]
 
 
 class ControlService:
-    """Serves the operator and nobody else. `work` is what it may ask for beside the state, by method and path, and
-    `carrying`, by path, where it posts data keys.
-    """
+    """Serves the operator only. `work` has the requests beside the state, by method and path, and `carrying`, by path,
+    those that post data keys."""
 
     def __init__(
         self,
@@ -68,7 +66,6 @@ class ControlService:
         self._ticker: asyncio.TimerHandle | None = None
 
     def check_head(self, request: Request) -> None:
-        """Refuse whoever is not the operator, and everything but its questions."""
         if request.peer != OPERATOR_COMMON_NAME:
             raise Refusal(403, Reason.UNAUTHENTICATED, "this port is the operator's")
         request.subject = request.peer
@@ -86,7 +83,6 @@ class ControlService:
             raise Refusal(413, Reason.TOO_LARGE, "a question without a body is asked here")
 
     def serve(self, request: Request, connection: Connection) -> None:
-        """Answer now, hold the poll, or begin with the work."""
         path = request.path.decode("latin-1")
         if request.method == b"POST" and path in self._carrying:
             self._begin(connection, partial(self._carrying[path], request.body))
@@ -114,21 +110,18 @@ class ControlService:
             self._ticker = self._loop.call_later(_TICK_S, self._tick)
 
     def refused(self, request: Request, _: Refusal) -> None:
-        """Note who is not the operator; the operator's mistakes are in its own log."""
+        """Record foreign callers only; the operator logs its own mistakes."""
         if request.peer != OPERATOR_COMMON_NAME:
             self._audit.request(Action.REQUESTS_REFUSED, "not_the_operator")
 
     def changed(self) -> None:
-        """Answer every poll whose state is no longer what it was."""
         if self._polls:
             self._settle()
 
     def forget(self, poll: _LongPoll) -> None:
-        """The poll's caller has gone."""
         self._polls.discard(poll)
 
     def close(self) -> None:
-        """Answer everybody who waits."""
         if self._ticker is not None:
             self._ticker.cancel()
         for poll in tuple(self._polls):
@@ -138,7 +131,6 @@ class ControlService:
             job.client_gone()
 
     def done(self, job: _Job, answer: bytes | Refusal) -> None:
-        """Answer whoever waits for a job."""
         self._jobs.discard(job)
         if isinstance(answer, Refusal):
             job.connection.refuse(answer)
@@ -146,7 +138,6 @@ class ControlService:
         self._reply(job.connection, answer, b"")
 
     def drop(self, job: _Job) -> None:
-        """The job's caller has gone."""
         self._jobs.discard(job)
 
     def _begin(self, connection: Connection, work: _Begun) -> None:
@@ -155,7 +146,7 @@ class ControlService:
         connection.hold(job)
 
     def _tick(self) -> None:
-        # Freshness ends without an event, so the state is also looked at by the clock.
+        # Freshness ends without an event, so the state is also checked periodically.
         self._ticker = None
         self._settle()
         if self._polls:
@@ -181,8 +172,6 @@ class ControlService:
 
 
 class _Job:
-    """Work for one caller, which ends with it."""
-
     __slots__ = ("_service", "_task", "connection")
 
     def __init__(
@@ -223,8 +212,6 @@ def _is_chunked(request: Request) -> bool:
 
 
 class _LongPoll:
-    """One question that waits for its answer."""
-
     __slots__ = ("_service", "connection", "deadline", "tag")
 
     def __init__(self, service: ControlService, connection: Connection, tag: bytes, deadline: float) -> None:
@@ -244,7 +231,7 @@ class _LongPoll:
 
 
 def entity_tag(state: PodState) -> bytes:
-    """Return a tag that changes with everything that is worth an answer: not with ages, counters and use."""
+    """Return a tag that changes with everything worth an answer: not with ages, counters and use."""
     tiers = tuple(
         replace(
             tier,

@@ -1,8 +1,8 @@
-"""Warming: one prefix of a pool is computed under the keyspace of a version, as the operator asks.
+"""Computes one prefix of a pool under a version's keyspace, at the operator's request.
 
-Only here is a pool's keyspace minted: for a version of the bundle in force, while the policy is fresh, and for what the
-version's manifest names. The request is in flight like a tenant's: one whose version leaves the policy is aborted when
-the time to drain is over, and holds back the acknowledgement until then. A pod that drains aborts it at once.
+Pools' keyspaces are minted only here: for a version of the bundle in force, while the policy is fresh, and for the
+version's manifest. The request drains like a tenant's: if its version leaves the policy, it is aborted after the drain
+timeout, and holds back the acknowledgement until then. A draining pod aborts it at once.
 """
 
 from __future__ import annotations
@@ -30,22 +30,18 @@ from kvstrata_sidecar.gate.rendering.boundary import is_a_beginning
 from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
 
 STORED_WITHIN_S = 15.0
-"""How long tiers may take to store what was computed: longer than any of their deadlines."""
+"""Time for tiers to store the chunks; longer than any of their deadlines."""
 
 LOOK_S = 0.25
 
 
 class _EndedError(Exception):
-    """A warm-up ends with this outcome."""
-
     def __init__(self, outcome: WarmOutcome) -> None:
         super().__init__(str(outcome))
         self.outcome = outcome
 
 
 class Warmer:
-    """Computes prefixes by `engine`, which serves `model`. `draining` says whether the pod is on its way out."""
-
     def __init__(
         self,
         *,
@@ -67,7 +63,7 @@ class Warmer:
         self._running: set[WholeAnswer] = set()
 
     async def warm(self, body: bytes) -> bytes:
-        """Answer a request to warm. Raises Refusal: 400 for what is no request, 503 to be asked again."""
+        """Raises Refusal: 400 for a malformed request, 503 to retry."""
         try:
             request = WarmRequest.decode(body)
         except ContractError:
@@ -80,10 +76,7 @@ class Warmer:
         return Warmed(self._boot, self._enforcement.cache_boot, outcome).encode()
 
     async def inspect(self, query: bytes) -> bytes:
-        """Answer what this pod's tiers hold of the pool `uid`.
-
-        Raises Refusal: 400 without one, 503 to be asked again.
-        """
+        """Return what this pod's tiers hold of the pool `uid`. Raises Refusal: 400 without one, 503 to retry."""
         uid = parse_qs(query.decode("latin-1")).get("uid", [""])[0]
         if not uid:
             raise bad_request(Reason.BAD_VALUE, "'uid' is that of a pool")
@@ -97,7 +90,6 @@ class Warmer:
         return PoolReport(self._boot, self._enforcement.cache_boot, told).encode()
 
     def abort_all(self) -> None:
-        """End every warm-up."""
         for answer in tuple(self._running):
             answer.abort()
 
@@ -107,7 +99,7 @@ class Warmer:
         return PoolVersionState(scope, version.manifest, holding.known, holding.tiers, holding.missing)
 
     async def _warm(self, request: WarmRequest) -> WarmOutcome:
-        """Return what became of a prefix. Raises _EndedError, and Refusal with status 503."""
+        """Raises _EndedError, and Refusal with status 503."""
         version = self._granted(request)
         rendered = await self._renderings.rendered(request.prefix)
         if rendered.refused is not None or not rendered.hashes:
@@ -136,10 +128,8 @@ class Warmer:
         return version
 
     async def _proven(self, request: WarmRequest, source: PrefixSource, ids: array[int]) -> bool:
-        """Whether a chat as callers send it begins with these tokens, for tools that are offered or not.
-
-        Some models make tokens of a request in another way than of the same question at /tokenize.
-        """
+        """Whether a caller's chat begins with these tokens, whether tools are offered or not. Some models tokenize a
+        request differently from the same messages at /tokenize."""
         chat = {key: value for key, value in (source.chat or {}).items() if value}
         if chat["messages"][-1].get("role") != "user":
             chat["messages"] = [*chat["messages"], {"role": "user", "content": "a"}]
@@ -163,7 +153,7 @@ class Warmer:
 
     async def _compute(self, request: WarmRequest, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request under the version's keyspace and return its answer. Raises _EndedError."""
-        # Nothing is awaited between what is granted and what is in flight.
+        # No await between the grant and the admission.
         version = self._granted(request)
         answer = WholeAnswer(asyncio.get_running_loop())
         sealed = {**body, "model": self._model, "cache_salt": version.keyspace}
@@ -185,7 +175,7 @@ class Warmer:
             self._enforcement.release(answer)
 
     async def _stored(self, version: PoolVersion, rendered: Rendered) -> WarmOutcome:
-        """Return whether every tier holds the prefix's chunks, which are stored behind the answer."""
+        """Wait for tiers to store the prefix's chunks, which happens after the answer."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + STORED_WITHIN_S
         hashes = b"".join(sorted(_chunks(rendered.hashes)))

@@ -1,4 +1,4 @@
-"""What a server holds in memory for its callers, and how much of it one caller may have."""
+"""Memory of a server for its callers' requests, and each caller's share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstrata_sidecar.gate.http.messages import Limits
 
 
 class Buffered:
-    """Bytes of requests in memory: of all callers together and of each. A caller is what `check_head` made of it."""
+    """Bytes of requests in memory, in total and by caller. `check_head` identifies the caller."""
 
     __slots__ = ("_by_caller", "_limits", "total")
 
@@ -19,7 +19,6 @@ class Buffered:
         self._by_caller: dict[Hashable, int] = {}
 
     def refusal(self, caller: Hashable, more: int) -> Refusal | None:
-        """Return why `more` bytes cannot be taken from `caller`, or None."""
         if self._by_caller.get(caller, 0) + more > self._limits.buffered_bytes_per_caller:
             return Refusal(
                 429, Reason.TENANT_OVERLOADED, "too many large requests of this tenant at once on this replica",
@@ -30,13 +29,12 @@ class Buffered:
         return None
 
     def add(self, caller: Hashable, count: int) -> None:
-        """Count bytes that are held from now on."""
         if count:
             self.total += count
             self._by_caller[caller] = self._by_caller.get(caller, 0) + count
 
     def remove(self, caller: Hashable, count: int) -> None:
-        """Count bytes that are held no more; must have been added for the same caller."""
+        """Must have been added for the same caller."""
         if count:
             self.total -= count
             left = self._by_caller.pop(caller) - count

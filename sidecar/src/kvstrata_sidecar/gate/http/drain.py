@@ -1,10 +1,10 @@
 """Draining before the engine stops.
 
 Kubernetes stops a native sidecar only after the main container, so a signal reaches the gate too late. Instead the
-engine's preStop hook (`DRAIN_SCRIPT` in the operator's builder of that container) creates `draining` in the volume
-that both share and waits for `drained`: the gate sees the one, turns unready, goes on serving for `grace_s` (until no
-Service sends new callers), lets what is in flight end, and creates the other. A container that is only restarted runs
-the hook too: an engine whose socket is younger than `draining` ends the drain.
+engine's preStop hook (`DRAIN_SCRIPT` in the operator) creates `draining` in a shared volume and waits for `drained`.
+The gate sees the first file, turns unready, serves for another `grace_s` (until no Service sends new callers), lets
+requests in flight end, and creates the second. A container restart runs the hook too: an engine whose socket is younger
+than `draining` ends the drain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POLL_S = 0.1
 
 
 class Drain:
-    """The drain's state; `poll` is called every `POLL_S` seconds with what it has to know."""
+    """State of the drain; `poll` is called every `POLL_S` seconds."""
 
     def __init__(self, engine_socket: Path, *, grace_s: float, clock: Callable[[], float]) -> None:
         self._socket = engine_socket
@@ -34,17 +34,14 @@ class Drain:
 
     @property
     def active(self) -> bool:
-        """Whether the pod is on its way out."""
         return self._since is not None
 
     def begin(self) -> None:
-        """Start to drain, by the hook's file or by a signal."""
         if self._since is None:
             self._since = self._clock()
             log.info("draining")
 
     def poll(self, *, in_flight: int, engine_ready: bool) -> None:
-        """Look at the volume and at the requests in flight, and go on as far as both allow."""
         asked = os.path.exists(self._draining_file)
         if asked and engine_ready and self._engine_is_younger():
             self._draining_file.unlink(missing_ok=True)

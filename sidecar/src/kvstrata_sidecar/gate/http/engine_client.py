@@ -1,4 +1,4 @@
-"""The client half: the engine behind a unix socket, with kept connections and answers passed on as they come."""
+"""HTTP client for the engine behind a unix socket: keeps connections and streams answers."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ from typing import Any, Protocol
 import httptools
 
 _KEEP_IDLE_S = 3.0
-"""Below the five seconds after which the engine's server closes idle connections."""
+"""Below the engine server's five seconds for idle connections."""
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_EVENT_BYTES = 4096
 _SIZE_LINES = {len(line) + size + 2: line for size in range(1, _MAX_EVENT_BYTES + 1) for line in (b"%x\r\n" % size,)}
-"""The first line of a chunk by the length of the whole: there is one size at most that makes a chunk that long."""
+"""The first line of a chunk by the chunk's total length, which determines its size."""
 
 
 class Receiver(Protocol):
-    """What an engine's answer is delivered to. After the last piece or `engine_failed` nothing more comes."""
+    """Receives an engine's answer. After the last piece or `engine_failed` nothing more comes."""
 
     def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:
         """The head of the answer; `length` is None for a chunked one. `engine_body` follows at once."""
 
     def engine_body(self, data: bytes, last: bool) -> None:
-        """A piece of the body, without transfer framing, perhaps empty; with the `last` one the answer is complete."""
+        """A piece of the body without transfer framing, perhaps empty; with the `last` one the answer is complete."""
 
     def writer_of_events(self) -> Callable[[bytes], None] | None:
-        """Where whole events may go as they come, until the next `engine_body`; None: all go through `engine_body`.
-
-        What goes there is one chunk, framed just as the gate frames, that ends an event and holds no `"usage"`.
-        """
+        """Return a writer for whole events until the next `engine_body`; None: all go through `engine_body`. It gets
+        one chunk in the gate's own framing that ends an event and holds no `"usage"`."""
 
     def engine_failed(self, unreachable: bool) -> None:
         """The engine cannot be reached (`unreachable`), or it closed before the answer was complete."""
 
 
 class Call:
-    """One request on its way. The owner may pause, resume and cancel it at any time."""
+    """One request under way. The owner may pause, resume and cancel it at any time."""
 
     __slots__ = ("cancelled", "connection", "fresh", "paused", "payload", "receiver", "started")
 
@@ -48,32 +46,30 @@ class Call:
         self.cancelled = False
         self.paused = False
         self.started = False
-        """Whether any byte of an answer has come."""
+        """Whether any byte of an answer has arrived."""
         self.fresh = False
         """Whether the connection was opened for this call, so that its failure is the engine's."""
 
     def cancel(self) -> None:
-        """Drop the connection at once: the engine takes that as the sign to stop computing."""
+        """Drop the connection at once: the engine then stops computing."""
         self.cancelled = True
         if self.connection is not None:
             self.connection.stop_writing()
             self.connection.transport.abort()
 
     def pause(self) -> None:
-        """Read no more of the answer."""
         self.paused = True
         if self.connection is not None:
             self.connection.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         self.paused = False
         if self.connection is not None:
             self.connection.transport.resume_reading()
 
 
 class EnginePool:
-    """Connections to one engine. There is no limit here: the service limits requests in flight."""
+    """Connections to one engine. Unlimited: the service limits requests in flight."""
 
     def __init__(self, socket_path: str, loop: asyncio.AbstractEventLoop) -> None:
         self.socket_path = socket_path
@@ -82,7 +78,6 @@ class EnginePool:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def send(self, payload: bytes, receiver: Receiver) -> Call:
-        """Send a whole HTTP request and deliver its answer."""
         call = Call(payload, receiver)
         now = self.loop.time()
         while self._idle:
@@ -95,7 +90,7 @@ class EnginePool:
         return call
 
     async def get(self, path: str) -> int:
-        """Return the status of a GET, or 0 if the engine cannot be reached."""
+        """Return the status of a GET, 0 if the engine cannot be reached."""
         answer: asyncio.Future[int] = self.loop.create_future()
         request = f"GET {path} HTTP/1.1\r\nHost: engine\r\n\r\n".encode()
         call = self.send(request, _StatusReceiver(answer))
@@ -110,7 +105,6 @@ class EnginePool:
                 call.cancel()
 
     def close(self) -> None:
-        """Drop idle connections and those being made."""
         for task in self._connecting:
             task.cancel()
         while self._idle:
@@ -136,7 +130,7 @@ class EnginePool:
             connection.start(call)
 
     def failed(self, call: Call) -> None:
-        """A connection died under `call`: a kept one may have been closed before it was used, so try once more."""
+        """Retry on a new connection if a kept one died unused: the engine may have closed it before."""
         if call.cancelled:
             return
         if call.started or call.fresh:
@@ -145,15 +139,12 @@ class EnginePool:
             self._open(call)
 
     def keep(self, connection: EngineConnection) -> None:
-        """Take back a connection whose answer is complete."""
         while self._idle and self.loop.time() - self._idle[0].idle_since >= _KEEP_IDLE_S:
             self._idle.popleft().transport.abort()
         self._idle.append(connection)
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection to the engine, with at most one call on it."""
-
     __slots__ = (
         "_between_chunks",
         "_content_type",
@@ -189,7 +180,6 @@ class EngineConnection(asyncio.Protocol):
         self._write_events: Callable[[bytes], None] | None = None
 
     def start(self, call: Call) -> None:
-        """Send the call's request."""
         self.call = call
         call.connection = self
         self.transport.write(call.payload)
@@ -197,16 +187,13 @@ class EngineConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def stop_writing(self) -> None:
-        """Write to the caller of the running call no more."""
         self._write_events = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
-        """Fail the call, if there is one."""
-        self._parser = None  # it holds on to this object
+        self._parser = None  # it refers to this object
         self._write_events = None
         call, self.call = self.call, None
         if call is not None:
@@ -214,7 +201,6 @@ class EngineConnection(asyncio.Protocol):
             self._pool.failed(call)
 
     def data_received(self, data: bytes) -> None:
-        """Parse and pass on; several pieces that came together go on together."""
         write = self._write_events
         if (
             write is not None
@@ -223,8 +209,8 @@ class EngineConnection(asyncio.Protocol):
             and data[-4:] == b"\n\n\r\n"
             and b'"usage"' not in data
         ):
-            # One whole event in the framing that the gate itself writes. The parser is between two chunks and does
-            # not miss it. Nearly all that a gate does is here, so it is slices and a table instead of calls.
+            # One whole event in the gate's own framing. The parser is between two chunks and does not need it. Most of
+            # a gate's work is here, so it uses slices and a table instead of calls.
             write(data)
             return
         self._write_events = None
@@ -234,14 +220,14 @@ class EngineConnection(asyncio.Protocol):
             return
         if not call.started:
             call.started = True
-            call.payload = b""  # nothing is sent twice from here on, and streams are long
+            call.payload = b""  # no retry from here on, and streams are long
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.transport.abort()
             return
-        # The parser is between chunks if one is complete and no byte of the next one's head came with it: those are
-        # digits, and where they are followed by a line's end too, there is a call of `on_chunk_header`.
+        # The parser is between chunks if one is complete and no byte of the next one's head arrived with it: those are
+        # digits, and if a line's end follows them, `on_chunk_header` is called.
         between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if not call.cancelled:
             self._deliver(call)
@@ -273,12 +259,11 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """Keep no connection on which something came behind an answer: it would be taken for part of the next one."""
+        """Drop a connection with data after an answer: it would be read as part of the next one."""
         if self._done:
             self._keep = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note the two headers that matter; all others stay behind."""
         if self._done:
             return
         key = name.lower()
@@ -288,33 +273,26 @@ class EngineConnection(asyncio.Protocol):
             self._length = int(value)
 
     def on_headers_complete(self) -> None:
-        """Note the head, which is delivered when the parser has read all that came."""
         if not self._done:
             self._head = True
-            # Once the message is complete the parser has forgotten how it was framed.
+            # Once the message is complete the parser has forgotten its framing.
             self._keep = self._parser.should_keep_alive()
 
     def on_chunk_header(self) -> None:
-        """A chunk begins."""
         self._between_chunks = False
 
     def on_body(self, body: bytes) -> None:
-        """Collect a piece until the parser has read all that came."""
         if not self._done:
             self._pieces.append(body)
 
     def on_chunk_complete(self) -> None:
-        """A chunk ends."""
         self._between_chunks = True
 
     def on_message_complete(self) -> None:
-        """Mark the answer as complete."""
         self._done = True
 
 
 class _StatusReceiver:
-    """Takes the status of an answer and drops its body."""
-
     __slots__ = ("_answer", "_status")
 
     def __init__(self, answer: asyncio.Future[int]) -> None:

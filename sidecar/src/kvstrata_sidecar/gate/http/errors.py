@@ -1,7 +1,7 @@
 """Refusals: one exception, one JSON shape, one list of reasons.
 
-The shape is OpenAI's (`{"error": {"message", "type", "param", "code"}}`); answers on `/v1/messages` also carry
-`"type": "error"`, so that clients of either API read them.
+The shape is OpenAI's (`{"error": {"message", "type", "param", "code"}}`), with `"type": "error"` added for Anthropic's
+clients.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why the gate refused a request: the label of `kvstrata_gate_refusals_total`."""
+    """The label of `kvstrata_gate_refusals_total`."""
 
     MALFORMED_HTTP = "malformed_http"
     PIPELINING = "pipelining"
@@ -44,10 +44,8 @@ _TYPES = {
 
 
 class Refusal(Exception):  # noqa: N818  (it is an answer, not a fault)
-    """A request that the gate answers itself.
-
-    `param` names the offending key of the body, `code` is a word for programs, `retry_after_s` becomes a header.
-    """
+    """A request that the gate answers itself. `param` names the offending key of the body, `retry_after_s` becomes a
+    header."""
 
     def __init__(
         self,
@@ -70,13 +68,12 @@ class Refusal(Exception):  # noqa: N818  (it is an answer, not a fault)
         self.allow = allow
 
     def body(self) -> bytes:
-        """Return the JSON answer; the extra top-level `type` is what Anthropic's clients look for."""
+        """Return the JSON answer; Anthropic's clients need the top-level `type`."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"type": "error", "error": error}, ensure_ascii=False, separators=(",", ":")).encode()
 
     def headers(self) -> bytes:
-        """Return the header lines that belong to this refusal."""
         lines = b""
         if self.retry_after_s is not None:
             lines += b"Retry-After: %d\r\n" % self.retry_after_s
@@ -88,5 +85,4 @@ class Refusal(Exception):  # noqa: N818  (it is an answer, not a fault)
 
 
 def bad_request(reason: Reason, message: str, param: str | None = None) -> Refusal:
-    """Return a refusal with status 400."""
     return Refusal(400, reason, message, param=param)

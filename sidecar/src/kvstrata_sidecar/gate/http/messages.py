@@ -1,4 +1,4 @@
-"""What the server and its services say to each other: requests, limits, and the calls between them."""
+"""Interface between the server and its services: requests, limits, and calls."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ STATUS_LINES = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one server; sizes in bytes, times in seconds."""
-
     connections: int = 256
     head_bytes: int = 32 * 1024
     headers: int = 100
@@ -36,16 +34,16 @@ class Limits:
     idle_s: float = 75.0
     stalled_write_s: float = 300.0
     tls_shutdown_s: float = 5.0
-    """Patience with a caller that does not answer the end of TLS, and with what it has not read by then."""
+    """Timeout for a caller's answer to the end of TLS, and for unread data."""
 
     @property
     def buffered_bytes_per_caller(self) -> int:
-        """How much of `buffered_bytes` one caller may have: half, so that none locks out others; one body always."""
+        """One caller's part of `buffered_bytes`: half, so that none locks out others, but at least one body."""
         return max(self.buffered_bytes // 2, self.body_bytes)
 
 
 class Request:
-    """One request: `headers` by lower-case name, `path` without its query, `body` complete when it is served."""
+    """`headers` by lower-case name, `path` without its query, `body` complete when served."""
 
     __slots__ = ("body", "headers", "method", "path", "peer", "query", "subject")
 
@@ -56,23 +54,23 @@ class Request:
         self.headers: dict[bytes, bytes] = {}
         self.body = bytearray()
         self.subject: Any = None
-        """Whatever the service learnt in `check_head`, for its `serve`."""
+        """Set by the service's `check_head`, for its `serve`."""
         self.peer = ""
         """Common name of the client's certificate; empty without one."""
 
 
 class Connection(Protocol):
-    """What a service answers on."""
+    """A service answers on it."""
 
     @property
     def transport(self) -> asyncio.Transport:
-        """Where the owner of the response writes it, between `hold` and `end`."""
+        """For the owner of the response, between `hold` and `end`."""
 
     def hold(self, exchange: Exchange) -> None:
-        """Make `exchange` the one that hears about this caller until the response ends."""
+        """Notify `exchange` about this caller until the response ends."""
 
     def release_body(self, held_bytes: int) -> None:
-        """The service has taken what it needs of the body; `held_bytes` of it count as buffered until `let_go`."""
+        """The body is no longer needed; `held_bytes` of it count as buffered until `let_go`."""
 
     def let_go(self) -> None:
         """The service holds nothing of the request any more."""
@@ -87,14 +85,14 @@ class Connection(Protocol):
         """Answer with a refusal."""
 
     def end(self) -> None:
-        """The response is written: be ready for the next request, or close."""
+        """The response is written: await the next request, or close."""
 
     def end_broken(self) -> None:
-        """Send what is buffered, then close without ending the response, so that the caller sees it cut."""
+        """Send buffered data, then close without ending the response, so that the caller sees it cut."""
 
 
 class Exchange(Protocol):
-    """What a connection tells the owner of the response that it is sending."""
+    """Events for the owner of a response."""
 
     def client_gone(self) -> None:
         """The caller has closed; nothing can be written any more."""
@@ -107,13 +105,11 @@ class Exchange(Protocol):
 
 
 class Service(Protocol):
-    """What a server serves."""
-
     def check_head(self, request: Request) -> None:
-        """Raise Refusal by the head alone, before a body is read."""
+        """Raise Refusal for a bad head, before a body is read."""
 
     def serve(self, request: Request, connection: Connection) -> None:
         """Answer, now or later, by calls on `connection`. May raise Refusal."""
 
     def refused(self, request: Request, refusal: Refusal) -> None:
-        """Take note of a refusal that the connection answers."""
+        """Record a refusal that the connection answers."""

@@ -1,9 +1,8 @@
-"""The server half of HTTP/1.1: one request at a time, read whole, refused on any doubt.
+"""HTTP/1.1 server: one request at a time, read whole, refused on any doubt.
 
-A protocol on raw asyncio with llhttp as the parser. There is no task per request: a `Service` gets the request by a
-call and answers by calls on the connection. What two parsers could frame differently is refused (repeated framing
-headers, Content-Length with Transfer-Encoding, pipelining, upgrades, HTTP/1.0), because the gate must never disagree
-with anything in front of it about where a request ends.
+A protocol on raw asyncio with llhttp as the parser; no task per request. Anything that two parsers could frame
+differently is refused (repeated framing headers, Content-Length with Transfer-Encoding, pipelining, upgrades,
+HTTP/1.0), because the gate must never disagree with a proxy in front of it about where a request ends.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _LINGER_S = 2.0
 
 
 class HttpServer:
-    """The connections of one listening port, with their limits and one clock for all of their timeouts."""
-
     def __init__(self, service: Service, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         self.service = service
         self.limits = limits
@@ -34,15 +31,15 @@ class HttpServer:
         self.connections: set[ServerConnection] = set()
         self.buffered = Buffered(limits)
         self.closing_after_response = False
-        """Every response ends its connection: set while draining, so that callers move to other pods, and always on
-        a port whose callers ask once."""
+        """Every response closes its connection: set while draining, so that callers move to other pods, and always for
+        ports with one-off requests."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, **arguments: Any) -> asyncio.Server:
-        """Listen as `loop.create_server` does; the first call starts the timeout sweeper."""
+        """As `loop.create_server`; the first call starts the timeout sweeper."""
         if arguments.get("ssl") is not None:
-            # Before its handshake a connection is in no limit here, after it was turned away in none any more.
+            # No other limit covers a connection during its handshake or after it was turned away.
             arguments.setdefault("ssl_handshake_timeout", self.limits.head_s)
             arguments.setdefault("ssl_shutdown_timeout", self.limits.tls_shutdown_s)
         listener = await self.loop.create_server(lambda: ServerConnection(self), **arguments)
@@ -52,7 +49,6 @@ class HttpServer:
         return listener
 
     def close(self) -> None:
-        """Stop listening and drop every connection."""
         for listener in self._listeners:
             listener.close()
         if self._sweeper is not None:
@@ -61,7 +57,7 @@ class HttpServer:
             connection.abort()
 
     def make_room(self) -> bool:
-        """Be ready for one more connection, if need be by ending one that serves nothing; False if all serve."""
+        """Make room for one connection, if necessary by ending one without a request; False if all serve."""
         if len(self.connections) < self.limits.connections:
             return True
         victim = min((c for c in self.connections if not c.serving), key=_patience_left, default=None)
@@ -69,7 +65,7 @@ class HttpServer:
             return False
         refusal = Refusal(503, Reason.CONNECTIONS, "too many connections to this replica")
         self.service.refused(victim.request, refusal)
-        self.connections.discard(victim)  # the transport tells its end only later
+        self.connections.discard(victim)  # `connection_lost` is called later
         victim.abort()
         return True
 
@@ -81,7 +77,7 @@ class HttpServer:
 
 
 def _patience_left(connection: ServerConnection) -> tuple[bool, float]:
-    # Whose head was good, and who now sends a body, goes after everybody who only holds a connection.
+    # A connection with an accepted head that sends a body is ended last.
     return connection.sends_body, connection.deadline
 
 
@@ -118,10 +114,7 @@ class ServerConnection(asyncio.Protocol):
         self._refusal: Refusal | None = None
         self._doubt = False
 
-    # Transport.
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the clock for the first head."""
         self.transport = transport  # type: ignore[assignment]
         if not self.server.make_room():
             self._turn_away()
@@ -145,9 +138,8 @@ class ServerConnection(asyncio.Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
-        """Tell the exchange, which cancels its work for this caller."""
         self.server.connections.discard(self)
-        # The parser holds on to this object and keeps it, and what TLS buffers, until a full collection finds the ring.
+        # The parser refers to this object and keeps it, with TLS buffers, until a full garbage collection.
         self._parser = None
         self._forget_body()
         self.let_go()
@@ -156,25 +148,22 @@ class ServerConnection(asyncio.Protocol):
             exchange.client_gone()
 
     def pause_writing(self) -> None:
-        """Pass the caller's slowness on to the producer."""
         self.paused = True
         if self._exchange is not None:
             self.deadline = self.server.loop.time() + self.server.limits.stalled_write_s
             self._exchange.client_paused()
 
     def resume_writing(self) -> None:
-        """Let the producer go on."""
         self.paused = False
         if self._exchange is not None:
             self.deadline = float("inf")
             self._exchange.client_resumed()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, then refuse or serve what it found."""
         if self._lingering:
             return
         if self.serving:
-            # Bytes behind a whole request: there is no clean answer in the middle of another one.
+            # Bytes behind a whole request: no clean answer is possible in the middle of another one.
             self.server.service.refused(self.request, bad_request(Reason.PIPELINING, "pipelining is not supported"))
             self.abort()
             return
@@ -195,21 +184,19 @@ class ServerConnection(asyncio.Protocol):
         elif self._complete:
             self._serve()
 
-    # Parser. Callbacks must not raise: they note a refusal, which data_received answers.
+    # Parser callbacks must not raise: they record a refusal, which data_received answers.
 
     def on_message_begin(self) -> None:
-        """Refuse a second request that came with the first."""
         if self._complete:
             self._refuse(bad_request(Reason.PIPELINING, "pipelining is not supported"))
 
     def on_url(self, url: bytes) -> None:
-        """Collect the target, which may come in pieces."""
         self._target += url
         if len(self._target) > self.server.limits.target_bytes:
             self._refuse(Refusal(431, Reason.TOO_LARGE, "the request's target is too long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header; a repeated one that frames or authenticates is refused, and so is a trailer."""
+        """A repeated framing or authentication header is refused, and so is a trailer."""
         if self._refusal is not None:
             return
         headers = self.request.headers
@@ -224,7 +211,6 @@ class ServerConnection(asyncio.Protocol):
             headers[key] = value
 
     def on_headers_complete(self) -> None:
-        """Judge the head: framing first, then what the service thinks of it."""
         self._head_done = True
         if self._refusal is not None or self._complete:
             return
@@ -239,7 +225,6 @@ class ServerConnection(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """Collect a piece of the body, within the limits of one request and of all together."""
         if self._refusal is not None or self._complete:
             return
         request, server = self.request, self.server
@@ -253,11 +238,10 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def sends_body(self) -> bool:
-        """Whether a request's head was accepted and its body is on the way."""
+        """Whether a request's head was accepted and its body is arriving."""
         return self._head_done and not self.serving and not self._lingering
 
     def on_message_complete(self) -> None:
-        """Mark the request as whole."""
         self._complete = True
 
     def _check_framing(self) -> None:
@@ -291,8 +275,6 @@ class ServerConnection(asyncio.Protocol):
         if self._refusal is None:
             self._refusal = refusal
 
-    # Responses.
-
     def _serve(self) -> None:
         self.serving = True
         self.deadline = float("inf")
@@ -302,24 +284,17 @@ class ServerConnection(asyncio.Protocol):
             self.refuse(refusal)
 
     def hold(self, exchange: Exchange) -> None:
-        """Make `exchange` the one that hears about this caller until the response ends."""
         self._exchange = exchange
         if self.paused:
             exchange.client_paused()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer with a refusal.
-
-        Doubt about framing and a request not read to its end cost the connection, and so does an unknown caller: who
-        has no valid key shall not hold connections by asking again and again.
-        """
         self.server.service.refused(self.request, refusal)
         if not self._complete or self._doubt or self.request.subject is None:
             self._keep_alive = False
         self.reply(refusal.status, refusal.body(), extra=refusal.headers())
 
     def reply(self, status: int, body: bytes, content_type: bytes = b"application/json", extra: bytes = b"") -> None:
-        """Send a whole response and end the exchange."""
         head = b"%sContent-Type: %s\r\nContent-Length: %d\r\n%s%s" % (
             STATUS_LINES[status], content_type, len(body), extra, self.head_end(),
         )  # fmt: skip
@@ -327,13 +302,11 @@ class ServerConnection(asyncio.Protocol):
         self.end()
 
     def head_end(self) -> bytes:
-        """Return the last lines of a response's head."""
         if self.server.closing_after_response:
             self._keep_alive = False
         return b"\r\n" if self._keep_alive else b"Connection: close\r\n\r\n"
 
     def end(self) -> None:
-        """The response is written: be ready for the next request, or close."""
         self._exchange = None
         self.serving = False
         self._forget_body()
@@ -351,18 +324,16 @@ class ServerConnection(asyncio.Protocol):
             self.deadline = now + _LINGER_S
 
     def end_broken(self) -> None:
-        """Send what is buffered, then close without ending the response, so that the caller sees it cut."""
         self._exchange = None
         self._forget_body()
         self.deadline = self.server.loop.time() + self.server.limits.body_s
         self.transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
         self.transport.abort()
 
     def expired(self) -> None:
-        """A deadline passed: answer a half-sent request with 408, drop everything else."""
+        """Answer a half-sent request with 408, drop everything else."""
         begun = self._head_bytes > 0 and not self.serving and not self._lingering
         self.deadline = float("inf")
         if begun:
@@ -376,19 +347,17 @@ class ServerConnection(asyncio.Protocol):
         self.request.body = bytearray()
 
     def release_body(self, held_bytes: int) -> None:
-        """The service has taken what it needs of the body; `held_bytes` of it count as buffered until `let_go`."""
         self._forget_body()
         self._held_bytes = held_bytes
         self.server.buffered.add(self.request.subject, held_bytes)
 
     def let_go(self) -> None:
-        """The service holds nothing of the request any more."""
         self.server.buffered.remove(self.request.subject, self._held_bytes)
         self._held_bytes = 0
 
 
 def common_name(certificate: dict[str, Any]) -> str:
-    """Return the common name of a verified certificate as `ssl` presents it, or an empty string."""
+    """Return the common name of a verified certificate from `ssl`, or an empty string."""
     for part in certificate.get("subject", ()):
         for key, value in part:
             if key == "commonName":

@@ -1,4 +1,4 @@
-"""Certificates from mounted Secrets, taken up again when Kubernetes replaces them."""
+"""Certificates from mounted Secrets, reloaded when Kubernetes replaces them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ AUTHORITY = "ca.crt"
 
 
 class ServerTls:
-    """A server's TLS context, kept in step with its files. New connections get the new certificate."""
-
     def __init__(self, directory: Path, *, client_authority: bool) -> None:
         self._directory = directory
         self._client_authority = client_authority
@@ -27,7 +25,7 @@ class ServerTls:
         self._load()
 
     def reload_if_changed(self) -> bool:
-        """Load the files again if they changed; a broken pair leaves the old one in use and is tried again."""
+        """Reload changed files; a broken pair leaves the old one in use and is tried again."""
         stamps = self._stamps()
         if stamps == self._loaded or not stamps:
             return False
@@ -43,7 +41,7 @@ class ServerTls:
     def _load(self) -> None:
         self.context.load_cert_chain(self._directory / CERTIFICATE, self._directory / PRIVATE_KEY)
         if self._client_authority:
-            # Authorities only add up in a context: one that was replaced stays trusted until the next start.
+            # A context only adds authorities: a replaced one stays trusted until the next start.
             self.context.load_verify_locations(self._directory / AUTHORITY)
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,7 @@
-"""API keys: who is calling.
+"""API keys, which identify callers.
 
 The Secret holds `keys.json`: `{"keys": [{"tenant": "acme", "sha256": "<hex of sha256(key)>"}]}`. Only hashes are
-stored; keys are long and random, so that a plain hash is enough and no request pays for a slow one.
+stored; keys are long and random, so a plain hash is enough and fast.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_TENANT_CHARACTERS = 253
 
 
 class MalformedKeysError(ValueError):
-    """The API-key Secret cannot be used; the message says what is wrong with it."""
+    """The API-key Secret cannot be used; the message says why."""
 
 
 class KeyRing:
-    """The hashes of all keys. An empty ring authenticates nobody."""
+    """The hashes of all keys. An empty ring authenticates no caller."""
 
     __slots__ = ("_tenants",)
 
@@ -36,12 +36,11 @@ class KeyRing:
         return len(self._tenants)
 
     def is_as(self, other: KeyRing) -> bool:
-        """Whether it has the same keys for the same tenants."""
         return self._tenants == other._tenants
 
     @classmethod
     def decode(cls, data: bytes) -> KeyRing:
-        """Read `keys.json`. Raises MalformedKeysError; a hash given to two tenants is malformed too."""
+        """Raises MalformedKeysError; a hash of two tenants is malformed too."""
         tenants: dict[bytes, str] = {}
         try:
             for item in json.loads(data)["keys"]:
@@ -57,11 +56,8 @@ class KeyRing:
         return cls(tenants)
 
     def tenant_of(self, key: bytes) -> str | None:
-        """Return the tenant of `key`, or None.
-
-        The table is searched by the key's SHA-256, which a caller cannot steer digit by digit; what was found is
-        compared in constant time.
-        """
+        """Return the tenant of `key`, or None. The lookup is by the key's SHA-256, which a caller cannot steer digit by
+        digit; the match is compared in constant time."""
         presented = hashlib.sha256(key).digest()
         found = self._tenants.get(presented)
         return found[1] if found is not None and hmac.compare_digest(found[0], presented) else None
@@ -75,10 +71,8 @@ class Keys:
 
 
 def credential(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the API key of a request: `Authorization: Bearer` (OpenAI) or `x-api-key` (Anthropic).
-
-    Raises Refusal when there is none, or two that differ.
-    """
+    """Return the API key of a request: `Authorization: Bearer` (OpenAI) or `x-api-key` (Anthropic). Raises Refusal when
+    there is none, or two that differ."""
     authorization = headers.get(b"authorization")
     api_key = headers.get(b"x-api-key", b"").strip()
     bearer = b""
@@ -98,5 +92,4 @@ def credential(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 def unauthenticated(message: str) -> Refusal:
-    """Return a refusal with status 401."""
     return Refusal(401, Reason.UNAUTHENTICATED, message, code="invalid_api_key")

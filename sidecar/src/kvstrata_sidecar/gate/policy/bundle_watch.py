@@ -1,8 +1,8 @@
-"""Reading the bundle: the root by quorum reads, shards when their digest changed, the API keys beside them.
+"""Reads the bundle: the root by quorum reads, shards when their digest changed; and the API keys.
 
-A watch on the root is only a doorbell: what is applied and what counts as fresh always comes from a GET. A root is
-taken when it supersedes the one in force and every shard that it names was read and matches its digest; whatever
-goes wrong on the way leaves the revision in force as it is, and the pod grows stale instead of wrong.
+A watch on the root only triggers a read: applied revisions and freshness always come from a GET. A root is adopted when
+it supersedes the one in force and every shard that it names was read and matches its digest; any failure leaves the
+revision in force unchanged, and the pod grows stale instead of wrong.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ _READS_PER_STALENESS = 6
 
 
 class BundleWatch:
-    """Keeps the bundle in force up to date. Reads are serial, so a root and its shards belong together."""
-
     def __init__(
         self,
         api: KubeApi,
@@ -51,7 +49,7 @@ class BundleWatch:
         self.seen = 0
         """The newest complete revision that was read."""
         self.root_digest = ""
-        """Of the bytes of the root in force, as they were read."""
+        """Digest of the root in force, as read."""
         self._api = api
         self._enforcement = enforcement
         self._freshness = freshness
@@ -68,7 +66,6 @@ class BundleWatch:
         self._failures = 0
 
     async def run(self) -> None:
-        """Read when the doorbell rings or the period ends, for ever."""
         while True:
             self._doorbell.clear()
             await self.refresh()
@@ -79,7 +76,6 @@ class BundleWatch:
                 pass
 
     async def watch(self) -> None:
-        """Ring the doorbell when the root changes, for ever; the periodic read covers every gap."""
         pause_s = 1.0
         while True:
             try:
@@ -98,7 +94,7 @@ class BundleWatch:
             await asyncio.sleep(pause_s * (0.5 + self._jitter() / 2))
 
     def pause_s(self) -> float:
-        """Return how long to wait for the next read: several within `staleAfter`, sooner after failures."""
+        """Return the delay until the next read: several within `staleAfter`, sooner after failures."""
         stale_after_s = self._root.rules.stale_after_s if self._root is not None else _READS_PER_STALENESS
         period_s = min(max(stale_after_s / _READS_PER_STALENESS, _MIN_PERIOD_S), _MAX_PERIOD_S)
         if self._failures:
@@ -106,7 +102,7 @@ class BundleWatch:
         return float(period_s * (0.75 + self._jitter() / 4))
 
     async def refresh(self) -> bool:
-        """Read the root and what changed below it; return whether the revision in force was confirmed."""
+        """Read the root and its changed shards; return whether the revision in force was confirmed."""
         sent_ns = self._freshness.now_ns()
         try:
             secret = await self._api.get_secret(self._root_name)
@@ -175,12 +171,10 @@ class BundleWatch:
 
 
 class KeyWatch:
-    """Keeps the API keys up to date, by watch and by period."""
-
     def __init__(self, api: KubeApi, keys: Keys, *, secret_name: str, audit: Audit, period_s: float = 30.0) -> None:
         self.problem = "the API keys have not been read yet"
         self.loaded = False
-        """Whether the keys were read once, or found to be missing."""
+        """Whether the keys were read once, or found missing."""
         self._api = api
         self._keys = keys
         self._secret_name = secret_name
@@ -189,7 +183,6 @@ class KeyWatch:
         self._version = ""
 
     async def run(self) -> None:
-        """Read, then watch until the period ends or the Secret changes, for ever."""
         while True:
             await self.refresh()
             if not self._secret_name:
@@ -206,7 +199,7 @@ class KeyWatch:
                 return
 
     async def refresh(self) -> None:
-        """Read the keys. A Secret that is gone revokes all keys; a malformed one leaves the last good ring in force."""
+        """A missing Secret revokes all keys; a malformed one leaves the last good ring in force."""
         problem, before = "", self._keys.ring
         try:
             secret = await self._api.get_secret(self._secret_name) if self._secret_name else None

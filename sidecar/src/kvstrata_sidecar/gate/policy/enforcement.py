@@ -1,9 +1,8 @@
-"""Putting a revision in force, and knowing when it is.
+"""Puts revisions in force and acknowledges them.
 
-A revision is acknowledged when three things hold: new requests get nothing older (at once), the requests on keyspaces
-that it took away have ended (by themselves until `drainTimeout`, then aborted), and the adapter said that it refuses
-those keyspaces (`link`). Requests that still drain hold back the acknowledgement of the revision that took their
-keyspace away, not of the ones before.
+A revision is acknowledged when new requests get nothing older (at once), requests on removed keyspaces have ended (by
+themselves until `drainTimeout`, then aborted), and the adapter refuses those keyspaces (`adapter_link`). Draining
+requests hold back the revision that removed their keyspace and later ones, not earlier ones.
 """
 
 from __future__ import annotations
@@ -21,18 +20,13 @@ _NEVER = float("inf")
 
 
 class InFlight(Protocol):
-    """A request that can be ended."""
-
     def abort(self) -> None:
-        """End it now, with an answer if one is still possible."""
+        """End the request now, with an answer if one is still possible."""
 
 
 class _Hold:
-    """What an admitted request holds on to: the keyspace of its subject, empty for a random salt.
-
-    `floor` is set once that keyspace was taken away: the newest revision that may be acknowledged meanwhile.
-    `deadline` is the time at which patience with the request ends.
-    """
+    """An admitted request's keyspace, empty for a random salt. `floor` is set once that keyspace was removed: the
+    newest revision that may be acknowledged meanwhile. At `deadline` the request is aborted."""
 
     __slots__ = ("deadline", "floor", "keyspace", "subject")
 
@@ -44,19 +38,17 @@ class _Hold:
 
 
 class Enforcement:
-    """The bundle in force, the requests in flight, and what follows from both for the acknowledgement."""
-
     def __init__(self, volume: PolicyVolume, freshness: Freshness, loop: asyncio.AbstractEventLoop) -> None:
         self.bundle: Bundle | None = None
         self.in_flight: dict[InFlight, _Hold] = {}
         self.acked = 0
         self.cache_boot = ""
         self.changed: list[Callable[[], None]] = []
-        """Called after anything that the operator may want to hear of; must not raise."""
+        """Called after any change for the operator; must not raise."""
         self.revision_wanted = asyncio.Event()
-        """Set when there is a revision, or data keys, that the adapter has not been asked to apply."""
+        """Set when the adapter has a revision, or data keys, still to apply."""
         self.keys_brought = False
-        """Whether files of data keys were written since the adapter was asked to apply a revision."""
+        """Whether key files were written since the adapter was last asked to apply a revision."""
         self._volume = volume
         self._freshness = freshness
         self._loop = loop
@@ -66,20 +58,18 @@ class Enforcement:
 
     @property
     def revision(self) -> int:
-        """The revision that new requests are served under; 0 before the first."""
+        """The revision for new requests; 0 before the first."""
         return self.bundle.root.revision if self.bundle is not None else 0
 
     @property
     def term(self) -> int:
-        """The leader's term of that revision."""
         return self.bundle.root.term if self.bundle is not None else 0
 
     def fresh(self) -> bool:
-        """Whether the bundle in force was confirmed recently enough."""
         return self.bundle is not None and self._freshness.fresh(self.bundle.root.rules.stale_after_s)
 
     def confirm(self, sent_ns: int) -> None:
-        """A quorum read, sent at `sent_ns`, showed the revision that is in force."""
+        """A quorum read, sent at `sent_ns`, confirmed the revision in force."""
         was_fresh = self.fresh()
         self._freshness.confirm(sent_ns)
         self._volume.write_freshness(self._freshness.sent_ns)
@@ -87,11 +77,11 @@ class Enforcement:
             self._notify()
 
     def fence(self) -> None:
-        """Look at the age of the policy; to be called a few times a second.
+        """Check the age of the policy; called a few times a second.
 
-        Under `onStale: Fence` a stale policy may have lost any keyspace, so requests on all of them get
-        `drainTimeout` to end: nothing outlives an invalidation that never arrived by more than
-        `staleAfter + drainTimeout`. A policy that is confirmed before lets them run on.
+        Under `onStale: Fence` a stale policy may have lost any keyspace, so requests on all of them get `drainTimeout`
+        to end: none outlives a lost invalidation by more than `staleAfter + drainTimeout`. A confirmation before that
+        lets them run on.
         """
         fenced = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence" and not self.fresh()
         if fenced == self._fenced:
@@ -109,9 +99,8 @@ class Enforcement:
         self._notify()
 
     def apply(self, bundle: Bundle) -> None:
-        """Serve under `bundle` from now on, and start what leads to its acknowledgement."""
-        # The policy is on the volume before any request can be granted under it: the cache server never learns of
-        # a keyspace later than the engine does.
+        # The policy is on the volume before any request is granted under it: the cache server never learns of a
+        # keyspace later than the engine does.
         self._volume.write_policy(bundle)
         before = self.revision
         self.bundle = bundle
@@ -130,27 +119,24 @@ class Enforcement:
         self._notify()
 
     def keys_came(self) -> None:
-        """Have the adapter read data keys that were brought for the revision in force."""
+        """Have the adapter read delivered data keys of the revision in force."""
         self.keys_brought = True
         self.revision_wanted.set()
         self._notify()
 
     def requests_on(self, keyspaces: Collection[str]) -> int:
-        """Return how many requests in flight were granted one of these keyspaces."""
         return sum(hold.keyspace in keyspaces for hold in self.in_flight.values())
 
     def admit(self, request: InFlight, subject: str | PoolSubject, keyspace: str) -> None:
-        """Note a request that was granted `keyspace` (empty: a salt that nobody else has) under the bundle in force."""
+        """Record a request that was granted `keyspace` (empty: a random salt) under the bundle in force."""
         self.in_flight[request] = _Hold(subject, keyspace)
 
     def release(self, request: InFlight) -> None:
-        """Forget a request that ended."""
         hold = self.in_flight.pop(request, None)
         if hold is not None and hold.floor is not None:
             self._advance()
 
     def adapter_applied(self, revision: int, boot: str) -> None:
-        """The adapter of cache server `boot` enforces `revision`."""
         changed = boot != self.cache_boot
         self.cache_boot = boot
         self._adapter_revision = revision
@@ -161,7 +147,7 @@ class Enforcement:
             self._notify()
 
     def adapter_lost(self) -> None:
-        """The link to the adapter broke: whatever answers next has to apply the revision again."""
+        """The next adapter has to apply the revision again."""
         self._adapter_revision = 0
         if self.cache_boot:
             self.cache_boot = ""

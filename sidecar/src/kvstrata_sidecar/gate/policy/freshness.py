@@ -1,8 +1,8 @@
-"""Freshness: how old the policy in force may be before the gate trusts it no more.
+"""Freshness: the age of the policy in force.
 
-Freshness is the moment, on CLOCK_BOOTTIME, at which the last quorum read of the bundle root was *sent* whose revision
-is in force here. The send time counts, because anything committed after it may be missing. CLOCK_BOOTTIME goes on
-while the machine sleeps and no time service moves it.
+Freshness is the moment, on CLOCK_BOOTTIME, at which the last quorum read of the bundle root in force was *sent*. The
+send time counts, because later commits may be missing. CLOCK_BOOTTIME includes suspension, and no time service changes
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from kvstrata_sidecar.gate.policy.volume import KeyFiles, ManifestFiles
 
 
 def boottime_ns() -> int:
-    """Return CLOCK_BOOTTIME in nanoseconds."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -42,11 +41,11 @@ class Freshness:
         self.sent_ns = 0
 
     def now_ns(self) -> int:
-        """Return the clock's time, to be taken just before a read is sent."""
+        """Taken just before a read is sent."""
         return self._clock_ns()
 
     def confirm(self, sent_ns: int) -> None:
-        """Note a read that was answered; an older one than known changes nothing."""
+        """Record an answered read; an older one than known changes nothing."""
         self.sent_ns = max(self.sent_ns, sent_ns)
 
     def age_ms(self) -> int:
@@ -60,8 +59,7 @@ class Freshness:
 
 class PolicyVolume:
     """The memory volume that the cache server reads: the policy by atomic rename, freshness in place, data keys and
-    manifests.
-    """
+    manifests."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -70,11 +68,11 @@ class PolicyVolume:
         self._named: frozenset[str] = frozenset()
         path = directory / FRESHNESS_FILE
         self._freshness = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        # A gate that has just started has confirmed nothing yet, whatever its predecessor wrote.
+        # A started gate has confirmed nothing yet, whatever its predecessor wrote.
         os.pwrite(self._freshness, FRESHNESS_FORMAT.pack(0), 0)
 
     def enforced_before(self) -> tuple[int, int]:
-        """Return revision and term of the policy that a predecessor in this pod left, or zeros."""
+        """Return revision and term of the policy of a predecessor in this pod, or zeros."""
         try:
             view = CacheView.decode((self._directory / POLICY_FILE).read_bytes())
         except (OSError, ContractError):
@@ -82,7 +80,6 @@ class PolicyVolume:
         return (view.revision, view.term)
 
     def write_policy(self, bundle: Bundle) -> None:
-        """Put what `bundle` allows, and its data keys and manifests, where the adapter reads them."""
         named = manifests(bundle)
         self._manifests.add(named)
         self.keys.write(data_keys(bundle))
@@ -94,21 +91,19 @@ class PolicyVolume:
         self._named = frozenset(named)
 
     def keys_left(self, keyspaces: Collection[str]) -> LeftKeys:
-        """Return what data keys of these keyspaces there are here, as files and held to be written."""
         return self.keys.left(keyspaces)
 
     def policy_applied(self) -> None:
-        """The adapter applied the policy that was written last: manifests that it does not name may go."""
+        """Remove manifests that the applied policy does not name."""
         try:
             self._manifests.retain(self._named)
         except OSError as error:
-            # They are in nobody's way but the volume's room, and the next revision tries again.
+            # They only take room in the volume; the next revision tries again.
             log.warning("manifests that no policy names were not removed", problem=str(error))
 
     def write_freshness(self, sent_ns: int) -> None:
-        """Put the send time where the adapter reads it; eight aligned bytes, so no reader sees half of them."""
+        """Eight aligned bytes, so no reader sees half of them."""
         os.pwrite(self._freshness, FRESHNESS_FORMAT.pack(sent_ns), 0)
 
     def close(self) -> None:
-        """Give the file back."""
         os.close(self._freshness)

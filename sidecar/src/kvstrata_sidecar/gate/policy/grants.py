@@ -1,7 +1,4 @@
-"""From tenant to keyspace: the decision that everything else serves.
-
-Pure: the bundle, the freshness and a source of random salts come in, a salt or a refusal goes out.
-"""
+"""Decides which keyspace a tenant gets. Pure: bundle, freshness and random salts are passed in."""
 
 from __future__ import annotations
 
@@ -15,9 +12,7 @@ from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The salt of one request. `keyspace` is False for a random salt, which nothing else will ever use; `withheld` says
-    why, in the words of the audit log.
-    """
+    """The salt of one request. `keyspace` is False for a random salt; `withheld` is the reason for the audit log."""
 
     salt: str
     keyspace: bool
@@ -48,13 +43,13 @@ def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callabl
 
 @dataclass(frozen=True, slots=True)
 class PoolSubject:
-    """Who a pool's keyspace is given to: the warmer of the pool with this UID, and nobody else."""
+    """The warmer of the pool with this UID, the only writer under the pool's keyspace."""
 
     uid: str
 
 
 def warming_version(bundle: Bundle | None, uid: str, scope: str, manifest: str) -> PoolVersion | None:
-    """Return the version of a pool whose keyspace begins with `scope` and whose manifest has that digest, or None."""
+    """Return the version of a pool with this prefix of its keyspace and this manifest's digest, or None."""
     if bundle is None or bundle.root.rules.reuse == "Off":
         return None
     versions = (version for shard in bundle.pools.values() if shard.uid == uid for version in shard.versions)
@@ -63,10 +58,7 @@ def warming_version(bundle: Bundle | None, uid: str, scope: str, manifest: str) 
 
 
 def still_granted(bundle: Bundle, subject: str | PoolSubject, keyspace: str) -> bool:
-    """Whether `bundle` would give `subject` this keyspace again: the test for requests in flight.
-
-    A subject is a tenant, or the warmer of a pool.
-    """
+    """Whether `bundle` would give `subject`, a tenant or a pool's warmer, this keyspace again."""
     if isinstance(subject, PoolSubject):
         versions = (one for shard in bundle.pools.values() if shard.uid == subject.uid for one in shard.versions)
         return bundle.root.rules.reuse != "Off" and any(one.keyspace == keyspace for one in versions)

@@ -1,4 +1,4 @@
-"""A small client for the API server: GET one object, watch one object. Nothing else is within the gate's rights."""
+"""A small client for the API server: GET and watch one Secret, which is all that the gate may do."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 
 
 class ApiError(Exception):
-    """The API server answered with a status that is not a success."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the API server answered {status}: {message}")
         self.status = status
 
 
 class _Answer:
-    """Collects one answer; for a watch its body is taken away piece by piece."""
-
     def __init__(self) -> None:
         self.parser = httptools.HttpResponseParser(self)
         self.body = bytearray()
@@ -46,7 +42,7 @@ class _Answer:
 
 
 class KubeApi:
-    """One API server with one namespace. The token is read for every request, because Kubernetes replaces it."""
+    """One namespace of an API server. The token is read for every request, because Kubernetes replaces it."""
 
     def __init__(
         self,
@@ -67,10 +63,8 @@ class KubeApi:
         self._kept: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def get_secret(self, name: str) -> dict[str, Any] | None:
-        """Return a Secret by a quorum read (no resourceVersion is given), or None if there is none.
-
-        Raises ApiError, OSError, TimeoutError, EOFError or ValueError.
-        """
+        """Return a Secret by a quorum read (no resourceVersion is given), or None if there is none. Raises ApiError,
+        OSError, TimeoutError, EOFError or ValueError."""
         request = self._request(f"{self._secrets}/{quote(name, safe='')}")
         async with asyncio.timeout(self._timeout_s):
             kept, self._kept = self._kept, None
@@ -82,10 +76,8 @@ class KubeApi:
             return await self._exchange(await self._connect(), request)
 
     async def watch_secret(self, name: str, resource_version: str, seconds: int) -> AsyncIterator[dict[str, Any]]:
-        """Yield watch events of one Secret until the server ends the watch after `seconds`.
-
-        Raises ApiError (410 when the version is too old), OSError or TimeoutError.
-        """
+        """Yield watch events of one Secret until the server ends the watch after `seconds`. Raises ApiError (410 when
+        the version is too old), OSError or TimeoutError."""
         query = {
             "watch": "1",
             "fieldSelector": f"metadata.name={name}",
@@ -114,7 +106,6 @@ class KubeApi:
             writer.close()
 
     def close(self) -> None:
-        """Drop the kept connection."""
         if self._kept is not None:
             self._kept[1].close()
 
@@ -160,7 +151,6 @@ class KubeApi:
 
 
 def in_cluster_tls(ca_file: Path) -> ssl.SSLContext:
-    """Return a client context that trusts the cluster's authority only."""
     context = ssl.create_default_context(cafile=str(ca_file))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -1,12 +1,11 @@
-"""Files in the pod's memory volume, for the cache server: data keys, and manifests of pools. Each appears whole.
+"""Files for the cache server in the pod's memory volume: data keys, and manifests of pools. Each appears whole.
 
-A data key's file is there for each keyspace and generation that the policy in force names. They are in the memory
-volume of the pod, readable by the pod's own user alone. What is there is exactly what the policy names before the cache
-server is asked to apply it, but for keys that the bundle only names: their files are written when the operator brings
-them, and the gate keeps no copy besides.
+Key files exist for each keyspace and generation that the policy in force names, readable by the pod's own user alone.
+They are complete before the cache server applies the policy, except for keys that the bundle only names: their files
+are written when the operator delivers them, and the gate keeps no other copy.
 
-A manifest's file is named by its content, is written before a policy names it, and is removed when the cache server has
-applied a policy that does not: until then it may be reading the policy before.
+A manifest's file is named by its digest, is written before a policy names it, and is removed after the cache server has
+applied a policy that does not.
 """
 
 from __future__ import annotations
@@ -30,31 +29,28 @@ from kvstrata.contract.policy.data_key import (
 
 
 class KeyFiles:
-    """Keeps the files in `directory` / keys. Raises OSError where it cannot: a policy without its keys is not applied.
-
-    What a predecessor in this pod left is replaced, but for a named key that is the right one.
-    """
+    """Keeps the files in `directory` / keys. Raises OSError on failure: a policy without its keys is not applied. A
+    predecessor's files are replaced, except for correct keys that the bundle only names."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / KEYS_DIRECTORY
         self._written: dict[str, DataKey] = {}
         self._brought: dict[str, str] = {}
-        """By file, the ids of named keys that are there."""
+        """Ids of delivered keys, by file."""
         self._lacking: dict[str, str] = {}
-        """By file, the ids of named keys that are not."""
+        """Ids of missing named keys, by file."""
         self.changes = 0
-        """How often files were written or removed."""
 
     def __len__(self) -> int:
         return len(self._written) + len(self._brought)
 
     @property
     def lacking(self) -> frozenset[str]:
-        """The ids of keys that the policy names and that have not been brought."""
+        """Ids of keys that the policy names and that were not delivered."""
         return frozenset(self._lacking.values())
 
     def write(self, keys: Mapping[str, tuple[BundledKey, ...]]) -> None:
-        """Write the keys of each keyspace that are not there as they should be, and remove all other files."""
+        """Write missing or wrong keys of each keyspace, and remove all other files."""
         wanted = {file_name(keyspace, key.generation): key for keyspace, own in keys.items() for key in own}
         if not wanted and not self._directory.exists():
             return
@@ -75,7 +71,7 @@ class KeyFiles:
                 self._lack(name, key.id)
 
     def bring(self, secrets: Mapping[str, bytearray]) -> int:
-        """Write those of these keys, by id, that lack; return how many files that were."""
+        """Write the missing ones of these keys, by id; return the number of files."""
         fitting = [(name, one) for name, one in self._lacking.items() if one in secrets]
         for name, one in fitting:
             self._write(name, secrets[one])
@@ -84,9 +80,7 @@ class KeyFiles:
         return len(fitting)
 
     def left(self, keyspaces: Collection[str]) -> LeftKeys:
-        """Return how many keys of these keyspaces are held to be written, and how many files there are, unfinished
-        ones of anybody included.
-        """
+        """Return counts of these keyspaces' keys in memory and of their files, including all unfinished files."""
         names = [parse_file_name(name) for name in self._written]
         held = sum(name is not None and name[0] in keyspaces for name in names)
         there = os.listdir(self._directory) if self._directory.exists() else []
@@ -94,7 +88,6 @@ class KeyFiles:
         return LeftKeys(gate=held, volume=files)
 
     def _is(self, name: str, wanted: str) -> bool:
-        """Whether a file that is there holds the key of this id."""
         if self._brought.get(name) == wanted:
             return True
         secret = self._read(name)
@@ -107,7 +100,7 @@ class KeyFiles:
         return found == wanted
 
     def _lack(self, name: str, wanted: str) -> None:
-        """Remove whatever is there instead of a named key, and note that it lacks."""
+        """Remove any other file of a named key, and record the key as missing."""
         self._brought.pop(name, None)
         self._written.pop(name, None)
         if (self._directory / name).exists():
@@ -133,7 +126,7 @@ _DRAFT = ".draft"
 
 
 def write_whole(directory: Path, name: str, content: bytes | bytearray) -> None:
-    """Write a file, in place of one that has the name. Raises OSError, also where not all of it could be written."""
+    """Replace a file atomically. Raises OSError, also if it could not be written in full."""
     draft = directory / _DRAFT
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o400)
@@ -146,10 +139,8 @@ def write_whole(directory: Path, name: str, content: bytes | bytearray) -> None:
 
 
 class ManifestFiles:
-    """Keeps the files in `directory` / pools. Raises OSError where it cannot: a policy without them is not applied.
-
-    What a predecessor in this pod left is replaced, or goes with the first removal.
-    """
+    """Keeps the files in `directory` / pools. Raises OSError on failure: a policy without them is not applied. A
+    predecessor's files are replaced, or removed with the first removal."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / MANIFESTS_DIRECTORY
@@ -158,7 +149,6 @@ class ManifestFiles:
         """Whether there may be files that the policy does not name."""
 
     def add(self, manifests: Mapping[str, bytes]) -> None:
-        """Write those that are not there; all others stay for now."""
         if manifests:
             self._directory.mkdir(mode=0o700, exist_ok=True)
         for digest, hashes in manifests.items():
@@ -167,7 +157,6 @@ class ManifestFiles:
         self._left = self._left or not self._written <= manifests.keys()
 
     def retain(self, digests: Set[str]) -> None:
-        """Remove all but these."""
         if not self._left:
             return
         for name in set(os.listdir(self._directory)) - digests:

@@ -1,7 +1,7 @@
-"""What a caller may say to an engine: endpoints, keys of their bodies, and the body that the engine gets instead.
+"""The allow-list of a caller's request: endpoints and keys of their bodies.
 
-The lists are what vLLM 0.32 takes and what cannot reach another caller's cache, files, addresses or place in the
-queue. A key that is in no list is refused by name: an engine of a later version may give it a meaning.
+The lists are the keys of vLLM 0.32 that cannot reach another caller's cache, files, addresses or place in the queue.
+Any other key is refused by name: a later engine may give it a meaning.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FORBIDDEN: Mapping[str, str] = {
     "previous_response_id": "stored responses are shared by all tenants",
     "guided_decoding_backend": "the operator of the model chooses the backend",
 }
-"""Keys that are refused with the reason why. They are refused whether or not the engine knows them."""
+"""Keys that are refused with the reason, even if the engine does not know them."""
 
 # fmt: off  (one key a line would hide the lists)
 MAX_SEQUENCES = 64
-"""Most sequences of one request. The engine itself admits thousands, which would occupy it for one caller."""
+"""Sequences of one request. The engine admits thousands, which would occupy it for one caller."""
 
 _SAMPLING = frozenset(
     (
@@ -83,7 +83,7 @@ _SAMPLING = frozenset(
 _IGNORED = frozenset(
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]
 )
-"""Keys that OpenAI's clients send and no engine needs: taken, and not forwarded."""
+"""Keys of OpenAI's clients that no engine needs: accepted, and not forwarded."""
 
 _STRUCTURED = frozenset(
     (
@@ -105,9 +105,8 @@ _STRUCTURED = frozenset(
 class Endpoint:
     """A path of the engine that callers may use.
 
-    `forwarded` keys reach the engine, `ignored` keys are taken and dropped, all others are refused. `check` raises
-    Refusal for values that a list of keys cannot judge, and removes what is not forwarded from within them.
-    `usage_option` says that the endpoint knows `stream_options`.
+    `forwarded` keys reach the engine, `ignored` keys are dropped, all others are refused. `check` raises Refusal for
+    bad values, and removes nested keys that are not forwarded. `usage_option`: the endpoint supports `stream_options`.
     """
 
     path: bytes
@@ -119,25 +118,20 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A checked body: `fields` lack `model` and `cache_salt` until `seal` adds ours.
-
-    `strip_usage` is set when the gate asked for a usage event that the caller did not.
-    """
+    """A checked body: `fields` lack `model` and `cache_salt` until `seal` adds ours. `strip_usage` is set when the gate
+    asked for a usage event that the caller did not."""
 
     fields: Json
     stream: bool
     strip_usage: bool
 
     def seal(self, model: str, salt: str) -> Json:
-        """Return the fields that the engine gets: the caller's, and exactly one model and one salt, ours."""
         return {**self.fields, "model": model, "cache_salt": salt}
 
 
 def rewrite(endpoint: Endpoint, body: Json) -> Rewritten:
-    """Return what of `body` may reach the engine. Raises Refusal (400) that names the key it objects to.
-
-    What is not forwarded is removed from the objects within `body`, too.
-    """
+    """Return the part of `body` for the engine. Raises Refusal (400) that names the offending key. Nested keys that are
+    not forwarded are removed in place."""
     fields: Json = {}
     for key, value in body.items():
         if key in endpoint.forwarded:

@@ -1,10 +1,10 @@
-"""Messages, parts, tools and prompts: the nested half of the allow-list.
+"""The nested half of the allow-list: messages, parts, tools and prompts.
 
-Text and inline media pass. What makes the engine fetch an address, read a file or look something up by a caller's
-own name does not: those caches and rights are shared by all tenants.
+Text and inline media pass. Anything that makes the engine fetch an address, read a file or look up a caller's own name
+is refused: those caches and rights are shared by all tenants.
 
-Callers send answers back as they got them, so whatever the engine answers with is taken. It answers null for what is
-absent: nulls are removed from messages, parts and tool calls, but not from a tool's schema or input.
+Callers send answers back unchanged, so every part of an answer is accepted. Answers use null for absent values: nulls
+are removed from messages, parts and tool calls, but not from a tool's schema or input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHAT_MESSAGE = frozenset(
     }
 )
 _ANSWERED_ONLY = ("annotations", "audio")
-"""Keys of an answer's message that no engine reads when they come back: taken, and not forwarded."""
+"""Keys of an answer's message that no engine reads: accepted, and not forwarded."""
 
 _CHAT_PARTS: dict[str, frozenset[str]] = {
     "text": frozenset({"type", "text"}),
@@ -74,12 +74,12 @@ def require_keys(value: object, allowed: frozenset[str], where: str) -> Json:
 def check_chat_messages(fields: Json) -> None:
     """Raise Refusal unless `messages` is a list of messages whose parts are text or inline media.
 
-    Removes nulls, and what of an answer's message no engine reads. Gives reasoning its present name, as the engine does
-    for a chat but not when it renders one: the tokens of a prefix would differ from those of requests that begin so.
+    Removes nulls and unused keys of answers. Renames `reasoning_content`, as the engine does for a chat but not when it
+    renders one: the tokens of a prefix would differ from those of requests that begin so.
     """
     for index, message in enumerate(_items(fields, "messages", required=True)):
         if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
-            continue  # nearly every message; naming what is judged below costs more than judging it
+            continue  # nearly every message; the checks below cost more
         where = f"messages[{index}]"
         for key in _ANSWERED_ONLY:
             message.pop(key, None)
@@ -119,10 +119,8 @@ def check_prompt(fields: Json) -> None:
 
 
 def check_anthropic_messages(fields: Json) -> None:
-    """Raise Refusal unless messages, system and tools hold text, inline images and tool traffic only.
-
-    Removes nulls, and `cache_control`, which Anthropic's clients put everywhere: the engine caches every prefix anyway.
-    """
+    """Raise Refusal unless messages, system and tools hold text, inline images and tool traffic only. Removes nulls,
+    and `cache_control`: the engine caches every prefix anyway."""
     for index, message in enumerate(_items(fields, "messages", required=True)):
         if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
             continue
@@ -139,7 +137,7 @@ def check_anthropic_messages(fields: Json) -> None:
 
 
 def _prune(value: object, allowed: frozenset[str], where: str) -> Json:
-    """Remove the nulls of an object in a message, and return it. Raises Refusal for other keys than the allowed."""
+    """Remove the nulls of an object, and return it. Raises Refusal for keys that are not allowed."""
     if isinstance(value, dict):
         for key in [key for key, inner in value.items() if inner is None]:
             del value[key]

@@ -1,7 +1,7 @@
 """The tenants' service: authenticate, rewrite, grant, relay.
 
-A `Relay` is one request on its way through: it hears from the caller's connection and from the engine's, and couples
-the two, so that a slow caller slows the engine's socket and a caller who leaves ends the engine's work.
+A `Relay` is one request under way. It couples the caller's connection and the engine's: a slow caller slows the
+engine's socket, and a caller that disconnects ends the engine's work.
 """
 
 from __future__ import annotations
@@ -31,13 +31,10 @@ _POST_PATHS = frozenset(bodies.ENDPOINTS)
 
 
 def random_salt() -> str:
-    """Return a salt that nothing else will ever use."""
     return secrets.token_hex(16)
 
 
 class TenantService:
-    """What callers reach: four paths, each for known tenants only."""
-
     def __init__(
         self,
         *,
@@ -68,7 +65,6 @@ class TenantService:
         )
 
     def check_head(self, request: Request) -> None:
-        """Refuse by path, method, key and media type before a body is read."""
         path, method = request.path, request.method
         if path not in _POST_PATHS and path != bodies.MODELS_PATH:
             raise Refusal(404, Reason.NOT_FOUND, "this gate serves chat, completions, messages and the model list only")
@@ -85,7 +81,6 @@ class TenantService:
             _require_json(request.headers.get(b"content-type", b""))
 
     def serve(self, request: Request, connection: Connection) -> None:
-        """Answer the model list here; rewrite and relay everything else."""
         tenant: str = request.subject
         if request.path == bodies.MODELS_PATH:
             decide(self.enforcement.bundle, tenant, self.enforcement.fresh(), self.random_salt)
@@ -110,7 +105,7 @@ class TenantService:
         numbers = self.metrics.tenant(tenant)
         relay = Relay(self, connection, numbers, tenant, endpoint.path, grant.salt, received_at)
         relay.strip_usage = rewritten.strip_usage
-        # The engine may begin; nothing of its answer, and no other policy, comes before this call returns.
+        # The engine may begin; no part of its answer, and no other policy, arrives before this call returns.
         relay.call = self.engine.send(_request_bytes(endpoint.path, payload), relay)
         self._in_flight_by_tenant[tenant] = in_flight + 1
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
@@ -121,19 +116,17 @@ class TenantService:
         connection.hold(relay)
 
     def ended(self, relay: Relay, tenant: str) -> None:
-        """Forget a request that was admitted."""
         left = self._in_flight_by_tenant.pop(tenant) - 1
         if left:
             self._in_flight_by_tenant[tenant] = left
         self.enforcement.release(relay)
 
     def refused(self, request: Request, refusal: Refusal) -> None:
-        """Count a refusal for its reason and its tenant."""
         self.denied(refusal.reason, request.subject or "")
         self._count(request, refusal.status)
 
     def denied(self, reason: Reason, tenant: str) -> None:
-        """Count a request that the gate refused or ended, for its reason; an engine that fails denies nothing."""
+        """Count a request that the gate refused or ended, by reason; an engine's failure is no refusal."""
         self.metrics.refused(str(reason))
         if reason is not Reason.ENGINE:
             self._tell(Action.REQUESTS_REFUSED, tenant, str(reason))
@@ -160,8 +153,6 @@ class TenantService:
 
 
 class Relay:
-    """One admitted request, from the engine's call to the end of its answer."""
-
     __slots__ = (
         "_begun", "_chunked", "_connection", "_endpoint", "_error", "_head", "_numbers", "_over", "_received_at",
         "_salt", "_service", "_status", "_streaming", "_tenant", "_usage", "call", "strip_usage",
@@ -194,13 +185,11 @@ class Relay:
         self._error: list[bytes] | None = None
         self._usage: EventUsage | DocumentUsage | None = None
         self._head = b""
-        """Our own head, until it is written together with what came behind the engine's."""
+        """The head for the caller, until it is written together with the first piece."""
         numbers.in_flight += 1
 
-    # The engine's side.
-
     def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:
-        """Send a head of our own for a success; hold an error back, to look for the salt in it."""
+        """Send the gate's own head for a success; hold an error back, to remove the salt from it."""
         self._status = status
         self._connection.let_go()
         if status != 200:
@@ -218,7 +207,7 @@ class Relay:
         self._begun = True
 
     def engine_body(self, data: bytes, last: bool) -> None:
-        """Pass a piece on, in its own chunk where the answer is chunked; end the caller's answer with the last one."""
+        """Forward a piece, in its own chunk if the answer is chunked; end the answer with the last one."""
         usage = self._usage
         if usage is None:
             self._hold_error(data)
@@ -244,40 +233,34 @@ class Relay:
             self._connection.transport.write(out)
 
     def writer_of_events(self) -> Callable[[bytes], None] | None:
-        """Return the caller's transport within a stream, after its first piece and while no part of an event waits."""
+        """Return the caller's transport for a stream after its first piece, while no part of an event is held back."""
         usage = self._usage
         if self._over or self._received_at or not isinstance(usage, EventUsage) or usage.holds_back:
             return None
         return self._connection.transport.write
 
     def engine_failed(self, unreachable: bool) -> None:
-        """Answer 503 or 502 while that is possible; afterwards say so in the stream and cut it."""
+        """Answer 503 or 502 while possible; later report it in the stream and cut it."""
         if unreachable:
             self._fail(Refusal(503, Reason.ENGINE, "the engine is not ready", retry_after_s=1))
         else:
             self._fail(Refusal(502, Reason.ENGINE, "the engine closed the connection before its answer was complete"))
 
-    # The caller's side.
-
     def client_gone(self) -> None:
-        """End the engine's work for a caller who left (status 499 in the counts, as nginx has it)."""
+        """End the engine's work; counted as status 499, as in nginx."""
         self._cancel()
         self._finish(499)
 
     def client_paused(self) -> None:
-        """Stop reading from the engine."""
         if self.call is not None:
             self.call.pause()
 
     def client_resumed(self) -> None:
-        """Read from the engine again."""
         if self.call is not None:
             self.call.resume()
 
-    # The policy's side.
-
     def abort(self) -> None:
-        """End this request because its keyspace was removed and the time to drain is over."""
+        """End this request after the drain timeout of its removed keyspace."""
         self._cancel()
         self._fail(
             Refusal(503, Reason.POLICY_CHANGED, "the cache policy changed while this request ran", retry_after_s=0)
@@ -323,7 +306,7 @@ class Relay:
     def _finish(self, status: int) -> None:
         if not self._over:
             self._over = True
-            self.call = None  # it holds on to this relay, and so to the caller's connection
+            self.call = None  # it refers to this relay, and so to the caller's connection
             self._connection.let_go()
             self._numbers.in_flight -= 1
             self._numbers.answered(self._endpoint.decode(), status)

@@ -1,7 +1,7 @@
-"""JSON that has one reading only.
+"""JSON with only one reading.
 
-Engines take the last of repeated keys, NaN, other encodings and lone surrogates; a proxy that reads any of these
-differently can be made to forward what it believes to have refused. So the gate parses everything, takes only what
+Engines accept repeated keys (the last counts), NaN, other encodings and lone surrogates; a proxy that reads these
+differently can be made to forward what it believes to have refused. So the gate parses everything, accepts only what
 every parser reads alike, and emits its own bytes.
 """
 
@@ -27,7 +27,7 @@ _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
-    """Return the object that `data` holds. Raises Refusal (400) for anything that parsers might read differently."""
+    """Raises Refusal (400) for anything that parsers might read differently."""
     containers = check_shape(data)
     value = _as_written(data)
     if value is None:
@@ -40,13 +40,13 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def _as_written(data: bytes | bytearray) -> Any:
-    """Return what `data` holds if it is, byte for byte, what the gate itself would write for that; else None.
+    """Return the value of `data` if the gate itself would write it byte for byte like that; else None.
 
-    Most clients write JSON without spaces and with no escapes but the needed ones, as orjson does. Such bytes have one
-    reading only: no key repeated, no number out of range, no other encoding would come out again as it went in.
+    Most clients write JSON as orjson does, without spaces and unneeded escapes. Such bytes have only one reading:
+    repeated keys, numbers out of range and other encodings would not survive the round trip.
     """
     if data.find(b'": ', 0, _SAMPLE_BYTES) >= 0 or data.find(b"\\u", 0, _SAMPLE_BYTES) >= 0:
-        return None  # with spaces, or with escapes that are hardly ever needed: do not read it twice
+        return None  # spaces or unneeded escapes: do not parse it twice
     try:
         value = orjson.loads(data)
         return value if orjson.dumps(value) == data else None
@@ -74,7 +74,7 @@ def _parsed(data: bytes | bytearray) -> Any:
 
 
 def emit(value: dict[str, Any]) -> bytes:
-    """Return `value` as JSON. Raises Refusal for lone surrogates and integers beyond 64 bits."""
+    """Raises Refusal for lone surrogates and integers beyond 64 bits."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -84,12 +84,10 @@ def emit(value: dict[str, Any]) -> bytes:
 
 
 def check_shape(data: bytes | bytearray) -> int:
-    """Return at most how many lists and objects `data` holds; raise Refusal for counts that would stall a parser.
-
-    In a short body they are counted only until nesting may be too deep.
-    """
-    # What stands inside strings counts here too: only bodies that may be over a bound are worth a closer look. A
-    # string takes three bytes with what separates it from the next, a list, an object or a value two.
+    """Return an upper bound of the lists and objects in `data`; raise Refusal for counts that would stall a parser. A
+    short body is counted only until nesting may be too deep."""
+    # These counts include string contents: only bodies that may exceed a bound are checked closely. A string takes at
+    # least three bytes with its separator; a list, an object or a value two.
     if len(data) <= 2 * MAX_CONTAINERS:
         return _openings(data, MAX_DEPTH + 1)
     containers = data.count(b"[") + data.count(b"{")
@@ -111,7 +109,7 @@ def check_shape(data: bytes | bytearray) -> int:
 
 
 def _openings(data: bytes | bytearray, enough: int) -> int:
-    # In a body of text there are few, and from one to the next `find` is many times as fast as `count`.
+    # Text has few brackets, and `find` is many times as fast as `count` from one to the next.
     found = 0
     for bracket in (b"[", b"{"):
         at = data.find(bracket)

@@ -1,4 +1,4 @@
-"""Token counts from answers, and the removal of a usage event that the caller did not ask for."""
+"""Token counts of answers, and removal of a usage event that the caller did not ask for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MAX_HELD_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one request as the engine reports them; -1 while it has not said."""
+    """Tokens of one request as reported by the engine; -1 if not reported."""
 
     prompt: int = -1
     completion: int = -1
     cached: int = -1
 
     def take(self, raw: Any) -> None:
-        """Read an OpenAI `usage` object or an Anthropic one; keep what it does not mention."""
+        """Read a `usage` object of OpenAI or Anthropic; absent counts are kept."""
         if not isinstance(raw, dict):
             return
         details = raw.get("prompt_tokens_details")
@@ -28,7 +28,7 @@ class Usage:
             cached = details.get("cached_tokens")
         prompt = raw.get("prompt_tokens")
         if prompt is None and raw.get("input_tokens") is not None:
-            # Anthropic counts what came from the cache apart from the input.
+            # Anthropic counts cached tokens apart from the input.
             prompt = raw["input_tokens"] + (cached or 0) + (raw.get("cache_creation_input_tokens") or 0)
         self.prompt = _count(prompt, self.prompt)
         self.completion = _count(raw.get("completion_tokens", raw.get("output_tokens")), self.completion)
@@ -36,7 +36,7 @@ class Usage:
 
 
 class DocumentUsage:
-    """Reads the usage of a JSON answer, which is forwarded untouched while a copy is kept up to 1 MiB."""
+    """Reads the usage of a JSON answer, which is forwarded unchanged; a copy is kept up to 1 MiB."""
 
     __slots__ = ("_held", "_size", "usage")
 
@@ -46,7 +46,6 @@ class DocumentUsage:
         self._size = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Return `data`."""
         self._size += len(data)
         if self._size <= _MAX_HELD_BYTES:
             self._held.append(data)
@@ -55,7 +54,7 @@ class DocumentUsage:
         return data
 
     def end(self) -> bytes:
-        """Read the usage of the whole document; there is nothing left to forward."""
+        """Read the usage of the whole document; nothing is left to forward."""
         if self._held:
             try:
                 self.usage.take(orjson.loads(b"".join(self._held)).get("usage"))
@@ -65,10 +64,8 @@ class DocumentUsage:
 
 
 class EventUsage:
-    """Reads usage from server-sent events. With `strip`, removes the event that holds usage and no choices.
-
-    Whole events are forwarded as they come; only the beginning of an unfinished one is held back.
-    """
+    """Reads usage from server-sent events. With `strip`, removes the event that holds usage and no choices. Whole
+    events are forwarded as they come; an unfinished one is held back."""
 
     __slots__ = ("_held", "_strip", "usage")
 
@@ -79,11 +76,9 @@ class EventUsage:
 
     @property
     def holds_back(self) -> bool:
-        """Whether the beginning of an event waits for its end."""
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes that may go on now."""
         if not self._held and data.endswith(b"\n\n"):
             return self._read(data) if b'"usage"' in data else data
         if self._held:
@@ -99,7 +94,6 @@ class EventUsage:
         return self._read(data)
 
     def end(self) -> bytes:
-        """Return what was held back."""
         held, self._held = self._held, b""
         return held
 

@@ -1,4 +1,4 @@
-"""Rendering and warming of prefix pools: which tokens of a prefix no continuation changes, and what changes by itself.
+"""Rendering of prefixes: which tokens no continuation changes, and which change by themselves.
 
-Pure, but for `render` and `warmer`, which ask an engine that they are given.
+Pure, except `render`, which calls an engine.
 """

@@ -1,6 +1,6 @@
-"""From a prefix to the tokens that no continuation changes, by questions to an engine.
+"""Renders a prefix to the tokens that no continuation changes, by calls to an engine.
 
-A template that writes today's date makes another prefix tomorrow: such a prefix is refused.
+A template that inserts today's date makes another prefix tomorrow: such a prefix is refused.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata_sidecar.gate.rendering.boundary import Beginning, continued_chats, continued_texts
 
 PAUSE_S = 1.1
-"""Between two renderings that must be the same: templates that write the time write seconds."""
+"""Pause between two renderings that must be equal: templates with the time write seconds."""
 
 FEWEST_CONTINUATIONS = 2
-"""A template that refuses more of them says nothing about what stays."""
+"""Minimum of accepted continuations; fewer prove nothing about what stays."""
 
 
 class RefusedError(Exception):
-    """The engine refuses what it was asked, and would again."""
+    """The engine refuses the request, and would again."""
 
 
 class EngineAwayError(Exception):
-    """The engine did not answer, or not as it should."""
+    """The engine did not answer, or its answer is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """Token ids, and how many the engine takes in one request."""
+    """Token ids, and the engine's maximum for one request."""
 
     ids: array[int]
     max_model_tokens: int
 
 
 class Engine(Protocol):
-    """What is asked of an engine. Each raises RefusedError or EngineAwayError."""
+    """Calls to an engine. Each raises RefusedError or EngineAwayError."""
 
     async def tokenize(self, question: Mapping[str, Any]) -> Tokenized:
         """Return the tokens of a prompt or of a chat."""
@@ -48,15 +48,13 @@ class Engine(Protocol):
         """Return the text of tokens."""
 
     async def check_token(self, token: int) -> None:
-        """Do nothing if the vocabulary has this token."""
+        """Raises RefusedError if the vocabulary lacks this token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a prefix came to: all its tokens, how many of them stay, and how many the engine takes.
-
-    Of a prefix that is too long nothing was tried, and nothing is said to stay.
-    """
+    """A prefix's tokens, how many of them stay, and the engine's maximum. For a prefix that is too long no continuation
+    was tried, and `stable` is 0."""
 
     ids: array[int]
     stable: int
@@ -64,14 +62,14 @@ class Draft:
 
     @property
     def too_long(self) -> bool:
-        """Whether no request could begin so, or no pool hold it."""
+        """Whether no request can begin with it, or no pool hold it."""
         return len(self.ids) >= self.max_model_tokens or len(self.ids) > MAX_PREFIX_TOKENS
 
 
 async def render(
     engine: Engine, source: PrefixSource, today: date, pause: Callable[[float], Awaitable[None]]
 ) -> Draft | RenderRefusal:
-    """Return what a prefix comes to, or why it can never come to anything. Raises EngineAwayError."""
+    """Return the rendering, or why it is never possible. Raises EngineAwayError."""
     try:
         if source.text is not None:
             return await _text(engine, source.text)
@@ -112,7 +110,7 @@ async def _text(engine: Engine, text: str) -> Draft:
 
 async def _token_ids(engine: Engine, token_ids: tuple[int, ...]) -> Draft:
     ids = array("I", token_ids)
-    # Whoever sends ids gets what they mean: nothing is merged, and nothing has to be tried.
+    # Token ids are not merged, so no continuation has to be tried.
     draft = Draft(ids, len(ids), (await engine.tokenize(_prompt("a"))).max_model_tokens)
     if not draft.too_long:
         await engine.check_token(max(ids))
@@ -129,7 +127,7 @@ async def _chat(
         try:
             result = await engine.tokenize(question)
         except RefusedError:
-            # The template does not take these messages: roles may have to alternate.
+            # The template refuses these messages: roles may have to alternate.
             continue
         if beginning is None or whole is None:
             asked, whole, beginning = question, result, Beginning(result.ids)
@@ -159,7 +157,6 @@ def _prompt(text: str) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return every text in a JSON value."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
@@ -176,7 +173,7 @@ _MONTHS = (
 
 
 def written_as(day: date) -> frozenset[str]:
-    """Return how templates and people write a day, in English names of months whatever the locale."""
+    """Return how templates and people write a day, in English names of months regardless of the locale."""
     year, month, number = day.year, day.month, day.day
     name = _MONTHS[month - 1]
     short = name[:3]
@@ -205,10 +202,8 @@ def written_as(day: date) -> frozenset[str]:
 
 
 def dated(made: str, said: Iterable[str], today: date) -> bool:
-    """Whether `made` holds a date of today, or of the day before or after, that nothing of `said` holds.
-
-    The engine's clock may be in another time zone. A date that the prefix's author wrote stays what it is.
-    """
+    """Whether `made` holds a date of today, or of the day before or after, that is not in `said`. The engine's clock
+    may be in another time zone. A date written by the prefix's author does not change."""
     days = (today + timedelta(days=offset) for offset in (-1, 0, 1))
     found = {text for day in days for text in written_as(day) if text in made}
     sources = tuple(said)
