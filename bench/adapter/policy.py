@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from kvstrata.contract.messages.adapter import SOCKET_NAME, AdapterAck, ApplyRequest, decode_answer, encode_request
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, file_name
 
@@ -47,7 +47,7 @@ class Policy:
             path = self._policy_dir / KEYS_DIRECTORY / file_name(name, 0)
             if not path.exists():
                 path.write_bytes(os.urandom(32))
-        budgets = tuple(TierBudget(tier, limit_bytes=LIMIT_BYTES) for tier in TIERS)
+        budgets = tuple(EnforcedBudget(tier, limit_bytes=LIMIT_BYTES) for tier in TIERS)
         view = CacheView(
             DOMAIN, self._revision, 1, Rules(stale_after_s=86_400, on_stale="ServeStale"),
             {name: budgets if name == MAIN else () for name in names},

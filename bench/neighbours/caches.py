@@ -18,7 +18,7 @@ import redis
 from bench.adapter.stand import Redis
 from bench.neighbours.workload import Prompt, chunk_hash
 from e2e.cluster.progress import ClusterError
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.block_value import value_bytes
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.redis.tier import Tier
@@ -112,7 +112,9 @@ class PolicyCache:
     are swept each minute. The server's own clock, by which blocks are ordered, is the real one.
     """
 
-    def __init__(self, directory: Path, server: Redis, capacity_blocks: int, budgets: Mapping[int, TierBudget]) -> None:
+    def __init__(
+        self, directory: Path, server: Redis, capacity_blocks: int, budgets: Mapping[int, EnforcedBudget]
+    ) -> None:
         directory.mkdir()
         self._gate = GateStandIn(directory)
         self._ahead_s = self._at_s = 0.0
@@ -176,7 +178,7 @@ class PolicyCache:
             for keyspace in self._keyspaces.values():
                 sweeper.sweep(keyspace, audit=False)
 
-    def _settle(self, budgets: Mapping[int, TierBudget]) -> None:
+    def _settle(self, budgets: Mapping[int, EnforcedBudget]) -> None:
         give_up_at_s = time.monotonic() + ANSWER_TIMEOUT_S
         while self._tier.state().breaker != "closed":
             self._require_time(give_up_at_s)

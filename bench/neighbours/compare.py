@@ -29,7 +29,7 @@ from bench.result import OTHER_LOAD, Figure, Result
 from bench.sharing.excerpt import TENTH
 from bench.sharing.trace import CHUNK_TOKENS, load
 from e2e.cluster.progress import Progress
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 
 NAME = "neighbours"
 CAPACITY_PERCENT = 25
@@ -138,11 +138,11 @@ def worst_percent(alone: Hits, beside: Hits) -> float:
     return max(lost_percent([before], [now]) for before, now in zip(alone, beside, strict=True) if before)
 
 
-def budgets(capacity_blocks: int) -> dict[int, TierBudget]:
+def budgets(capacity_blocks: int) -> dict[int, EnforcedBudget]:
     """Return what the tenants' policies say: neighbours have guarantees, who scans has a limit."""
     room = capacity_blocks * VALUE_BYTES
-    guaranteed = TierBudget(TIER, guaranteed_bytes=room * GUARANTEED_PERCENT // 100)
-    limited = TierBudget(TIER, limit_bytes=room * SCAN_LIMIT_PERCENT // 100)
+    guaranteed = EnforcedBudget(TIER, guaranteed_bytes=room * GUARANTEED_PERCENT // 100)
+    limited = EnforcedBudget(TIER, limit_bytes=room * SCAN_LIMIT_PERCENT // 100)
     return {**dict.fromkeys(range(TENANTS), guaranteed), SCANNER: limited}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.sharing.optimum import GROUP_TENANTS, Mode
 from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest, ChunkHashes, HashRequest
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
 from kvstrata.contract.policy.cache_view import CacheView, manifests
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
@@ -48,7 +48,7 @@ class Scopes:
         """All keyspaces, each once."""
         return frozenset(self.keyspaces) | ({self.pool} if self.pool else frozenset())
 
-    def entries(self, budgets: tuple[TierBudget, ...]) -> list[Entry]:
+    def entries(self, budgets: tuple[EnforcedBudget, ...]) -> list[Entry]:
         """Return what a bundle says of the tenants."""
         return [
             Entry(
@@ -78,7 +78,7 @@ class Gate:
         Every policy has another limit than the one before, so that the adapter looks at once at what each scope uses.
         """
         self._limit_bytes += 1
-        budgets = (TierBudget(self._tier, limit_bytes=self._limit_bytes),)
+        budgets = (EnforcedBudget(self._tier, limit_bytes=self._limit_bytes),)
         shards = []
         if scopes.pool:
             version = PoolVersion(scopes.pool, "render", state, pack_hashes(self.hashes()), (self._tier,), budgets)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from kvstrata.contract.policy.bundle import Entry, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Entry
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.policy.pools import PoolState, PoolVersion
@@ -197,7 +197,7 @@ class Play:
         made = [
             Entry(
                 one.name, self.space(cast, one.scope), one.scope, f"uid-{one.name}",
-                budgets=tuple(TierBudget.denying(name) for name in sorted(one.denied)),
+                budgets=tuple(EnforcedBudget.denying(name) for name in sorted(one.denied)),
                 keys=keys(self.space(cast, one.scope)), pools=tuple(sorted(self._pools(one))),
             )
             for one in cast.callers.values()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.wire import from_wire, to_wire
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, file_tier, tier
@@ -43,7 +43,7 @@ class Pod:
     def close(self, keyspace: str, closed: frozenset[str]) -> None:
         """Keep a scope off tiers; another scope is kept off none."""
         others = "0" * 32
-        self.gate.enforce({keyspace: tuple(TierBudget.denying(name) for name in sorted(closed)), others: ()})
+        self.gate.enforce({keyspace: tuple(EnforcedBudget.denying(name) for name in sorted(closed)), others: ()})
 
     def holders(self, marker: bytes) -> frozenset[str]:
         """Return the tiers that have a marker: the segment of memory, the disk's files, every value of Redis."""
@@ -141,13 +141,13 @@ def test_a_tier_that_is_opened_takes_what_is_stored_from_then_on(pod: Pod, seque
 
 def test_a_pod_of_the_version_before_obeys_by_the_limit(pod: Pod, sequence: int, keyspace: str) -> None:
     """It reads no `denied`, and of the row no more than that the scope may keep nothing."""
-    row = to_wire(TierBudget.denying("shared"))
+    row = to_wire(EnforcedBudget.denying("shared"))
     row.pop("denied")
     marker = os.urandom(16)
     pod.gate.enforce({keyspace: ()})
     assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
     pod.until_in(marker, frozenset(TIERS))
-    pod.gate.enforce({keyspace: (from_wire(TierBudget, row),)})
+    pod.gate.enforce({keyspace: (from_wire(EnforcedBudget, row),)})
     pod.until_in(marker, frozenset({"dram", "disk"}))
     assert pod.server.store_marked(sequence + 1, keyspace, marker)["stored"]
     pod.until_in(marker, frozenset({"dram", "disk"}))

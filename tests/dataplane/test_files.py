@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS
@@ -122,7 +122,7 @@ def test_redis_serves_what_the_files_have_not(pod: Pod, sequence: int, keyspace:
 
 
 def test_each_tier_keeps_its_own_retention(pod: Pod, sequence: int, keyspace: str) -> None:
-    pod.gate.enforce({keyspace: (TierBudget("dram", retention_s=1), TierBudget("disk", retention_s=3))})
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", retention_s=1), EnforcedBudget("disk", retention_s=3))})
     pod.store(sequence, keyspace, os.urandom(16))
     pod.until(lambda: not any(row.tier == "dram" and row.blocks for row in pod.gate.state().usage))
     assert len(pod.files(keyspace)) == CHUNKS

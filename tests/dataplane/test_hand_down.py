@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, until
 from tests.dataplane.lmcache_server import LMCacheServer
@@ -99,13 +99,13 @@ def away(redis: RedisProcess) -> Iterator[None]:
 def test_what_was_loaded_from_redis_is_in_the_files_when_it_leaves_the_memory(
     deep_pod: Pod, sequence: int, keyspace: str
 ) -> None:
-    pod, redis_only = deep_pod, (TierBudget("disk", limit_bytes=0),)
+    pod, redis_only = deep_pod, (EnforcedBudget("disk", limit_bytes=0),)
     pod.gate.enforce({keyspace: redis_only})
     assert pod.server.store(sequence, keyspace, 7)["stored"]
     until(lambda: pod.count("shared.stored") == CHUNKS)
     assert pod.files(keyspace) == 0
     pod.server.forget_memory()
-    budgets = (TierBudget("dram", retention_s=15), TierBudget("disk", retention_s=3600))
+    budgets = (EnforcedBudget("dram", retention_s=15), EnforcedBudget("disk", retention_s=3600))
     pod.gate.enforce({keyspace: budgets})
     until(lambda: pod.server.read(sequence, keyspace)["hits"] == CHUNKS)
     assert pod.count("shared.loaded") >= CHUNKS
@@ -122,14 +122,14 @@ def test_what_was_loaded_from_redis_is_in_the_files_when_it_leaves_the_memory(
 def test_what_came_while_redis_was_away_is_there_when_it_leaves_the_memory(
     pod: Pod, sequence: int, keyspace: str
 ) -> None:
-    pod.gate.enforce({keyspace: (TierBudget("dram", retention_s=60),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", retention_s=60),)})
     with away(pod.redis):
         assert pod.server.store(sequence, keyspace, 9)["stored"]
         until(lambda: pod.blocks(keyspace, "dram") == CHUNKS)
         until(lambda: pod.gate.state().tiers[0].breaker == "open")
     pod.until_ready()
     assert pod.count("shared.stored") == 0
-    pod.gate.enforce({keyspace: (TierBudget("dram", retention_s=10),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", retention_s=10),)})
     until(lambda: pod.blocks(keyspace, "dram") == 0)
     assert pod.count("memory.left_uncopied_blocks") == CHUNKS - pod.count("memory.handed_down_blocks")
     assert pod.count("memory.handed_down_blocks") == CHUNKS
@@ -138,7 +138,7 @@ def test_what_came_while_redis_was_away_is_there_when_it_leaves_the_memory(
 
 
 def test_what_leaves_while_redis_is_away_is_counted(pod: Pod, sequence: int, keyspace: str) -> None:
-    pod.gate.enforce({keyspace: (TierBudget("dram", retention_s=3),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", retention_s=3),)})
     with away(pod.redis):
         assert pod.server.store(sequence, keyspace, 9)["stored"]
         until(lambda: pod.blocks(keyspace, "dram") == CHUNKS)
@@ -150,14 +150,16 @@ def test_a_limit_takes_what_the_files_have(deep_pod: Pod, sequence: int, keyspac
     """A scope that is denied a tier gets nothing there by being handed down, and one that is not gets it all."""
     pod = deep_pod
     other = fresh_keyspace()
-    pod.gate.enforce({keyspace: (TierBudget("disk", limit_bytes=0),), other: (TierBudget("disk", limit_bytes=0),)})
+    pod.gate.enforce(
+        {keyspace: (EnforcedBudget("disk", limit_bytes=0),), other: (EnforcedBudget("disk", limit_bytes=0),)}
+    )
     for number, scope in enumerate((keyspace, other)):
         assert pod.server.store(sequence + number, scope, 3 + number)["stored"]
     until(lambda: pod.count("shared.stored") == 2 * CHUNKS)
     pod.gate.enforce(
         {
-            keyspace: (TierBudget("dram", retention_s=8),),
-            other: (TierBudget("dram", retention_s=8), TierBudget("disk", 0)),
+            keyspace: (EnforcedBudget("dram", retention_s=8),),
+            other: (EnforcedBudget("dram", retention_s=8), EnforcedBudget("disk", 0)),
         }
     )
     until(lambda: pod.blocks(keyspace, "dram") == 0 == pod.blocks(other, "dram"))
@@ -170,13 +172,13 @@ def test_each_tier_ends_a_blocks_life_by_its_own_retention_whatever_was_copied(
 ) -> None:
     """From Redis up into memory, from there down into the files: no copy is younger than what it was made of."""
     pod = deep_pod
-    pod.gate.enforce({keyspace: (TierBudget("disk", limit_bytes=0),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("disk", limit_bytes=0),)})
     assert pod.server.store(sequence, keyspace, 5)["stored"]
     stored_s = time.monotonic()
     until(lambda: pod.count("shared.stored") == CHUNKS)
     pod.server.forget_memory()
     lives = (("dram", 12), ("disk", 20), ("shared", 30))
-    pod.gate.enforce({keyspace: tuple(TierBudget(name, retention_s=life_s) for name, life_s in lives)})
+    pod.gate.enforce({keyspace: tuple(EnforcedBudget(name, retention_s=life_s) for name, life_s in lives)})
     until(lambda: all(one.settling == 0 for one in pod.gate.state().tiers))
     time.sleep(max(0.0, stored_s + 6 - time.monotonic()))
     assert pod.server.read(sequence, keyspace)["hits"] == CHUNKS
@@ -194,12 +196,12 @@ def test_each_tier_ends_a_blocks_life_by_its_own_retention_whatever_was_copied(
 
 def test_a_scope_near_its_limit_hands_down_what_goes_next(deep_pod: Pod, sequence: int, keyspace: str) -> None:
     pod = deep_pod
-    pod.gate.enforce({keyspace: (TierBudget("disk", limit_bytes=0),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("disk", limit_bytes=0),)})
     for number in range(2):
         assert pod.server.store(sequence + number, keyspace, 4 + number)["stored"]
     until(lambda: pod.count("shared.stored") == 2 * CHUNKS and pod.blocks(keyspace, "dram") == 2 * CHUNKS)
     used_bytes = sum(row.used_bytes for row in pod.gate.state().usage if row.tier == "dram")
-    pod.gate.enforce({keyspace: (TierBudget("dram", limit_bytes=used_bytes),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", limit_bytes=used_bytes),)})
     until(lambda: pod.files(keyspace) == CHUNKS)
     assert pod.blocks(keyspace, "dram") == 2 * CHUNKS, "nothing had to go yet"
     assert pod.server.store(sequence + 2, keyspace, 6)["stored"]

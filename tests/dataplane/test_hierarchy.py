@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
@@ -121,7 +121,7 @@ def test_a_block_that_only_memory_serves_is_used_in_the_shared_tiers_order_too(
 
 
 def test_what_memory_may_not_keep_reaches_the_tier_behind_it(pod: Pod, sequence: int, keyspace: str) -> None:
-    pod.gate.enforce({keyspace: (TierBudget("dram", limit_bytes=0),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", limit_bytes=0),)})
     before, prompts = pod.count("stored"), 12
     for number in range(prompts):
         assert pod.server.store(sequence + number, keyspace, 7)["stored"]
@@ -130,7 +130,7 @@ def test_what_memory_may_not_keep_reaches_the_tier_behind_it(pod: Pod, sequence:
 
 
 def test_a_copy_in_memory_is_as_old_as_the_block_that_it_was_made_of(pod: Pod, sequence: int, keyspace: str) -> None:
-    budgets = (TierBudget("dram", retention_s=6), TierBudget("shared", retention_s=3600))
+    budgets = (EnforcedBudget("dram", retention_s=6), EnforcedBudget("shared", retention_s=3600))
     pod.gate.allow(keyspace, budgets=budgets)
     pod.store(sequence, keyspace)
     stored_s = time.monotonic()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.runtime import acquire, release
@@ -66,7 +66,7 @@ class Pod:
 
 
 @contextmanager
-def sweeper(directory: Path, port: int, budget: TierBudget) -> Iterator[tuple[Driver, GateStandIn]]:
+def sweeper(directory: Path, port: int, budget: EnforcedBudget) -> Iterator[tuple[Driver, GateStandIn]]:
     """The adapter of a fifth pod, without an LMCache, to have it sweep when the test wants it to."""
     directory.mkdir()
     gate = GateStandIn(directory)
@@ -96,7 +96,7 @@ def test_the_limit_holds_at_every_instant_and_killed_servers_leave_nothing(
         while not books.entries():
             time.sleep(0.02)
         limit = BLOCKS_AT_THE_LIMIT * max(books.entries().values())
-        budget = TierBudget("shared", limit_bytes=limit)
+        budget = EnforcedBudget("shared", limit_bytes=limit)
         with sweeper(tmp_path / "sweeper", redis.port, budget) as (fifth, gate):
             for pod in pods:
                 pod.gate.allow(KEYSPACE_A, budgets=(budget,))

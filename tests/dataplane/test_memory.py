@@ -27,7 +27,7 @@ from kvstrata.contract.messages.adapter import (
     MetricsRequest,
     ScopeUsage,
 )
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from tests.dataplane import memory_scan
@@ -218,7 +218,7 @@ class TestErasure:
         There is more of it than the other ever uses, so that it is not simply written over.
         """
         mine = os.urandom(16)
-        pod.gate.enforce({keyspace: (), other: (TierBudget(TIER, limit_bytes=1 << 20),)})
+        pod.gate.enforce({keyspace: (), other: (EnforcedBudget(TIER, limit_bytes=1 << 20),)})
         for number in range(PROMPTS):
             assert pod.server.store_marked(sequence + number, keyspace, mine)["stored"]
         stop = threading.Event()
@@ -235,7 +235,7 @@ class TestErasure:
         loader = Loader(load)
         loader.start()
         until(lambda: pod.gate.state().counters.get("memory.evicted_limit", 0) > 0)
-        pod.gate.enforce({other: (TierBudget(TIER, limit_bytes=1 << 20),)})
+        pod.gate.enforce({other: (EnforcedBudget(TIER, limit_bytes=1 << 20),)})
         answer = pod.gate.erased(keyspace)
         assert pod.markers(mine) == ([0], [0])
         assert (answer.deleted.blocks, answer.remaining.blocks) == (PROMPTS * CHUNKS, 0)
@@ -253,7 +253,7 @@ class TestBudgets:
         until(lambda: pod.used_bytes(other) > 0)
         prompt_bytes = pod.used_bytes(other)
         limit_bytes = 5 * prompt_bytes
-        pod.gate.enforce({keyspace: (TierBudget(TIER, limit_bytes=limit_bytes),), other: ()})
+        pod.gate.enforce({keyspace: (EnforcedBudget(TIER, limit_bytes=limit_bytes),), other: ()})
         seen: list[int] = []
         stop = threading.Event()
 
@@ -288,7 +288,7 @@ class TestBudgets:
         pod.server.store(sequence, other, 1)
         until(lambda: pod.used_bytes(other) > 0)
         guaranteed_bytes = pod.used_bytes(other)
-        pod.gate.enforce({keyspace: (), other: (TierBudget(TIER, guaranteed_bytes=guaranteed_bytes),)})
+        pod.gate.enforce({keyspace: (), other: (EnforcedBudget(TIER, guaranteed_bytes=guaranteed_bytes),)})
         evicted = pod.gate.state().counters.get("memory.evicted_room", 0)
         number = 0
         while pod.gate.state().counters.get("memory.evicted_room", 0) < evicted + 400:
@@ -301,7 +301,7 @@ class TestBudgets:
 
     def test_a_block_that_is_too_old_is_erased(self, pod: Pod, sequence: int, keyspace: str) -> None:
         marker = os.urandom(16)
-        pod.gate.enforce({keyspace: (TierBudget(TIER, retention_s=2),)})
+        pod.gate.enforce({keyspace: (EnforcedBudget(TIER, retention_s=2),)})
         stored_s = time.monotonic()
         assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
         assert pod.server.lookup(sequence, keyspace)["hits"] == CHUNKS

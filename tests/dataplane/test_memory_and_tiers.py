@@ -12,7 +12,7 @@ import pytest
 
 from kvstrata.contract.messages.erase import AdapterErased, EraseOutcome
 from kvstrata.contract.messages.erase_report import Outcome
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.fresh import CHUNKS
@@ -147,7 +147,7 @@ def test_a_limit_holds_for_what_shared_tiers_bring_in_too(pod: Pod, sequence: in
     used_bytes = pod.gate.state().usage[0].used_bytes
     limit_bytes = used_bytes // 4
     pod.server.forget_memory()
-    pod.gate.enforce({keyspace: (TierBudget("dram", limit_bytes=limit_bytes),)})
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", limit_bytes=limit_bytes),)})
     for number in range(4):
         assert pod.server.read(sequence + number, keyspace)["hits"] == CHUNKS
     give_up_at_s = time.monotonic() + WITHIN_S

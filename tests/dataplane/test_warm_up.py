@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, fresh_sequence, until
@@ -71,7 +71,7 @@ class Elsewhere:
     redis: RedisProcess
 
     def use(
-        self, keyspace: str, prompts: int, budgets: tuple[TierBudget, ...] = (), hot: tuple[int, ...] = ()
+        self, keyspace: str, prompts: int, budgets: tuple[EnforcedBudget, ...] = (), hot: tuple[int, ...] = ()
     ) -> list[int]:
         """Store prompts, then read those that `hot` numbers; return the prompts' sequences when Redis knows of it."""
         sequences = [fresh_sequence() for _ in range(prompts)]
@@ -147,8 +147,8 @@ def test_a_scope_that_may_keep_nothing_in_memory_gets_nothing_and_a_guarantee_co
     pod = start_fresh(elsewhere.redis.port, 3 * PROMPT_BYTES)
     pod.gate.enforce(
         {
-            denied: (TierBudget("dram", limit_bytes=0),),
-            guaranteed: (TierBudget("dram", guaranteed_bytes=2 * PROMPT_BYTES),),
+            denied: (EnforcedBudget("dram", limit_bytes=0),),
+            guaranteed: (EnforcedBudget("dram", guaranteed_bytes=2 * PROMPT_BYTES),),
             other: (),
         }
     )

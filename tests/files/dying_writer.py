@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.files.tier import FileTier
@@ -34,7 +34,7 @@ LIMIT_BLOCKS = 2
 def work(directory: Path) -> None:
     """Store more than fits, and purge."""
     enforcement = Enforcement(DOMAIN, lambda reopen=False: boottime_ns())
-    budgets = (TierBudget("disk", limit_bytes=LIMIT_BLOCKS * FILE_BYTES),)
+    budgets = (EnforcedBudget("disk", limit_bytes=LIMIT_BLOCKS * FILE_BYTES),)
     enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(stale_after_s=3600), {KEYSPACE_A: budgets, KEYSPACE_B: ()}))
     params = FileTierParams("disk", directory, 1 << 30, 100, free_floor_percent=0, workers=1)
     answers: queue.Queue[Task] = queue.Queue()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, FileDriver, block, blocks, file_of, on_disk_bytes
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 
@@ -18,7 +18,7 @@ class TestBudgets:
     def test_a_limit_is_kept_on_the_disk_and_the_least_recently_used_go(
         self, driver: FileDriver, gate: GateStandIn, directory: Path
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", limit_bytes=3 * FILE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", limit_bytes=3 * FILE_BYTES),))
         for number in range(1, 6):
             driver.store([block(number=number)])
             driver.lookup([block(number=1)])
@@ -43,14 +43,14 @@ class TestBudgets:
         hits = second.tier.ages()["hit"]
         assert (sum(hits.buckets), hits.sum_s >= 2 * 3600) == (2, True)
         assert "eviction" not in second.tier.ages()
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", limit_bytes=FILE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", limit_bytes=FILE_BYTES),))
         second.until(lambda: "eviction" in second.tier.ages())
         assert second.tier.ages()["eviction"].sum_s >= 3600
 
     def test_a_block_larger_than_the_limit_is_refused_and_costs_nobody(
         self, driver: FileDriver, gate: GateStandIn
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", limit_bytes=FILE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", limit_bytes=FILE_BYTES),))
         driver.store([block()])
         driver.store([block(number=2)], size=2 * BLOCK_BYTES)
         assert driver.lookup([block()]) == [1]
@@ -58,13 +58,13 @@ class TestBudgets:
 
     def test_a_lowered_limit_is_put_through(self, driver: FileDriver, gate: GateStandIn, directory: Path) -> None:
         driver.store(blocks(KEYSPACE_A, *range(1, 9)))
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", limit_bytes=2 * FILE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", limit_bytes=2 * FILE_BYTES),))
         driver.until(lambda: on_disk_bytes(directory) <= 2 * FILE_BYTES)
 
     def test_a_full_tier_makes_room_but_not_of_what_is_guaranteed(self, start: Start, gate: GateStandIn) -> None:
         driver = start(capacity_bytes=10 * FILE_BYTES)
         driver.until_ready()
-        gate.enforce({KEYSPACE_A: (TierBudget("disk", guaranteed_bytes=4 * FILE_BYTES),), KEYSPACE_B: ()})
+        gate.enforce({KEYSPACE_A: (EnforcedBudget("disk", guaranteed_bytes=4 * FILE_BYTES),), KEYSPACE_B: ()})
         driver.store(blocks(KEYSPACE_A, 1, 2, 3, 4))
         for number in range(30):
             driver.store([block(KEYSPACE_B, number)])
@@ -102,7 +102,7 @@ class TestBudgets:
         assert driver.refused("tier_full") == 1
 
     def test_usage_is_told_by_scope_with_its_bounds(self, driver: FileDriver, gate: GateStandIn) -> None:
-        gate.enforce({KEYSPACE_A: (TierBudget("disk", limit_bytes=5 * FILE_BYTES),), KEYSPACE_B: ()})
+        gate.enforce({KEYSPACE_A: (EnforcedBudget("disk", limit_bytes=5 * FILE_BYTES),), KEYSPACE_B: ()})
         driver.store([*blocks(KEYSPACE_A, 1, 2), block(KEYSPACE_B, 1)])
         rows = {row.scope: (row.tier, row.used_bytes, row.blocks, row.limit_bytes) for row in gate.state().usage}
         assert rows[KEYSPACE_A[:12]] == ("disk", 2 * FILE_BYTES, 2, 5 * FILE_BYTES)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import key_of, keyspace_of
@@ -30,7 +30,7 @@ keys = st.builds(
     st.integers(0, 9),
 )
 bounds = st.builds(
-    lambda limit, guaranteed, retention: TierBudget(
+    lambda limit, guaranteed, retention: EnforcedBudget(
         "disk", guaranteed_bytes=min(guaranteed, limit or 99), limit_bytes=limit, retention_s=retention
     ),
     st.none() | st.integers(0, 30),
@@ -56,7 +56,7 @@ class FileIndexMachine(RuleBasedStateMachine):
         self.staged = dict.fromkeys(KEYSPACES, 0)
         self.readers: list[bytes] = []
         self.revision = 0
-        self.policy: dict[str, TierBudget] = {}
+        self.policy: dict[str, EnforcedBudget] = {}
         self.index = FileIndex(
             Policy("disk", None),
             capacity_bytes=CAPACITY_BYTES,
@@ -65,11 +65,11 @@ class FileIndexMachine(RuleBasedStateMachine):
         )
 
     @initialize(budgets=st.lists(bounds, min_size=3, max_size=3))
-    def begin(self, budgets: list[TierBudget]) -> None:
+    def begin(self, budgets: list[EnforcedBudget]) -> None:
         self.change(dict(zip(KEYSPACES, budgets, strict=True)))
 
     @rule(chosen=st.dictionaries(st.sampled_from(KEYSPACES), bounds, min_size=1))
-    def change(self, chosen: dict[str, TierBudget]) -> None:
+    def change(self, chosen: dict[str, EnforcedBudget]) -> None:
         self.revision += 1
         self.policy = chosen
         view = {name: (budget,) for name, budget in chosen.items()}
@@ -229,7 +229,7 @@ TestFileIndex.settings = settings(max_examples=examples(60), stateful_step_count
 
 def test_a_file_is_not_written_before_what_has_to_go_for_it_is_removed() -> None:
     index = FileIndex(Policy("disk", None), capacity_bytes=100, max_blocks=99, clock=lambda: 0.0)
-    budget = TierBudget("disk", limit_bytes=10)
+    budget = EnforcedBudget("disk", limit_bytes=10)
     index.follow(CacheView(DOMAIN, 1, 1, Rules(stale_after_s=30), {KEYSPACES[0]: (budget,)}))
     old, new = (key_of(KEYSPACES[0], IDENTITY, 0, 0, bytes([number]) * 32) for number in (1, 2))
     first = index.admit(old, 10, 0.0)
@@ -249,7 +249,7 @@ def test_many_blocks_go_in_steps_so_that_lookups_come_in_between() -> None:
     index = FileIndex(Policy("disk", None), capacity_bytes=10**6, max_blocks=10**6, clock=lambda: now_s)
     keyspace = KEYSPACES[0]
 
-    def follow(revision: int, budget: TierBudget) -> None:
+    def follow(revision: int, budget: EnforcedBudget) -> None:
         index.follow(CacheView(DOMAIN, revision, 1, Rules(stale_after_s=30), {keyspace: (budget,)}))
 
     def steps() -> list[int]:
@@ -261,11 +261,11 @@ def test_many_blocks_go_in_steps_so_that_lookups_come_in_between() -> None:
         return sizes
 
     numbers = range(3 * MOST_AT_ONCE + 10)
-    follow(1, TierBudget("disk"))
+    follow(1, EnforcedBudget("disk"))
     index.found((key_of(keyspace, IDENTITY, 0, 0, number.to_bytes(32, "big")), 1, 0.0) for number in numbers)
-    follow(2, TierBudget("disk", limit_bytes=2 * MOST_AT_ONCE))
+    follow(2, EnforcedBudget("disk", limit_bytes=2 * MOST_AT_ONCE))
     assert steps() == [MOST_AT_ONCE, 10]
-    follow(3, TierBudget("disk", retention_s=10))
+    follow(3, EnforcedBudget("disk", retention_s=10))
     now_s = 11.0
     assert steps() == [MOST_AT_ONCE, MOST_AT_ONCE]
     assert len(index) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.files.file_driver import (
     BLOCK_BYTES,
@@ -87,7 +87,7 @@ class TestSizes:
         driver.store([block()])
         gate.allow(KEYSPACE_B)
         assert driver.tier.sizes([block()]) == [0]
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", retention_s=1),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", retention_s=1),))
         driver.until(lambda: driver.tier.sizes([block()]) == [0])
         assert driver.lookup([block()]) == [0]
 
@@ -131,7 +131,7 @@ class TestThePolicy:
     def test_a_block_is_unreadable_and_then_removed_when_its_retention_is_over(
         self, driver: FileDriver, gate: GateStandIn, directory: Path
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", retention_s=1),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", retention_s=1),))
         driver.store([block()])
         assert driver.lookup([block()]) == [1]
         driver.until(lambda: driver.lookup([block()]) == [0], 5)
@@ -139,7 +139,7 @@ class TestThePolicy:
         assert driver.tier.counters()["expired"] == 1
 
     def test_a_copy_inherits_what_remains(self, driver: FileDriver, gate: GateStandIn) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", retention_s=60),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", retention_s=60),))
         driver.runtime.enforcement.ages.inherit(block().key, 61)
         driver.store([block()])
         assert driver.lookup([block()]) == [0]
@@ -155,6 +155,6 @@ class TestThePolicy:
         gate.allow(KEYSPACE_A, KEYSPACE_B)
         driver.runtime.enforcement.ages.inherit(block().key, 100)
         driver.store(blocks(KEYSPACE_A, 1, 2))
-        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("disk", retention_s=50),))
+        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("disk", retention_s=50),))
         assert driver.lookup(blocks(KEYSPACE_A, 1, 2)) == [0, 1]
         driver.until(lambda: len(files_in(directory)) == 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block
@@ -28,7 +28,7 @@ def test_what_is_there_is_told_and_only_the_rest_is_written(driver: FileDriver) 
 
 
 def test_a_copy_is_as_old_as_the_block_and_one_that_is_too_old_is_none(driver: FileDriver, gate: GateStandIn) -> None:
-    gate.enforce({KEYSPACE_A: (TierBudget("disk", retention_s=60),)})
+    gate.enforce({KEYSPACE_A: (EnforcedBudget("disk", retention_s=60),)})
     old, older = block(number=1), block(number=2)
     driver.runtime.enforcement.ages.inherit(old.key, 58.0)
     driver.runtime.enforcement.ages.inherit(older.key, 61.0)
@@ -37,7 +37,7 @@ def test_a_copy_is_as_old_as_the_block_and_one_that_is_too_old_is_none(driver: F
 
 
 def test_a_denied_scope_is_told_so_beforehand(driver: FileDriver, gate: GateStandIn) -> None:
-    gate.enforce({KEYSPACE_A: (TierBudget("disk", 0),), KEYSPACE_B: (TierBudget("disk", retention_s=9),)})
+    gate.enforce({KEYSPACE_A: (EnforcedBudget("disk", 0),), KEYSPACE_B: (EnforcedBudget("disk", retention_s=9),)})
     assert driver.tier.life_s(block(KEYSPACE_A)) == 0.0
     assert driver.tier.life_s(block(KEYSPACE_B)) == 9.0
     assert driver.tier.takes(block(KEYSPACE_B))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.store.block_file import ROOT
 from kvstrata_sidecar.adapter.files import disk, housekeeping
 from tests.files.file_driver import (
@@ -137,7 +137,7 @@ def test_a_spare_that_somebody_removed_is_no_loss(start: Start, gate: GateStandI
 def test_what_is_too_old_becomes_no_spare(start: Start, gate: GateStandIn, directory: Path) -> None:
     driver = start(capacity_bytes=4 * FILE_BYTES)
     driver.until_ready()
-    gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", retention_s=1),))
+    gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", retention_s=1),))
     driver.store(blocks(KEYSPACE_A, 1, 2, 3))
     driver.until(lambda: not any(path.parent.name == KEYSPACE_A for path in files_in(directory)))
     assert spares_in(directory) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, FileDriver, block, blocks, file_of, files_in, on_disk_bytes
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 
@@ -33,7 +33,7 @@ class TestStartingAnew:
         second = start()
         second.until_ready()
         assert second.tier.state().used_bytes == on_disk_bytes(directory) == 12 * FILE_BYTES
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", limit_bytes=5 * FILE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", limit_bytes=5 * FILE_BYTES),))
         second.until(lambda: on_disk_bytes(directory) <= 5 * FILE_BYTES)
         kept = [number for number in range(12) if second.lookup([block(number=number)]) == [1]]
         assert kept == sorted(used[-5:])
@@ -62,7 +62,7 @@ class TestStartingAnew:
         first.close()
         second = start()
         second.until_ready()
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", retention_s=90),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", retention_s=90),))
         assert second.lookup(blocks(KEYSPACE_A, 1, 2)) == [0, 1]
 
     def test_what_is_no_block_is_removed(self, start: Start, gate: GateStandIn, directory: Path) -> None:
@@ -123,7 +123,7 @@ class TestStartingAnew:
         os.utime(directory / "clock", (hour_ahead, hour_ahead))
         second = start()
         second.until_ready()
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", retention_s=1800),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("disk", retention_s=1800),))
         assert second.lookup([block()]) == [0]
 
     def test_one_directory_has_one_writer(self, driver: FileDriver, tmp_path: Path, directory: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from kvstrata.contract.messages.erase import AdapterVerified, VerifiedTier, VerifyRequest
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
 from kvstrata.contract.messages.probe import ENGINE, PROBE_PATH, Probed, ProbedTier, ProbeOutcome, ProbeRequest
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Entry, Rules
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
@@ -238,7 +238,7 @@ async def test_a_reader_that_is_turned_down_shows_nothing_of_names(pod: World) -
     await pod.acked(await pod.publish([entry("acme"), entry("globex")]))
     tier_of(pod).refused = {keyspace("globex")}
     await pod.acked(
-        await pod.publish([entry("acme"), replace(entry("globex"), budgets=(TierBudget.denying("shared"),))])
+        await pod.publish([entry("acme"), replace(entry("globex"), budgets=(EnforcedBudget.denying("shared"),))])
     )
     said = await probed(pod)
     assert engine_of(pod).salts[0] == keyspace("acme"), "who is kept off a tier stores nothing there"
@@ -248,7 +248,7 @@ async def test_a_reader_that_is_turned_down_shows_nothing_of_names(pod: World) -
 
 async def test_who_has_no_limit_or_the_largest_one_stores(pod: World) -> None:
     def limited(tenant: str, limit_bytes: int | None) -> Entry:
-        return replace(entry(tenant), budgets=(TierBudget("shared", limit_bytes=limit_bytes),))
+        return replace(entry(tenant), budgets=(EnforcedBudget("shared", limit_bytes=limit_bytes),))
 
     await pod.acked(await pod.publish([limited("acme", 10), limited("globex", 1000), limited("initech", 100)]))
     await probed(pod)

@@ -21,7 +21,7 @@ from kvstrata.contract.messages.adapter import (
     encode_request,
 )
 from kvstrata.contract.messages.erase import AdapterErased, Amount, ErasedTier, EraseRequest
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class GateStandIn:
         revision: int,
         term: int = 1,
         on_stale: str = "Fence",
-        budgets: tuple[TierBudget, ...] = (),
+        budgets: tuple[EnforcedBudget, ...] = (),
     ) -> CacheView:
         """Return a cache view that allows `keyspaces`."""
         rules = Rules(stale_after_s=STALE_AFTER_S, on_stale=on_stale)
@@ -71,11 +71,11 @@ class GateStandIn:
         new.write_bytes(view.encode())
         new.rename(self.policy_dir / POLICY_FILE)
 
-    def allow(self, *keyspaces: str, on_stale: str = "Fence", budgets: tuple[TierBudget, ...] = ()) -> AdapterAck:
+    def allow(self, *keyspaces: str, on_stale: str = "Fence", budgets: tuple[EnforcedBudget, ...] = ()) -> AdapterAck:
         """Put a policy that allows just `keyspaces` in force and return the acknowledgement."""
         return self.enforce(dict.fromkeys(keyspaces, budgets), on_stale=on_stale)
 
-    def enforce(self, keyspaces: Mapping[str, tuple[TierBudget, ...]], *, on_stale: str = "Fence") -> AdapterAck:
+    def enforce(self, keyspaces: Mapping[str, tuple[EnforcedBudget, ...]], *, on_stale: str = "Fence") -> AdapterAck:
         """Put a policy with a budget for each keyspace in force and return the acknowledgement."""
         self.revision += 1
         self.write_freshness()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvstrata.contract.messages.erase import ErasedTier
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.events import MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import Evictor
@@ -69,8 +69,8 @@ class Server:
         self.pool.lend(self._loans())
         self.pool.listen(Listener(self.evictor, MemoryEvent, self.pool))
 
-    def allow(self, **budgets: TierBudget | None) -> None:
-        """Put a policy in force: `allow(a=None, b=TierBudget(…))`."""
+    def allow(self, **budgets: EnforcedBudget | None) -> None:
+        """Put a policy in force: `allow(a=None, b=EnforcedBudget(…))`."""
         keyspaces = {name * 32: (budget,) if budget else () for name, budget in budgets.items()}
         self.enforcement.view = CacheView("d" * 16, 1, 1, Rules(), keyspaces)
         self.evictor.policy_changed()

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_value import value_bytes
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
@@ -43,7 +43,7 @@ class SharingPod:
     def enforce(self, guaranteed: Mapping[str, int], revision: int, retention_s: int = 3600) -> None:
         """Put a policy in force that guarantees numbers of blocks."""
         budgets = {
-            keyspace: (TierBudget("shared", guaranteed_bytes=blocks * self.value_bytes, retention_s=retention_s),)
+            keyspace: (EnforcedBudget("shared", guaranteed_bytes=blocks * self.value_bytes, retention_s=retention_s),)
             for keyspace, blocks in guaranteed.items()
         }
         self.enforcement.apply(CacheView(DOMAIN, revision, 1, Rules(), budgets))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.tiers.books import Books
 from tests.tiers.data_keys import FIRST
 from tests.tiers.faulty_proxy import FaultyProxy
@@ -96,7 +96,7 @@ class TestStores:
         proxy = FaultyProxy(redis_server.port)
         driver = start(proxy.port, workers=1, store_deadline_ms=4000)
         driver.until("closed")
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=100 * BLOCK_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=100 * BLOCK_BYTES),))
         driver.store([block(KEYSPACE_A, 255)])
         seen = 0
 

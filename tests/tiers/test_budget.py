@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata.objects.redis.users import users_acl
 from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport, call, read_numbers, read_text, state_key
@@ -27,7 +27,7 @@ pytestmark = needs_redis
 
 
 def limited(gate: GateStandIn, limit: int | None, retention_s: int | None = None) -> None:
-    gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", limit_bytes=limit, retention_s=retention_s),))
+    gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("shared", limit_bytes=limit, retention_s=retention_s),))
 
 
 def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 60) -> None:

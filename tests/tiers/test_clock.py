@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from tests.support.redis_binary import needs_redis
@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 def test_a_block_of_which_nobody_knows_how_old_it_is_is_no_hit_and_goes(
     quick: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
 ) -> None:
-    gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60),))
+    gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=60),))
     quick.store([block(KEYSPACE_A)])
     admin, base = redis_server.admin(), PLACE.base.decode()
     admin.zincrby(f"{base}:#x", HOUR_MS, PLACE.member.decode())
@@ -62,7 +62,7 @@ def test_a_claim_of_then_is_worth_nothing(redis_server: RedisProcess, late: ByHa
 def test_a_rebuild_that_was_begun_then_is_not_waited_for(
     quick: Driver, gate: GateStandIn, redis_server: RedisProcess, late: ByHand, books: Books
 ) -> None:
-    gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=4 * VALUE_BYTES),))
+    gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=4 * VALUE_BYTES),))
     quick.store([block(KEYSPACE_A)])
     admin = redis_server.admin()
     ahead_ms = admin.time()[0] * 1000 + HOUR_MS

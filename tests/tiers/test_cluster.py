@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import revoked_key
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import RedisCluster, until
@@ -46,7 +46,7 @@ class TestAllIsWell:
     ) -> None:
         driver = begin(start, gate, cluster)
         limit = 10 * (BLOCK_BYTES + 40)
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=limit),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=limit),))
         for one in BLOCKS:
             store_all(driver, [one])
         kept = sum(driver.lookup(BLOCKS))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import RedisCluster, until
 from tests.tiers.redis_process import RedisProcess
@@ -67,7 +67,7 @@ class TestServersDie:
     ) -> None:
         driver = begin(start, gate, cluster)
         limit = 30 * (BLOCK_BYTES + 40)
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=limit),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=limit),))
         store_all(driver)
         home = cluster.owner(f"{{{KEYSPACE_A}}}".encode())
         dead = next(one for one in cluster.primaries if one is not home and any(on(cluster, one)))

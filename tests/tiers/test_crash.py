@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
 from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
@@ -30,7 +30,7 @@ class TestWritersThatAreKilled:
     def test_one_sweep_leaves_no_orphan_no_ghost_and_right_accounting(
         self, quick: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books, limit: int
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=limit or None),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=limit or None),))
         chance = random.Random(1 + SEED)
         kills_in_the_middle = turn = 0
         while turn < 3 or (turn < 12 and kills_in_the_middle == 0):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, FreshnessFile, Permit, Refusal
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
@@ -147,7 +147,7 @@ def test_io_on_kept_keyspaces_delays_nothing(enforcement: Enforcement) -> None:
 
 
 def test_retention_is_that_of_the_keyspace_in_the_tier(enforcement: Enforcement) -> None:
-    budgets = (TierBudget("fast", retention_s=60), TierBudget("slow", limit_bytes=1))
+    budgets = (EnforcedBudget("fast", retention_s=60), EnforcedBudget("slow", limit_bytes=1))
     enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(), {KEYSPACE_A: budgets, KEYSPACE_B: ()}))
     assert enforcement.retention_s(KEYSPACE_A, "fast") == 60
     assert enforcement.retention_s(KEYSPACE_A, "slow") is None
@@ -188,7 +188,7 @@ class TestTiersThatAScopeIsKeptOff:
     """A tier is closed to a keyspace by its row; what puts the tier in order names none, and may go on."""
 
     def closed(self, *tiers: str, revision: int = 1) -> CacheView:
-        rows = tuple(TierBudget.denying(name) for name in tiers)
+        rows = tuple(EnforcedBudget.denying(name) for name in tiers)
         return replace(view(revision=revision), keyspaces={KEYSPACE_A: rows, KEYSPACE_B: ()})
 
     def test_only_the_tier_is_refused_and_only_to_the_scope(self, enforcement: Enforcement) -> None:
@@ -200,7 +200,7 @@ class TestTiersThatAScopeIsKeptOff:
         assert not enforcement.denies(KEYSPACE_A, "slow")
 
     def test_a_limit_of_nothing_refuses_no_question(self, enforcement: Enforcement) -> None:
-        row = TierBudget("fast", limit_bytes=0)
+        row = EnforcedBudget("fast", limit_bytes=0)
         enforcement.apply(replace(view(), keyspaces={KEYSPACE_A: (row,)}))
         assert isinstance(enforcement.enter(KEYSPACE_A, do_nothing, tier="fast"), Permit)
 

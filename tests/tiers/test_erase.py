@@ -20,7 +20,7 @@ from kvstrata.contract.messages.erase_report import (
     encode_line,
     keyspace_digest,
 )
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_prefix, ledger_key, revoked_key, rooms_key
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, user_rules
@@ -133,12 +133,12 @@ class TestDeletion:
     ) -> None:
         driver = start(redis_server.port, capacity_bytes=1 << 30)
         driver.until("closed")
-        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", limit_bytes=64 << 20),))
+        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("shared", limit_bytes=64 << 20),))
         driver.store([block(keyspace, spread(n)) for n in range(20) for keyspace in (KEYSPACE_A, KEYSPACE_B)])
         admin = redis_server.admin()
         other = admin.hget(rooms_key(DOMAIN), KEYSPACE_B)
         assert admin.exists(ledger_key(DOMAIN, KEYSPACE_A))
-        gate.allow(KEYSPACE_B, budgets=(TierBudget("shared", limit_bytes=64 << 20),))
+        gate.allow(KEYSPACE_B, budgets=(EnforcedBudget("shared", limit_bytes=64 << 20),))
         driver.tier.close()
         assert erase(order(redis_server.port)).sums[0].keys == 20
         assert not admin.exists(ledger_key(DOMAIN, KEYSPACE_A))

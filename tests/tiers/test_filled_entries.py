@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.erase.fill import Filling
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, state_key
@@ -54,7 +54,7 @@ def test_filled_entries_look_as_those_of_stored_blocks_do(
 ) -> None:
     driver = start(redis_server.port, capacity_bytes=1 << 30)
     driver.until("closed")
-    gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=64 << 20),))
+    gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=64 << 20),))
     driver.store([block(KEYSPACE_A, number) for number in range(4)])
     filling = Filling.of("a", 1, 4 * BUCKETS, 300)
     filling.put([redis_server.admin()], [0] * SLOTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
 from tests.support.redis_binary import needs_redis
@@ -21,7 +21,7 @@ class TestAServerThatForgets:
     def test_scripts_that_were_flushed_are_sent_again_without_an_error(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=3 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=3 * VALUE_BYTES),))
         for number in range(1, 9):
             redis_server.admin().script_flush()
             assert driver.store([block(KEYSPACE_A, number)]).stored_bytes == BLOCK_BYTES
@@ -45,7 +45,7 @@ class TestAServerThatForgets:
     def test_a_full_server_can_still_be_swept_and_shrunk(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books, late: ByHand
     ) -> None:
-        short = TierBudget("shared", retention_s=1)
+        short = EnforcedBudget("shared", retention_s=1)
         gate.allow(KEYSPACE_A, budgets=(short,))
         driver.store([block(KEYSPACE_A, number) for number in range(16)])
         late.reserve(b"t", Terms(life_ms=1000))
@@ -58,10 +58,10 @@ class TestAServerThatForgets:
     def test_a_lowered_limit_is_put_through_on_a_full_server(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=20 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=20 * VALUE_BYTES),))
         driver.store([block(KEYSPACE_A, number) for number in range(20)])
         redis_server.admin().config_set("maxmemory", 1)
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=5 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=5 * VALUE_BYTES),))
         driver.tier._sweeper.sweep(KEYSPACE_A)
         assert books.totals().holds(5 * VALUE_BYTES)
         books.assert_consistent()
@@ -71,7 +71,7 @@ class TestAServerThatForgets:
     ) -> None:
         driver.store([block(KEYSPACE_A, number * 6) for number in range(40)])
         redis_server.admin().config_set("maxmemory", 1)
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=10 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=10 * VALUE_BYTES),))
         give_up_at_s = time.monotonic() + 15
         while not books.totals().holds(10 * VALUE_BYTES) or driver.tier.state().settling:
             assert time.monotonic() < give_up_at_s, (books.totals(), driver.tier.counters())
@@ -82,7 +82,7 @@ class TestAServerThatForgets:
     def test_a_ledger_that_is_lost_on_a_full_server_is_rebuilt(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=20 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=20 * VALUE_BYTES),))
         driver.store([block(KEYSPACE_A, number * 6) for number in range(20)])
         redis_server.admin().config_set("maxmemory", 1)
         books.lose_ledger()
@@ -95,7 +95,7 @@ class TestAServerThatForgets:
     def test_the_turn_of_all_scopes_works_on_a_full_server(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=1),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=1),))
         driver.store([block(KEYSPACE_A, number * 6) for number in range(20)])
         time.sleep(1.1)
         redis_server.admin().delete(claim_key(DOMAIN, KEYSPACE_A))

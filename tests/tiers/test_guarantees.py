@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import rooms_key
 from kvstrata_sidecar.adapter.redis.budget.scope_state import Share
@@ -42,7 +42,7 @@ class Division:
 
     def _enforce(self, guaranteed: Mapping[str, int]) -> None:
         budgets = {
-            keyspace: (TierBudget("shared", guaranteed_bytes=blocks * VALUE_BYTES, retention_s=3600),)
+            keyspace: (EnforcedBudget("shared", guaranteed_bytes=blocks * VALUE_BYTES, retention_s=3600),)
             for keyspace, blocks in guaranteed.items()
         }
         self._gate.revision += 1

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.tiers.memory_server import TIER, A, Server
 from tests.tiers.memory_stand_in import (
     Key,
@@ -21,7 +21,7 @@ def server() -> Iterator[Server]:
 
 
 def test_a_turn_is_due_when_the_next_block_becomes_too_old(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, retention_s=60))
+    server.allow(a=EnforcedBudget(TIER, retention_s=60))
     server.manager.store(Key(A, 1))
     server.turn()
     server.now_s += 59.75
@@ -33,19 +33,19 @@ def test_a_turn_is_due_when_the_next_block_becomes_too_old(server: Server) -> No
 
 
 def test_a_retention_that_was_shortened_holds_at_once(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, retention_s=60))
+    server.allow(a=EnforcedBudget(TIER, retention_s=60))
     server.manager.store(Key(A, 1))
     server.turn()
     server.now_s += 10
     server.manager.store(Key(A, 2))
     server.turn()
-    server.allow(a=TierBudget(TIER, retention_s=10))
+    server.allow(a=EnforcedBudget(TIER, retention_s=10))
     server.turn()
     assert server.resident() == [Key(A, 2)]
 
 
 def test_a_block_from_another_tier_brings_its_age_along(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, retention_s=60))
+    server.allow(a=EnforcedBudget(TIER, retention_s=60))
     server.evictor.inherit_age(Key(A, 1), age_s=59.5)
     server.manager.store(Key(A, 1), Key(A, 2))
     assert server.turn() <= 0.5
@@ -57,7 +57,7 @@ def test_a_block_from_another_tier_brings_its_age_along(server: Server) -> None:
 
 
 def test_a_block_that_is_nearly_too_old_when_it_comes_is_not_kept_until_the_next_look(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, retention_s=60))
+    server.allow(a=EnforcedBudget(TIER, retention_s=60))
     server.turn()
     server.evictor.inherit_age(Key(A, 1), age_s=59.75)
     server.manager.store(Key(A, 1))
@@ -65,7 +65,7 @@ def test_a_block_that_is_nearly_too_old_when_it_comes_is_not_kept_until_the_next
 
 
 def test_a_block_that_is_written_anew_starts_anew(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, retention_s=60))
+    server.allow(a=EnforcedBudget(TIER, retention_s=60))
     server.evictor.inherit_age(Key(A, 1), age_s=59.5)
     server.manager.store(Key(A, 1))
     server.turn()
@@ -87,7 +87,7 @@ def test_a_block_that_comes_back_from_a_tier_has_its_age_before_it_has_arrived(s
 
 
 def test_a_block_that_comes_back_right_behind_its_forerunner_keeps_its_age(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, retention_s=100))
+    server.allow(a=EnforcedBudget(TIER, retention_s=100))
     server.manager.store(Key(A, 1))
     server.manager.delete([Key(A, 1)])
     server.evictor.inherit_age(Key(A, 1), age_s=90)
@@ -137,7 +137,7 @@ def test_ages_are_counted_when_blocks_are_used_and_when_they_make_room(server: S
     assert (count, seconds) == (1, pytest.approx(60))
     assert counted(server, "eviction") == (0, 0.0)
     server.now_s += 10
-    server.allow(a=TierBudget(TIER, limit_bytes=server.evictor.held_bytes(A) // 2))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=server.evictor.held_bytes(A) // 2))
     server.turn()
     assert server.resident() == [Key(A, 1)]
     assert counted(server, "eviction") == (1, pytest.approx(20))

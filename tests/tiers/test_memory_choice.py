@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of, scaled_guarantees
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
@@ -125,7 +125,7 @@ class TestRoom:
 
 
 def test_budgets_are_those_of_the_cpu_tier() -> None:
-    budgets = (TierBudget("dram", 100, 50, 60), TierBudget("redis", 999, None, 30))
+    budgets = (EnforcedBudget("dram", 100, 50, 60), EnforcedBudget("redis", 999, None, 30))
     view = CacheView("d" * 16, 1, 1, Rules(), {A: budgets, B: ()})
     assert bounds_of(view, "dram") == {A: Bounds(100, 50, 60), B: Bounds()}
     assert bounds_of(view, None) == {A: Bounds(retention_s=30), B: Bounds()}, "no copy outlives the shortest retention"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index import victims as choice
 from kvstrata_sidecar.adapter.memory import events
@@ -64,7 +64,7 @@ def test_a_scope_in_which_nothing_happens_is_looked_at_when_something_in_it_is_d
         return bounded(chosen, keyspace, *rest)
 
     monkeypatch.setattr(choice, "_bound", bound)
-    server.allow(a=TierBudget(TIER, retention_s=100), b=TierBudget(TIER, retention_s=50), c=None)
+    server.allow(a=EnforcedBudget(TIER, retention_s=100), b=EnforcedBudget(TIER, retention_s=50), c=None)
     for keyspace in (A, B, C):
         server.manager.store(Key(keyspace, 1))
     server.turn()
@@ -82,7 +82,7 @@ def test_a_scope_in_which_nothing_happens_is_looked_at_when_something_in_it_is_d
 def test_what_could_not_be_deleted_is_tried_again_although_nothing_tells_of_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.allow(a=TierBudget(TIER, limit_bytes=BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
     delete = server.manager.delete
     monkeypatch.setattr(server.manager, "delete", lambda keys: dict.fromkeys(keys, LOCKED))
     server.manager.store(*keys_of(A, 2))
@@ -96,7 +96,7 @@ def test_what_could_not_be_deleted_is_tried_again_although_nothing_tells_of_it(
 def test_whatever_left_the_memory_is_told_once_it_is_gone_also_if_its_event_was_lost(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.allow(a=TierBudget(TIER, limit_bytes=BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
     server.manager.store(*keys_of(A, 2))
     server.turn()
     server.turn()

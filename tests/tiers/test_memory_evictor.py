@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.adapter import ScopeUsage
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of, until
 from tests.tiers.memory_stand_in import (
@@ -46,14 +46,14 @@ def test_a_keyspace_that_leaves_the_policy_is_emptied_by_the_next_turn(server: S
 
 def test_of_a_prompt_the_last_blocks_go_first(server: Server) -> None:
     """Without its first block the rest of a prompt cannot be found."""
-    server.allow(a=TierBudget(TIER, limit_bytes=2 * BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=2 * BLOCK_BYTES))
     server.manager.store(*keys_of(A, 5))
     server.turn()
     assert server.resident() == keys_of(A, 2)
 
 
 def test_use_counts_for_the_order(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, limit_bytes=2 * BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=2 * BLOCK_BYTES))
     server.manager.store(Key(A, 1))
     server.manager.store(Key(A, 2))
     server.manager.read(Key(A, 1))
@@ -88,7 +88,7 @@ def test_a_lock_that_expired_without_a_word_is_noticed_within_a_second(server: S
 
 @pytest.mark.parametrize("server", [{"blocks": 20, "high_percent": 50}], indirect=True)
 def test_above_the_mark_the_oldest_go_and_guarantees_stay(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, guaranteed_bytes=3 * BLOCK_BYTES), b=None)
+    server.allow(a=EnforcedBudget(TIER, guaranteed_bytes=3 * BLOCK_BYTES), b=None)
     server.manager.store(*keys_of(A, 3))
     for number in range(12):
         server.manager.store(Key(B, number))
@@ -135,7 +135,7 @@ def test_a_writer_that_never_wrote_takes_no_block_of_the_same_name_along(server:
 
 
 def test_usage_names_no_keyspace_in_full_and_sums_up_what_no_policy_names(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, limit_bytes=10**9, guaranteed_bytes=7), b=None)
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=10**9, guaranteed_bytes=7), b=None)
     server.manager.store(*keys_of(A, 3), Key(B, 1), Key(C, 1))
     server.manager.read(Key(C, 1))
     server.turn()
@@ -163,7 +163,7 @@ def test_the_gate_is_told_whether_the_cpu_tiers_policy_is_enforced(
 
 def test_the_thread_follows_by_itself(server: Server) -> None:
     server.evictor.start()
-    server.allow(a=TierBudget(TIER, limit_bytes=4 * BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=4 * BLOCK_BYTES))
     for number in range(50):
         give_up_at_s = time.monotonic() + 10
         stored = False

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Fill, Situation, choose, next_victims
@@ -100,7 +100,7 @@ def test_eviction_waits_for_no_copy_and_what_was_not_copied_is_counted(server: S
 
 def test_a_scopes_blocks_are_copied_before_its_limit_takes_them(server: Server) -> None:
     tier = server.lower[0]
-    server.allow(a=TierBudget(TIER, limit_bytes=40 * BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=40 * BLOCK_BYTES))
     server.manager.store(*(key for key in keys_of(A, 40)))
     turns(server)
     assert tier.handed_keys()[:2] == [Key(A, 39), Key(A, 38)]
@@ -113,7 +113,7 @@ def test_a_scopes_blocks_are_copied_before_its_limit_takes_them(server: Server) 
 
 def test_a_block_whose_time_in_memory_ends_is_copied_where_it_may_live_longer(server: Server) -> None:
     tier = server.lower[0]
-    server.allow(a=TierBudget(TIER, retention_s=60))
+    server.allow(a=EnforcedBudget(TIER, retention_s=60))
     server.manager.store(Key(A, 1))
     server.turn()
     server.now_s += 49
@@ -133,7 +133,7 @@ def test_a_block_whose_time_in_memory_ends_is_copied_where_it_may_live_longer(se
 @pytest.mark.parametrize("life_s", [0.0, 30.0, 60.0])
 def test_a_block_that_may_live_no_longer_elsewhere_is_neither_copied_nor_missed(server: Server, life_s: float) -> None:
     server.lower[0].life = life_s
-    server.allow(a=TierBudget(TIER, retention_s=60))
+    server.allow(a=EnforcedBudget(TIER, retention_s=60))
     server.manager.store(Key(A, 1))
     server.turn()
     for _ in range(70):
@@ -204,7 +204,7 @@ def test_the_next_tier_that_takes_it_gets_it_and_no_other(server: Server) -> Non
 
 def test_what_leaves_while_no_tier_takes_it_is_counted(server: Server) -> None:
     server.lower[0].is_open = False
-    server.allow(a=TierBudget(TIER, limit_bytes=10 * BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=10 * BLOCK_BYTES))
     server.manager.store(*keys_of(A, 15))
     turns(server)
     assert server.lower[0].handed == []
@@ -238,7 +238,7 @@ def test_what_was_erased_is_not_copied_when_its_reader_lets_go(server: Server) -
 
 def test_a_block_that_a_tier_refused_is_tried_again_later(server: Server) -> None:
     tier = server.lower[0]
-    server.allow(a=TierBudget(TIER, limit_bytes=10 * BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=10 * BLOCK_BYTES))
     server.manager.store(*keys_of(A, 10))
     turns(server)
     tier.answer(succeed=False)
@@ -252,7 +252,7 @@ def test_a_block_that_a_tier_refused_is_tried_again_later(server: Server) -> Non
 
 def test_memory_that_is_emptied_under_a_copy_is_nobodys_until_the_copy_ended(server: Server) -> None:
     tier = server.lower[0]
-    server.allow(a=TierBudget(TIER, limit_bytes=40 * BLOCK_BYTES))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=40 * BLOCK_BYTES))
     server.manager.store(*keys_of(A, 40))
     turns(server)
     (copying,) = tier.waiting
@@ -271,7 +271,7 @@ def test_memory_that_is_emptied_under_a_copy_is_nobodys_until_the_copy_ended(ser
 
 def test_a_pools_blocks_are_handed_down_as_the_pools(server: Server) -> None:
     pool, tier = "f" * 32, server.lower[0]
-    server.allow(a=None, f=TierBudget(TIER, limit_bytes=40 * BLOCK_BYTES))
+    server.allow(a=None, f=EnforcedBudget(TIER, limit_bytes=40 * BLOCK_BYTES))
     server.share("f", "a", range(40))
     server.manager.store(*keys_of(pool, 10, first=30))
     server.turn()

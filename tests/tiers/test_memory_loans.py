@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from tests.tiers.memory_readers import CHUNKS, P, content, found, from_the_pool
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of
@@ -106,7 +106,7 @@ class TestALoan:
 
 class TestThePolicy:
     def test_a_loan_is_nobodys_bytes(self, server: Server) -> None:
-        server.allow(a=TierBudget(TIER, limit_bytes=0), b=None, p=None)
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=0), b=None, p=None)
         found(server, *keys_of(A, CHUNKS))
         server.turn()
         assert [row.scope for row in server.evictor.usage()[0]] == [P[:12]]
@@ -144,7 +144,7 @@ class TestThePolicy:
         assert found(server, *keys_of(A, CHUNKS)) == [None] * CHUNKS
 
     def test_what_is_too_old_is_not_lent_anew_however_readers_overlap(self, server: Server) -> None:
-        server.allow(a=None, b=None, p=TierBudget(TIER, retention_s=100))
+        server.allow(a=None, b=None, p=EnforcedBudget(TIER, retention_s=100))
         server.turn()
         assert found(server, Key(A, 0)) != [None]
         server.now_s += 99
@@ -164,7 +164,7 @@ class TestThePolicy:
         assert server.erase(P).remaining.blocks == 0
 
     def test_a_use_by_a_reader_counts_in_the_pools_order(self, server: Server) -> None:
-        server.allow(a=None, p=TierBudget(TIER, limit_bytes=BLOCK_BYTES))
+        server.allow(a=None, p=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
         found(server, Key(A, CHUNKS - 1))
         server.manager._tell("on_l1_keys_accessed", [Key(A, CHUNKS - 1)])
         server.manager.finish_read([Key(A, CHUNKS - 1)])
@@ -198,7 +198,7 @@ class TestWhatSlowerTiersLoad:
         assert server.evictor.came_and_lent()[P[:12], "promoted_blocks"] == 1
 
     def test_it_is_as_old_as_it_was_in_the_other_tier(self, server: Server) -> None:
-        server.allow(a=None, p=TierBudget(TIER, retention_s=100))
+        server.allow(a=None, p=EnforcedBudget(TIER, retention_s=100))
         server.evictor.inherit_age(Key(A, 7), 60.0)
         self.load(server, Key(A, 7))
         server.manager.finish_read([Key(A, 7)])

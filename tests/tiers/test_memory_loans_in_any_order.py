@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.support.amounts import examples
 from tests.tiers.memory_readers import CHUNKS, P, content, found, from_the_pool
 from tests.tiers.memory_server import TIER, A, B, Server
@@ -100,7 +100,7 @@ class LendingMachine(RuleBasedStateMachine):
 
     @rule(pool=st.booleans())
     def the_policy_changes(self, pool: bool) -> None:
-        self.server.allow(a=None, b=TierBudget(TIER, limit_bytes=BLOCK_BYTES), **({"p": None} if pool else {}))
+        self.server.allow(a=None, b=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES), **({"p": None} if pool else {}))
 
     @rule(number=keys)
     def somebody_deletes(self, number: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract.messages.erase import Amount, Check
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.memory import erase
 from kvstrata_sidecar.adapter.memory import evictor as evicting
@@ -123,7 +123,7 @@ def test_whatever_happens_an_erased_block_leaves_no_byte_and_free_memory_holds_z
     steps: list[tuple[str, str, int]],
 ) -> None:
     server = Server(blocks=12)
-    server.allow(a=TierBudget(TIER, limit_bytes=5 * BLOCK_BYTES), b=None)
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=5 * BLOCK_BYTES), b=None)
     doomed: dict[int, Entry] = {}
     fresh = itertools.count(100)
     try:

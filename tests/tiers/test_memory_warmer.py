@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.adapter import TierState
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory import warmup as module
 from kvstrata_sidecar.adapter.memory.params import MemoryParams, Warmup
@@ -103,7 +103,7 @@ def hot(keyspace: str, count: int, first: int = 0, age_s: float = 1.0) -> list[H
     return [Hot(keyspace, 0, 0, bytes([n]), float(n), age_s) for n in range(first, first + count)]
 
 
-def view(keyspaces: dict[str, tuple[TierBudget, ...]], revision: int = 1) -> CacheView:
+def view(keyspaces: dict[str, tuple[EnforcedBudget, ...]], revision: int = 1) -> CacheView:
     return CacheView(DOMAIN, revision, 1, Rules(on_stale="ServeStale"), keyspaces)
 
 
@@ -116,7 +116,7 @@ class World:
         self.counts = Counters()
         self.warmer: Warmer | None = None
 
-    def allow(self, keyspaces: dict[str, tuple[TierBudget, ...]], revision: int = 1) -> None:
+    def allow(self, keyspaces: dict[str, tuple[EnforcedBudget, ...]], revision: int = 1) -> None:
         self.enforcement.apply(view(keyspaces, revision))
 
     def start(self, *tiers: Any, chunks: int = 10, timeout_s: int = 60) -> Warmer:
@@ -194,19 +194,19 @@ def test_what_is_in_memory_already_is_not_loaded(world: World) -> None:
 
 
 def test_a_scope_that_may_keep_nothing_gets_nothing_and_one_no_more_than_its_limit(world: World) -> None:
-    limits = {A: (TierBudget("dram", limit_bytes=0),), B: (TierBudget("dram", limit_bytes=2 * BYTES),)}
+    limits = {A: (EnforcedBudget("dram", limit_bytes=0),), B: (EnforcedBudget("dram", limit_bytes=2 * BYTES),)}
     world.allow(limits, 2)
     assert world.warm(Tier([*hot(A, 5, first=10), *hot(B, 5)])) == [4, 3]
 
 
 def test_what_a_scope_holds_counts_in_its_limit(world: World) -> None:
-    world.allow({A: (TierBudget("dram", limit_bytes=3 * BYTES),)}, 2)
+    world.allow({A: (EnforcedBudget("dram", limit_bytes=3 * BYTES),)}, 2)
     world.played.memory[A, b"other", 0, 0] = 2 * BYTES
     assert world.warm(Tier(hot(A, 5))) == [4]
 
 
 def test_what_is_too_old_for_memory_is_left_where_it_is(world: World) -> None:
-    world.allow({A: (TierBudget("dram", retention_s=60),)}, 2)
+    world.allow({A: (EnforcedBudget("dram", retention_s=60),)}, 2)
     assert world.warm(Tier([*hot(A, 2, age_s=61.0), *hot(A, 2, first=5, age_s=59.0)])) == [6, 5]
 
 

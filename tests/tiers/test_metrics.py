@@ -18,7 +18,7 @@ from kvstrata.contract.messages.adapter import (
     encode_answer,
     encode_request,
 )
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.metrics import page
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
@@ -154,7 +154,7 @@ class TestARealTier:
 
     @pytest.fixture
     def used(self, driver: Driver, gate: GateStandIn) -> Driver:
-        budgets = (TierBudget("shared", limit_bytes=8 * VALUE_BYTES),)
+        budgets = (EnforcedBudget("shared", limit_bytes=8 * VALUE_BYTES),)
         gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=budgets)
         for first in range(0, 24, 8):
             driver.store([block(KEYSPACE_A, number * 10) for number in range(first, first + 8)])
@@ -190,7 +190,7 @@ class TestARealTier:
     def test_how_old_blocks_were_that_made_room_is_told_wherever_it_was_needed(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=8 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=8 * VALUE_BYTES),))
         driver.store([block(KEYSPACE_A, number) for number in range(8)])
         admin, bucket = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)
         for name, record in admin.hgetall(f"{bucket}:#m").items():

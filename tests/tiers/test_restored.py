@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.block_value import value_bytes
 from kvstrata.contract.store.redis_keys import revoked_key
 from tests.support.redis_binary import needs_redis
@@ -24,7 +24,7 @@ NEWER = [block(KEYSPACE_B, number) for number in range(8, 136, 16)]
 
 
 def allow(gate: GateStandIn, *keyspaces: str) -> None:
-    gate.allow(*keyspaces, budgets=(TierBudget("shared", limit_bytes=LIMIT, retention_s=3600),))
+    gate.allow(*keyspaces, budgets=(EnforcedBudget("shared", limit_bytes=LIMIT, retention_s=3600),))
 
 
 def back_up(server: RedisProcess, directory: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key, revoked_key
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, read_numbers, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
@@ -24,7 +24,7 @@ BLOCKS = [block(KEYSPACE_A, number) for number in range(0, 256, 8)]
 
 
 def retained(gate: GateStandIn, seconds: int) -> None:
-    gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", retention_s=seconds),))
+    gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("shared", retention_s=seconds),))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class TestWhatNobodyRemembers:
     ) -> None:
         driver = start(redis_server.port)
         driver.until("closed")
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=20 * VALUE_BYTES, retention_s=3600),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=20 * VALUE_BYTES, retention_s=3600),))
         driver.store(BLOCKS[:3])
         for _ in range(2):
             driver.store(BLOCKS)

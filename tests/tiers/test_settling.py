@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.redis.client.commands import Bounds
 from kvstrata_sidecar.adapter.redis.sweep import audit
@@ -82,10 +82,10 @@ class TestOnARealTier:
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
         books = Books(redis_server, KEYSPACE_A)
-        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", limit_bytes=40 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("shared", limit_bytes=40 * VALUE_BYTES),))
         for first in range(0, 40, 8):
             driver.store([block(KEYSPACE_A, number * 6) for number in range(first, first + 8)])
-        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", limit_bytes=10 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("shared", limit_bytes=10 * VALUE_BYTES),))
         begun_s = time.monotonic()
         while driver.tier.state().settling:
             assert time.monotonic() < begun_s + 10
@@ -132,11 +132,11 @@ class TestOnARealTier:
     def test_a_tier_that_is_away_says_that_it_is_not_settled(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=40 * VALUE_BYTES),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=40 * VALUE_BYTES),))
         driver.store([block(KEYSPACE_A, number * 16) for number in range(8)])
         redis_server.freeze()
         try:
-            gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=2 * VALUE_BYTES),))
+            gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=2 * VALUE_BYTES),))
             time.sleep(0.3)
             assert driver.tier.state().settling == 1
         finally:
@@ -150,9 +150,9 @@ class TestOnARealTier:
     def test_a_shortened_retention_is_put_through_as_well(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=3600),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=3600),))
         driver.store([block(KEYSPACE_A, 1)])
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=60),))
         give_up_at_s = time.monotonic() + 15
         while driver.tier.state().settling:
             assert time.monotonic() < give_up_at_s

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest, encode_request
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import acquire, release
@@ -80,7 +80,9 @@ class TestRetention:
         self, driver: Driver, redis_server: RedisProcess, gate: GateStandIn
     ) -> None:
         driver.store([block(KEYSPACE_B, 1)])
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60), TierBudget("other", retention_s=1)))
+        gate.allow(
+            KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=60), EnforcedBudget("other", retention_s=1))
+        )
         driver.store([block(KEYSPACE_A, 2)])
         lives_s = sorted(redis_server.admin().ttl(name) for name in stored(redis_server))
         assert 55 <= lives_s[0] <= 60
@@ -89,7 +91,7 @@ class TestRetention:
     def test_a_retention_of_nothing_stores_nothing(
         self, driver: Driver, redis_server: RedisProcess, gate: GateStandIn
     ) -> None:
-        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=0),))
+        gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=0),))
         assert driver.store([block(KEYSPACE_A)]) == StoreOutcome(True, 0)
         assert len(stored(redis_server)) == 0
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
@@ -35,7 +35,7 @@ def test_what_is_there_is_told_and_only_the_rest_is_written(driver: Driver) -> N
 
 
 def test_a_copy_is_as_old_as_the_block(driver: Driver, gate: GateStandIn) -> None:
-    gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60),))
+    gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=60),))
     old, older = block(KEYSPACE_A, 1), block(KEYSPACE_A, 2)
     driver.runtime.enforcement.ages.inherit(old.key, 57.0)
     driver.runtime.enforcement.ages.inherit(older.key, 61.0)
@@ -46,7 +46,7 @@ def test_a_copy_is_as_old_as_the_block(driver: Driver, gate: GateStandIn) -> Non
 
 
 def test_a_denied_scope_is_told_so_beforehand(driver: Driver, gate: GateStandIn) -> None:
-    gate.enforce({KEYSPACE_A: (TierBudget("shared", 0),), KEYSPACE_B: (TierBudget("shared", retention_s=9),)})
+    gate.enforce({KEYSPACE_A: (EnforcedBudget("shared", 0),), KEYSPACE_B: (EnforcedBudget("shared", retention_s=9),)})
     assert driver.tier.life_s(block(KEYSPACE_A)) == 0.0
     assert driver.tier.life_s(block(KEYSPACE_B)) == 9.0
     assert driver.tier.takes(block(KEYSPACE_B))

@@ -7,7 +7,7 @@ import random
 import sys
 import time
 
-from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
@@ -24,7 +24,7 @@ def run(port: int, keyspace: str, limit: int, window_ms: int, seed: int, scale: 
     """Store random blocks of a fixed population; a block's size, up to 256 times `scale`, follows from its name."""
     chance = random.Random(seed)
     enforcement = Enforcement(DOMAIN, lambda reopen=False: boottime_ns())
-    budgets = (TierBudget("shared", limit_bytes=limit or None),)
+    budgets = (EnforcedBudget("shared", limit_bytes=limit or None),)
     enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(), {keyspace: budgets}))
     # Patient, because no store may fail for want of time: a busy machine is no error.
     tier_params = TierParams("shared", (Endpoint("127.0.0.1", port),), workers=2, io_timeout_ms=10_000)

@@ -71,7 +71,7 @@ from kvstrata.contract.messages.pools import (
 )
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten, Probed, ProbedTier, ProbeOutcome, ProbeRequest
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Entry, Root, Rules, ShardRef, decode_shard, encode_shard
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
 from kvstrata.contract.policy.data_key import DataKey, KeyReference, key_id
@@ -113,14 +113,14 @@ SECRET = bytes(range(1, 33))
 CHUNKS = pack_hashes(bytes([n]) * 32 for n in (1, 2))
 TEXT = 'tier "one": späť\u2028'
 
-LIMITS = TierBudget("fast", limit_bytes=1 << 40, guaranteed_bytes=1 << 30, retention_s=3600)
-DENIED = TierBudget.denying("shared", 60)
+LIMITS = EnforcedBudget("fast", limit_bytes=1 << 40, guaranteed_bytes=1 << 30, retention_s=3600)
+DENIED = EnforcedBudget.denying("shared", 60)
 ENTRY = Entry(
     "acme", A, Scope(ScopeKind.GROUP, "eu"), "policy-uid", since=4, suspended=True, budgets=(LIMITS, DENIED),
     keys=(DataKey(2, SECRET), DataKey(1, SECRET[::-1])), pools=("docs", "tools"), resumes=True,
 )  # fmt: skip
 NAMED = replace(ENTRY, tenant="globex", keys=(KeyReference(255, key_id(SECRET)),), pools=(), resumes=False)
-BARE = Entry("public", B, PUBLIC_SCOPE, "policy-uid", budgets=(TierBudget("fast"),))
+BARE = Entry("public", B, PUBLIC_SCOPE, "policy-uid", budgets=(EnforcedBudget("fast"),))
 RULES = Rules(60, 10, "ServeStale", "Refuse", "Off", audit_tenants=True)
 ROOT = Root(
     "0123456789abcdef", "chat", "model-uid", 7, 2, RULES, (ShardRef(0, "a", "0" * 64), ShardRef(1, "b", "1" * 64)), 5,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from kvstrata.contract.policy.bundle import Entry, Root, Rules, ShardRef, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Entry, Root, Rules, ShardRef
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 
 counts = st.integers(min_value=0, max_value=2**53)
 hex32 = st.binary(min_size=16, max_size=16).map(bytes.hex)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-limits = st.builds(TierBudget, names, st.none() | counts, st.none() | counts, st.none() | counts)
-budgets = limits | st.builds(TierBudget.denying, names, st.none() | counts)
+limits = st.builds(EnforcedBudget, names, st.none() | counts, st.none() | counts, st.none() | counts)
+budgets = limits | st.builds(EnforcedBudget.denying, names, st.none() | counts)
 scopes = st.builds(Scope, st.sampled_from(ScopeKind), names)
 entries = st.builds(Entry, names, hex32, scopes, names, counts, st.booleans(), st.lists(budgets, max_size=3).map(tuple))
 rules = st.builds(

@@ -13,11 +13,11 @@ from kvstrata.contract import CONTRACT_VERSION, ContractError
 from kvstrata.contract.policy.bundle import (
     MAX_SHARD_BYTES,
     Bundle,
+    EnforcedBudget,
     Entry,
     Root,
     Rules,
     ShardRef,
-    TierBudget,
     decode_shard,
     encode_shard,
     shard_of,
@@ -99,7 +99,7 @@ def test_fewer_tenants_do_not_move_the_others() -> None:
 
 
 def test_a_tenant_that_exceeds_a_shard_is_refused_instead_of_splitting_for_ever() -> None:
-    budgets = tuple(TierBudget("x" * 60 + str(n), n, n, n) for n in range(1000))
+    budgets = tuple(EnforcedBudget("x" * 60 + str(n), n, n, n) for n in range(1000))
     with pytest.raises(ContractError, match="single tenant"):
         split_into_shards([replace(tenants(1)[0], budgets=budgets), *tenants(3)[1:]])
 
@@ -196,8 +196,8 @@ def test_deep_and_infinite_documents_are_contract_errors(data: bytes) -> None:
 
 
 def test_who_is_kept_off_a_tier_may_keep_nothing_there_whatever_else_is_said() -> None:
-    row = TierBudget.denying("fast", 60)
+    row = EnforcedBudget.denying("fast", 60)
     assert to_wire(row) == {"tier": "fast", "limitBytes": 0, "retentionSeconds": 60, "denied": True}
     wrong = to_wire(row) | {"limitBytes": 1 << 30, "guaranteedBytes": 1 << 20}
-    assert from_wire(TierBudget, to_wire(row)) == from_wire(TierBudget, wrong) == row
-    assert "denied" not in to_wire(TierBudget("fast", limit_bytes=0))
+    assert from_wire(EnforcedBudget, to_wire(row)) == from_wire(EnforcedBudget, wrong) == row
+    assert "denied" not in to_wire(EnforcedBudget("fast", limit_bytes=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.model.refs import Key
 from tests.support.objects import (
     NAMESPACE,
@@ -48,7 +48,7 @@ def message(simulation: Simulation, name: str, condition: str = "Admitted", kind
     return str(next(c["message"] for c in conditions if c["type"] == condition))
 
 
-def told(simulation: Simulation, tenant: str, tier: str = "shared", model_name: str = "tiny") -> TierBudget:
+def told(simulation: Simulation, tenant: str, tier: str = "shared", model_name: str = "tiny") -> EnforcedBudget:
     """Return what pods are told of a tenant's budget."""
     return next(b for b in simulation.entry(tenant, model_name).budgets if b.tier == tier)
 
@@ -71,7 +71,7 @@ class TestWaiting:
         assert "30Mi on CacheTier shared" in said
         assert "of 80Mi 20Mi is free for it" in said
         assert "(reserved for TenantCachePolicy a 40Mi, TenantCachePolicy b 20Mi)" in said
-        assert told(simulation, "c") == TierBudget("shared", 1000 << 20)
+        assert told(simulation, "c") == EnforcedBudget("shared", 1000 << 20)
         assert simulation.condition(TCP, "c", "Ready")[0] == "True"
         assert simulation.condition(TCP, "c", "Enforced")[0] == "True"
         assert simulation.status("CacheTier", "shared")["guaranteed"] == "60Mi"

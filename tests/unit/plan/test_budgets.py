@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from kvstrata.api.common import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
+from kvstrata.model.refs import Key
+from kvstrata.plan.budgets.admission import admitted_part
+from kvstrata.plan.bundle.compile import enforced
 from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -81,3 +87,22 @@ def test_a_memory_that_begins_to_keep_less_is_obeyed_by_a_policy_that_is_invalid
     simulation.come_to_rest()
     assert simulation.condition("TenantCachePolicy", "a", "Stalled") == ("True", "TierNotFound")
     assert {budget.tier: budget.retention_s for budget in simulation.entry("a").budgets} == {"cpu": 600}
+
+
+BUDGET = {"name": "shared", "guaranteed": "1Mi", "limit": "2Mi", "retention": "1h"}
+
+
+def test_every_field_of_a_declared_budget_reaches_the_pods() -> None:
+    assert BUDGET.keys() == TierBudget.model_fields.keys()
+    whole = enforced(TierBudget.model_validate(BUDGET))
+    for name in BUDGET.keys() - {"name"}:
+        assert enforced(TierBudget.model_validate({**BUDGET, name: None})) != whole, name
+
+
+def test_admission_changes_the_guarantee_of_a_budget_and_nothing_else() -> None:
+    whole = EnforcedBudget("shared", limit_bytes=2, guaranteed_bytes=1, retention_s=3)
+    (admitted,) = admitted_part(at_rest(policy("a")).world, Key("TenantCachePolicy", "team", "a"), [whole])
+    changed = {
+        field.name for field in fields(EnforcedBudget) if getattr(admitted, field.name) != getattr(whole, field.name)
+    }
+    assert changed == {"guaranteed_bytes"}

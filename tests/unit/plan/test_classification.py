@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.api.common import Classification
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.plan.budgets.classification import denied_tiers
@@ -44,7 +44,7 @@ def said(simulation: Simulation, kind: str, name: str, condition: str = "TiersAd
 def test_a_tenant_is_kept_off_tiers_that_do_not_take_its_classification(level: str | None, kept_off: bool) -> None:
     simulation = at_rest(policy("acme", **({"classification": level} if level else {})))
     (row,) = simulation.entry("acme").budgets or (None,)
-    assert row == (TierBudget("shared", limit_bytes=0, denied=True) if kept_off else None)
+    assert row == (EnforcedBudget("shared", limit_bytes=0, denied=True) if kept_off else None)
     assert simulation.condition(POLICY, "acme", "TiersAdmitted") == (LEFT_OUT if kept_off else ADMITTED)
     assert simulation.condition(POLICY, "acme", "Enforced")[0] == "True"
     assert simulation.condition(POLICY, "acme", "Ready")[0] == "True"
@@ -68,11 +68,11 @@ def test_a_tier_of_another_model_is_closed_to_the_tenant_and_not_told_of() -> No
 def test_a_group_is_as_strict_as_its_strictest_member() -> None:
     lab = group("lab", "a", "b", tiers=[{"name": "shared", "limit": "2Mi", "guaranteed": "1Mi", "retention": "1h"}])
     simulation = at_rest(lab, policy("a", group="lab", classification="Public"))
-    open_row = TierBudget("shared", 2 << 20, 1 << 20, 3600)
+    open_row = EnforcedBudget("shared", 2 << 20, 1 << 20, 3600)
     assert simulation.entry("a").budgets == (open_row,)
     simulation.put(policy("b", group="lab", classification="Confidential"))
     simulation.come_to_rest()
-    closed = (TierBudget.denying("shared", 3600),)
+    closed = (EnforcedBudget.denying("shared", 3600),)
     assert (simulation.entry("a").budgets, simulation.entry("b").budgets) == (closed, closed)
     for kind, name in ((GROUP, "lab"), (POLICY, "a"), (POLICY, "b")):
         assert simulation.condition(kind, name, "TiersAdmitted") == LEFT_OUT
@@ -157,7 +157,7 @@ class TestBlockedPolicies:
         assert denied(simulation, "acme") == {"shared"}
         simulation.edit(TIER, "shared", allowedClassifications=None)
         simulation.come_to_rest()
-        assert simulation.entry("acme").budgets == (TierBudget("shared", limit_bytes=1 << 20),)
+        assert simulation.entry("acme").budgets == (EnforcedBudget("shared", limit_bytes=1 << 20),)
         assert simulation.unsettled() == {}
 
     def test_an_invalid_spec_opens_no_tier(self) -> None:

@@ -9,7 +9,7 @@ from kvstrata.contract.wire import Wire
 
 
 @dataclass(frozen=True, slots=True)
-class TierBudget:
+class EnforcedBudget:
     """A scope's bounds in one tier. None: the policy sets no such bound.
 
     `denied`: the scope's data may not be on the tier. Nothing is stored, looked up or loaded there, and existing blocks
@@ -35,6 +35,6 @@ class TierBudget:
             object.__setattr__(self, "guaranteed_bytes", None)
 
     @classmethod
-    def denying(cls, tier: str, retention_s: int | None = None) -> TierBudget:
+    def denying(cls, tier: str, retention_s: int | None = None) -> EnforcedBudget:
         """Keep a scope off a tier; `retention_s` bounds the life of existing blocks until they are deleted."""
         return cls(tier, retention_s=retention_s, denied=True)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Annotated, ClassVar
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.policy.budget import TierBudget as TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget as EnforcedBudget
 from kvstrata.contract.policy.data_key import BundledKey, check_keys
 from kvstrata.contract.policy.keyspace import Keyspace, Scope
 from kvstrata.contract.policy.pools import MAX_ENTRY_POOLS, PoolName, PoolRef, PoolShard
@@ -46,7 +46,7 @@ class Entry:
     policy: str
     since: int = 0
     suspended: bool = False
-    budgets: tuple[TierBudget, ...] = ()
+    budgets: tuple[EnforcedBudget, ...] = ()
     keys: tuple[BundledKey, ...] = ()
     pools: Annotated[tuple[PoolName, ...], Items(most=MAX_ENTRY_POOLS, distinct=True)] = ()
     resumes: bool = False

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
 from kvstrata.contract.policy.data_key import BundledKey, Generation
 from kvstrata.contract.policy.keyspace import Keyspace
@@ -55,7 +55,7 @@ class CacheView(Message):
     revision: int
     term: int
     rules: Rules
-    keyspaces: Mapping[Keyspace, tuple[TierBudget, ...]]
+    keyspaces: Mapping[Keyspace, tuple[EnforcedBudget, ...]]
     generations: Mapping[Keyspace, tuple[Generation, ...]] = field(default_factory=dict)
     pools: Mapping[Keyspace, PoolView] = field(default_factory=dict)
     reads: Mapping[Keyspace, Annotated[tuple[Keyspace, ...], Items(most=MAX_READS, distinct=True)]] = field(
@@ -75,7 +75,7 @@ class CacheView(Message):
     def of(cls, bundle: Bundle) -> CacheView:
         """Tenants of one scope share a keyspace: the last tenant's budgets apply, and denials of any tenant apply to
         all."""
-        root, allowed, pools = bundle.root, dict[str, tuple[TierBudget, ...]](), dict[str, PoolView]()
+        root, allowed, pools = bundle.root, dict[str, tuple[EnforcedBudget, ...]](), dict[str, PoolView]()
         if root.rules.reuse != "Off":
             for entry in bundle.entries.values():
                 if not entry.suspended:
@@ -138,7 +138,9 @@ def reads_of(bundle: Bundle) -> dict[str, tuple[str, ...]]:
     return {keyspace: named for keyspace, named in reads.items() if named}
 
 
-def _with_denials_of(others: tuple[TierBudget, ...], budgets: tuple[TierBudget, ...]) -> tuple[TierBudget, ...]:
+def _with_denials_of(
+    others: tuple[EnforcedBudget, ...], budgets: tuple[EnforcedBudget, ...]
+) -> tuple[EnforcedBudget, ...]:
     if others == budgets:
         return budgets
     denied = {budget.tier: budget for budget in others if budget.denied}

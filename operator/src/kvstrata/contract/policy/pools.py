@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Annotated, ClassVar
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.data_key import BundledKey, check_keys
 from kvstrata.contract.policy.keyspace import Keyspace, is_keyspace
 from kvstrata.contract.policy.shard_slots import Slot, other_slot
@@ -65,7 +65,7 @@ class PoolVersion:
     state: PoolState
     hashes: Annotated[bytes, Base64(CHUNK_HASH_BYTES, MAX_CHUNKS, 1)] = field(repr=False)
     tiers: Annotated[tuple[PoolName, ...], Items(most=MAX_POOL_TIERS)] = ()
-    budgets: tuple[TierBudget, ...] = ()
+    budgets: tuple[EnforcedBudget, ...] = ()
     keys: tuple[BundledKey, ...] = ()
     before_ready_s: Annotated[int, Range(0, MAX_BEFORE_READY_S)] = 0
 

@@ -15,7 +15,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Admission
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
-from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.model.guarantees import Claim, Holder, TierClaims, declared_guarantees, models_digest
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -69,15 +69,9 @@ def is_undecided(resource: Holder | None) -> bool:
     return resource is not None and resource.status.admission is None and bool(declared_guarantees(resource))
 
 
-def admitted_part(world: World, holder: Key, declared: Iterable[TierBudget]) -> tuple[TierBudget, ...]:
+def admitted_part(world: World, holder: Key, declared: Iterable[EnforcedBudget]) -> tuple[EnforcedBudget, ...]:
     return tuple(
-        TierBudget(
-            budget.tier,
-            budget.limit_bytes,
-            min(budget.guaranteed_bytes, held_bytes(world, holder, budget.tier)) or None,
-            budget.retention_s,
-            budget.denied,
-        )
+        replace(budget, guaranteed_bytes=min(budget.guaranteed_bytes, held_bytes(world, holder, budget.tier)) or None)
         if budget.guaranteed_bytes
         else budget
         for budget in declared

@@ -17,7 +17,7 @@ from kvstrata.api.common import Usage
 from kvstrata.api.scalars import Quantity, format_timestamp
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.messages.pod_state import PodState
-from kvstrata.contract.policy.bundle import Bundle, TierBudget
+from kvstrata.contract.policy.bundle import Bundle, EnforcedBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS, ScopeKind
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -41,7 +41,7 @@ Held = Mapping[str, Mapping[str, int]]
 def usage_status(
     world: World,
     keyspace: str | None,
-    budgets: Sequence[TierBudget],
+    budgets: Sequence[EnforcedBudget],
     models: Iterable[str],
     shown: Usage | None,
     now: datetime,
@@ -194,7 +194,7 @@ def _differ(before: int, size: int) -> bool:
     return abs(size - before) * 100 > max(before, SMALLEST_BYTES) * OFF_PERCENT
 
 
-def _row(tier: str, used: int | None, budget: TierBudget | None) -> dict[str, Any]:
+def _row(tier: str, used: int | None, budget: EnforcedBudget | None) -> dict[str, Any]:
     fields = {
         "used": _rounded(used) if used is not None else None,
         "limit": binary(budget.limit_bytes) if budget and budget.limit_bytes is not None else None,

@@ -8,9 +8,9 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.cachedomain import AuditNames
 from kvstrata.api.cachetier import Medium
-from kvstrata.api.common import TierBudget as ApiBudget
+from kvstrata.api.common import TierBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
-from kvstrata.contract.policy.bundle import Entry, Rules, TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Entry, Rules
 from kvstrata.contract.policy.data_key import BundledKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.guarantees import Holder
@@ -125,23 +125,25 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
     return replace(kept, keyspace=epoch.keyspace(world.domain_key), keys=keys_of(world, epoch), pools=pools)
 
 
-def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[TierBudget, ...]:
+def enforced(budget: TierBudget) -> EnforcedBudget:
+    """Return a budget as pods enforce it, before admission, retention limits and classifications reduce it."""
+    return EnforcedBudget(
+        tier=budget.name,
+        limit_bytes=budget.limit_bytes,
+        guaranteed_bytes=budget.guaranteed_bytes or None,
+        retention_s=budget.retention_s,
+    )
+
+
+def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[EnforcedBudget, ...]:
     match scope.kind:
         case ScopeKind.GROUP:
-            declared: tuple[ApiBudget, ...] = world.groups[scope.name].spec.tiers
+            declared: tuple[TierBudget, ...] = world.groups[scope.name].spec.tiers
         case ScopeKind.PUBLIC:
             declared = world.domain_spec.public_tiers
         case _:
             declared = policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
-    budgets = tuple(
-        TierBudget(
-            tier=budget.name,
-            limit_bytes=budget.limit_bytes,
-            guaranteed_bytes=budget.guaranteed_bytes or None,
-            retention_s=budget.retention_s,
-        )
-        for budget in declared
-    )
+    budgets = tuple(map(enforced, declared))
     holder = _holder(world, policy, scope)
     admitted = admitted_part(world, key_of(holder), budgets) if holder else budgets
     return _without(_shortened(world, admitted), denied_tiers(world, policy, scope))
@@ -157,13 +159,13 @@ def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> Holder | N
             return policy
 
 
-def _without(budgets: tuple[TierBudget, ...], denied: tuple[str, ...]) -> tuple[TierBudget, ...]:
+def _without(budgets: tuple[EnforcedBudget, ...], denied: tuple[str, ...]) -> tuple[EnforcedBudget, ...]:
     if not denied:
         return budgets
     by_tier = {budget.tier: budget for budget in budgets}
     for name in denied:
         old = by_tier.get(name)
-        by_tier[name] = TierBudget.denying(name, old.retention_s if old is not None else None)
+        by_tier[name] = EnforcedBudget.denying(name, old.retention_s if old is not None else None)
     return tuple(budget for _, budget in sorted(by_tier.items()))
 
 
@@ -200,13 +202,13 @@ def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
     return policy.spec.covers(model.name, model.metadata.labels)
 
 
-def _shortened(world: World, budgets: tuple[TierBudget, ...]) -> tuple[TierBudget, ...]:
-    capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
+def _shortened(world: World, budgets: tuple[EnforcedBudget, ...]) -> tuple[EnforcedBudget, ...]:
+    capped = {name: EnforcedBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
     named = {budget.tier: replace(budget, retention_s=_shorter(budget, world)) for budget in budgets}
     return tuple(budget for _, budget in sorted((capped | named).items()))
 
 
-def _shorter(budget: TierBudget, world: World) -> int | None:
+def _shorter(budget: EnforcedBudget, world: World) -> int | None:
     tier = world.tiers.get(budget.tier)
     longest_s = tier.spec.max_retention_s if tier else None
     bounds = [bound for bound in (budget.retention_s, longest_s) if bound is not None]

@@ -11,7 +11,6 @@ from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
-from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
@@ -22,6 +21,7 @@ from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.bundle import restore
+from kvstrata.plan.bundle.compile import enforced
 from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
@@ -169,8 +169,7 @@ def _within_budget(
 def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object] | None:
     told = domain.status.scope
     keyspace = derive_keyspace(world.domain_key, PUBLIC_SCOPE, told.epoch) if told and world.domain_key else None
-    declared = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in domain.spec.public_tiers]
-    budgets = admitted_part(world, key_of(domain), declared)
+    budgets = admitted_part(world, key_of(domain), map(enforced, domain.spec.public_tiers))
     return usage_status(world, keyspace, budgets, world.models, domain.status.usage, now)
 
 

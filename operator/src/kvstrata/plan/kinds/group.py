@@ -10,7 +10,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.contract.policy.bundle import Entry, TierBudget
+from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.keyspace import derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
@@ -19,7 +19,7 @@ from kvstrata.plan.budgets.admission import Verdict, admitted_part, judge, key_o
 from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
-from kvstrata.plan.bundle.compile import compile_policy, entry_in, selects
+from kvstrata.plan.bundle.compile import compile_policy, enforced, entry_in, selects
 from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
@@ -163,8 +163,7 @@ def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object]
         return None
     scope, told = group_scope(group.name), group.status.scope
     keyspace = derive_keyspace(world.domain_key, scope, told.epoch) if told and world.domain_key else None
-    declared = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in group.spec.tiers]
-    budgets = admitted_part(world, key_of(group), declared)
+    budgets = admitted_part(world, key_of(group), map(enforced, group.spec.tiers))
     return usage_status(world, keyspace, budgets, world.models, group.status.usage, now)
 
 

@@ -13,7 +13,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.pools import MAX_BEFORE_READY_S, MAX_POOLS, PoolRef, PoolShard, PoolState, PoolVersion
 from kvstrata.contract.policy.shard_slots import SLOTS
 from kvstrata.contract.wire import digest_bytes
@@ -147,7 +147,7 @@ def _guaranteed(world: World, pool: PrefixPool) -> dict[int, dict[str, int]]:
 
 def _budgets(
     world: World, model: CachedModel, tiers: tuple[str, ...], sizes: Mapping[str, int]
-) -> tuple[TierBudget, ...]:
+) -> tuple[EnforcedBudget, ...]:
     """Return a version's budgets; `sizes` are its guarantees. There is no limit: only its own chunks are stored under a
     pool."""
     budgets = []
@@ -156,11 +156,11 @@ def _budgets(
         if tier is None or tier.spec.medium is Medium.HBM:
             continue
         if not chain.is_usable(world, model, name):
-            budgets.append(TierBudget.denying(name, POOL_RETENTION_S))
+            budgets.append(EnforcedBudget.denying(name, POOL_RETENTION_S))
             continue
         bounds = [POOL_RETENTION_S, *([tier.spec.max_retention_s] if tier.spec.max_retention_s is not None else [])]
         guaranteed = sizes.get(name, 0) if name in tiers else 0
-        budgets.append(TierBudget(name, guaranteed_bytes=guaranteed or None, retention_s=min(bounds)))
+        budgets.append(EnforcedBudget(name, guaranteed_bytes=guaranteed or None, retention_s=min(bounds)))
     return tuple(budgets)
 
 

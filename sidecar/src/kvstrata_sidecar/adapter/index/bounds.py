@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.cache_view import CacheView
 
 
@@ -43,7 +43,7 @@ def scaled_guarantees(bounds: Mapping[str, Bounds], room_bytes: float) -> dict[s
     }
 
 
-def _bounds(budgets: Iterable[TierBudget], tier: str | None) -> Bounds:
+def _bounds(budgets: Iterable[EnforcedBudget], tier: str | None) -> Bounds:
     if tier is None:
         return Bounds(retention_s=min((b.retention_s for b in budgets if b.retention_s is not None), default=None))
     for budget in budgets:

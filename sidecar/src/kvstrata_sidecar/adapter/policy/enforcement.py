@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata_sidecar.adapter.policy.ages import Ages
@@ -193,7 +193,7 @@ class Enforcement:
             self._permits.discard(permit)
             self._changed.notify_all()
 
-    def budget(self, keyspace: str, tier: str) -> TierBudget | None:
+    def budget(self, keyspace: str, tier: str) -> EnforcedBudget | None:
         """Return the policy's budget for `keyspace` in `tier`, None if it has none."""
         view = self._view
         return None if view is None else _budget(view, keyspace, tier)
@@ -253,7 +253,7 @@ class Enforcement:
         ]
 
 
-def _budget(view: CacheView, keyspace: str, tier: str) -> TierBudget | None:
+def _budget(view: CacheView, keyspace: str, tier: str) -> EnforcedBudget | None:
     return next((budget for budget in view.keyspaces.get(keyspace, ()) if budget.tier == tier), None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Terms
@@ -39,7 +39,7 @@ class ScopeTerms:
 
     def bounds(self, keyspace: str) -> Bounds | None:
         """None means unbounded."""
-        budget = self._enforcement.budget(keyspace, self._tier.name) or TierBudget(self._tier.name)
+        budget = self._enforcement.budget(keyspace, self._tier.name) or EnforcedBudget(self._tier.name)
         capacity = self._tier.capacity_bytes
         if capacity is None:
             return None if budget.limit_bytes is None else Bounds(budget.limit_bytes)
