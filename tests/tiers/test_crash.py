@@ -12,7 +12,7 @@ import pytest
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
-from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
+from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
 from tests.support.amounts import SEED
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books

@@ -38,9 +38,9 @@ def test_filled_entries_add_up_have_their_values_and_are_deleted(
     ]
     connection = connect_to(redis_server.port)
     for answer in connection.ask(
-        [call("audit", state, 0, 100, read=lambda reply: read_list(reply, 3)) for state in states]
+        [call("audit", state, 0, 100, read=lambda reply: read_list(reply, 4)) for state in states]
     ):
-        assert [int(one) for one in answer] == [0, 0, 0], "no entry lacks its value"
+        assert [int(one) for one in answer] == [0, 0, 0, 0], "no entry lacks its value"
     for answer in connection.ask(
         [call("recount", state, 1000, 1, read=lambda reply: read_list(reply, 4)) for state in states]
     ):

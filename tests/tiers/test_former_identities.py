@@ -78,8 +78,8 @@ def books_are_right(server: RedisProcess, connection: Connection, keyspace: str,
         used += int(admin.hget(f"{base}:#s", "used") or 0)
         entries += admin.hlen(f"{base}:#m")
         assert admin.hlen(f"{base}:#m") == admin.zcard(f"{base}:#x") == admin.zcard(f"{base}:#a")
-        audit = call("audit", state_key(base.encode()), 0, 1000, read=lambda reply: read_numbers(reply, 3))
-        assert connection.ask([audit])[0] == [0, 0, 0]
+        audit = call("audit", state_key(base.encode()), 0, 1000, read=lambda reply: read_numbers(reply, 4))
+        assert connection.ask([audit])[0] == [0, 0, 0, 0]
     assert (entries, used) == (blocks, blocks * len(VALUE))
 
 

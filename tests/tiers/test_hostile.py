@@ -28,7 +28,8 @@ from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.policy.pools import Readable
 from kvstrata_sidecar.adapter.redis.tier import Tier
-from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, PlainSealer
+from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
+from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
 from kvstrata_sidecar.adapter.tier.tasks import Task, TaskTable
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.support.amounts import examples
@@ -269,7 +270,7 @@ def test_a_redirection_without_end_ends(kind: bytes, place: int) -> None:
 
 def test_a_lie_that_is_let_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests can fail: with a transport that takes any value, they do."""
-    monkeypatch.setattr("kvstrata_sidecar.adapter.tier.encryption.PlainOpening.header_holds", lambda _: True)
+    monkeypatch.setattr("kvstrata_sidecar.adapter.tier.sealer.PlainOpening.header_holds", lambda _: True)
     other = Lie(
         lambda right, arguments, _: right.replace(bytes([3]) * 8, b"x" * 8) if arguments[0] == b"GET" else right
     )

@@ -26,7 +26,7 @@ from kvstrata_sidecar.adapter.redis.client.connection import (
     ReplyError,
     TransportError,
 )
-from kvstrata_sidecar.adapter.tier.encryption import Opening, PlainSealer
+from kvstrata_sidecar.adapter.tier.sealer import Opening, PlainSealer
 from tests.tiers.certificates import SERVER_NAME, issue
 from tests.tiers.hostile_server import Answer, HostileServer, says
 from tests.tiers.redis_process import RedisProcess

@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, Header, pack_header, unpack_header, value_bytes
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.encryption import Opening, PlainSealer
+from kvstrata_sidecar.adapter.tier.sealer import Opening, PlainSealer
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books

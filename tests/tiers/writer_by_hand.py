@@ -10,7 +10,7 @@ from kvstrata_sidecar.adapter.redis.budget.leases import Demand, Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
-from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
+from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES
 

@@ -17,7 +17,7 @@ from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, ReplyError
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.exchanges import Shared
 from kvstrata_sidecar.adapter.tier.counts import HIT
-from kvstrata_sidecar.adapter.tier.encryption import Sealer
+from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 
 BATCH_BYTES = 8 << 20

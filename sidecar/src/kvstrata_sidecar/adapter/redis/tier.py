@@ -33,9 +33,10 @@ from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
 from kvstrata_sidecar.adapter.redis.usage import usage_rows
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
-from kvstrata_sidecar.adapter.tier.encryption import Sealer, sealers
+from kvstrata_sidecar.adapter.tier.encryption import sealers
 from kvstrata_sidecar.adapter.tier.hot import Hot
 from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Key, Part, StoreOutcome, Task, TaskKind, TaskTable
 
 MEDIUM = "Redis"

@@ -1,9 +1,9 @@
-"""Values of blocks in a tier: plain, or AES-256-GCM where the tier requires encryption.
+"""Values of blocks in tiers that require encryption: AES-256-GCM.
 
-A sealer builds a value's parts from LMCache's buffer, and decides whether what came back is the block. It encrypts into
-the worker's staging buffer, which never holds plaintext, without another copy or allocation. Decryption writes before
-it has checked the tag, so a failure overwrites LMCache's buffer. The block's full name and its length are authenticated
-with the body: a value that was moved, cut, lengthened or changed is a miss, even with a matching header.
+A sealer encrypts from LMCache's buffer into the worker's staging buffer, which never holds plaintext, without another
+copy or allocation. Decryption writes before it has checked the tag, so a failure overwrites LMCache's buffer. The
+block's full name and its length are authenticated with the body: a value that was moved, cut, lengthened or changed is
+a miss, even with a matching header.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 
@@ -28,6 +27,7 @@ from kvstrata.contract.store.block_value import (
 )
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys, HeldKey
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
+from kvstrata_sidecar.adapter.tier.sealer import Opening, PlainSealer, Sealer
 
 ZEROS = bytes(1 << 20)
 
@@ -142,70 +142,3 @@ def sealers(keys: DataKeys, *, encrypt: bool) -> Callable[[], Sealer]:
         return sealer
 
     return own
-
-
-class Opening(Protocol):
-    """One value to be read. `parts` are filled in order, the first with the header alone."""
-
-    @property
-    def parts(self) -> Sequence[memoryview]:
-        """Destinations of the value's bytes; together as long as the whole value."""
-
-    def header_holds(self) -> bool:
-        """Whether the header in the first part belongs to this block, so that the rest is worth reading."""
-
-    @property
-    def damaged(self) -> bool:
-        """Whether the value is no valid block and should be deleted; known after `finish`."""
-
-    def finish(self) -> bool:
-        """Whether the caller's view now holds the block; called once, when all parts are filled."""
-
-
-class Sealer(Protocol):
-    """Converts blocks to values and back. Each worker has its own: it may keep staging buffers."""
-
-    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
-        """Return why blocks of `keyspace` cannot be opened (or sealed), None if they can."""
-
-    def value_bytes(self, body_bytes: int) -> int:
-        """Return the length of a body's value."""
-
-    def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
-        """Return the parts of the value of `key`; valid until the next call."""
-
-    def open_into(self, keyspace: str, key: bytes, view: memoryview) -> Opening:
-        """Return where to read the value of `key` so that its body ends up in `view`."""
-
-
-class PlainOpening:
-    __slots__ = ("_header", "_key", "_view", "parts")
-
-    damaged = False
-
-    def __init__(self, key: bytes, view: memoryview) -> None:
-        self._key = key
-        self._view = view
-        self._header = bytearray(HEADER_BYTES)
-        self.parts: Sequence[memoryview] = (memoryview(self._header), view)
-
-    def header_holds(self) -> bool:
-        return unpack_header(self._key, bytes(self._header)) == Header(len(self._view))
-
-    def finish(self) -> bool:
-        """Always True: a value with a matching header and length is accepted."""
-        return True
-
-
-class PlainSealer:
-    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:  # noqa: ARG002
-        return None
-
-    def value_bytes(self, body_bytes: int) -> int:
-        return value_bytes(body_bytes, encrypted=False)
-
-    def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:  # noqa: ARG002
-        return (pack_header(key, Header(len(view))), view)
-
-    def open_into(self, keyspace: str, key: bytes, view: memoryview) -> Opening:  # noqa: ARG002
-        return PlainOpening(key, view)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata_sidecar.adapter.redis.client.resp import Command
-from kvstrata_sidecar.adapter.tier.encryption import Opening
+from kvstrata_sidecar.adapter.tier.sealer import Opening
 
 Parts = Sequence[bytes | memoryview]
 

@@ -19,7 +19,7 @@ from kvstrata.contract.store.redis_scripts import Name, script
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.redis.client.block_io import Parts, Read, Write
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, ReplyError, command, integer
-from kvstrata_sidecar.adapter.tier.encryption import Opening
+from kvstrata_sidecar.adapter.tier.sealer import Opening
 
 WRITE_WINDOW_MS = 30_000
 """Life of a value that is not committed, and of its reservation."""
