@@ -58,7 +58,8 @@ def test_watches_whose_connections_break_are_taken_up(faulty: FaultyWorld, watch
     missed = watching.metric(MISSED)
     for suspended in (True, False):
         every_watch_runs(faulty)
-        assert faulty.proxy.reset() >= WATCHES
+        # A watch that has just been renewed has no connection for a moment.
+        faulty.wait("every watch to be cut off at once", lambda: faulty.proxy.reset() >= WATCHES)
         faulty.edit("tenant-3", suspended=suspended)
         faulty.wait("the edit", partial(faulty.carried_out, "tenant-3", suspended=suspended))
     assert watching.metric(MISSED) == missed

@@ -89,9 +89,9 @@ class TestTimes:
         met = tmp_path / "met"
         hangs = (
             "import pathlib, pytest, time\n@pytest.fixture\ndef server():\n    yield\n"
-            f"    pathlib.Path({str(met)!r}).touch()\ndef test_hangs(server):\n    time.sleep(60)\n"
+            f"    pathlib.Path({str(met)!r}).touch()\ndef test_hangs(server):\n    time.sleep(120)\n"
         )
-        assert run(suite_of(tmp_path, hangs=hangs), timeout_s=8).code == run_tests.NOT_IN_TIME
+        assert run(suite_of(tmp_path, hangs=hangs), timeout_s=30).code == run_tests.NOT_IN_TIME
         assert met.exists()
 
     def test_a_preparation_that_fails_is_named_and_ends_those_after_it(self, tmp_path: Path) -> None:
