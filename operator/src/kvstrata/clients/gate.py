@@ -161,7 +161,7 @@ class GateClient:
     async def state(self, pod_ip: str, server_name: str, after: int, wait_s: float) -> tuple[PodState, str]:
         """Return a pod's state. The gate answers at once when its acknowledged revision differs from `after`, or its
         state has changed since its last answer to this client, else within `wait_s`. `server_name` is
-        `contract.ack.gate_server_name(model, namespace)`."""
+        `contract.messages.pod_state.gate_server_name(model, namespace)`."""
         seen = self._seen.get((pod_ip, server_name))
         question = _Question(
             "GET",
