@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster import control_plane
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.progress import ClusterError
 from e2e.cluster.settings import KUBERNETES_VERSION, Paths, kubebuilder_assets
@@ -34,13 +35,17 @@ def processes_that_name(folder: Path) -> list[str]:
     return found
 
 
-def memory_folders() -> set[Path]:
-    return set(Path("/dev/shm").glob("kvstrata-etcd-*"))
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of etcd's data, which other control planes do not share."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setattr(control_plane, "MEMORY_FOLDER", folder)
+    return folder
 
 
 @needs_binaries
-def test_a_control_plane_serves_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    before = memory_folders()
+def test_a_control_plane_serves_and_leaves_nothing_behind(tmp_path: Path, memory: Path) -> None:
     with ControlPlane(tmp_path) as plane:
         version = plane.get("/version")["gitVersion"]
         if kubebuilder_assets() is None:
@@ -56,7 +61,7 @@ def test_a_control_plane_serves_and_leaves_nothing_behind(tmp_path: Path) -> Non
         assert len(processes_that_name(tmp_path)) == 2
 
     assert processes_that_name(tmp_path) == []
-    assert memory_folders() <= before
+    assert list(memory.iterdir()) == []
     assert not plane.kubeconfig.exists()
 
 
@@ -81,7 +86,7 @@ def test_a_folder_without_binaries_is_refused_with_what_to_do(tmp_path: Path) ->
 
 
 @needs_binaries
-def test_a_component_that_dies_is_named_with_its_log_and_nothing_keeps_running(tmp_path: Path) -> None:
+def test_a_component_that_dies_is_named_with_its_log_and_nothing_keeps_running(tmp_path: Path, memory: Path) -> None:
     real = kubebuilder_assets() or Paths().bin
     binaries = tmp_path / "bin"
     binaries.mkdir()
@@ -90,11 +95,10 @@ def test_a_component_that_dies_is_named_with_its_log_and_nothing_keeps_running(t
     broken.write_text("#!/bin/sh\necho it broke\nexit 1\n")
     broken.chmod(0o755)
 
-    before = memory_folders()
     with pytest.raises(ClusterError, match="kube-apiserver died") as refused:
         ControlPlane(tmp_path / "state", binaries=binaries).start()
 
     assert refused.value.log is not None
     assert "it broke" in refused.value.log.read_text()
     assert processes_that_name(tmp_path) == []
-    assert memory_folders() <= before
+    assert list(memory.iterdir()) == []

@@ -153,13 +153,11 @@ def play(monkeypatch: pytest.MonkeyPatch, ask: Callable[..., int]) -> None:
             monkeypatch.setattr(sys.modules[name], attribute, value, raising=False)
 
 
-def load(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    """Import a module of the guard as if for the first time, for this test only."""
-    for one in ("absent", "guard"):
-        monkeypatch.delitem(sys.modules, f"kvstrata_sidecar.connector.{one}", raising=False)
-    module = importlib.import_module(f"kvstrata_sidecar.connector.{name}")
-    for one in ("absent", "guard"):
-        # Taken note of, so that it is gone when the test has ended.
-        if (loaded := sys.modules.pop(f"kvstrata_sidecar.connector.{one}", None)) is not None:
-            monkeypatch.setitem(sys.modules, f"kvstrata_sidecar.connector.{one}", loaded)
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the guard as if for the first time, for this test only."""
+    name = "kvstrata_sidecar.connector.guard"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+    # Taken note of, so that it is gone when the test has ended.
+    monkeypatch.setitem(sys.modules, name, sys.modules.pop(name))
     return module

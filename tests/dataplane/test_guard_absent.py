@@ -34,9 +34,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 @pytest.fixture
-def absent(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, with LMCache played."""
-    return load(monkeypatch, "absent")
+def guard(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The guard, with LMCache played."""
+    return load(monkeypatch)
 
 
 def ask_as_lmcache_does(client: object) -> int:
@@ -45,45 +45,45 @@ def ask_as_lmcache_does(client: object) -> int:
 
 @pytest.mark.parametrize("failure", [TimeoutError(), ConnectionError()])
 def test_without_an_answer_the_promise_is_taken_and_the_server_counts_as_absent(
-    absent: Any, server: Server, failure: Exception
+    guard: Any, server: Server, failure: Exception
 ) -> None:
     server.failure = failure
     client = object()
-    with absent.chunk_size_promised(PROMISED) as found:
+    with guard.chunk_size_promised(PROMISED) as found:
         assert ask_as_lmcache_does(client) == PROMISED
     assert found == [client]
     with pytest.raises(type(failure)):
         ask_as_lmcache_does(client)
 
 
-def test_a_server_that_answers_is_believed_and_not_absent(absent: Any, server: Server) -> None:
+def test_a_server_that_answers_is_believed_and_not_absent(guard: Any, server: Server) -> None:
     server.tokens = 256
-    with absent.chunk_size_promised(PROMISED) as found:
+    with guard.chunk_size_promised(PROMISED) as found:
         assert ask_as_lmcache_does(object()) == 256
     assert found == []
 
 
-def test_without_a_promise_a_server_that_does_not_answer_is_a_failure(absent: Any, server: Server) -> None:
+def test_without_a_promise_a_server_that_does_not_answer_is_a_failure(guard: Any, server: Server) -> None:
     server.failure = TimeoutError()
-    with absent.chunk_size_promised(None), pytest.raises(TimeoutError):
+    with guard.chunk_size_promised(None), pytest.raises(TimeoutError):
         ask_as_lmcache_does(object())
 
 
-def test_a_server_that_appears_with_the_promised_chunk_size_is_used(absent: Any) -> None:
-    assert absent.keeps_promise(object(), PROMISED) is True
+def test_a_server_that_appears_with_the_promised_chunk_size_is_used(guard: Any) -> None:
+    assert guard.keeps_promise(object(), PROMISED) is True
 
 
 def test_a_server_with_another_chunk_size_is_never_used(
-    absent: Any, server: Server, caplog: pytest.LogCaptureFixture
+    guard: Any, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.tokens = 256
-    assert absent.keeps_promise(object(), PROMISED) is False
+    assert guard.keeps_promise(object(), PROMISED) is False
     assert "chunks are of 256 tokens, and the engine was started for 64" in caplog.text
 
 
 @pytest.mark.parametrize("failure", [TimeoutError(), ConnectionError(), BlockingIOError("no room")])
-def test_a_server_that_does_not_tell_is_asked_again(absent: Any, server: Server, failure: Exception) -> None:
+def test_a_server_that_does_not_tell_is_asked_again(guard: Any, server: Server, failure: Exception) -> None:
     server.failure = failure
-    assert absent.keeps_promise(object(), PROMISED) is False
+    assert guard.keeps_promise(object(), PROMISED) is False
     server.failure = None
-    assert absent.keeps_promise(object(), PROMISED) is True
+    assert guard.keeps_promise(object(), PROMISED) is True

@@ -14,7 +14,7 @@ from tests.dataplane.lmcache_stand_in import RequestState, Role, load, play
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The scheduler's connector."""
     play(monkeypatch, lambda client, timeout: 64)
-    guard = load(monkeypatch, "guard")
+    guard = load(monkeypatch)
     transfer = SimpleNamespace(kv_connector_extra_config={}, kv_load_failure_policy="recompute")
     return guard.GuardedConnector(SimpleNamespace(kv_transfer_config=transfer), Role.SCHEDULER)
 

@@ -52,7 +52,7 @@ def server() -> Server:
 @pytest.fixture
 def worker(server: Server, monkeypatch: pytest.MonkeyPatch) -> Worker:
     play(monkeypatch, server.ask)
-    guard = load(monkeypatch, "guard")
+    guard = load(monkeypatch)
     transfer = SimpleNamespace(kv_connector_extra_config={}, kv_load_failure_policy="recompute")
     return Worker(guard.GuardedConnector(SimpleNamespace(kv_transfer_config=transfer), Role.WORKER))
 
