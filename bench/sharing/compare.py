@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.adapter.stand import Redis, servers
+from bench.environment import ROOT, install
 from bench.machine import Busyness
 from bench.result import OTHER_LOAD, Result
 from bench.sharing.cost import Cost, hits_compared
 from bench.sharing.excerpt import EXCERPT
-from bench.sharing.figures import costs_of, documents, engine_figures, memory_figures, replay_figures
+from bench.sharing.figures import (
+    Points,
+    costs_of,
+    engine_figures,
+    memory_figures,
+    points,
+    replay_figures,
+    series,
+    table,
+)
 from bench.sharing.optimum import Mode
 from bench.sharing.real_engine import RealEngine, Served
 from bench.sharing.replay import Replay, replays
@@ -47,6 +59,7 @@ async def measure(effort: Effort | None = None) -> Result:
     effort = effort or Effort()
     progress = Progress()
     python = engine_python(progress)
+    plotter = install("plot", progress)
     requests = load(EXCERPT)
     with tempfile.TemporaryDirectory(prefix=NAME) as name:
         directory = Path(name)
@@ -63,7 +76,7 @@ async def measure(effort: Effort | None = None) -> Result:
             ):
                 stands = {"redis": over_redis, "memory": over_memory}
                 costs, others_percent = await asyncio.to_thread(_costs, stands, effort, progress)
-    return _result(shared, served, in_memory, costs, others_percent, len(requests))
+    return _result(shared, served, in_memory, costs, others_percent, len(requests), plotter)
 
 
 def _replays(stand: Stand, requests: Sequence[Request], effort: Effort, progress: Progress) -> list[Replay]:
@@ -124,8 +137,10 @@ def _result(
     costs: dict[str, Cost],
     others_percent: float,
     requests: int,
+    plotter: Path,
 ) -> Result:
     block_bytes = REPLAY_TOKEN_BYTES
+    shown = points(shared, block_bytes)
     ours, isolated = replay_figures(shared, block_bytes)
     spread = {name: cost.spread() for name, cost in costs.items()}
     return Result(
@@ -142,5 +157,14 @@ def _result(
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "spread": spread,
         },
-        beside=documents(shared, block_bytes, requests, REPRODUCE),
+        beside={"md": table(shown, requests, block_bytes, REPRODUCE), "svg": _drawn(plotter, shown)},
     )
+
+
+def _drawn(plotter: Path, shown: Points) -> str:
+    """Return the plot. The program's environment is empty, so that no settings of this machine change it."""
+    drawn = subprocess.run(
+        [plotter / "bin/python", "-m", "bench.sharing.picture"], cwd=ROOT, env={"MPLCONFIGDIR": str(plotter)},
+        input=json.dumps(series(shown)), stdout=subprocess.PIPE, encoding="utf-8", check=True,
+    )  # fmt: skip
+    return drawn.stdout

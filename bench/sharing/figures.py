@@ -1,19 +1,35 @@
-"""Figures, table and plot of what was measured. Pure."""
+"""Figures and table of what was measured, and what the plot draws. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bench.result import Figure
 from bench.sharing.cost import Cost
 from bench.sharing.optimum import GROUP_TENANTS, Mode
-from bench.sharing.picture import Point, Points, plot, table
 from bench.sharing.real_engine import TENANTS, Served
 from bench.sharing.replay import Replay
 from bench.sharing.trace import CHUNK_TOKENS, PREFIX_TOKENS
 
+MIB = 1 << 20
 SHORT = {Mode.ISOLATED: "isolated", Mode.POOL: "pool", Mode.GROUP: "group", Mode.PUBLIC: "public"}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is shown of one mode and number of tenants, each beside the arithmetic optimum."""
+
+    hit_rate: float
+    best_hit_rate: float
+    stored_bytes: int
+    best_bytes: int
+    prefill_tokens: int
+    best_prefill_tokens: int
+
+
+Points = Mapping[tuple[Mode, int], Point]
 
 
 def points(replays: Sequence[Replay], token_bytes: int) -> Points:
@@ -96,9 +112,8 @@ def engine_figures(served: Served) -> dict[str, Figure]:
     }
 
 
-def documents(replays: Sequence[Replay], token_bytes: int, requests: int, reproduce: str) -> dict[str, str]:
-    """Return the table and the plot, by the endings of their files' names."""
-    cells = points(replays, token_bytes)
+def table(cells: Points, requests: int, token_bytes: int, reproduce: str) -> str:
+    """Return all points as a Markdown table, a row for each number of tenants and mode."""
     block_kib = CHUNK_TOKENS * token_bytes // 1024
     conditions = (
         f"{requests} prompts of an excerpt of the Mooncake conversation trace behind a shared prefix of "
@@ -106,7 +121,31 @@ def documents(replays: Sequence[Replay], token_bytes: int, requests: int, reprod
         f"chunks have {CHUNK_TOKENS} tokens and {block_kib} KiB. Written by `{reproduce}`; what it means is in "
         "[Benchmarks](../../docs/guides/benchmarks.md#sharing)."
     )
-    return {
-        "md": table(cells, conditions),
-        "svg": plot(cells, "Hit rate and stored bytes by number of tenants, in four modes of sharing"),
-    }
+    lines = [
+        "# Sharing, measured", "", conditions, "",
+        "![Hit rate and stored bytes by number of tenants](sharing.svg)", "",
+        "| tenants | mode | hit rate | at best | stored, MiB | at best | prefill tokens | at best |",
+        "|--:|---|--:|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for mode, tenants in sorted(cells, key=lambda cell: (cell[1], list(Mode).index(cell[0]))):
+        one = cells[mode, tenants]
+        lines.append(
+            f"| {tenants} | {mode} | {one.hit_rate:.1%} | {one.best_hit_rate:.1%} "
+            f"| {one.stored_bytes / MIB:.2f} | {one.best_bytes / MIB:.2f} "
+            f"| {one.prefill_tokens:,} | {one.best_prefill_tokens:,} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def series(cells: Points) -> dict[Mode, dict[str, list[float]]]:
+    """Return the lines that `picture` draws: for each mode, its points by number of tenants."""
+    lines: dict[Mode, dict[str, list[float]]] = {}
+    for mode in Mode:
+        own = [(tenants, one) for (of, tenants), one in sorted(cells.items()) if of is mode]
+        if own:
+            lines[mode] = {
+                "tenants": [tenants for tenants, _ in own],
+                "hit_percent": [100 * one.hit_rate for _, one in own],
+                "stored_mib": [one.stored_bytes / MIB for _, one in own],
+            }
+    return lines

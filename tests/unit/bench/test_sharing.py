@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
+import re
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.__main__ import RESULTS
 from bench.sharing.excerpt import EXCERPT, excerpt
+from bench.sharing.figures import Point, series, table
 from bench.sharing.optimum import GROUP_TENANTS, Mode, Optimum, optimum
-from bench.sharing.picture import COLOURS, TEXT, Point, plot, table
 from bench.sharing.trace import CHUNK_TOKENS, PREFIX, PREFIX_TOKENS, Request, load, requests_of, tenants_of
 
 PREFIX_CHUNKS = len(PREFIX)
@@ -135,26 +140,59 @@ def points() -> dict[tuple[Mode, int], Point]:
 
 class TestPicture:
     def test_the_table_has_every_point_beside_its_optimum(self) -> None:
-        lines = table(points(), "What it is.").splitlines()
+        lines = table(points(), 204, 16, "make bench").splitlines()
         assert "| 2 | Isolated + pool | 25.0% | 50.0% | 2.00 | 2.00 | 2,000 | 1,800 |" in lines
         assert sum(line.startswith(("| 1 ", "| 2 ", "| 64 ")) for line in lines) == 3 * len(Mode)
 
-    def test_the_plot_is_the_same_for_the_same_numbers_in_any_order(self) -> None:
-        assert plot(points(), "x") == plot(dict(reversed(points().items())), "x")
+    def test_the_plot_is_given_the_same_for_the_same_numbers_in_any_order(self) -> None:
+        lines = series(points())
+        assert json.dumps(lines) == json.dumps(series(dict(reversed(points().items()))))
+        assert list(lines) == list(Mode)
+        assert lines[Mode.POOL] == {"tenants": [1, 2, 64], "hit_percent": [50, 25, 0.78125], "stored_mib": [1, 2, 64]}
 
-    def test_each_mode_is_one_line_a_panel_within_the_picture(self) -> None:
-        picture = ElementTree.fromstring(plot(points(), "a < b & c"))  # noqa: S314
-        _, _, width, height = map(float, picture.attrib["viewBox"].split())
-        lines = [element for element in picture.iter() if element.tag.endswith("polyline")]
-        assert [line.attrib["stroke"] for line in lines] == 2 * [COLOURS[mode] for mode in Mode]
-        for line in lines:
-            corners = [tuple(map(float, corner.split(","))) for corner in line.attrib["points"].split()]
-            assert len(corners) == 3
+
+class TestResult:
+    """The plot and the table that are checked in: drawing needs what only the benchmark installs."""
+
+    PLOT = ElementTree.parse(RESULTS / "sharing.svg").getroot()  # noqa: S314
+    ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (\S+)% \| \S+ \| (\S+) \|", (RESULTS / "sharing.md").read_text(), re.M)
+
+    @pytest.mark.parametrize(("panel", "column", "rounded"), [("hit_percent", 2, 0.05), ("stored_mib", 3, 0.005)])
+    def test_each_mode_is_one_line_a_panel_with_the_values_of_the_table(
+        self, panel: str, column: int, rounded: float
+    ) -> None:
+        _, _, width, height = map(float, self.PLOT.attrib["viewBox"].split())
+        drawn = []
+        for mode in Mode:
+            path = self.PLOT.find(f".//*[@id='{panel}-{mode.name}']/{{*}}path")
+            assert path is not None
+            corners = [tuple(map(float, corner)) for corner in re.findall(r"[ML] (\S+) (\S+)", path.attrib["d"])]
+            rows = [row for row in self.ROWS if row[1] == mode]
+            assert len(corners) == len(rows) == 7
             assert all(0 < x < width and 0 < y < height for x, y in corners)
+            drawn += [(x, y, int(row[0]), float(row[column])) for (x, y), row in zip(corners, rows, strict=True)]
+        left, right, low, high = (
+            find(drawn, key=itemgetter(at)) for at, find in ((2, min), (2, max), (3, min), (3, max))
+        )
+        for x, y, tenants, value in drawn:
+            assert x == pytest.approx(
+                left[0] + (right[0] - left[0]) * math.log2(tenants) / math.log2(right[2]), abs=0.1
+            )
+            shown = low[3] + (high[3] - low[3]) * (y - low[1]) / (high[1] - low[1])
+            assert value == pytest.approx(shown, abs=2 * rounded)
+
+    def test_titles_and_modes_can_be_read(self) -> None:
+        texts = [element.text for element in self.PLOT.iterfind(".//{*}text")]
+        assert {"Hit rate, % of prompt tokens", "Stored, MiB", "tenants", *Mode} <= set(texts)
 
     @pytest.mark.parametrize("background", [1.0, 0.006])
     def test_lines_and_text_stand_out_from_white_and_from_near_black(self, background: float) -> None:
-        for colour, least in [*((colour, 3) for colour in COLOURS.values()), (TEXT, 4)]:
+        lines, texts = (
+            set(re.findall("#[0-9a-f]{6}", " ".join(one.attrib.get("style", "") for one in self.PLOT.iterfind(of))))
+            for of in (".//{*}path", ".//{*}text")
+        )
+        assert len(lines - texts) == len(Mode)
+        for colour, least in [*((colour, 3) for colour in lines), *((colour, 4) for colour in texts)]:
             light, dark = sorted((luminance(colour), background), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= least, colour
 

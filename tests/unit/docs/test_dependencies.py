@@ -75,9 +75,14 @@ def test_what_runs_in_other_peoples_images_imports_what_these_have(folder: Path,
 
 def test_each_dependency_has_a_line_that_says_why() -> None:
     page = (REPOSITORY / "docs/dependencies.md").read_text()
-    named = {name.strip() for row in re.findall(r"^\| ([^|]+) \|", page, re.M) for name in row.split("(")[0].split(",")}
+    rows = re.findall(r"^\| ([^|]+) \|", page, re.M)
+    named = {name.strip() for row in rows for name in re.sub(r"\([^)]*\)", "", row).split(",")}
     for extra in ("operator", "gate", "plugin", "dev"):
         assert declared(extra) <= named, declared(extra) - named
+    pinned = [path.read_text() for path in sorted((REPOSITORY / "requirements").glob("bench-*.in"))]
+    assert len(pinned) == 4
+    for name in re.findall(r"^([\w-]+)(?:\[\w+\])?==", "\n".join(pinned), re.M):
+        assert name in named, name
 
 
 PROGRAMS = {
