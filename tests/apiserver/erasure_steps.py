@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager
 
 from kvstrata.model.erasure.facts import Deletion
 from kvstrata.model.erasure.record import ErasureRecord
-from kvstrata.reconcile.erasure.codec import decode
-from kvstrata.reconcile.erasure.record_store import DATA_KEY, PREFIX
+from kvstrata.reconcile.erasure.record_store import DATA_KEY, PREFIX, decode
 from tests.support.api_proxy import ApiProxy
 from tests.support.api_proxy_faults import WRITES, Held, Hold
 

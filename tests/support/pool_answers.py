@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.actions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from tests.support.objects import NAMESPACE
 
 if TYPE_CHECKING:

@@ -25,9 +25,18 @@ from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
-from kvstrata.plan.actions import EndReclaim, ErasureOrder, Plan, ProbeBackend, Question, ReclaimQuestion, TendServers
+from kvstrata.plan.actions import (
+    EndReclaim,
+    ErasureOrder,
+    IsolationQuestion,
+    Plan,
+    PoolQuestion,
+    ProbeBackend,
+    Question,
+    ReclaimQuestion,
+    TendServers,
+)
 from kvstrata.plan.ownership import has_our_label
-from kvstrata.plan.questions import IsolationQuestion, PoolQuestion
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_domains import KmsDomains
 from kvstrata.reconcile.keys.kms_services import KmsServices, Login, by_service_account

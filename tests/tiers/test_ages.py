@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import pytest
 
 from kvstrata_sidecar.adapter.policy.ages import Ages
-from kvstrata_sidecar.adapter.redis.budget.foresight import Foresight
+from kvstrata_sidecar.adapter.redis.budget.scope_state import Foresight
 
 
 class Clock:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.clients.redis.tier_names import Names, slot_of
+from kvstrata.clients.redis.key_names import Names, slot_of
 from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Problem, Standing, TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, member_of, parse_member, rooms_key
 from kvstrata_sidecar.adapter.redis.hottest import SCOPES_AT_ONCE, busiest
-from kvstrata_sidecar.adapter.tier.hot import MAX_HOT, Hot, most_of_each
-from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.interface import MAX_HOT, Block, Hot, most_of_each
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN
 from tests.tiers.redis_process import RedisProcess

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata_sidecar.adapter.memory.warmup import Chunk, Room, batches, share_out, whole_chunks
-from kvstrata_sidecar.adapter.tier.hot import Hot
+from kvstrata_sidecar.adapter.tier.interface import Hot
 
 BYTES = 10
 SCOPES = ("a", "b", "c", "d")

@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.memory.params import MemoryParams, Warmup
 from kvstrata_sidecar.adapter.memory.warmup import Chunk, Memory, Warmer
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.hot import Hot
+from kvstrata_sidecar.adapter.tier.interface import Hot
 
 A, B = "a" * 32, "b" * 32
 DOMAIN = "d0d0d0d0d0d0d0d0"

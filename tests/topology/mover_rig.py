@@ -11,9 +11,9 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from kvstrata.clients.redis.key_names import bucket_of, part_of, whole_buckets
+from kvstrata.clients.redis.move_report import MoveReport, MoveStats
 from kvstrata.clients.redis.slot_mover import SlotMover
-from kvstrata.clients.redis.slot_moves import MoveReport, MoveStats
-from kvstrata.clients.redis.slot_names import bucket_of, part_of, whole_buckets
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.plan.redis.topology import Step, step
 from kvstrata.plan.redis.topology.steps import MoveOrder

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.clients.redis import slot_keys, slot_mover
-from kvstrata.clients.redis.slot_moves import MoveReason, MoveStats
-from kvstrata.clients.redis.slot_names import bucket_of, part_of
+from kvstrata.clients.redis.key_names import bucket_of, part_of
+from kvstrata.clients.redis.move_report import MoveReason, MoveStats
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects.redis.users import user_rules
 from kvstrata_sidecar.adapter.redis.client.slots import slot_of

@@ -93,7 +93,7 @@ from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, RevokedK
 from kvstrata.contract.wire import canonical_json, digest_bytes
 from kvstrata.model.erasure import facts as erasurefacts
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
-from kvstrata.reconcile.erasure import codec
+from kvstrata.reconcile.erasure import record_store
 from tests.support import receipts
 
 
@@ -364,8 +364,8 @@ def cases() -> Iterator[Case]:
     yield _receipt("HandOver rotated", ROTATED, *SIGNED, *SIGNED)
     yield _receipt("HandOver lost", LOST, *SIGNED)
 
-    yield Case("record", "ErasureRecord full", KEPT, partial(codec.encode, KEPT), codec.decode)
-    yield Case("record", "ErasureRecord minimal", BEGUN, partial(codec.encode, BEGUN), codec.decode)
+    yield Case("record", "ErasureRecord full", KEPT, partial(record_store.encode, KEPT), record_store.decode)
+    yield Case("record", "ErasureRecord minimal", BEGUN, partial(record_store.encode, BEGUN), record_store.decode)
 
 
 def error() -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from kvstrata.contract.messages.probe import ENGINE, Probed, ProbedTier, ProbeOutcome
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.questions import ProbePod, TellIsolation
+from kvstrata.plan.actions import ProbePod, TellIsolation
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy
 from tests.support.worlds import Simulation
 

@@ -38,10 +38,10 @@ from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
+from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.deps import Crew
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
-from kvstrata.reconcile.erasure.ports import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.record_store import PREFIX, Keep
 from kvstrata.reconcile.erasure.tasks import Erasures
 from kvstrata.reconcile.erasure.tiers import Looks

@@ -11,8 +11,8 @@ from kvstrata.clients.resources import JOB, NETWORK_POLICY, SECRET
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import ORDER_FILE
+from kvstrata.reconcile.erasure.deletions import DeletionJobs, DeletionRun
 from kvstrata.reconcile.erasure.jobs import Jobs
-from kvstrata.reconcile.erasure.ports import DeletionJobs, DeletionRun
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.memory_kube import MemoryKube

@@ -27,8 +27,7 @@ from kvstrata.model.erasure.facts import (
 )
 from kvstrata.model.erasure.record import Erasure, ErasureRecord, LeftEpoch
 from kvstrata.plan.rules.invalidation import MAX_ERASED_SCOPES
-from kvstrata.reconcile.erasure.codec import decode, encode
-from kvstrata.reconcile.erasure.record_store import Keep, name_of
+from kvstrata.reconcile.erasure.record_store import Keep, decode, encode, name_of
 from tests.support.memory_kube import MemoryKube
 from tests.support.receipts import OLD_EPOCH
 from tests.unit.plan.erasures import (

@@ -13,7 +13,7 @@ from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.questions import ProbePod, TellIsolation
+from kvstrata.plan.actions import ProbePod, TellIsolation
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.probe import AT_ONCE, EVENT, Probing
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from kvstrata.clients.redis.move_report import MoveReason, MoveReport, MoveStats, Told
 from kvstrata.clients.redis.slot_mover import SlotMover
-from kvstrata.clients.redis.slot_moves import MoveReason, MoveReport, MoveStats, Told
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.redis.cluster import cluster_state
@@ -19,7 +19,7 @@ from kvstrata.plan.redis.topology import MoveOrder
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis import topology as module
 from kvstrata.reconcile.redis.topology import Topologies
-from kvstrata.reconcile.redis.topology_moves import MoveCount
+from kvstrata.reconcile.redis.topology_events import MoveCount
 from kvstrata.reconcile.store import Store
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE

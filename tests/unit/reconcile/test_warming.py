@@ -22,7 +22,7 @@ from kvstrata.contract.messages.pools import (
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.actions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import pools as module
 from kvstrata.reconcile.pools import Warming
 from tests.support.objects import NAMESPACE, config_map, cpu_tier, model, pod, pool

@@ -20,17 +20,20 @@ from kvstrata.api.base import (
 )
 from kvstrata.api.cachedmodel_gate import GateSpec
 from kvstrata.api.cachedmodel_source import ModelSpec
-from kvstrata.api.cachedmodel_status import OnProbeFailure, ProbeMode, ProbeSpec, ProbeStatus
+from kvstrata.api.cachedmodel_status import (
+    DEFAULT_ROLLBACK_WINDOW_S,
+    MAX_FORMER_IDENTITIES,
+    FormerIdentity,
+    OnProbeFailure,
+    ProbeMode,
+    ProbeSpec,
+    ProbeStatus,
+    ReclaimedCache,
+)
 from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, Positive, SchemaDefault
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.rollback import (
-    DEFAULT_ROLLBACK_WINDOW_S,
-    MAX_FORMER_IDENTITIES,
-    FormerIdentity,
-    ReclaimedCache,
-)
 from kvstrata.api.scalars import Generation, Image, Quantity, ShortText
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256

@@ -21,8 +21,8 @@ from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 from kvstrata.model.pods import Pod
 from kvstrata.model.probe import NoProbe, ProbeReport, Shown
 from kvstrata.model.world import World
+from kvstrata.plan.actions import ProbePod, TellIsolation
 from kvstrata.plan.conditions import Finding, false, true, unknown
-from kvstrata.plan.questions import ProbePod, TellIsolation
 
 KIND = ConditionType.ISOLATION_VERIFIED
 READERS = 8

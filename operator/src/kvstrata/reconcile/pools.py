@@ -22,8 +22,8 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pods import Pod
 from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
+from kvstrata.plan.actions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.plan.pools.rendering import RENDER_AGAIN_S
-from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.background import RETRY_S, Background, utc_now

@@ -14,8 +14,8 @@ from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
+from kvstrata.plan.actions import IsolationQuestion, ProbePod, TellIsolation
 from kvstrata.plan.isolation import failure_message, failure_stands
-from kvstrata.plan.questions import IsolationQuestion, ProbePod, TellIsolation
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.background import Background, utc_now

@@ -23,31 +23,29 @@ from kvstrata.plan.actions import (
     EndReclaim,
     EnsureSecret,
     ErasureOrder,
+    InspectPool,
+    IsolationQuestion,
     KeepInKms,
     Plan,
+    PoolQuestion,
     ProbeBackend,
+    ProbePod,
     ReadForeign,
+    ReadSource,
     ReclaimFormer,
     ReconcileCluster,
     Remove,
+    RenderPool,
     SetFinalizers,
     StatusWrite,
     TellFormer,
+    TellIsolation,
     TendServers,
     TurnSecret,
+    WarmPool,
 )
 from kvstrata.plan.budgets.admission import admitted_by
 from kvstrata.plan.kinds.rejected import plan_refused
-from kvstrata.plan.questions import (
-    InspectPool,
-    IsolationQuestion,
-    PoolQuestion,
-    ProbePod,
-    ReadSource,
-    RenderPool,
-    TellIsolation,
-    WarmPool,
-)
 from kvstrata.reconcile.affected import concerned_by_commit
 from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
 from kvstrata.reconcile.redis.backends import Backends

@@ -26,8 +26,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, read
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import Pace
-from kvstrata_sidecar.delete_job.replicas import await_replicas
-from kvstrata_sidecar.delete_job.servers import Servers, StoppedError
+from kvstrata_sidecar.delete_job.servers import Servers, StoppedError, await_replicas
 
 WALK_COUNT = 512
 

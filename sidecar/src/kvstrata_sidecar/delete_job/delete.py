@@ -28,8 +28,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, re
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import LEAST_AT_ONCE, Pace
-from kvstrata_sidecar.delete_job.replicas import await_replicas
-from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError
+from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError, await_replicas
 
 TOMBSTONE_KEEP_MS = 7 * 86_400_000
 """How long a writer may be frozen and still find the tombstone. Values written later are unreadable, because the

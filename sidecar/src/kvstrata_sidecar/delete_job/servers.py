@@ -6,7 +6,7 @@ deletions is unknown, so the deletion stops and is started again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -231,3 +231,30 @@ def _stopping(address: Address | Endpoint) -> Iterator[None]:
         raise StoppedError(StopReason.SERVER_AWAY, f"{address}: {error}") from error
     except ReplyError as error:
         raise StoppedError(StopReason.REFUSED, f"{address}: {error}") from error
+
+
+PATIENCE_S = 30.0
+POLL_S = 0.1
+
+
+def await_replicas(
+    servers: Servers,
+    primary: Primary,
+    told: Callable[[int, int], None],
+    *,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Report the counts of replicas and of confirming ones to `told`, until all confirm. Raises StoppedError if they do
+    not in time."""
+    written = servers.written(primary)
+    give_up_at_s = clock() + PATIENCE_S
+    while True:
+        replicas, in_step = servers.in_step(primary, written)
+        told(replicas, in_step)
+        if in_step >= replicas:
+            return
+        if clock() >= give_up_at_s:
+            late = f"{replicas - in_step} of {replicas} replicas do not confirm"
+            raise StoppedError(StopReason.REPLICAS_BEHIND, f"{primary.address}: {late}")
+        sleep(POLL_S)

@@ -25,7 +25,7 @@ from kvstrata_sidecar.gate.control import service as control
 from kvstrata_sidecar.gate.control.engine_reset import EngineResetter
 from kvstrata_sidecar.gate.control.erase import PodEraser
 from kvstrata_sidecar.gate.control.keys import PodKeys
-from kvstrata_sidecar.gate.control.poolwait import PoolWait
+from kvstrata_sidecar.gate.control.pool_wait import PoolWait
 from kvstrata_sidecar.gate.control.probe import Prober
 from kvstrata_sidecar.gate.control.render import Warming
 from kvstrata_sidecar.gate.control.service import ControlService

@@ -20,8 +20,8 @@ from typing import Any
 from redis import exceptions
 
 from kvstrata.clients.redis.connection import ServerAwayError, ServerLine, Word
-from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, MoveStats, Told
-from kvstrata.clients.redis.slot_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
+from kvstrata.clients.redis.key_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
+from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveStats, Told
 from kvstrata.contract.store.redis_scripts import script
 
 BATCH_BYTES = 1 << 20

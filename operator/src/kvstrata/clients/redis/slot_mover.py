@@ -11,8 +11,8 @@ from typing import Any
 from redis import exceptions
 
 from kvstrata.clients.redis.connection import Dial, MayNotWriteError, ServerAwayError, ServerLine, Word
+from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveReport, MoveStats, Told
 from kvstrata.clients.redis.slot_keys import Credentials, Ends, KeyMover, Pause
-from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, MoveReport, MoveStats, Told
 from kvstrata.model.redis.cluster import Cluster, Server, SlotRange
 from kvstrata.plan.redis.topology.steps import MoveOrder
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import redis.asyncio as redis
 
+from kvstrata.clients.redis.key_names import Names, Sorted
 from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_fields, parse_nodes
 from kvstrata.clients.redis.probe import Access, Failure, ask, parse_endpoint
-from kvstrata.clients.redis.tier_names import Names, Sorted
 from kvstrata.contract.wire import digest
 from kvstrata.model.redis.cluster import SLOTS, Peer
 

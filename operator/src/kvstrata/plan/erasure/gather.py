@@ -44,8 +44,8 @@ from kvstrata.model.erasure.record import (
 from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
-from kvstrata.plan.erasure.erasureprefix import chunks_of as prefix_chunks
-from kvstrata.plan.erasure.erasureprefix import source_of
+from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
+from kvstrata.plan.erasure.prefix import source_of
 from kvstrata.plan.redis.backend import report_of
 from kvstrata.plan.rules.invalidation import scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, is_fenced

@@ -26,9 +26,9 @@ from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.conditions import false, kstatus, true, write_status
 from kvstrata.plan.erasure import status as erasurestatus
 from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves
-from kvstrata.plan.erasure.erasureprefix import Prefix
-from kvstrata.plan.erasure.erasureprefix import chunks_of as prefix_chunks
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from kvstrata.plan.erasure.prefix import Prefix
+from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.rules import invalidation as chain
 from kvstrata.plan.witnesses import Witness, account_for, witnesses_now
 

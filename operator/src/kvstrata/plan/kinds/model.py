@@ -19,13 +19,12 @@ from kvstrata.objects.applied import missing
 from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.pod.identity import cache_identity
-from kvstrata.plan.actions import Decision, EnsureSecret, Material, Plan, TellFormer
+from kvstrata.plan.actions import Decision, EnsureSecret, Material, Plan, TellFormer, TellIsolation
 from kvstrata.plan.bundle.enforcement import coverage, rules_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.isolation import isolation, probes_due
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
 from kvstrata.plan.ownership import FOREIGN_S, name_conflict, no_longer_wanted, read_foreign
-from kvstrata.plan.questions import TellIsolation
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.redis.external import is_awaited
 from kvstrata.plan.rules import first

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedmodel_status import MAX_FORMER_IDENTITIES, FormerIdentity, FormerPhase
 from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.rollback import MAX_FORMER_IDENTITIES, FormerIdentity, FormerPhase
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.pods import CommittedBundle

@@ -16,8 +16,7 @@ from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.wire import digest
 from kvstrata.model.world import World
-from kvstrata.plan.actions import Decision
-from kvstrata.plan.questions import ReadSource
+from kvstrata.plan.actions import Decision, ReadSource
 
 READ_AGAIN_S = 60.0
 READ_AT_AN_EDIT_S = 2.0

@@ -22,9 +22,8 @@ from kvstrata.model.pods import Pod
 from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.world import World
 from kvstrata.objects.pod.identity import render_id
-from kvstrata.plan.actions import Decision
+from kvstrata.plan.actions import Decision, RenderPool
 from kvstrata.plan.pools.content import Content, content_of
-from kvstrata.plan.questions import RenderPool
 
 ASK_AGAIN_S = 10.0
 

@@ -8,15 +8,19 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
+from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
+from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.objects.context import BuildContext
+from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
 from kvstrata.reconcile.background import utc_now
+from kvstrata.reconcile.erasure.deletions import DeletionJobs
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
-from kvstrata.reconcile.erasure.ports import DeletionJobs, ReceiptChains
 from kvstrata.reconcile.erasure.record_store import Keep
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.events import Events
@@ -28,6 +32,17 @@ from kvstrata.reconcile.writer import NotLeadingError
 
 AT_ONCE = 8
 """Concurrent orders to pods, looks at tiers and requests to the API server, over all erasures."""
+
+
+class ReceiptChains(Protocol):
+    """Calls may be repeated; callers check leadership first."""
+
+    async def issue(
+        self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
+    ) -> Receipted | ChainConflict:
+        """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
+        chain in the CacheDomain's status; the caller writes the result there. Returns after the receipt is stored.
+        Raises KubeError; a retry finds what was written."""
 
 
 @dataclass(slots=True)

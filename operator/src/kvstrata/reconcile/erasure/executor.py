@@ -17,9 +17,9 @@ from kvstrata.plan.erasure.next_step import IssueReceipt
 from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, DestroyKeys, ResetEngine, RevokeKeys
 from kvstrata.plan.erasure.receipt_chain import ChainConflict
 from kvstrata.reconcile.erasure import deletions
+from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.deps import Crew
 from kvstrata.reconcile.erasure.pods import PodError
-from kvstrata.reconcile.erasure.ports import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.tiers import Found, LookError
 from kvstrata.reconcile.keys import CustodyError
 

@@ -27,7 +27,7 @@ from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, Te
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import RETRY_S, Background
-from kvstrata.reconcile.erasure.ports import DeletionJobs, DeletionRun, TierDeletion
+from kvstrata.reconcile.erasure.deletions import DeletionJobs, DeletionRun, TierDeletion
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError

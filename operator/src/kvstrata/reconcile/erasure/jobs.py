@@ -27,6 +27,7 @@ from kvstrata.objects.erasure.delete_job import (
     deletion_order,
     needed_secrets,
 )
+from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.job_result import (
     STOPPED,
     WHOLE,
@@ -40,7 +41,6 @@ from kvstrata.reconcile.erasure.job_result import (
     read_report,
     readable,
 )
-from kvstrata.reconcile.erasure.ports import DeletionRun, TierDeletion
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError
 

@@ -19,10 +19,10 @@ from types import TracebackType
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
 from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.redis.move_report import MoveReport
 from kvstrata.clients.redis.nodes import REFUSED, NodeAccess, RedisNodes, Sent
 from kvstrata.clients.redis.probe import RedisReason
 from kvstrata.clients.redis.slot_mover import SlotMover
-from kvstrata.clients.redis.slot_moves import MoveReport
 from kvstrata.clients.resources import POD, SECRET
 from kvstrata.model.pods import BackendReport, ClusterReport, Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
@@ -36,8 +36,7 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.redis.topology_events import TopologyEvents
-from kvstrata.reconcile.redis.topology_moves import MoveCount
+from kvstrata.reconcile.redis.topology_events import MoveCount, TopologyEvents
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import Store
 

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.redis.move_report import MoveStats, Told
 from kvstrata.clients.redis.nodes import IDENTITY_CHANGED, NOT_SENT, REFUSED, Sent
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal
 from kvstrata.plan.redis.cluster import holds_anything, was_formed
-from kvstrata.plan.redis.topology import Step, StepReason, Verdict, failovers
+from kvstrata.plan.redis.topology import MoveOrder, Step, StepReason, Verdict, failovers
 from kvstrata.plan.redis.topology.view import count
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.events import Events
@@ -176,3 +177,30 @@ class TopologyEvents:
         tier = self._tier()
         if tier is not None:
             await self._events.tell(tier, reason, message, warning=warning or lost > 0)
+
+
+class MoveCount:
+    """Counts the moves of one step, for a tier given by namespace and name. `told` gets the number of moved slots
+    whenever it grows."""
+
+    def __init__(self, where: tuple[str, str], told: Callable[[int], None]) -> None:
+        self._slots, self._dropped = metrics.SLOTS_MOVED.labels(*where), metrics.MOVE_DROPPED.labels(*where)
+        self._told = told
+        self._moved = 0
+
+    def of(self, order: MoveOrder) -> Told:
+        """Return a callback for an order's progress, to be called once more at its end."""
+        slots = dropped = 0
+
+        def take(tally: MoveStats) -> None:
+            nonlocal slots, dropped
+            # A slot with the same source and target was only closed.
+            more = tally.slots - slots if order.source != order.target else 0
+            self._dropped.inc(tally.dropped - dropped)
+            slots, dropped = tally.slots, tally.dropped
+            if more:
+                self._slots.inc(more)
+                self._moved += more
+                self._told(self._moved)
+
+        return take

@@ -13,8 +13,7 @@ from kvstrata.contract.store.block_file import key_of, parts_of
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.hot import Hot, most_of_each
-from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.interface import Block, Hot, most_of_each
 
 Found = tuple[int, bytes]
 """A block's number in its request, and the key of its file."""

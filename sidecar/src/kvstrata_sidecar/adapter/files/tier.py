@@ -25,8 +25,7 @@ from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.counts import Counters, Histogram
-from kvstrata_sidecar.adapter.tier.hot import Hot
-from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.interface import Block, Hot
 from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
 
 

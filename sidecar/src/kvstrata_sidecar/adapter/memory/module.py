@@ -21,9 +21,9 @@ from kvstrata_sidecar.adapter.memory.events import MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import Evictor
 from kvstrata_sidecar.adapter.memory.lmcache_keys import Chunks
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.memory.lmcache_prefetch import Prefetch
 from kvstrata_sidecar.adapter.memory.loans import Lending, Loans
 from kvstrata_sidecar.adapter.memory.params import MemoryParams, Warmup
-from kvstrata_sidecar.adapter.memory.prefetch import Prefetch
 from kvstrata_sidecar.adapter.memory.warmup import Memory, Warmer
 from kvstrata_sidecar.adapter.memory.write_back import Offers
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, nobody_asks

@@ -25,8 +25,7 @@ from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of
 from kvstrata_sidecar.adapter.memory.params import Warmup
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.hot import Hot
-from kvstrata_sidecar.adapter.tier.interface import PodTier
+from kvstrata_sidecar.adapter.tier.interface import Hot, PodTier
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Re
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.threads import Crew
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.hot import Hot, most_of_each
+from kvstrata_sidecar.adapter.tier.interface import Hot, most_of_each
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
 
 T = TypeVar("T")

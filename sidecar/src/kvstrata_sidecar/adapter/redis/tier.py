@@ -8,16 +8,17 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.redis.block_exchanges import Lent, LoadPart, StorePart
 from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
-from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Bounds
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
 from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
@@ -27,15 +28,13 @@ from kvstrata_sidecar.adapter.redis.hottest import Hottest
 from kvstrata_sidecar.adapter.redis.lookups import Lookups, Shadow
 from kvstrata_sidecar.adapter.redis.placement import FullNodes, Placing, PoolPlaces
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
+from kvstrata_sidecar.adapter.redis.sweep.access import SweeperHooks
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper
-from kvstrata_sidecar.adapter.redis.sweep.sweeper_hooks import SweeperHooks
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
-from kvstrata_sidecar.adapter.redis.usage import usage_rows
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
 from kvstrata_sidecar.adapter.tier.encryption import sealers
-from kvstrata_sidecar.adapter.tier.hot import Hot
-from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.interface import Block, Hot
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Key, Part, StoreOutcome, Task, TaskKind, TaskTable
 
@@ -349,3 +348,17 @@ class Tier:
         if refusal is None and keyspace in self._revoked.revoked:
             return Refusal.REVOKED
         return self._shared.sealer().refusal(keyspace) if refusal is None else refusal
+
+
+def usage_rows(
+    tier: str, held: Iterable[tuple[str, int, int]], bounds_of: Callable[[str], Bounds | None]
+) -> list[ScopeUsage]:
+    """Return a row for each (keyspace, bytes, blocks) in `held`."""
+    rows = []
+    for keyspace, used_bytes, blocks in held:
+        bounds = bounds_of(keyspace)
+        limit_bytes, guaranteed_bytes = (bounds.limit_bytes, bounds.guaranteed_bytes) if bounds else (None, 0)
+        rows.append(
+            ScopeUsage(keyspace[:SCOPE_DIGITS], tier, used_bytes, blocks, limit_bytes, guaranteed_bytes or None)
+        )
+    return rows

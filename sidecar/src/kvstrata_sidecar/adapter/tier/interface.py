@@ -11,8 +11,26 @@ from typing import NamedTuple, Protocol
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata_sidecar.adapter.tier.counts import Histogram
-from kvstrata_sidecar.adapter.tier.hot import Hot
 from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task
+
+MAX_HOT = 65_536
+"""Upper bound on the blocks that a tier reports."""
+
+
+class Hot(NamedTuple):
+    """`last_use` is comparable within one tier, larger is later; `age_s` is the time since computation."""
+
+    keyspace: str
+    rank: int
+    group: int
+    chunk_hash: bytes
+    last_use: float
+    age_s: float
+
+
+def most_of_each(scopes: int) -> int:
+    """Return how many blocks are reported per scope."""
+    return max(1, MAX_HOT // max(1, scopes))
 
 
 class Block(NamedTuple):

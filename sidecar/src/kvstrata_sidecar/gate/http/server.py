@@ -12,9 +12,8 @@ from typing import Any
 
 import httptools
 
-from kvstrata_sidecar.gate.http.bounds import Buffered
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Exchange, Limits, Request, Service
+from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Buffered, Exchange, Limits, Request, Service
 
 _SINGLE = frozenset(
     (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"authorization", b"x-api-key",

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.budget.capacity_shares import Rooms
-from kvstrata_sidecar.adapter.redis.budget.foresight import Foresight
-from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, ScopeView, Share, view
+from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, Foresight, ScopeView, Share, view
 from kvstrata_sidecar.adapter.redis.client.commands import (
     FOR_EVER_MS,
     Bounds,

@@ -1,16 +1,42 @@
-"""A sweeper's connection to its tier, for the scopes that the policy allows at that moment."""
+"""What a sweeper needs of its tier, and its connection for the scopes that the policy allows at that moment."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Permit
+from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport
 from kvstrata_sidecar.adapter.redis.client.resp import ReplyError, TransportError
-from kvstrata_sidecar.adapter.redis.sweep.sweeper_hooks import SweeperConnection, SweeperHooks
 
 logger = logging.getLogger(__name__)
+
+
+class SweeperConnection(Transport, Protocol):
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and in step as far as known."""
+
+    def abort(self) -> None:
+        """Make the command under way fail at once."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweeperHooks:
+    """`life_ms` and `bounds` are a keyspace's; `learn` asks which of the policy's keyspaces the tier has revoked."""
+
+    connect: Callable[[], SweeperConnection]
+    usable: Callable[[], bool]
+    life_ms: Callable[[str], int | None]
+    bounds: Callable[[str], Bounds | None]
+    count: Callable[[str, int, str], None]
+    learn: Callable[[Transport, Collection[str]], None]
 
 
 class SweeperAccess:

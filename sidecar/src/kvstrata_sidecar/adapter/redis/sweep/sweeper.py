@@ -17,20 +17,15 @@ from functools import partial
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
-from kvstrata_sidecar.adapter.redis.budget.departed import Departed
 from kvstrata_sidecar.adapter.redis.budget.expiry import clamp, expire
 from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
-from kvstrata_sidecar.adapter.redis.budget.reclaim import Reclaim
-from kvstrata_sidecar.adapter.redis.budget.reclaim_2 import Leftovers
+from kvstrata_sidecar.adapter.redis.budget.reclaim import Departed, Leftovers, Reclaim
 from kvstrata_sidecar.adapter.redis.budget.scope_state import ScopeView
 from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Place, Transport, claim, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError, TransportError
-from kvstrata_sidecar.adapter.redis.sweep.access import SweeperAccess
-from kvstrata_sidecar.adapter.redis.sweep.audit import audit_bucket
-from kvstrata_sidecar.adapter.redis.sweep.drift import LeaseDrift
-from kvstrata_sidecar.adapter.redis.sweep.inbox import Settling
-from kvstrata_sidecar.adapter.redis.sweep.pending import MAX_PENDING, Pending
-from kvstrata_sidecar.adapter.redis.sweep.sweeper_hooks import SweeperHooks
+from kvstrata_sidecar.adapter.redis.sweep.access import SweeperAccess, SweeperHooks
+from kvstrata_sidecar.adapter.redis.sweep.audit import LeaseDrift, audit_bucket
+from kvstrata_sidecar.adapter.redis.sweep.inbox import MAX_PENDING, Pending, Settling
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,9 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from kvstrata.contract.wire import digest
 from kvstrata.model.world import World
-from kvstrata.plan.actions import Decision
+from kvstrata.plan.actions import Decision, RenderPool
 from kvstrata.plan.pools.content import Content
 from kvstrata.plan.pools.rendering import ASK_AGAIN_S, render
-from kvstrata.plan.questions import RenderPool
 
 _NAME = "content"
 
