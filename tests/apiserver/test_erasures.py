@@ -19,7 +19,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.cli import plugin
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.record import read_receipt
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import PodMedium
 from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key
 from kvstrata.objects.pod.identity import render_id
@@ -293,7 +293,7 @@ def test_what_tenants_have_is_erased_and_receipts_prove_it_although_the_operator
     assert not found & {"shared tier", "open tier", "deletion", *(f"volumes of {pod.name}" for pod in place.pods)}
     assert "etcd's files" in found
     assert left >= {Residue.ETCD_HISTORY, Residue.ETCD_BACKUPS}
-    assert Claim.KEYS_DESTROYED not in read_receipt(receipt.encode()).record.claimed
+    assert ReceiptClaim.KEYS_DESTROYED not in read_receipt(receipt.encode()).record.claimed
     told = place.get("cachedomains", "default")["status"]["receipts"]
     assert told["count"] == 2
     place.wait("nothing to be kept of it", lambda: not place.kept())

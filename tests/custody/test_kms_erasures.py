@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.receipt.claims import claims
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S
 from kvstrata.reconcile.erasure.keys import KeyRevoker
@@ -102,7 +102,7 @@ def test_the_service_deletes_what_wrapped_the_key_and_the_receipt_has_its_word(
         assert wrapping(bao, w) == before, "one went and acme's new one came"
 
     made = told(story)
-    assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
+    assert made.proven() == ALL | {ReceiptClaim.KEYS_DESTROYED}
 
 
 def test_a_service_that_is_away_is_waited_for_by_name(told: Callable[[Story], World], bao: BaoServer) -> None:
@@ -117,7 +117,7 @@ def test_a_service_that_is_away_is_waited_for_by_name(told: Callable[[Story], Wo
         await until(w, lambda: w.phase == "Complete")
 
     made = told(story)
-    assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
+    assert made.proven() == ALL | {ReceiptClaim.KEYS_DESTROYED}
 
 
 @pytest.mark.parametrize("ask", ["revoke", "destroy"])
@@ -130,13 +130,13 @@ def test_a_custody_that_has_no_news_is_asked_again_after_a_while_and_not_at_once
         questions.append(about)
         return ()
 
-    crew = World.crew
+    deps = World.deps
 
     async def sleep(seconds: float) -> None:
         await (asyncio.Event().wait() if seconds == LOOK_AGAIN_S else asyncio.sleep(0))
 
     monkeypatch.setattr(KeyRevoker, ask, nothing)
-    monkeypatch.setattr(World, "crew", lambda made: replace(crew(made), sleep=sleep))
+    monkeypatch.setattr(World, "deps", lambda made: replace(deps(made), sleep=sleep))
 
     async def story(w: World) -> None:
         order(w.sim)
@@ -179,7 +179,7 @@ def test_an_operator_that_was_started_anew_waits_for_the_key_of_a_deleted_policy
 
     made = told(story, meanwhile=meanwhile)
     assert [(key.fingerprint, key.custody) for key in made.chain.issued[-1].keys] == [(held["acme"], KeyCustody.KMS)]
-    assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
+    assert made.proven() == ALL | {ReceiptClaim.KEYS_DESTROYED}
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["all at once", "the CacheDomain first"])
@@ -207,4 +207,4 @@ def test_keys_of_a_namespace_that_is_deleted_end_by_the_service_s_word_and_nothi
     assert len(made.chain.issued) == 2
     for facts in made.chain.issued:
         assert [key.custody for key in facts.keys] == [KeyCustody.KMS]
-        assert Claim.KEYS_DESTROYED in claims(facts)
+        assert ReceiptClaim.KEYS_DESTROYED in claims(facts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from tests.support.memory_keeper import CERTIFICATE_LIFE
+from tests.support.memory_secret_store import CERTIFICATE_LIFE
 from tests.support.objects import (
     NAMESPACE,
     STALLED_REDIS,

@@ -17,7 +17,7 @@ from kvstrata.clients.signing import is_signed
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Amount, Erasure, NodeFact, PodFact, TierFact
 from kvstrata.contract.receipt.record import Fault, Head, Receipt, ReceiptError, Record, check_signatures, read_receipt
-from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Mode, Moment, Standing
 from kvstrata.contract.wire import MAX_EXACT_NUMBER, canonical_json, from_wire, to_wire
 from tests.support.amounts import examples
@@ -131,20 +131,20 @@ def test_no_fact_that_is_taken_away_adds_a_claim_and_each_costs_one(order: list[
         before = set(claims(facts))
         facts = weaken(facts)
         assert set(claims(facts)) <= before
-        assert set(claims(weaken(erasure()))) < set(Claim)
+        assert set(claims(weaken(erasure()))) < set(ReceiptClaim)
     assert claims(facts) == ()
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(WEAKENINGS), max_size=3), st.sets(st.sampled_from(list(Claim))))
+@given(st.lists(st.sampled_from(WEAKENINGS), max_size=3), st.sets(st.sampled_from(list(ReceiptClaim))))
 def test_what_a_receipt_says_is_taken_if_and_only_if_its_facts_bear_it(
-    weakenings: list[Weakening], said: set[Claim]
+    weakenings: list[Weakening], said: set[ReceiptClaim]
 ) -> None:
     facts = erasure()
     for weaken in weakenings:
         facts = weaken(facts)
     facts = replace(facts, residue=(*facts.residue, *residue(*required_residue(facts))))
-    record = Record(HEAD, facts, tuple(claim for claim in Claim if claim in said))
+    record = Record(HEAD, facts, tuple(claim for claim in ReceiptClaim if claim in said))
     if said <= set(claims(facts)):
         record.check()
     else:

@@ -20,12 +20,12 @@ from kvstrata.contract.receipt.facts import (
     PodTier,
     Probes,
     Revoked,
+    Statement,
     Subject,
     Target,
     TierFact,
     Timings,
     Verification,
-    Word,
 )
 from kvstrata.contract.receipt.record import HandOver, HandOverKind, Head, Record, read_link
 from kvstrata.contract.receipt.residue import Residue, ResidueItem
@@ -56,9 +56,9 @@ def keys(seed: int = 1, previous: int | None = None) -> SigningKeys:
 
 OLD_EPOCH = epoch_commitment(DOMAIN, ScopeKind.TENANT, "acme", "0" * 31 + "1")
 NEW_EPOCH = epoch_commitment(DOMAIN, ScopeKind.TENANT, "acme", "0" * 31 + "2")
-OPERATOR = Word(Party.OPERATOR, "operator-pod-uid", T4)
-JOB = Word(Party.JOB, "job-uid", T3)
-KMS = Word(Party.CUSTODY, "transit:cluster-id", T4)
+OPERATOR = Statement(Party.OPERATOR, "operator-pod-uid", T4)
+JOB = Statement(Party.JOB, "job-uid", T3)
+KMS = Statement(Party.CUSTODY, "transit:cluster-id", T4)
 
 
 def subject(uid: str = "order-1", **changes: object) -> Subject:

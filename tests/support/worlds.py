@@ -49,8 +49,8 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import Writer
 from tests.support.memory_api.objects import MemoryApi
-from tests.support.memory_keeper import MemoryKeeper
 from tests.support.memory_kube import MemoryKube
+from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, Raw
 from tests.support.pool_answers import answer_for_pools
 from tests.support.renderer import Renderer
@@ -110,9 +110,9 @@ class Simulation:
         self.store.term = self.boots
         operator = f"op-{self.boots}"
         self.queue = WorkQueue(lambda: (self.now - START).total_seconds())
-        keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
-        self.keeper = keeper
-        self.secret_watch = SecretWatch(self.store, keeper)
+        secret_store = MemorySecretStore(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
+        self.secret_store = secret_store
+        self.secret_watch = SecretWatch(self.store, secret_store)
         self.ring = KeyRing()
         services = KmsServices(self.kube, map(AllowedService, self.kms_addresses), self.kms_login)
         self.kms_domains = KmsDomains(
@@ -122,11 +122,11 @@ class Simulation:
             self.store, self.queue, self.ring, self.kms_domains, operator, lambda: self.now, lambda: True
         )
         self.writer = Writer(
-            self.kube, self.store, self.queue, keeper, lambda: True,
+            self.kube, self.store, self.queue, secret_store, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
             lambda where, order: self.erase(where, order), self.kms.keep, self,
         )  # fmt: skip
-        self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
+        self.resync = Resync(self.kube, self.store, secret_store, [NAMESPACE], False)
 
     # what others do
 

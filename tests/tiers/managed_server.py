@@ -22,7 +22,7 @@ from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
 from kvstrata.plan.redis.credentials import Tending, missing_secrets, tend_credentials
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis.credentials import CredentialWorker
-from kvstrata.reconcile.secrets import Keeper, decode
+from kvstrata.reconcile.secrets import SecretStore, decode
 from kvstrata.reconcile.store import Store
 from kvstrata_sidecar.adapter.params import TlsParams
 from tests.support.memory_kube import MemoryKube
@@ -72,8 +72,8 @@ class Managed:
 
     def _boot(self) -> None:
         self.queue = WorkQueue(lambda: 0.0)
-        self.keeper = Keeper(self.kube, "kvstrata-system", os.urandom, self.now)
-        asyncio.run(self.keeper.open())
+        self.secret_store = SecretStore(self.kube, "kvstrata-system", os.urandom, self.now)
+        asyncio.run(self.secret_store.open())
 
     @property
     def files(self) -> dict[str, str]:
@@ -157,7 +157,7 @@ class Managed:
     def lose_passwords(self) -> None:
         """Delete the Secret of the users, and let the operator make it anew."""
         self.kube.remove(SECRET.kind, NAMESPACE, USERS)
-        self.keeper.forget(self.store.domain(NAMESPACE), USERS)
+        self.secret_store.forget(self.store.domain(NAMESPACE), USERS)
         asyncio.run(self._make())
 
     def change_authority(self) -> None:
@@ -175,17 +175,17 @@ class Managed:
     async def _make(self) -> None:
         world = self.store.world(NAMESPACE)
         for order in missing_secrets(world, CONTEXT, world.tiers["shared"], DOMAIN):
-            await self.keeper.ensure(self.store.domain(NAMESPACE), order)
+            await self.secret_store.ensure(self.store.domain(NAMESPACE), order)
         self._written()
 
     async def _round(self) -> Tending:
         tending = self._plan()
         tender = CredentialWorker(
-            self.kube, self.store, self.queue, self.keeper, lambda: True, files=self.files, now=self.now
+            self.kube, self.store, self.queue, self.secret_store, lambda: True, files=self.files, now=self.now
         )
         for action in tending.actions:
             if isinstance(action, TurnSecret):
-                await self.keeper.turn(self.store.domain(NAMESPACE), action)
+                await self.secret_store.turn(self.store.domain(NAMESPACE), action)
                 self._written()
             if isinstance(action, TendServers):
                 await tender.tend(NAMESPACE, action)
@@ -200,4 +200,4 @@ class Managed:
             if kind == CacheTier.INFO.kind:
                 self.store.observe(raw)
             elif kind == SECRET.kind and raw["metadata"]["labels"].get(labels.TIER):
-                self.keeper.observe(self.store.domain(NAMESPACE), raw)
+                self.secret_store.observe(self.store.domain(NAMESPACE), raw)

@@ -184,7 +184,7 @@ def test_another_authority_takes_over_without_a_failed_request(
     assert traffic.failures == []
     trusted = managed.secret(TLS)[names.AUTHORITY_KEY]
     assert trusted != former
-    assert trusted == managed.keeper.authority.certificate_pem
+    assert trusted == managed.secret_store.authority.certificate_pem
     (managed.user / names.AUTHORITY_KEY).write_bytes(former)
     with pytest.raises(AccessError, match="not trusted"):
         enter(managed)

@@ -1,4 +1,4 @@
-"""A managed cluster of real servers from which a tenant is erased: the operator's own plans, loop and course.
+"""A managed cluster of real servers from which a tenant is erased: the operator's own plans, loop and runner.
 
 The API server is in memory, and so are the pods of the model, whose gates say what tests have them say. The servers of
 the tier are real (`rig`), tended by the product. Deletions are its program, as Jobs would run it; looks are its own.
@@ -29,7 +29,7 @@ from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, USERS, users_acl
 from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis.topology.view import count
-from kvstrata.reconcile.erasure.deps import Crew
+from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.redis.topology import Topologies
@@ -118,17 +118,17 @@ class ClusterWorld(World):
         """How many Jobs run or ran."""
         return len(self._programs) + len(self.sim.kube.logs)
 
-    def crew(self) -> Crew:
+    def deps(self) -> ErasureDeps:
         """Everybody whom the operator knows, with its own looks and Jobs."""
-        crew = super().crew()
+        deps = super().deps()
 
         def verifier(endpoint: str, server_name: str, access: Access, *, cluster: bool) -> TierVerifier:
             pod = next(pod for pod in self.rig.pods.values() if pod.ready)
             return TierVerifier(f"{pod.ip}:{self.rig.port}", server_name, access, cluster=cluster)
 
-        looks = Looks(self.sim.kube, crew.operator, crew.now, verifier)
-        jobs = Jobs(self.sim.kube, CONTEXT, crew.now, lambda: self.leading)
-        return replace(crew, looks=looks, jobs=jobs, sleep=lambda _: asyncio.sleep(PAUSE_S))
+        looks = Looks(self.sim.kube, deps.operator, deps.now, verifier)
+        jobs = Jobs(self.sim.kube, CONTEXT, deps.now, lambda: self.leading)
+        return replace(deps, looks=looks, jobs=jobs, sleep=lambda _: asyncio.sleep(PAUSE_S))
 
     async def turn(self, seconds: float = 0.0) -> None:
         """Show what Kubernetes would show, and let everybody do what there is to be done."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from tests.support.objects import invalidation, model, policy, redis_tier
 from tests.support.redis_binary import needs_redis
 from tests.tiers.server_kinds import DEFAULT
@@ -63,7 +63,7 @@ async def test_a_tenant_is_erased_although_a_primary_is_lost_meanwhile_and_every
     world.rig.replace(lost)
     await world.until(lambda: world.phase in ("Complete", "Failed"))
 
-    assert world.proven() >= {Claim.UNREACHABLE, Claim.ERASED, Claim.VERIFIED}, world.status
+    assert world.proven() >= {ReceiptClaim.UNREACHABLE, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}, world.status
     assert (world.values(leaving), world.values(staying)) == (0, 2 * BLOCKS)
     assert world.status["keys"] == BLOCKS
     (tier,) = world.chain.issued[0].tiers
@@ -85,7 +85,7 @@ async def test_slots_stand_still_meanwhile_and_move_to_a_new_shard_afterwards(wo
     world.jobs_may_start = True
     await world.until(lambda: world.phase in ("Complete", "Failed"))
 
-    assert world.proven() >= {Claim.ERASED, Claim.VERIFIED}, world.status
+    assert world.proven() >= {ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}, world.status
     (tier,) = world.chain.issued[0].tiers
     assert len(tier.nodes) == 3, "a server without slots has nothing to be deleted"
     await world.until(lambda: world.slots(3))

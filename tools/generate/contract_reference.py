@@ -12,7 +12,7 @@ from kvstrata.api.docstrings import field_docstrings
 from kvstrata.contract.messages.audit import AUDIT_VERSION, Action, Event, Happened, Line
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import RECEIPT_VERSION, Fault, HandOver, Head
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.wire import camel
 
 _PLAIN: dict[Any, str] = {str: "text", int: "number", bool: "true or false"}
@@ -58,10 +58,12 @@ def build_receipt_reference() -> str:
     lines += ["## handOver", "", *_table(HandOver)]
     lines += ["## erasure", "", *_table(Erasure)]
     lines += ["## Claims", "", "Derived from the facts, in this order.", "", "| Claim | It says that |", "|---|---|"]
-    lines += [f"| {claim.value} | {claim.meaning} |" for claim in Claim]
+    lines += [f"| {claim.value} | {claim.meaning} |" for claim in ReceiptClaim]
     lines += ["", "## Residue", "", "| Residue | What is left | Beside it nobody can claim |", "|---|---|---|"]
     for kind in Residue:
-        denied = ", ".join(claim for claim in Claim if claim in kind.denies) or ("(ordered)" if kind.asked else "")
+        denied = ", ".join(claim for claim in ReceiptClaim if claim in kind.denies) or (
+            "(ordered)" if kind.asked else ""
+        )
         lines.append(f"| {kind.value} | {kind.meaning} | {denied} |")
     lines += ["", "## Why a receipt or a chain is refused", "", "| Word | Meaning |", "|---|---|"]
     lines += [f"| {fault.value} | {fault.meaning} |" for fault in Fault]

@@ -13,7 +13,7 @@ import pytest
 from kvstrata.clients.signing import is_signed
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.record import RECEIPT_VERSION, read_receipt
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from tests.support.receipts import keys, rotated_chain
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ def test_a_chain_of_every_version_holds_and_proves_what_it_proved(version: int) 
     receipts = [read_receipt(path.read_bytes()) for path in files(version)]
     chain = check_chain(receipts, is_signed, {keys(1).current_id})
     assert [one.link.version for one in chain.receipts] == [version] * 4
-    assert [len(one.record.claimed) for one in chain.receipts] == [len(Claim), 2, 0, len(Claim)]
+    assert [len(one.record.claimed) for one in chain.receipts] == [len(ReceiptClaim), 2, 0, len(ReceiptClaim)]
 
 
 def test_the_same_facts_give_the_same_bytes_as_ever() -> None:

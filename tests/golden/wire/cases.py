@@ -225,7 +225,7 @@ FACTS: tuple[erasurefacts.Fact, ...] = (
 )  # fmt: skip
 KEPT = ErasureRecord(
     "team", "forget-acme", "0123456789abcdef", (LeftEpoch(ScopeKind.TENANT, "acme", "1" * 32, "2" * 32),), (KEY,),
-    Erasure(ORDER).hearing(*FACTS), {A: ("c" * 64,)}, ("shared",),
+    Erasure(ORDER).with_facts(*FACTS), {A: ("c" * 64,)}, ("shared",),
 )  # fmt: skip
 BEGUN = ErasureRecord("team", "x", "0123456789abcdef", (), (), Erasure(ErasureOrder(receipts.subject(), AT, (), ())))
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvstrata.cli import plugin
 from kvstrata.contract.receipt.record import Fault, HandOverKind, read_link
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.wire import canonical_json
 from tests.support.receipts import erasure, issue, keys, lazy, rotated_chain, rotation, subject
 
@@ -75,8 +75,11 @@ def test_a_receipt_tells_what_is_proven_by_whom_and_what_is_not(
     told = capsys.readouterr().out
     proven, rest = told.split("  not proven:")
     not_proven, left = rest.split("  left:")
-    assert all(claim.meaning in proven for claim in (Claim.UNREACHABLE, Claim.KEYS_REVOKED))
-    assert all(claim.meaning in not_proven for claim in (Claim.KEYS_DESTROYED, Claim.ERASED, Claim.VERIFIED))
+    assert all(claim.meaning in proven for claim in (ReceiptClaim.UNREACHABLE, ReceiptClaim.KEYS_REVOKED))
+    assert all(
+        claim.meaning in not_proven
+        for claim in (ReceiptClaim.KEYS_DESTROYED, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED)
+    )
     assert "because of EtcdBackups, EtcdHistory" in not_proven
     assert all(item.kind.meaning in left for item in lazy().residue)
     assert "1 acknowledged" in proven

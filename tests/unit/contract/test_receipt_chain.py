@@ -22,7 +22,7 @@ from kvstrata.contract.receipt.record import (
     read_receipt,
     signed_bytes,
 )
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.wire import canonical_json
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy, rotated_chain, rotation
 
@@ -150,7 +150,7 @@ def test_a_changed_fact_is_a_forged_signature() -> None:
 
 
 def test_a_claim_that_was_added_is_refused_before_any_signature() -> None:
-    data = changed(issue(keys(), None, lazy()), lambda record: record.update(claims=[str(Claim.ERASED)]))
+    data = changed(issue(keys(), None, lazy()), lambda record: record.update(claims=[str(ReceiptClaim.ERASED)]))
     assert fault(lambda: read_receipt(data)) is Fault.CLAIMS_EXCEED_FACTS
 
 

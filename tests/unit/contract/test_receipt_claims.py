@@ -9,9 +9,9 @@ import pytest
 from kvstrata.contract.policy.data_key import key_fingerprint
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
-from kvstrata.contract.receipt.facts import Amount, Copies, Erasure, Fence, Probes, Revoked, Verification, Word
+from kvstrata.contract.receipt.facts import Amount, Copies, Erasure, Fence, Probes, Revoked, Statement, Verification
 from kvstrata.contract.receipt.record import Fault, Head, ReceiptError, Record
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import (
     Hbm,
     KeyCustody,
@@ -44,7 +44,7 @@ from tests.support.receipts import (
     tier,
 )
 
-EVERYTHING = tuple(Claim)
+EVERYTHING = tuple(ReceiptClaim)
 HEAD = Head(DOMAIN, NAMESPACE, 1, None, keys().current_id)
 FENCED = {"standing": Standing.FENCED, "gate_boot": "", "cache_boot": "", "revision": 0, "at": None, "probes": None}
 
@@ -90,7 +90,7 @@ def test_a_pod_that_may_still_reuse_leaves_nothing_to_claim(change: dict[str, ob
 
 def test_a_fenced_pod_leaves_unreachable_and_nothing_beyond() -> None:
     facts = without({**FENCED, "fence": fence("2026-11-22T10:05:30Z")})
-    assert claims(facts) == (Claim.UNREACHABLE,)
+    assert claims(facts) == (ReceiptClaim.UNREACHABLE,)
     assert required_residue(facts) == {Residue.POD_UNREACHABLE}
 
 
@@ -99,7 +99,7 @@ def test_a_pod_that_ended_took_its_memory_along_and_left_its_files() -> None:
     memory, files = (replace(one, erased=None) for one in pod().tiers)
     assert claims(without({**gone, "tiers": (memory,)})) == EVERYTHING
     left = without({**gone, "tiers": (memory, files)})
-    assert claims(left) == (Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED)
+    assert claims(left) == (ReceiptClaim.UNREACHABLE, ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED)
     assert required_residue(left) == {Residue.COPY_UNREACHABLE}
     inherited = replace(files, erased=Copies(9, 9, 0, 9000))
     assert claims(without({**gone, "tiers": (memory, inherited)})) == EVERYTHING
@@ -107,31 +107,31 @@ def test_a_pod_that_ended_took_its_memory_along_and_left_its_files() -> None:
 
 def test_of_nothing_nothing_is_claimed() -> None:
     assert claims(erasure(revoked=(), keys=())) == ()
-    assert Claim.KEYS_REVOKED not in claims(erasure(keys=()))
-    assert Claim.ERASED not in claims(erasure(tiers=(), pods=(pod(tiers=()),)))
+    assert ReceiptClaim.KEYS_REVOKED not in claims(erasure(keys=()))
+    assert ReceiptClaim.ERASED not in claims(erasure(tiers=(), pods=(pod(tiers=()),)))
 
 
 @pytest.mark.parametrize(
     ("change", "proven"),
     [
         ({"removed": None}, ()),
-        ({"removed": Word(Party.POD, "pod-1", T1)}, ()),
-        ({"destroyed": None}, (Claim.KEYS_REVOKED,)),
-        ({"destroyed": Word(Party.POD, "pod-1", T1)}, (Claim.KEYS_REVOKED,)),
-        ({"destroyed": Word(Party.OPERATOR, "operator-1", T3)}, (Claim.KEYS_REVOKED,)),
-        ({"destroyed": Word(Party.CUSTODY, "kms", T3)}, (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED)),
-        ({"custody": KeyCustody.SECRET, "destroyed": None}, (Claim.KEYS_REVOKED,)),
+        ({"removed": Statement(Party.POD, "pod-1", T1)}, ()),
+        ({"destroyed": None}, (ReceiptClaim.KEYS_REVOKED,)),
+        ({"destroyed": Statement(Party.POD, "pod-1", T1)}, (ReceiptClaim.KEYS_REVOKED,)),
+        ({"destroyed": Statement(Party.OPERATOR, "operator-1", T3)}, (ReceiptClaim.KEYS_REVOKED,)),
+        ({"destroyed": Statement(Party.CUSTODY, "kms", T3)}, (ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED)),
+        ({"custody": KeyCustody.SECRET, "destroyed": None}, (ReceiptClaim.KEYS_REVOKED,)),
     ],
 )
-def test_keys_are_gone_by_the_word_of_who_can_know(change: dict[str, object], proven: tuple[Claim, ...]) -> None:
+def test_keys_are_gone_by_the_word_of_who_can_know(change: dict[str, object], proven: tuple[ReceiptClaim, ...]) -> None:
     found = claims(erasure(keys=(data_key(**change),)))
-    assert tuple(one for one in found if one in (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED)) == proven
+    assert tuple(one for one in found if one in (ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED)) == proven
 
 
 def test_one_key_that_is_left_is_enough() -> None:
     other = data_key(fingerprint=key_fingerprint(b"o" * 32), removed=None, destroyed=None)
     facts = erasure(keys=(data_key(), other))
-    assert claims(facts) == (Claim.UNREACHABLE, Claim.ERASED, Claim.VERIFIED)
+    assert claims(facts) == (ReceiptClaim.UNREACHABLE, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED)
     assert required_residue(facts) == {Residue.KEY_KEPT}
 
 
@@ -151,7 +151,7 @@ def test_one_key_that_is_left_is_enough() -> None:
     ],
 )
 def test_erased_needs_every_server_and_every_pod_empty(facts: Erasure) -> None:
-    assert claims(facts) == (Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED)
+    assert claims(facts) == (ReceiptClaim.UNREACHABLE, ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,17 @@ def test_erased_needs_every_server_and_every_pod_empty(facts: Erasure) -> None:
     ],
 )
 def test_verified_needs_another_who_looked_everywhere_and_asked_every_pod(facts: Erasure) -> None:
-    assert claims(facts) == (Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED, Claim.ERASED)
+    assert claims(facts) == (
+        ReceiptClaim.UNREACHABLE,
+        ReceiptClaim.KEYS_REVOKED,
+        ReceiptClaim.KEYS_DESTROYED,
+        ReceiptClaim.ERASED,
+    )
 
 
 def test_what_the_verifier_still_finds_takes_erased_back() -> None:
     facts = emptied(nodes=(node("node-1"), node("node-2", left=Amount(1, 10))))
-    assert Claim.ERASED not in claims(facts)
+    assert ReceiptClaim.ERASED not in claims(facts)
     assert required_residue(facts) == {Residue.KEYS_REMAIN}
 
 
@@ -260,7 +265,7 @@ def test_a_tenant_is_named_only_where_its_order_names_it() -> None:
 def test_a_claim_beyond_the_facts_is_refused_and_a_modest_one_is_not() -> None:
     facts = lazy()
     with pytest.raises(ReceiptError) as refused:
-        Record(HEAD, facts, (Claim.UNREACHABLE, Claim.ERASED)).check()
+        Record(HEAD, facts, (ReceiptClaim.UNREACHABLE, ReceiptClaim.ERASED)).check()
     assert refused.value.fault is Fault.CLAIMS_EXCEED_FACTS
     Record(HEAD, facts, ()).check()
 

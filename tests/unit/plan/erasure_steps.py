@@ -6,7 +6,7 @@ from kvstrata.api.common import ConditionStatus
 from kvstrata.contract.receipt.record import Head
 from kvstrata.model.erasure.facts import Fact, Verdict
 from kvstrata.model.erasure.record import Erasure
-from kvstrata.plan.erasure.next_step import Conclude, Step, next_step
+from kvstrata.plan.erasure.next_step import Conclude, ErasureStep, next_step
 from tests.support.receipts import DOMAIN, NAMESPACE, keys
 
 from .erasures import (
@@ -30,28 +30,28 @@ HEAD = Head(DOMAIN, NAMESPACE, 1, None, keys().current_id)
 """Where the chain is that the receipt would continue."""
 
 
-def step_of(*facts: Fact, now_s: float = 60, seen: object = None, **of_order: object) -> Step:
+def step_of(*facts: Fact, now_s: float = 60, seen: object = None, **of_order: object) -> ErasureStep:
     """The next step after these facts."""
-    found = Erasure(order(**of_order)).hearing(*facts)
+    found = Erasure(order(**of_order)).with_facts(*facts)
     return next_step(found, seen or around(), at(now_s))  # type: ignore[arg-type]
 
 
-def ordered(step: Step, kind: type) -> list[object]:
+def ordered(step: ErasureStep, kind: type) -> list[object]:
     """Its orders of one kind."""
     return [one for one in step.orders if isinstance(one, kind)]
 
 
-def verdict_of(step: Step) -> Verdict | None:
+def verdict_of(step: ErasureStep) -> Verdict | None:
     """The verdict that it orders to be written."""
     return next((one.verdict for one in step.orders if isinstance(one, Conclude)), None)
 
 
-def holding(step: Step) -> set[str]:
+def holding(step: ErasureStep) -> set[str]:
     """Conditions that it calls true."""
     return {one.type for one in step.findings if one.status is ConditionStatus.TRUE}
 
 
-def because(step: Step, condition: str) -> str:
+def because(step: ErasureStep, condition: str) -> str:
     """The reason of one condition."""
     return next(one.reason for one in step.findings if one.type == condition)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.policy.data_key import key_fingerprint
-from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Target, Word
+from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Statement, Target
 from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, Party, PodMedium, RevokedKind, Standing
 from kvstrata.model.erasure.facts import (
     Deletion,
@@ -28,8 +28,8 @@ from kvstrata.model.erasure.facts import (
     Rolled,
     Witness,
 )
-from kvstrata.model.erasure.record import Erasure, ErasureOrder, PodNow, SharedTier, Surroundings, TierNow
-from kvstrata.plan.erasure.next_step import Conclude, IssueReceipt, Step, next_step
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, Observed, PodNow, SharedTier, TierNow
+from kvstrata.plan.erasure.next_step import Conclude, ErasureStep, IssueReceipt, next_step
 from kvstrata.plan.erasure.orders import (
     AskPodToErase,
     AskPodToVerify,
@@ -96,8 +96,8 @@ def removed(after_s: float = 3) -> tuple[KeyRemoved, KeyDestroyed]:
     """The data key is gone, as the operator and the KMS reported."""
     moment = format_timestamp(at(after_s))
     return (
-        KeyRemoved(KEY, Word(Party.OPERATOR, "operator-1", moment)),
-        KeyDestroyed(KEY, Word(Party.CUSTODY, "transit:1", moment)),
+        KeyRemoved(KEY, Statement(Party.OPERATOR, "operator-1", moment)),
+        KeyDestroyed(KEY, Statement(Party.CUSTODY, "transit:1", moment)),
     )
 
 
@@ -134,10 +134,10 @@ def probed(uid: str, after_s: float = 41, boot: int = 1, round: int = 1, missed:
     return PodProbed(uid, round, f"g{boot}", f"c{boot}", at(after_s), 9, 3, missed)
 
 
-def around(**changes: object) -> Surroundings:
+def around(**changes: object) -> Observed:
     """Everything answers."""
     pods = {uid: PodNow(uid, "g1", "c1") for uid in ("p1", "p2")}
-    whole = Surroundings("operator-1", {"redis": TierNow(("n1", "n2"), SLOTS)}, pods)
+    whole = Observed("operator-1", {"redis": TierNow(("n1", "n2"), SLOTS)}, pods)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
@@ -216,7 +216,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self.erasure = Erasure(self.order)
 
-    def run(self, ticks: int = 400) -> Iterator[Step]:
+    def run(self, ticks: int = 400) -> Iterator[ErasureStep]:
         """Yield each step until it is over."""
         for _ in range(ticks):
             step = self._tick()
@@ -228,7 +228,7 @@ class Simulation:
                 return
             self.now_s += TICK_S if self.now_s < 400 else PATIENT_TICK_S
 
-    def _tick(self) -> Step | None:
+    def _tick(self) -> ErasureStep | None:
         """One round of a leader; None if it died on the way."""
         for fact in self.shuffle(list(self._gathered())):
             if not self._write(fact):
@@ -247,7 +247,7 @@ class Simulation:
         return self.writes in self.dies_at
 
     def _write(self, fact: Fact) -> bool:
-        after = self.erasure.hearing(fact)
+        after = self.erasure.with_facts(fact)
         if after.facts == self.erasure.facts:
             return True
         if self._dies():
@@ -255,7 +255,7 @@ class Simulation:
         self.erasure = after
         return not self._dies()
 
-    def _around(self) -> Surroundings:
+    def _around(self) -> Observed:
         asked = {
             pod.uid: PodNow(pod.uid, f"g{pod.boot(self.now_s)}", f"c{pod.boot(self.now_s)}")
             for pod in self.pods
@@ -263,7 +263,7 @@ class Simulation:
         }
         away = self.away[0] <= self.now_s < self.away[1]
         tier = TierNow(("n1", "n2"), SLOTS, not away, "n1 is silent" if away else "")
-        return Surroundings(f"operator-{self.lives}", {"redis": tier}, asked)
+        return Observed(f"operator-{self.lives}", {"redis": tier}, asked)
 
     def _gathered(self) -> Iterator[Fact]:
         if self.now_s < 1:

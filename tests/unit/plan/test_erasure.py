@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.record import Record
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, ScopeForm
 from kvstrata.model.erasure.facts import EngineReset, Fact, HeldKey, JobState, KeyNotDestroyed, ReceiptWritten, Verdict
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, TierNow
@@ -108,20 +108,20 @@ def test_every_primary_and_every_pod_is_told_and_slots_stand_still() -> None:
     step = step_of(rolled(), acked("p1"), acked("p2"), *removed())
     assert [(one.primary, one.round) for one in ordered(step, StartDeletion)] == [("n1", 1), ("n2", 1)]  # type: ignore[attr-defined]
     assert [one.uid for one in ordered(step, AskPodToErase)] == ["p1", "p2"]  # type: ignore[attr-defined]
-    assert step.still == {"redis"}
+    assert step.pinned_tiers == {"redis"}
     assert ordered(step, ResetEngine) == []
 
 
 def test_slots_stand_still_from_the_write_window_to_the_verdict_and_for_an_hour_at_most() -> None:
     settled = (rolled(), acked("p1"), acked("p2", 4))
-    assert step_of(*settled).still == set(), "keys go first"
+    assert step_of(*settled).pinned_tiers == set(), "keys go first"
     facts = (*settled, *removed())
-    assert step_of(*facts, now_s=5).still == {"redis"}
-    assert step_of(*facts, now_s=4 + STILL_S - 1).still == {"redis"}
-    assert step_of(*facts, now_s=4 + STILL_S).still == set(), "what waits for ever holds up nobody"
+    assert step_of(*facts, now_s=5).pinned_tiers == {"redis"}
+    assert step_of(*facts, now_s=4 + STILL_S - 1).pinned_tiers == {"redis"}
+    assert step_of(*facts, now_s=4 + STILL_S).pinned_tiers == set(), "what waits for ever holds up nobody"
     done = (*until_erased(), looked(), probed("p1"), probed("p2"))
     assert verdict_of(step_of(*done)) is not None
-    assert step_of(*done).still == set()
+    assert step_of(*done).pinned_tiers == set()
 
 
 def test_no_more_deletions_run_at_a_time_than_servers_bear() -> None:
@@ -136,7 +136,7 @@ def test_verification_begins_when_everything_is_erased_and_asks_everyone() -> No
     step = step_of(*until_erased())
     assert step.phase is ErasurePhase.VERIFYING
     assert [type(one) for one in step.orders] == [VerifyTier, AskPodToVerify, AskPodToVerify]
-    assert step.still == {"redis"}
+    assert step.pinned_tiers == {"redis"}
     assert "Erased" in holding(step)
     assert "Verified" not in holding(step)
 
@@ -170,16 +170,16 @@ def test_a_receipt_without_a_verdict_ends_nothing() -> None:
 def test_the_whole_way_gives_a_receipt_that_proves_it_all_and_is_taken() -> None:
     verdict = verdict_of(step_of(*until_verified()))
     assert verdict is not None
-    record = Record.of_erasure(HEAD, facts_of(Erasure(order()).hearing(*until_verified(), verdict)))
-    assert record.claimed == tuple(Claim)
+    record = Record.of_erasure(HEAD, facts_of(Erasure(order()).with_facts(*until_verified(), verdict)))
+    assert record.claimed == tuple(ReceiptClaim)
     assert record.erasure is not None
     assert (record.erasure.tiers[0].waited_s, record.erasure.tiers[0].primaries) == (31, 2)
 
 
 def test_facts_are_closed_by_the_verdict() -> None:
     verdict = Verdict(True, R.ERASED_AND_VERIFIED, "done", at(60))
-    closed = Erasure(order()).hearing(*until_verified(), verdict)
-    later = closed.hearing(ended("p1", 100), deleted("n1", 200, 201, 2), replace(verdict, complete=False, at=at(1)))
+    closed = Erasure(order()).with_facts(*until_verified(), verdict)
+    later = closed.with_facts(ended("p1", 100), deleted("n1", 200, 201, 2), replace(verdict, complete=False, at=at(1)))
     assert facts_of(later) == facts_of(closed)
     assert later.facts == closed.facts
 
@@ -206,7 +206,7 @@ def test_engines_are_emptied_where_the_order_says_so() -> None:
     assert step.orders == (ResetEngine("order-1", "p1"), ResetEngine("order-1", "p2"))
     done = (*until_verified(), EngineReset("p1", at(50)), EngineReset("p2", at(50)))
     assert verdict_of(step_of(*done, subject=reset)) is not None
-    kept = facts_of(Erasure(order()).hearing(*until_verified()))
+    kept = facts_of(Erasure(order()).with_facts(*until_verified()))
     assert Residue.ENGINE_MEMORY in {item.kind for item in kept.residue}
 
 
@@ -228,5 +228,5 @@ def test_of_a_prefix_its_chunks_alone_are_ordered_to_go() -> None:
 def test_what_a_deletion_came_to_stands_as_it_was_heard_first_so_looks_since_then_count() -> None:
     first, again = deleted("n1", 35, 36), deleted("n1", 35, 42)
     for heard in ((first, again), (again, first)):
-        assert [one for one in Erasure(order()).hearing(*heard).of(type(first)) if one.node == "n1"] == [first]
+        assert [one for one in Erasure(order()).with_facts(*heard).of(type(first)) if one.node == "n1"] == [first]
     assert "Verified" in holding(step_of(*until_verified(), again))

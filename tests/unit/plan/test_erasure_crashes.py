@@ -28,7 +28,7 @@ from kvstrata.model.erasure.facts import (
     Verdict,
 )
 from kvstrata.model.erasure.record import Erasure
-from kvstrata.plan.erasure.next_step import ErasurePhase, Step, next_step
+from kvstrata.plan.erasure.next_step import ErasurePhase, ErasureStep, next_step
 from kvstrata.plan.erasure.receipt import facts_of
 from tests.support.amounts import examples
 
@@ -36,7 +36,7 @@ from .erasures import SimulatedPod, Simulation, around, at, order, until_verifie
 from .test_erasure import HEAD
 
 
-def what_is_not_so(world: Simulation, step: Step) -> str | None:
+def what_is_not_so(world: Simulation, step: ErasureStep) -> str | None:
     """The checker: compares what is called true with the world itself, and knows nothing of facts."""
     called = {one.type for one in step.findings if one.status is ConditionStatus.TRUE}
     now = world.now_s
@@ -64,7 +64,7 @@ def what_is_not_so(world: Simulation, step: Step) -> str | None:
     return None
 
 
-def run(world: Simulation) -> tuple[Step, ReceiptFacts]:
+def run(world: Simulation) -> tuple[ErasureStep, ReceiptFacts]:
     """Run a world to its end under the checker; return the last step and what the receipt says."""
     step = None
     for step in world.run():
@@ -151,7 +151,7 @@ def test_whatever_goes_wrong_it_ends_and_says_nothing_before_it_is_so(world: Sim
     assert facts == facts_of(world.erasure), "the receipt is what the record says afterwards, too"
 
 
-def before_its_facts(step: Step, heard: list[Fact]) -> str | None:
+def before_its_facts(step: ErasureStep, heard: list[Fact]) -> str | None:
     """The checker of facts: what is called true although a fact for it is missing, by what there has to be."""
     called = {one.type for one in step.findings if one.status is ConditionStatus.TRUE}
     kinds = [type(fact) for fact in heard]
@@ -176,16 +176,16 @@ def test_in_whatever_order_facts_arrive_they_amount_to_the_same(facts: list[Fact
     again = data.draw(st.lists(st.sampled_from(facts), max_size=4))
     erasure, heard = Erasure(order()), []
     for fact in [*facts, *again]:
-        erasure = erasure.hearing(fact)
+        erasure = erasure.with_facts(fact)
         heard.append(fact)
         early = before_its_facts(next_step(erasure, around(), at(60)), heard)
         assert early is None, f"{early} after {heard}"
-    assert erasure.facts == Erasure(order()).hearing(*until_verified()).facts
+    assert erasure.facts == Erasure(order()).with_facts(*until_verified()).facts
 
 
 @settings(deadline=None, max_examples=examples(15))
 @given(st.lists(st.builds(Verdict, st.booleans(), st.just("A"), st.text(max_size=3), st.integers(0, 9).map(at))))
 def test_of_facts_about_the_same_one_stands_in_any_order(verdicts: list[Verdict]) -> None:
     words = [replace(fact, at=one.at) for one in verdicts for fact in until_verified() if isinstance(fact, PodSeen)]
-    forward, backward = Erasure(order()).hearing(*words), Erasure(order()).hearing(*reversed(words))
+    forward, backward = Erasure(order()).with_facts(*words), Erasure(order()).with_facts(*reversed(words))
     assert forward.facts == backward.facts

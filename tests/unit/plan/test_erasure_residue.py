@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.contract.receipt.record import Record
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
 from kvstrata.model.erasure.record import Erasure, PodNow
@@ -37,7 +37,7 @@ from .erasures import (
 
 def test_a_pod_that_ended_mid_erase_took_its_memory_along() -> None:
     facts = (*until_verified()[:-4], ended("p2", 37), looked(), probed("p1"))
-    assert Claim.VERIFIED in set(Record.of_erasure(HEAD, facts_of(Erasure(order()).hearing(*facts))).claimed)
+    assert ReceiptClaim.VERIFIED in set(Record.of_erasure(HEAD, facts_of(Erasure(order()).with_facts(*facts))).claimed)
     gone = around(pods={"p1": PodNow("p1", "g1", "c1")})
     assert verdict_of(step_of(*facts, seen=gone)) is not None
 
@@ -75,7 +75,7 @@ def test_with_residue_allowed_it_completes_and_the_receipt_names_what_is_left() 
     assert verdict is not None
     assert verdict.complete
     assert verdict.reason == R.COMPLETE_WITH_RESIDUE
-    facts = facts_of(Erasure(order(allow_residue=True)).hearing(*departed(), verdict))
+    facts = facts_of(Erasure(order(allow_residue=True)).with_facts(*departed(), verdict))
     assert Residue.COPY_UNREACHABLE in {item.kind for item in facts.residue}
     assert "Erased" not in holding(step)
 
@@ -95,7 +95,7 @@ def test_a_pod_that_vanished_unanswered_is_residue_if_that_is_allowed() -> None:
     verdict = verdict_of(step_of(*done, seen=seen, allow_residue=True, now_s=600))
     assert verdict is not None
     assert verdict.complete
-    left = facts_of(Erasure(order()).hearing(*done, verdict)).residue
+    left = facts_of(Erasure(order()).with_facts(*done, verdict)).residue
     assert (Residue.COPY_UNREACHABLE, "chat", 1) in {(item.kind, item.about, item.count) for item in left}
 
 
@@ -117,7 +117,7 @@ def test_a_failed_erasure_gets_a_receipt_with_what_is_left() -> None:
     facts = (rolled(), acked("p1"))
     verdict = verdict_of(step_of(*facts, deadline_s=60))
     assert verdict is not None
-    record = Record.of_erasure(HEAD, facts_of(Erasure(order(deadline_s=60)).hearing(*facts, verdict)))
+    record = Record.of_erasure(HEAD, facts_of(Erasure(order(deadline_s=60)).with_facts(*facts, verdict)))
     assert record.claimed == ()
     assert record.erasure is not None
     kinds = {item.kind for item in record.erasure.residue}
@@ -130,7 +130,7 @@ def test_one_that_is_given_up_says_so_in_its_receipt() -> None:
     verdict = verdict_of(step_of(rolled(), seen=around(abandoned="ticket 4711")))
     assert verdict is not None
     assert (verdict.complete, verdict.reason) == (False, R.ABANDONED)
-    facts = facts_of(Erasure(order(subject=subject(reason=""))).hearing(rolled(), verdict))
+    facts = facts_of(Erasure(order(subject=subject(reason=""))).with_facts(rolled(), verdict))
     assert Residue.ABANDONED in {item.kind for item in facts.residue}
     assert facts.subject.reason == "abandoned: ticket 4711"
     assert Record.of_erasure(HEAD, facts).claimed == ()
@@ -148,7 +148,7 @@ def test_an_engine_that_cannot_forget_is_named_waited_for_and_left_only_where_re
     left = verdict_of(step_of(*facts, subject=reset, allow_residue=True, now_s=2000))
     assert left is not None
     assert (left.complete, left.reason) == (True, R.COMPLETE_WITH_RESIDUE)
-    kept = facts_of(Erasure(order(subject=reset)).hearing(*facts))
+    kept = facts_of(Erasure(order(subject=reset)).with_facts(*facts))
     assert Residue.ENGINE_MEMORY in {item.kind for item in kept.residue}
     gone = verdict_of(step_of(*facts, ended("p2", 60), subject=reset, now_s=70))
     assert gone is not None
@@ -157,7 +157,7 @@ def test_an_engine_that_cannot_forget_is_named_waited_for_and_left_only_where_re
 
 def test_what_the_order_leaves_out_is_named_and_denies_nothing() -> None:
     left_out = {"excluded_tiers": ("disk",), "excluded_scopes": ("team",)}
-    facts = facts_of(Erasure(order(**left_out)).hearing(*until_verified()))
+    facts = facts_of(Erasure(order(**left_out)).with_facts(*until_verified()))
     named = {(item.kind, item.about) for item in facts.residue}
     assert {(Residue.TIER_EXCLUDED, "disk"), (Residue.SHARED_SCOPE_EXCLUDED, "team")} <= named
     assert "Verified" in holding(step_of(*until_verified(), **left_out))

@@ -10,8 +10,8 @@ import pytest
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.receipt.claims import claims, contradiction
-from kvstrata.contract.receipt.facts import Word
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.facts import Statement
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.model.world import World
@@ -93,26 +93,26 @@ def test_a_receipt_claims_of_a_key_s_end_what_its_custody_can_know(
 ) -> None:
     if destroyer is not None and (remover is None or custody is KeyCustody.SECRET):
         return  # no custody reports that, and a receipt refuses it
-    removed = None if remover is None else Word(remover, "one", T1)
-    destroyed = None if destroyer is None else Word(destroyer, "one", T1)
+    removed = None if remover is None else Statement(remover, "one", T1)
+    destroyed = None if destroyer is None else Statement(destroyer, "one", T1)
     fact = data_key(custody=custody, removed=removed, destroyed=destroyed)
     facts = erasure(keys=(fact,), residue=residue(*(IN_SECRETS if custody is KeyCustody.SECRET else ())))
     assert contradiction(facts) is None
-    claimed = {Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED} & {*claims(facts)}
+    claimed = {ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED} & {*claims(facts)}
     revoked = remover in (Party.OPERATOR, Party.CUSTODY)
-    assert (Claim.KEYS_REVOKED in claimed) == revoked
-    assert (Claim.KEYS_DESTROYED in claimed) == (revoked and destroyer is Party.CUSTODY)
+    assert (ReceiptClaim.KEYS_REVOKED in claimed) == revoked
+    assert (ReceiptClaim.KEYS_DESTROYED in claimed) == (revoked and destroyer is Party.CUSTODY)
 
 
 @pytest.mark.parametrize("by", Party)
 def test_keys_in_secrets_are_never_called_destroyed(by: Party) -> None:
-    fact = data_key(custody=KeyCustody.SECRET, destroyed=Word(by, "one", T1))
-    assert Claim.KEYS_DESTROYED not in claims(erasure(keys=(fact,), residue=residue(*IN_SECRETS)))
+    fact = data_key(custody=KeyCustody.SECRET, destroyed=Statement(by, "one", T1))
+    assert ReceiptClaim.KEYS_DESTROYED not in claims(erasure(keys=(fact,), residue=residue(*IN_SECRETS)))
 
 
 @pytest.mark.parametrize(
-    ("confirmed", "why_not"), [(None, None), (Word(Party.CUSTODY, "kms", T1), Undestroyed.STILL_THERE)]
+    ("confirmed", "why_not"), [(None, None), (Statement(Party.CUSTODY, "kms", T1), Undestroyed.STILL_THERE)]
 )
-def test_an_end_is_confirmed_or_says_why_not(confirmed: Word | None, why_not: Undestroyed | None) -> None:
+def test_an_end_is_confirmed_or_says_why_not(confirmed: Statement | None, why_not: Undestroyed | None) -> None:
     with pytest.raises(ValueError, match="confirmed"):
         Destruction(confirmed, why_not)

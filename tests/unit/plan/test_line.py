@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.refs import Key
-from kvstrata.plan.budgets.waiting_line import Ask, Line, line_up
+from kvstrata.plan.budgets.waiting_line import CapacityRequest, WaitingLine, line_up
 from tests.support.amounts import examples
 
 POD = ("", "m0", "m1")
@@ -19,18 +19,18 @@ def key(number: int) -> Key:
     return Key("TenantCachePolicy", "ns", f"p{number}")
 
 
-def ask(number: int, wanted: int, recorded: int = 0, **more: object) -> Ask:
-    return replace(Ask(key(number), (float(number), ""), wanted, recorded), **more)  # type: ignore[arg-type]
+def ask(number: int, wanted: int, recorded: int = 0, **more: object) -> CapacityRequest:
+    return replace(CapacityRequest(key(number), (float(number), ""), wanted, recorded), **more)  # type: ignore[arg-type]
 
 
-def admitted(line: Line) -> dict[str, int]:
+def admitted(line: WaitingLine) -> dict[str, int]:
     return {holder.name: size for holder, size in line.granted.items()}
 
 
 def test_room_goes_to_the_eldest_first() -> None:
     line = line_up([ask(2, 40), ask(1, 40), ask(3, 40)], {"": 100})
     assert admitted(line) == {"p1": 40, "p2": 40, "p3": 0}
-    assert [(one.ask.holder.name, one.free_bytes, one.behind) for one in line.waiting] == [("p3", 20, None)]
+    assert [(one.request.holder.name, one.free_bytes, one.behind) for one in line.waiting] == [("p3", 20, None)]
 
 
 def test_a_younger_smaller_one_does_not_go_past_an_older_larger_one() -> None:
@@ -74,17 +74,17 @@ def test_what_is_being_written_for_one_is_not_given_to_another() -> None:
 
 def test_pods_of_one_model_have_room_that_those_of_another_have_not() -> None:
     asks = [
-        ask(1, 80, 80, places=("m0",), charged=("m0",)),
-        ask(2, 80, 0, places=("m1",), charged=("m1",)),
-        ask(3, 30, 0, places=POD, charged=POD),
+        ask(1, 80, 80, places=("m0",), charged_places=("m0",)),
+        ask(2, 80, 0, places=("m1",), charged_places=("m1",)),
+        ask(3, 30, 0, places=POD, charged_places=POD),
     ]
     line = line_up(asks, dict.fromkeys(POD, 100))
     assert admitted(line) == {"p1": 80, "p2": 80, "p3": 0}
 
 
 def test_another_choice_of_models_is_asked_for_anew_and_keeps_no_right_of_the_old() -> None:
-    moved = ask(1, 60, 60, places=("m1",), charged=POD, stands=False)
-    there = ask(2, 60, 60, places=("m1",), charged=("m1",))
+    moved = ask(1, 60, 60, places=("m1",), charged_places=POD, is_current=False)
+    there = ask(2, 60, 60, places=("m1",), charged_places=("m1",))
     line = line_up([moved, there], dict.fromkeys(POD, 100))
     assert admitted(line) == {"p1": 0, "p2": 60}
     assert line.lost == {key(1)}
@@ -95,10 +95,10 @@ class Tier:
     """A tier and those who claim it, as statuses would say; every write is one holder's own."""
 
     room: int
-    asks: dict[Key, Ask] = field(default_factory=dict)
+    asks: dict[Key, CapacityRequest] = field(default_factory=dict)
 
     @property
-    def line(self) -> Line:
+    def line(self) -> WaitingLine:
         return line_up(self.asks.values(), dict.fromkeys(POD, self.room))
 
     def due(self) -> list[Key]:
@@ -150,8 +150,8 @@ def test_no_history_gives_away_more_than_there_is_or_takes_from_who_was_admitted
             case "put":
                 # Nobody moves: that other places are asked for anew is a test of its own.
                 old = tier.asks.get(holder)
-                fresh = ask(number, size, places=places, charged=places)
-                tier.asks[holder] = replace(old, wanted_bytes=size) if old is not None else fresh
+                fresh = ask(number, size, places=places, charged_places=places)
+                tier.asks[holder] = replace(old, requested_bytes=size) if old is not None else fresh
             case "delete":
                 tier.asks.pop(holder, None)
             case "room":
@@ -166,7 +166,7 @@ def test_no_history_gives_away_more_than_there_is_or_takes_from_who_was_admitted
             # Whoever declares what it has keeps it, whatever others do.
             for other, one in tier.asks.items():
                 if other in before.kept and (other != holder or what == "write"):
-                    assert tier.line.kept[other] >= min(before.kept[other], one.wanted_bytes), (what, other)
+                    assert tier.line.kept[other] >= min(before.kept[other], one.requested_bytes), (what, other)
         if what == "write" and not tier.due():
             lowered = False
 
@@ -189,7 +189,7 @@ def test_the_order_of_writes_changes_nothing_and_at_rest_nobody_waits_for_room_t
     for what, number, size, places in steps:
         if what == "put":
             tier.asks[key(number)] = ask(number, size, tier.asks.get(key(number), ask(0, 0)).recorded_bytes)
-            tier.asks[key(number)] = replace(tier.asks[key(number)], places=places, charged=places)
+            tier.asks[key(number)] = replace(tier.asks[key(number)], places=places, charged_places=places)
         elif what == "room":
             tier.room = size + 8
         elif what == "delete":
@@ -204,8 +204,8 @@ def test_the_order_of_writes_changes_nothing_and_at_rest_nobody_waits_for_room_t
     assert line.lost == frozenset()
     closed: set[str] = set()
     for one in line.waiting:
-        free = {place: tier.room - tier.sums(of_records=True)[POD.index(place)] for place in one.ask.places}
-        more = one.ask.wanted_bytes - one.ask.recorded_bytes
-        assert any(free[place] < more or place in closed for place in one.ask.places), "there is room for it"
-        if one.ask.wanted_bytes <= tier.room:
-            closed.update(one.ask.places)
+        free = {place: tier.room - tier.sums(of_records=True)[POD.index(place)] for place in one.request.places}
+        more = one.request.requested_bytes - one.request.recorded_bytes
+        assert any(free[place] < more or place in closed for place in one.request.places), "there is room for it"
+        if one.request.requested_bytes <= tier.room:
+            closed.update(one.request.places)

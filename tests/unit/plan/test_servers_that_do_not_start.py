@@ -17,7 +17,7 @@ from kvstrata.objects import names
 from kvstrata.plan.actions import ReconcileCluster, TendServers
 from kvstrata.reconcile.redis import topology
 from kvstrata.reconcile.redis.topology import Topologies
-from tests.support.memory_keeper import MemoryKeeper
+from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, redis_tier, server_pod
 from tests.support.worlds import START, Simulation
 
@@ -109,7 +109,7 @@ def test_a_certificate_without_a_key_of_which_no_server_can_tell_because_none_st
 @pytest.mark.parametrize("there", [False, True])
 def test_a_certificate_is_read_although_there_are_no_servers_yet(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = pki.create_authority("test", START, pki.generate_key())
-    monkeypatch.setattr(MemoryKeeper, "authority", property(lambda _: authority))
+    monkeypatch.setattr(MemorySecretStore, "authority", property(lambda _: authority))
     simulation = Simulation(cluster_tier(tls={"mode": "Secret", "secretRef": {"name": "mine"}}))
     simulation.advance(2)
     if there:

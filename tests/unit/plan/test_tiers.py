@@ -16,7 +16,7 @@ from kvstrata.objects import labels, names
 from kvstrata.plan.actions import ProbeBackend
 from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
 from kvstrata.reconcile.secrets import decode
-from tests.support.memory_keeper import CERTIFICATE_LIFE
+from tests.support.memory_secret_store import CERTIFICATE_LIFE
 from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, hbm_tier, model, pod, redis_tier
 from tests.support.worlds import Simulation, finish
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.objects.labels import ERASES
 from tests.support.objects import NAMESPACE, Raw, model, policy, redis_tier
 from tests.support.worlds import Simulation
@@ -15,7 +15,7 @@ from tests.unit.plan.invalidations import at_rest
 from tests.unit.reconcile.erasing import KIND, World
 
 POLICY = "TenantCachePolicy"
-ALL = {Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.ERASED, Claim.VERIFIED}
+ALL = {ReceiptClaim.UNREACHABLE, ReceiptClaim.KEYS_REVOKED, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}
 
 
 def world(*objects: Raw, pods: int = 2) -> World:

@@ -33,16 +33,16 @@ from kvstrata.contract.messages.erase_report import End, Line, Outcome, PrimaryE
 from kvstrata.contract.messages.erase_report import Erased as ErasedLine
 from kvstrata.contract.receipt.claims import claims, contradiction
 from kvstrata.contract.receipt.facts import Amount, Erasure
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
 from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
-from kvstrata.reconcile.erasure.deps import Crew
+from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
-from kvstrata.reconcile.erasure.record_store import PREFIX, Keep
+from kvstrata.reconcile.erasure.record_store import PREFIX, RecordStore
 from kvstrata.reconcile.erasure.tasks import Erasures
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.events import Events
@@ -296,7 +296,7 @@ class World:
         self.sim.kube.tokens[f"token-of-{pod}"] = TokenIdentity(account, uid)
         return f"token-of-{pod}"
 
-    def crew(self) -> Crew:
+    def deps(self) -> ErasureDeps:
         """Everybody whom the operator of this moment knows."""
         sim = self.sim
         self.keys.lead()
@@ -316,13 +316,13 @@ class World:
             sim.now += timedelta(milliseconds=1)
             return sim.now
 
-        return Crew(
+        return ErasureDeps(
             kube=sim.kube,
             store=sim.store,
             queue=sim.queue,
             events=Events(sim.kube),
-            keep=Keep(sim.kube, OPERATOR_NAMESPACE),
-            keys=KeyRevoker(sim.kube, sim.store, sim.queue, sim.keeper, "operator-1", now, may_write, sim.kms),
+            record_store=RecordStore(sim.kube, OPERATOR_NAMESPACE),
+            keys=KeyRevoker(sim.kube, sim.store, sim.queue, sim.secret_store, "operator-1", now, may_write, sim.kms),
             looks=Looks(sim.kube, "operator-1", now, verifier),
             pods=Pods(sim.kube, self.gates, now),
             jobs=self.jobs,
@@ -337,7 +337,7 @@ class World:
     @contextlib.asynccontextmanager
     async def leading_operator(self) -> AsyncIterator[Erasures]:
         """Carry erasures out until the block ends."""
-        async with Erasures(self.crew()) as board:
+        async with Erasures(self.deps()) as board:
             self.sim.erase, self.board = board.take, board
             await board.recall()
             yield board
@@ -347,8 +347,8 @@ class World:
         for _ in range(3):
             self.sim.settle()
             assert self.board is not None
-            for course in self.board._courses.values():
-                course.wake()
+            for runner in self.board._runners.values():
+                runner.wake()
             for _ in range(12):
                 await asyncio.sleep(0)
         self.sim.now += timedelta(seconds=seconds)
@@ -375,7 +375,7 @@ class World:
         """Conditions that are true."""
         return {one["type"] for one in self.status.get("conditions", ()) if one["status"] == "True"}
 
-    def proven(self) -> set[Claim]:
+    def proven(self) -> set[ReceiptClaim]:
         """What the only receipt proves."""
         (facts,) = self.chain.issued
         return set(claims(facts))

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from tests.support.objects import invalidation, model, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest
 from tests.unit.reconcile.erasing import World
 
-ALL = {Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.ERASED, Claim.VERIFIED}
+ALL = {ReceiptClaim.UNREACHABLE, ReceiptClaim.KEYS_REVOKED, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}
 
 
 def world(*, encrypted: bool = True, pods: int = 2) -> World:

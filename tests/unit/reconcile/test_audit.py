@@ -13,7 +13,7 @@ from kvstrata.contract.messages.audit import Action, Event, Line
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.reconcile.erasure.receipt_chain import Chains
-from kvstrata.reconcile.secrets import AUTHORITY_SECRET, Keeper
+from kvstrata.reconcile.secrets import AUTHORITY_SECRET, SecretStore
 from tests.support.audit import lines
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import (
@@ -196,7 +196,7 @@ async def test_keys_of_the_operator_itself_are_told_when_they_are_made_and_not_w
     caplog.set_level(logging.INFO, "kvstrata.audit")
     kube, now = MemoryKube(), datetime(2026, 1, 1, tzinfo=UTC)
     for order in ("order-1", "order-2"):
-        await Keeper(kube, OPERATOR_NAMESPACE, secrets.token_bytes, lambda: now).open()
+        await SecretStore(kube, OPERATOR_NAMESPACE, secrets.token_bytes, lambda: now).open()
         await Chains(kube, OPERATOR_NAMESPACE, lambda: now).issue(NAMESPACE, DOMAIN, None, erasure(order))
     assert [(line.action, line.namespace, line.object) for line in lines(caplog)] == [
         (Action.KEYS_MADE, OPERATOR_NAMESPACE, f"Secret/{AUTHORITY_SECRET}"),

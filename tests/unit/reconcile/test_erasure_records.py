@@ -13,7 +13,7 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.clients.redis.verifier import MAX_NAMES
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import ScopeKind
-from kvstrata.contract.receipt.facts import Amount, Copies, Revoked, Word
+from kvstrata.contract.receipt.facts import Amount, Copies, Revoked, Statement
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party, RevokedKind
 from kvstrata.model.erasure.facts import (
     EngineReset,
@@ -27,7 +27,7 @@ from kvstrata.model.erasure.facts import (
 )
 from kvstrata.model.erasure.record import Erasure, ErasureRecord, LeftEpoch
 from kvstrata.plan.rules.invalidation import MAX_ERASED_SCOPES
-from kvstrata.reconcile.erasure.record_store import Keep, decode, encode, name_of
+from kvstrata.reconcile.erasure.record_store import RecordStore, decode, encode, name_of
 from tests.support.memory_kube import MemoryKube
 from tests.support.receipts import OLD_EPOCH
 from tests.unit.plan.erasures import (
@@ -63,7 +63,7 @@ EVERY_KIND = (
 
 def record(*facts: object) -> ErasureRecord:
     """A record of an erasure of which these facts are known."""
-    erasure = Erasure(order(excluded_scopes=("Public",), deadline_s=60)).hearing(*facts)  # type: ignore[arg-type]
+    erasure = Erasure(order(excluded_scopes=("Public",), deadline_s=60)).with_facts(*facts)  # type: ignore[arg-type]
     epoch = LeftEpoch(ScopeKind.TENANT, "acme", "1" * 32, "2" * 32)
     keys = (HeldKey(KEY, OLD_EPOCH, KeyCustody.SECRET),)
     return ErasureRecord(
@@ -102,7 +102,7 @@ def test_another_operator_goes_on_from_what_was_kept() -> None:
     kube = MemoryKube()
 
     async def story() -> None:
-        first, second = Keep(kube, NAMESPACE), Keep(kube, NAMESPACE)
+        first, second = RecordStore(kube, NAMESPACE), RecordStore(kube, NAMESPACE)
         kept = await first.create(record())
         kept = await first.write(kept, record(rolled(), acked("p1")))
         found = await second.read("order-1")
@@ -117,7 +117,7 @@ def test_two_that_write_at_the_same_time_lose_nothing_of_each_other() -> None:
     kube = MemoryKube()
 
     async def story() -> None:
-        first, second = Keep(kube, NAMESPACE), Keep(kube, NAMESPACE)
+        first, second = RecordStore(kube, NAMESPACE), RecordStore(kube, NAMESPACE)
         mine, theirs = await first.create(record()), await second.create(record(acked("p9")))
         assert theirs == mine, "the first one stands"
         await first.write(mine, replace(record(rolled(), acked("p1")), named={"cd" * 16: ()}))
@@ -134,11 +134,11 @@ def test_after_a_verdict_of_another_nothing_is_added_but_the_receipt() -> None:
     judged = record(rolled(), Verdict(True, "ErasedAndVerified", "all is gone", at(50)))
 
     async def story() -> None:
-        keep = Keep(kube, NAMESPACE)
-        old = await keep.create(record(rolled()))
-        await keep.write(old, judged)
-        after = await keep.write(old, record(rolled(), acked("p1"), ReceiptWritten("d" * 64)))
-        assert after.record.erasure.facts == judged.hearing(ReceiptWritten("d" * 64)).erasure.facts
+        store = RecordStore(kube, NAMESPACE)
+        old = await store.create(record(rolled()))
+        await store.write(old, judged)
+        after = await store.write(old, record(rolled(), acked("p1"), ReceiptWritten("d" * 64)))
+        assert after.record.erasure.facts == judged.with_facts(ReceiptWritten("d" * 64)).erasure.facts
 
     run(story())
 
@@ -147,10 +147,10 @@ def test_a_write_that_changes_nothing_is_none() -> None:
     kube = MemoryKube()
 
     async def story() -> None:
-        keep = Keep(kube, NAMESPACE)
-        kept = await keep.create(record())
+        store = RecordStore(kube, NAMESPACE)
+        kept = await store.create(record())
         writes = kube.writes
-        assert await keep.write(kept, record()) == kept
+        assert await store.write(kept, record()) == kept
         assert kube.writes == writes
 
     run(story())
@@ -160,13 +160,13 @@ def test_a_record_that_is_gone_is_not_made_again_by_a_late_write() -> None:
     kube = MemoryKube()
 
     async def story() -> None:
-        keep = Keep(kube, NAMESPACE)
-        kept = await keep.create(record())
-        await keep.remove("order-1")
-        await keep.remove("order-1")
-        assert await keep.read("order-1") is None
+        store = RecordStore(kube, NAMESPACE)
+        kept = await store.create(record())
+        await store.remove("order-1")
+        await store.remove("order-1")
+        assert await store.read("order-1") is None
         with pytest.raises(KubeError):
-            await keep.write(kept, record(acked("p1")))
+            await store.write(kept, record(acked("p1")))
         assert ("Secret", NAMESPACE, name_of("order-1")) not in kube.objects
 
     run(story())
@@ -174,7 +174,7 @@ def test_a_record_that_is_gone_is_not_made_again_by_a_late_write() -> None:
 
 def test_no_name_or_label_of_the_secret_tells_what_it_holds() -> None:
     kube = MemoryKube()
-    run(Keep(kube, NAMESPACE).create(record(deleted("n1", found=Amount(1, 1)))))
+    run(RecordStore(kube, NAMESPACE).create(record(deleted("n1", found=Amount(1, 1)))))
     (secret,) = kube.objects.values()
     told = str(secret["metadata"])
     assert not any(word in told for word in ("acme", "ab" * 16, "1" * 32))
@@ -192,16 +192,16 @@ def test_an_erasure_of_as_many_scopes_as_one_takes_fits_into_a_secret() -> None:
     named = {keyspace: tuple(hexadecimal(32) for _ in range(2 * MAX_NAMES // len(scopes))) for keyspace in keyspaces}
     revoked = tuple(Revoked(RevokedKind.TENANT, None, key.revoked, hexadecimal(32)) for key in keys)
     witnesses = tuple(witness(f"{hexadecimal(16)}-{n}", MEMORY, FILES) for n in pods)
-    word = Word(Party.OPERATOR, "operator-1", "2026-01-01T00:00:00Z")
+    word = Statement(Party.OPERATOR, "operator-1", "2026-01-01T00:00:00Z")
     facts = (
         replace(rolled(*witnesses, keys=keys), revoked=revoked),
         *(KeyRemoved(key.fingerprint, word) for key in keys),
         *(replace(told(one.uid), gate_boot=hexadecimal(16)) for one in witnesses for told in (acked, erased, probed)),
     )
-    erasure = Erasure(order(keyspaces=keyspaces)).hearing(*facts)
+    erasure = Erasure(order(keyspaces=keyspaces)).with_facts(*facts)
     whole = ErasureRecord("team-a", "everyone-leaves", "d" * 16, epochs, keys, erasure, named, ("redis", "other"))
     kube = MemoryKube()
-    kept = asyncio.run(Keep(kube, NAMESPACE).create(whole))
+    kept = asyncio.run(RecordStore(kube, NAMESPACE).create(whole))
     assert kept.record == whole
     (secret,) = kube.objects.values()
     assert sum(len(base64.b64decode(value)) for value in secret["data"].values()) < 1 << 20

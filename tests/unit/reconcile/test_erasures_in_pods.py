@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstrata.contract.messages.engine_reset import ResetOutcome
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from tests.support.objects import NAMESPACE
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
@@ -93,7 +93,7 @@ def test_a_pod_that_finds_what_it_should_miss_fails_it() -> None:
         await w.until(lambda: w.phase == "Failed")
 
     run(story, made)
-    assert Claim.VERIFIED not in made.proven()
+    assert ReceiptClaim.VERIFIED not in made.proven()
     assert made.sim.condition(KIND, "leave", "Failed") == ("True", "LateCopies")
 
 
@@ -111,4 +111,4 @@ def test_a_pod_that_ends_meanwhile_took_its_memory_with_it() -> None:
         await w.until(lambda: w.phase == "Complete")
 
     run(story, made)
-    assert Claim.VERIFIED in made.proven()
+    assert ReceiptClaim.VERIFIED in made.proven()

@@ -6,9 +6,9 @@ import asyncio
 from datetime import timedelta
 from functools import partial
 
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.model.erasure.evidence import found_again
-from kvstrata.reconcile.erasure.record_store import PREFIX, Keep
+from kvstrata.reconcile.erasure.record_store import PREFIX, RecordStore
 from kvstrata.reconcile.erasure.runner import RETRY_S
 from tests.support.objects import NAMESPACE, model
 from tests.support.worlds import finish
@@ -51,10 +51,10 @@ def test_who_goes_on_after_a_look_that_found_something_deletes_it_by_name_too() 
     made = world()
     old = made.sim.entry("acme").keyspace
     made.jobs.late = [partial(made.server.fill, made.sim.world.domain_id or "", old, blocks=2)]
-    keep = Keep(made.sim.kube, OPERATOR_NAMESPACE)
+    store = RecordStore(made.sim.kube, OPERATOR_NAMESPACE)
 
     def dies_when_it_found_something(verb: str, kind: str, name: str) -> None:
-        kept = finish(keep.read(name.removeprefix(PREFIX))) if name.startswith(PREFIX) and verb == "replace" else None
+        kept = finish(store.read(name.removeprefix(PREFIX))) if name.startswith(PREFIX) and verb == "replace" else None
         if kept is not None and found_again(kept.record.erasure, "shared"):
             made.leading = False
 
@@ -102,7 +102,7 @@ def test_the_tiers_that_are_emptied_are_told_to_stand_still_until_it_is_judged()
 
     async def story(w: World) -> None:
         def still() -> set[str]:
-            return {tier for now in w.sim.world.erasures.values() for tier in now.still}
+            return {tier for now in w.sim.world.erasures.values() for tier in now.pinned_tiers}
 
         order(w.sim)
         await w.until(lambda: w.phase == "AwaitingAcks")
@@ -179,7 +179,7 @@ def test_a_tier_that_is_removed_meanwhile_is_residue_and_no_proof() -> None:
     run(story, made)
     assert made.phase == "Complete"
     assert Residue.TIER_LOST in {item.kind for item in made.chain.issued[0].residue}
-    assert Claim.ERASED not in made.proven()
+    assert ReceiptClaim.ERASED not in made.proven()
 
 
 def test_who_has_just_begun_to_lead_looks_every_second_until_it_has_heard_of_a_tiers_servers() -> None:
@@ -190,13 +190,13 @@ def test_who_has_just_begun_to_lead_looks_every_second_until_it_has_heard_of_a_t
         await acked(w)
         await w.until(lambda: w.phase == "WaitingOutWrites")
         assert w.board is not None
-        (course,) = w.board._courses.values()
+        (runner,) = w.board._runners.values()
         told = w.sim.store.domain(NAMESPACE).backends
         heard = dict(told)
         told.clear()
         for _ in range(6):
             w.sim.now += timedelta(seconds=1)
-            pause_s = await course._pass(0)
+            pause_s = await runner._pass(0)
             for _ in range(12):
                 await asyncio.sleep(0)
         assert pause_s == RETRY_S

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import prefix_commitment
 from kvstrata.plan.bundle.paused import paused_epochs
 from kvstrata.plan.erasure.gather import rolled
@@ -19,7 +19,7 @@ from tests.unit.plan.rendered_pools import TEXT, rendered_by
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import acked, run
 
-PROVEN = {Claim.UNREACHABLE, Claim.ERASED, Claim.VERIFIED}
+PROVEN = {ReceiptClaim.UNREACHABLE, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}
 SOURCE = PrefixSource(text=TEXT)
 
 

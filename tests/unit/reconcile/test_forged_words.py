@@ -12,7 +12,7 @@ import pytest
 
 from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.erase import Erased, Verified, VerifyRequest
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from tests.support.objects import NAMESPACE
 from tests.unit.reconcile.erasing import Gates, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
@@ -103,7 +103,7 @@ def test_a_word_on_a_revision_that_still_has_the_epoch_lets_nothing_go_on() -> N
         await w.until(lambda: w.phase == "Complete")
 
     run(story, made)
-    assert Claim.UNREACHABLE in made.proven()
+    assert ReceiptClaim.UNREACHABLE in made.proven()
 
 
 def test_a_pod_that_goes_back_to_a_lower_revision_afterwards_takes_back_nothing_that_it_did() -> None:

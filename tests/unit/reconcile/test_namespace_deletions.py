@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from kvstrata.contract.receipt.claims import claims
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import SubjectKind
 from kvstrata.model.namespace_end import Ending
 from kvstrata.reconcile.erasure.record_store import PREFIX
@@ -46,7 +46,9 @@ def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_policy(l
     assert {facts.subject.kind for facts in made.chain.issued} == {SubjectKind.POLICY}
     assert {facts.subject.scope_name for facts in made.chain.issued} == {"acme", "globex"}
     for facts in made.chain.issued:
-        assert set(claims(facts)) & {Claim.UNREACHABLE, Claim.ERASED, Claim.VERIFIED} == {Claim.UNREACHABLE}
+        assert set(claims(facts)) & {ReceiptClaim.UNREACHABLE, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED} == {
+            ReceiptClaim.UNREACHABLE
+        }
         assert [item.about for item in facts.residue if item.kind is Residue.TIER_LOST] == ["shared"]
         assert {pod.standing for pod in facts.pods} == {"Ended"}
 
@@ -163,4 +165,4 @@ def test_an_operator_that_comes_before_the_domain_goes_says_that_it_does_not_kno
     run(partial(gone, tick_s=5), made)
     (facts,) = made.chain.issued
     assert [item.about for item in facts.residue if item.kind is Residue.TIER_LOST] == [""]
-    assert Claim.ERASED not in claims(facts)
+    assert ReceiptClaim.ERASED not in claims(facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstrata.contract.receipt.claims import claims
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import SubjectKind
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.erasure.policy_deletion import ABANDON, FINALIZER, invalidation_name
@@ -174,8 +174,8 @@ def test_an_erasure_that_failed_keeps_the_policy_until_it_is_tried_again_and_era
 
     run(story, made)
     first, second = made.chain.issued
-    assert Claim.VERIFIED not in claims(first)
-    assert Claim.VERIFIED in claims(second)
+    assert ReceiptClaim.VERIFIED not in claims(first)
+    assert ReceiptClaim.VERIFIED in claims(second)
 
 
 def test_a_person_may_give_it_up_on_the_policy_and_the_receipt_says_so() -> None:

@@ -13,8 +13,8 @@ from kvstrata.reconcile.domain_store import DomainStore, Versions
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.secret_custody import revoke
 from kvstrata.reconcile.secrets import decode
-from tests.support.memory_keeper import MemoryKeeper
 from tests.support.memory_kube import MemoryKube
+from tests.support.memory_secret_store import MemorySecretStore
 
 NAMESPACE = "team-a"
 OWNER = {"apiVersion": "kvstrata.io/v1alpha1", "kind": "CacheDomain", "name": "default", "uid": "u"}
@@ -30,7 +30,9 @@ class Kept:
         self.kube = MemoryKube()
         owner = {"name": OWNER["name"], "uid": OWNER["uid"], "namespace": NAMESPACE}
         self.kube.put({"apiVersion": OWNER["apiVersion"], "kind": OWNER["kind"], "metadata": owner, "spec": {}})
-        self.keeper = MemoryKeeper(self.kube, "kvstrata-system", lambda n: bytes([next(drawn)]) * n, lambda: NOW)
+        self.secret_store = MemorySecretStore(
+            self.kube, "kvstrata-system", lambda n: bytes([next(drawn)]) * n, lambda: NOW
+        )
         self.domain = DomainStore(NAMESPACE, Versions(lambda: NOW))
 
     async def draw(self, *epochs: str) -> None:
@@ -38,7 +40,9 @@ class Kept:
         for epoch in epochs:
             name = names.data_keys_secret(epoch)
             made = labels.of_domain("data-keys")
-            await self.keeper.ensure(self.domain, EnsureSecret(name, Material.DATA_KEYS, made, OWNER, epochs=(epoch,)))
+            await self.secret_store.ensure(
+                self.domain, EnsureSecret(name, Material.DATA_KEYS, made, OWNER, epochs=(epoch,))
+            )
 
     def stored(self, epoch: str) -> set[str]:
         """The epochs whose keys are in the Secret of this epoch."""
@@ -55,14 +59,14 @@ async def kept() -> Kept:
 async def test_revoked_keys_are_gone_from_their_secrets_and_others_stay(kept: Kept) -> None:
     assert names.data_keys_secret(ACME) == names.data_keys_secret(GLOBEX)
     globex = kept.domain.data_keys[GLOBEX]
-    assert await revoke(kept.keeper, kept.domain, OWNER, [ACME, OTHER]) == {ACME, OTHER}
+    assert await revoke(kept.secret_store, kept.domain, OWNER, [ACME, OTHER]) == {ACME, OTHER}
     assert (kept.stored(ACME), kept.stored(OTHER)) == ({GLOBEX}, set())
     assert kept.domain.data_keys == {GLOBEX: globex}
 
 
 async def test_what_is_in_no_secret_counts_as_gone_each_time(kept: Kept) -> None:
     for _ in range(2):
-        assert await revoke(kept.keeper, kept.domain, OWNER, [ACME]) == {ACME}
+        assert await revoke(kept.secret_store, kept.domain, OWNER, [ACME]) == {ACME}
 
 
 async def test_a_refused_write_is_an_error_without_an_epoch(kept: Kept) -> None:
@@ -71,6 +75,6 @@ async def test_a_refused_write_is_an_error_without_an_epoch(kept: Kept) -> None:
 
     kept.kube.before_write = refuse
     with pytest.raises(CustodyError, match="403") as caught:
-        await revoke(kept.keeper, kept.domain, OWNER, [ACME])
+        await revoke(kept.secret_store, kept.domain, OWNER, [ACME])
     assert ACME not in str(caught.value)
     assert ACME in kept.domain.data_keys

@@ -13,7 +13,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.secret_watch import SecretWatch
-from kvstrata.reconcile.secrets import Keeper, decode
+from kvstrata.reconcile.secrets import SecretStore, decode
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation, finish
@@ -239,14 +239,14 @@ def test_an_answer_that_is_older_than_the_deletion_brings_no_secret_back() -> No
     simulation.kube.remove(*DOMAIN_KEY)
     ((_, gone),) = simulation.kube.take_events()
     simulation.secret_watch.forget(gone)
-    simulation.keeper.observe(domain, {**old, "metadata": {**old["metadata"], "resourceVersion": "101"}})
+    simulation.secret_store.observe(domain, {**old, "metadata": {**old["metadata"], "resourceVersion": "101"}})
     assert domain.domain_key is None
     assert names.DOMAIN_KEY_SECRET not in domain.secrets
 
 
 def test_a_process_that_does_not_lead_looks_at_no_secret() -> None:
     simulation = at_rest()
-    closed = SecretWatch(simulation.store, Keeper(MemoryKube(), "kvstrata-system", bytes, lambda: simulation.now))
+    closed = SecretWatch(simulation.store, SecretStore(MemoryKube(), "kvstrata-system", bytes, lambda: simulation.now))
     gone = simulation.kube.objects[DOMAIN_KEY]
     assert closed.forget({**gone, "metadata": {**gone["metadata"], "resourceVersion": "99999"}}) == frozenset()
     assert simulation.world.domain_key is not None

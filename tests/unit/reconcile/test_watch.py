@@ -12,7 +12,7 @@ import pytest
 from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.reconcile.secret_watch import SecretWatch
-from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.watch import Watches, build_settings, expected_watchers
 from tests.support.memory_kube import MemoryKube
@@ -26,8 +26,8 @@ def store() -> Store:
 
 
 def registry_of(store: Store, enqueue: Callable[[Key], None], service_monitors: bool) -> kopf.OperatorRegistry:
-    keeper = Keeper(MemoryKube(), "kvstrata-system", bytes, lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    return Watches(store, SecretWatch(store, keeper), enqueue, service_monitors, lambda: None, ()).registry()
+    secret_store = SecretStore(MemoryKube(), "kvstrata-system", bytes, lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    return Watches(store, SecretWatch(store, secret_store), enqueue, service_monitors, lambda: None, ()).registry()
 
 
 def handlers(registry: kopf.OperatorRegistry) -> list[Any]:

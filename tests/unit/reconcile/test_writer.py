@@ -62,7 +62,7 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
         simulation.kube,
         simulation.store,
         simulation.queue,
-        simulation.keeper,
+        simulation.secret_store,
         lambda: False,
         lambda *_: None,
         lambda *_: None,

@@ -43,7 +43,7 @@ from kvstrata.reconcile.probe import Probing
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
-from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.watch import Lists, Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.reconcile.writer import NotLeadingError, Writer
@@ -76,7 +76,7 @@ class Operator:
         self._settings, self._kube = settings, kube
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
         self._queue = WorkQueue(time.monotonic)
-        self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
+        self._secret_store = SecretStore(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._ring = KeyRing()
         services = KmsServices(kube, settings.kms_services, by_service_account(Path(settings.kms_token_file)))
         word = (settings.pod_name, utc_now, self._may_write)
@@ -159,7 +159,7 @@ class Operator:
         await self._meet_api_server()
         watches = Watches(
             self._store,
-            SecretWatch(self._store, self._keeper),
+            SecretWatch(self._store, self._secret_store),
             self._queue.add,
             self._service_monitors,
             self._listed.set,
@@ -208,19 +208,21 @@ class Operator:
 
     async def _act(self) -> None:
         """The leader's work. Nothing is planned before the world is complete."""
-        client = await self._keeper.open()
-        resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
+        client = await self._secret_store.open()
+        resync = Resync(
+            self._kube, self._store, self._secret_store, self._settings.watch_namespaces, self._service_monitors
+        )
         await self._first_look(resync)
         self._kms.begin()
         self._leading = True
         metrics.LEADING.set(1)
-        authority = self._keeper.authority
+        authority = self._secret_store.authority
         async with (
             GateClient(authority.certificate_pem, client.certificate_pem, client.key_pem) as gates,
             Warming(self._kube, gates, self._store, self._queue) as warming,
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
-            parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
+            parts = (self._kube, self._store, self._queue, self._secret_store, gates, self._context(), self._may_write)
             chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
@@ -228,7 +230,7 @@ class Operator:
             jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
             asked = (warming.ask, probing.ask, erasures.take, self._kms.keep, reclaims)
-            writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, *asked)
+            writer = Writer(self._kube, self._store, self._queue, self._secret_store, self._may_write, *asked)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()

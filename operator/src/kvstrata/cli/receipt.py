@@ -21,7 +21,7 @@ from kvstrata.cli.receipt_report import describe, describe_chain, row, table
 from kvstrata.clients.signing import SigningError, is_signed, read_public_pem
 from kvstrata.contract.receipt.chain import Chain, check_chain, check_one
 from kvstrata.contract.receipt.record import MAX_RECEIPT_BYTES, Fault, Receipt, ReceiptError, key_id, read_receipt
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.receipts import read_receipt_objects
 
@@ -45,8 +45,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--chain", action="store_true", help="the files are one domain's whole chain")
     verify.add_argument("--head", metavar="DIGEST", help="the digest that the chain must end with")
     verify.add_argument(
-        "--require", action="append", choices=[str(claim) for claim in Claim], default=[], metavar="CLAIM",
-        help=f"fail unless every erasure proves it; repeatable: {', '.join(Claim)}",
+        "--require", action="append", choices=[str(claim) for claim in ReceiptClaim], default=[], metavar="CLAIM",
+        help=f"fail unless every erasure proves it; repeatable: {', '.join(ReceiptClaim)}",
     )  # fmt: skip
     verify.add_argument("--no-residue", action="store_true", help="fail if an erasure left anything")
     verify.set_defaults(run=_usable(_verify))

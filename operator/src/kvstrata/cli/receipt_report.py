@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvstrata.contract.receipt.chain import Chain
 from kvstrata.contract.receipt.claims import claims
-from kvstrata.contract.receipt.facts import Erasure, Subject, Word
+from kvstrata.contract.receipt.facts import Erasure, Statement, Subject
 from kvstrata.contract.receipt.record import HandOverKind, Receipt
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import Standing
 
 COLUMNS = ("DOMAIN", "NAMESPACE", "NUMBER", "WHAT", "NAME", "SCOPE", "PROVEN", "LEFT", "ISSUED", "DIGEST")
@@ -112,24 +112,24 @@ def _order(subject: Subject) -> Iterator[str]:
         yield f"  reason     {plain(subject.reason)}"
 
 
-def _by_whom(claim: Claim, erasure: Erasure) -> Iterator[str]:
+def _by_whom(claim: ReceiptClaim, erasure: Erasure) -> Iterator[str]:
     nodes = [node for tier in erasure.tiers for node in tier.nodes]
     match claim:
-        case Claim.UNREACHABLE:
+        case ReceiptClaim.UNREACHABLE:
             standings = Counter(pod.standing for pod in erasure.pods)
             pods = ", ".join(f"{standings[one]} {_STANDINGS[one]}" for one in Standing if standings[one])
             yield f"{len(erasure.revoked)} revoked; pods, each by its own token: {pods or 'there was none'}"
-        case Claim.KEYS_REVOKED:
+        case ReceiptClaim.KEYS_REVOKED:
             yield f"{len(erasure.keys)} keys; {_words(key.removed for key in erasure.keys)}"
-        case Claim.KEYS_DESTROYED:
+        case ReceiptClaim.KEYS_DESTROYED:
             yield _words(key.destroyed for key in erasure.keys)
-        case Claim.ERASED:
+        case ReceiptClaim.ERASED:
             keys, size = sum(node.deleted.keys for node in nodes), sum(node.deleted.bytes for node in nodes)
             yield f"{len(nodes)} servers: {keys} keys, {size} bytes deleted; {_words(node.erased for node in nodes)}"
             inside = [one.erased for pod in erasure.pods for one in pod.tiers if one.erased]
             blocks, size = sum(one.erased for one in inside), sum(one.bytes for one in inside)
             yield f"{len(inside)} tiers inside pods, by the pods' word: {blocks} blocks, {size} bytes"
-        case Claim.VERIFIED:
+        case ReceiptClaim.VERIFIED:
             look = erasure.verification
             probes = [pod.probes for pod in erasure.pods if pod.probes]
             asked, missed = sum(one.asked for one in probes), sum(one.missed for one in probes)
@@ -138,13 +138,13 @@ def _by_whom(claim: Claim, erasure: Erasure) -> Iterator[str]:
             yield f"{len(probes)} pods asked for {asked} keys that they could have read before: {missed} missed"
 
 
-def _words(words: Iterable[Word | None]) -> str:
+def _words(words: Iterable[Statement | None]) -> str:
     said = Counter(f"{word.by} {word.name}" for word in words if word)
     return "by the word of " + (", ".join(sorted(said)) or "nobody")
 
 
-def _not_proven(claimed: Sequence[Claim], erasure: Erasure) -> Iterator[str]:
-    missing = [claim for claim in Claim if claim not in claimed]
+def _not_proven(claimed: Sequence[ReceiptClaim], erasure: Erasure) -> Iterator[str]:
+    missing = [claim for claim in ReceiptClaim if claim not in claimed]
     if not missing:
         return
     yield "  not proven:"

@@ -24,7 +24,7 @@ MODELS_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class GuaranteeClaim:
     """What one object declares and holds on one tier.
 
     `since` orders objects by age: creation time, then UID. `recorded_bytes` is admitted by its status, None if
@@ -52,8 +52,8 @@ class Claim:
 class TierClaims:
     """`version` changes with every claim and never repeats."""
 
-    by_holder: dict[Key, Claim] = field(default_factory=dict)
-    waiting: dict[Key, Claim] = field(default_factory=dict)
+    by_holder: dict[Key, GuaranteeClaim] = field(default_factory=dict)
+    waiting: dict[Key, GuaranteeClaim] = field(default_factory=dict)
     most_bytes: int = 0
     version: int = 0
 
@@ -61,7 +61,7 @@ class TierClaims:
 class ClaimIndex:
     def __init__(self) -> None:
         self.tiers: dict[str, TierClaims] = {}
-        self.by_holder: dict[Key, Mapping[str, Claim]] = {}
+        self.by_holder: dict[Key, Mapping[str, GuaranteeClaim]] = {}
         self._changes = 0
 
     def replace(self, key: Key, resource: Resource | None) -> None:
@@ -77,7 +77,7 @@ class ClaimIndex:
         else:
             self.by_holder.pop(key, None)
 
-    def _replace(self, tier: str, key: Key, before: Claim | None, after: Claim | None) -> None:
+    def _replace(self, tier: str, key: Key, before: GuaranteeClaim | None, after: GuaranteeClaim | None) -> None:
         claims = self.tiers.setdefault(tier, TierClaims())
         self._changes += 1
         claims.version = self._changes
@@ -92,7 +92,7 @@ class ClaimIndex:
             del self.tiers[tier]
 
 
-def claims_of(resource: Resource | None) -> Mapping[str, Claim]:
+def claims_of(resource: Resource | None) -> Mapping[str, GuaranteeClaim]:
     """Return an object's declared and recorded guarantees by tier; empty for an object under deletion."""
     if not isinstance(resource, HOLDERS) or resource.metadata.deleting:
         return {}
@@ -105,7 +105,7 @@ def claims_of(resource: Resource | None) -> Mapping[str, Claim]:
     key = Key(resource.INFO.kind, resource.namespace, resource.name)
     current, models = _is_current(resource, recorded), _models(resource)
     return {
-        tier: Claim(
+        tier: GuaranteeClaim(
             key, since, declared.get(tier, 0), admitted.get(tier, 0) if recorded is not None else None, current, models
         )
         for tier in sorted(declared.keys() | admitted.keys())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvstrata.api.cachedomain import DEFAULT_AUTH_MOUNT, KeyManagement
-from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.facts import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Undestroyed(StrEnum):
 class Destruction:
     """Whether no copy of a key exists. `evidence` reveals no secrets."""
 
-    confirmed: Word | None
+    confirmed: Statement | None
     why_not: Undestroyed | None = None
     evidence: tuple[str, ...] = ()
 

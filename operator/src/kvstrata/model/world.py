@@ -14,7 +14,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.model.erasure.record import ErasureNow
-from kvstrata.model.guarantees import Claim, TierClaims
+from kvstrata.model.guarantees import GuaranteeClaim, TierClaims
 from kvstrata.model.namespace_end import Ending
 from kvstrata.model.pods import (
     BackendReport,
@@ -83,7 +83,7 @@ class World:
     policy_names: Mapping[str, str] = field(default_factory=dict)
     unsettled: Set[str] = frozenset()
     claims: Mapping[str, TierClaims] = field(default_factory=dict)
-    claimants: Mapping[Key, Mapping[str, Claim]] = field(default_factory=dict)
+    claimants: Mapping[Key, Mapping[str, GuaranteeClaim]] = field(default_factory=dict)
     granting: Mapping[Key, Mapping[str, int]] = field(default_factory=dict)
     children: Mapping[tuple[str, str], LiveObject] = field(default_factory=dict)
     owned: Mapping[str, Set[tuple[str, str]]] = field(default_factory=dict)

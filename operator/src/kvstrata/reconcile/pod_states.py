@@ -156,7 +156,7 @@ class AckListener:
     async def _doubt(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
         if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
             return "WrongPod"
-        return await self._tokens.doubt(namespace, pod, token)
+        return await self._tokens.token_problem(namespace, pod, token)
 
 
 def _serves_under(state: PodState) -> tuple[int, int, str]:
@@ -171,7 +171,7 @@ class PodTokens:
         self._kube = kube
         self._known: dict[str, tuple[float, str, str]] = {}
 
-    async def doubt(self, namespace: str, pod: Pod, token: str) -> str | None:
+    async def token_problem(self, namespace: str, pod: Pod, token: str) -> str | None:
         """Return why a token is not that of `pod`, or None. Raises KubeError."""
         username, bound_to = await self._identity(token)
         if username != f"system:serviceaccount:{namespace}:{names.model_child(pod.model)}":

@@ -191,7 +191,7 @@ class Warming(Background):
     async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
         try:
             answer, token = await asked
-            doubt = await self._tokens.doubt(namespace, pod, token)
+            doubt = await self._tokens.token_problem(namespace, pod, token)
         except GateError as error:
             metrics.GATE_ERRORS.labels(str(error.reason)).inc()
             log.info("a pod did not work for a pool", extra={"pod": pod.name, "reason": str(error.reason)})

@@ -84,7 +84,7 @@ class Probing(Background):
         request = ProbeRequest(question.revision, question.readers)
         try:
             answer, token = await self._gates.probe(pod.ip or "", server_name, request)
-            doubt = await self._tokens.doubt(namespace, pod, token)
+            doubt = await self._tokens.token_problem(namespace, pod, token)
         except GateError as error:
             metrics.GATE_ERRORS.labels(str(error.reason)).inc()
             log.info("a pod was not probed", extra={"pod": pod.name, "reason": str(error.reason)})

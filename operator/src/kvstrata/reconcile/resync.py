@@ -13,7 +13,7 @@ from kvstrata.objects import labels
 
 from . import metrics
 from .bundles import assemble, bundle_of, take
-from .secrets import Keeper
+from .secrets import SecretStore
 from .store import Store
 
 log = logging.getLogger(__name__)
@@ -23,9 +23,9 @@ class Resync:
     """Compares the store with complete lists. `namespaces` is empty for the whole cluster."""
 
     def __init__(
-        self, kube: Kube, store: Store, keeper: Keeper, namespaces: Sequence[str], service_monitors: bool
+        self, kube: Kube, store: Store, secret_store: SecretStore, namespaces: Sequence[str], service_monitors: bool
     ) -> None:
-        self._kube, self._store, self._keeper = kube, store, keeper
+        self._kube, self._store, self._secret_store = kube, store, secret_store
         self._children = child_resources(service_monitors)
         self._scopes: tuple[str | None, ...] = tuple(namespaces) or (None,)
 
@@ -77,14 +77,14 @@ class Resync:
         async for raw in self._kube.list(SECRET, scope, labels.OWNED_SELECTOR):
             namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
             seen.setdefault(namespace, set()).add(name)
-            self._keeper.observe(self._store.domain(namespace), raw)
+            self._secret_store.observe(self._store.domain(namespace), raw)
             if bundle_of(raw) is not None:
                 bundles.setdefault(namespace, {})[name] = raw
         for (namespace, name), facts in known.items():
             domain = self._store.domain(namespace)
             # A Secret written during the list is not in it.
             if name not in seen.get(namespace, set()) and domain.secrets.get(name) is facts:
-                self._keeper.forget(domain, name)
+                self._secret_store.forget(domain, name)
         for (namespace, model), before in committed.items():
             domain = self._store.domain(namespace)
             if domain.bundles.get(model) is before:

@@ -1,7 +1,7 @@
 """Watch of Secrets: finds the operator's own that were deleted or changed from outside.
 
-Only `Keeper` keeps values. The event of this process' own write may precede the answer: for keys and certificates both
-say the same, and a bundle is only marked, and read after its commit has ended.
+Only `SecretStore` keeps values. The event of this process' own write may precede the answer: for keys and certificates
+both say the same, and a bundle is only marked, and read after its commit has ended.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from kvstrata.reconcile.domain_store import DomainStore
 
 from .bundles import bundle_of
 from .parse import owners, resource_version
-from .secrets import Keeper
+from .secrets import SecretStore
 from .store import Store
 
 Raw = Mapping[str, Any]
 
 
 class SecretWatch:
-    """Passes events of Secrets to the keeper and marks bundles; each call returns the affected keys. Does nothing
-    until the keeper is open: a new leader reads everything after opening it."""
+    """Passes events of Secrets to the SecretStore and marks bundles; each call returns the affected keys. Does nothing
+    until the SecretStore is open: a new leader reads everything after opening it."""
 
-    def __init__(self, store: Store, keeper: Keeper) -> None:
-        self._store, self._keeper = store, keeper
+    def __init__(self, store: Store, secret_store: SecretStore) -> None:
+        self._store, self._secret_store = store, secret_store
 
     def observe(self, raw: Raw) -> frozenset[Key]:
-        if not self._keeper.is_open:
+        if not self._secret_store.is_open:
             return frozenset()
         domain = self._store.domain(raw["metadata"]["namespace"])
         name = raw["metadata"]["name"]
         before, key_before, keys_before = domain.secrets.get(name), domain.domain_key, domain.data_keys
         if before and resource_version(raw) <= int(before.resource_version or 0):
             return frozenset()
-        self._keeper.observe(domain, raw)
+        self._secret_store.observe(domain, raw)
         model = bundle_of(raw)
         if model is not None:
             return self._mark(domain, model, raw)
@@ -51,11 +51,11 @@ class SecretWatch:
 
     def forget(self, raw: Raw) -> frozenset[Key]:
         """`raw` is the last state of the deleted Secret."""
-        if not self._keeper.is_open:
+        if not self._secret_store.is_open:
             return frozenset()
         domain = self._store.domain(raw["metadata"]["namespace"])
         key_before, keys_before = domain.domain_key, domain.data_keys
-        if not self._keeper.forget(domain, raw["metadata"]["name"], resource_version(raw)):
+        if not self._secret_store.forget(domain, raw["metadata"]["name"], resource_version(raw)):
             return frozenset()
         model = bundle_of(raw)
         if model is not None:

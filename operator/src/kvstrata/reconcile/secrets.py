@@ -34,7 +34,7 @@ _OF_SERVERS = frozenset({Material.REDIS_USERS, Material.SERVER_CERTIFICATE})
 """Material that is created without looking for existing Secrets first: it is dropped if one exists."""
 
 
-class Keeper:
+class SecretStore:
     """Creates, renews and reads Secrets. `entropy(n)` returns n random bytes, `now` is the wall clock in UTC."""
 
     def __init__(

@@ -25,7 +25,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.pod.identity import cache_identity, render_id
 from kvstrata.plan.budgets.capacity import guaranteed_bytes
-from kvstrata.plan.budgets.waiting_line import Ask, Line
+from kvstrata.plan.budgets.waiting_line import CapacityRequest, WaitingLine
 from kvstrata.plan.ownership import controllers
 from kvstrata.plan.redis.backend import servers_held
 from kvstrata.reconcile.affected import concerned_by_object, concerned_by_pod, concerned_by_state
@@ -157,7 +157,11 @@ class Store:
             if isinstance(before, CacheTier):
                 d.clusters.pop(name, None)
                 d.memo.forget(
-                    (guaranteed_bytes, name), (Line, name), (Ask, name), (servers_held, name), (Cluster, name)
+                    (guaranteed_bytes, name),
+                    (WaitingLine, name),
+                    (CapacityRequest, name),
+                    (servers_held, name),
+                    (Cluster, name),
                 )
             concerned = concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
             d.forget_ending()

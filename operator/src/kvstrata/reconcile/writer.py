@@ -61,7 +61,7 @@ from .events import Events
 from .metrics import count_lazy
 from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed
-from .secrets import Keeper
+from .secrets import SecretStore
 from .store import Store
 
 COMMIT_INTERVAL_S = 0.1
@@ -79,7 +79,7 @@ class Writer:
         kube: Kube,
         store: Store,
         queue: WorkQueue,
-        keeper: Keeper,
+        secret_store: SecretStore,
         leading: Callable[[], bool],
         ask_for_pools: Callable[[str, PoolQuestion], None],
         probe: Callable[[str, IsolationQuestion], None],
@@ -87,14 +87,20 @@ class Writer:
         keep_in_kms: Callable[[str, KeepInKms], None] = lambda _namespace, _order: None,
         reclaims: Reclaimer | None = None,
     ) -> None:
-        self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
+        self._kube, self._store, self._queue, self._secret_store, self._leading = (
+            kube,
+            store,
+            queue,
+            secret_store,
+            leading,
+        )
         self._ask_for_pools, self._probe, self._erase, self._keep_in_kms = ask_for_pools, probe, erase, keep_in_kms
         self._reclaims = reclaims
         self._events = Events(kube)
         self._children = Children(kube, store, self._enqueue, self._may_write)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
-        self.credentials = CredentialWorker(kube, store, queue, keeper, leading)
+        self.credentials = CredentialWorker(kube, store, queue, secret_store, leading)
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
         """Write everything of `plan`, in its order. Raises KubeError on the first refusal; earlier writes stand. A
@@ -157,7 +163,7 @@ class Writer:
                 self.credentials.begin(key.namespace, action)
             case TurnSecret():
                 self._may_write()
-                await self._keeper.turn(self._store.domain(key.namespace), action)
+                await self._secret_store.turn(self._store.domain(key.namespace), action)
             case ReadSource() | RenderPool() | WarmPool() | InspectPool():
                 self._ask_for_pools(key.namespace, action)
             case ProbePod() | TellIsolation():
@@ -182,7 +188,7 @@ class Writer:
         """Create or repair a Secret. Objects planned while the domain's key was written lack it."""
         domain = self._store.domain(namespace)
         before = domain.domain_key
-        await self._keeper.ensure(domain, order)
+        await self._secret_store.ensure(domain, order)
         if domain.domain_key != before:
             self._enqueue({key for key in self._store.all_keys() if key.namespace == namespace})
 
@@ -266,7 +272,7 @@ class Writer:
             if error.is_refusal or error.is_too_many:
                 raise
             # The answer may have been lost after the write: then the stored bundle equals the intended one.
-            await self._keeper.read(self._store.domain(key.namespace), root["metadata"]["name"], commit.owner)
+            await self._secret_store.read(self._store.domain(key.namespace), root["metadata"]["name"], commit.owner)
             found = await read_bundle(self._kube, key.namespace, commit.model, commit.owner["uid"])
             if found is None or found.bundle != Bundle(commit.root, commit.entries, commit.pools):
                 take(self._store.domain(key.namespace), commit.model, found)
@@ -304,7 +310,7 @@ class Writer:
                 await self._reread(domain, name, commit.owner)
                 await self.load_bundle(key.namespace, commit.model)
             raise
-        self._keeper.observe(domain, written)
+        self._secret_store.observe(domain, written)
 
     async def _empty(self, key: Key, order: EmptySecrets) -> None:
         """Empty unused Secrets; one that was written meanwhile is read again."""
@@ -317,19 +323,19 @@ class Writer:
                 written = await self._kube.replace(SECRET, key.namespace, body)
             except KubeError as error:
                 if error.is_not_found:
-                    self._keeper.forget(domain, name)
+                    self._secret_store.forget(domain, name)
                     continue
                 if error.is_conflict:
                     await self._reread(domain, name, order.owner)
                 raise
-            self._keeper.observe(domain, written)
+            self._secret_store.observe(domain, written)
 
     async def _reread(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> None:
-        stored = await self._keeper.read(domain, name, owner)
+        stored = await self._secret_store.read(domain, name, owner)
         if stored is not None:
-            self._keeper.observe(domain, stored)
+            self._secret_store.observe(domain, stored)
         else:
-            self._keeper.forget(domain, name)
+            self._secret_store.forget(domain, name)
 
     async def catch_up(self, key: Key) -> None:
         """Read the bundle of `key` again if a watch reported a version that this process did not write. It runs in

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, claim_key, ledger_key, revoked_key, rooms_key
-from kvstrata_sidecar.adapter.redis.budget.capacity_shares import Rooms
+from kvstrata_sidecar.adapter.redis.budget.capacity_shares import TierCapacity
 from kvstrata_sidecar.adapter.redis.budget.scope_state import view
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, read_numbers
 from kvstrata_sidecar.adapter.redis.client.resp import Command
@@ -156,7 +156,7 @@ class Deletion:
     def _forget(self) -> None:
         """Delete the keyspaces' ledgers, sweepers' claims and charges of the tier."""
         domain, servers = self._order.domain, self._servers
-        rooms, charged = Rooms(domain), rooms_key(domain).encode()
+        rooms, charged = TierCapacity(domain), rooms_key(domain).encode()
         for keyspace in self._order.keyspaces:
             servers.ask([_unlink(name(domain, keyspace).encode()) for name in (ledger_key, claim_key)])
             (entry,) = servers.ask([Command(charged, (b"HGET", charged, keyspace.encode()))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvstrata.contract.receipt.facts import Amount, Erasure, KeyFact, NodeFact, PodFact, PodTier, TierFact
-from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import (
     Hbm,
     KeyCustody,
@@ -22,7 +22,7 @@ WRITE_WINDOW_S = 30
 """After this no write that had begun under a revoked keyspace can still arrive in a shared tier."""
 
 
-def claims(erasure: Erasure) -> tuple[Claim, ...]:
+def claims(erasure: Erasure) -> tuple[ReceiptClaim, ...]:
     """Return what the facts prove, in the order in which an erasure reaches it.
 
     Each needs Unreachable, KeysDestroyed needs KeysRevoked, and Verified needs Erased. Nothing is claimed of nothing:
@@ -30,13 +30,13 @@ def claims(erasure: Erasure) -> tuple[Claim, ...]:
     """
     denied = {claim for item in erasure.residue for claim in item.kind.denies}
     denied |= {claim for kind in required_residue(erasure) for claim in kind.denies}
-    held: list[Claim] = []
+    held: list[ReceiptClaim] = []
     for claim, needs, proven in (
-        (Claim.UNREACHABLE, None, _unreachable),
-        (Claim.KEYS_REVOKED, Claim.UNREACHABLE, _keys_revoked),
-        (Claim.KEYS_DESTROYED, Claim.KEYS_REVOKED, _keys_destroyed),
-        (Claim.ERASED, Claim.UNREACHABLE, _erased),
-        (Claim.VERIFIED, Claim.ERASED, _verified),
+        (ReceiptClaim.UNREACHABLE, None, _unreachable),
+        (ReceiptClaim.KEYS_REVOKED, ReceiptClaim.UNREACHABLE, _keys_revoked),
+        (ReceiptClaim.KEYS_DESTROYED, ReceiptClaim.KEYS_REVOKED, _keys_destroyed),
+        (ReceiptClaim.ERASED, ReceiptClaim.UNREACHABLE, _erased),
+        (ReceiptClaim.VERIFIED, ReceiptClaim.ERASED, _verified),
     ):
         if claim not in denied and (needs is None or needs in held) and proven(erasure):
             held.append(claim)

@@ -95,7 +95,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Statement:
     """Who said something, and when."""
 
     by: Party
@@ -228,10 +228,10 @@ class KeyFact:
     custody: KeyCustody
     """Where it was kept."""
 
-    removed: Word | None
+    removed: Statement | None
     """Who took it out of its custody and of every bundle; null if it is still there."""
 
-    destroyed: Word | None
+    destroyed: Statement | None
     """Who says that no copy of it exists; never for a Secret."""
 
 
@@ -268,7 +268,7 @@ class NodeFact:
     replicas_in_step: int
     """Replicas that confirmed the deletions."""
 
-    erased: Word | None
+    erased: Statement | None
     """Who deleted; null if it was not done."""
 
     left: Amount | None
@@ -305,7 +305,7 @@ class TierFact:
 class Verification:
     """The look afterwards, by another than who deleted."""
 
-    by: Word
+    by: Statement
     """Who looked, and when it was over."""
 
     began: Moment

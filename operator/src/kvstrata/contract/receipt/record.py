@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Self
 from kvstrata.contract import MALFORMED, ContractError
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import EVIDENCE, Moment, Name
 from kvstrata.contract.wire import Form, HexDigest, Wire, canonical_json, digest_bytes, from_wire, to_wire
 
@@ -126,7 +126,7 @@ class Record:
 
     head: Head
     erasure: Erasure | None = None
-    claimed: tuple[Claim, ...] = ()
+    claimed: tuple[ReceiptClaim, ...] = ()
     hand_over: HandOver | None = None
 
     @classmethod
@@ -314,7 +314,7 @@ class _ErasureBody:
     WIRE: ClassVar[Wire] = EVIDENCE
 
     erasure: Erasure
-    claims: tuple[Claim, ...]
+    claims: tuple[ReceiptClaim, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Self
 from kvstrata.contract.receipt.vocabulary import Name
 
 
-class Claim(StrEnum):
+class ReceiptClaim(StrEnum):
     """What a receipt says is so, for what it lists as revoked. In the order in which an erasure reaches them."""
 
     meaning: str
@@ -31,9 +31,11 @@ class Claim(StrEnum):
     VERIFIED = "Verified", "another than who deleted looked at every server and asked every pod, and found nothing"
 
 
-_BEYOND_UNREACHABLE = frozenset({Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED, Claim.ERASED, Claim.VERIFIED})
-_COPIES = frozenset({Claim.ERASED, Claim.VERIFIED})
-_NOTHING: frozenset[Claim] = frozenset()
+_BEYOND_UNREACHABLE = frozenset(
+    {ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}
+)
+_COPIES = frozenset({ReceiptClaim.ERASED, ReceiptClaim.VERIFIED})
+_NOTHING: frozenset[ReceiptClaim] = frozenset()
 
 
 class Residue(StrEnum):
@@ -43,10 +45,10 @@ class Residue(StrEnum):
     """
 
     meaning: str
-    denies: frozenset[Claim]
+    denies: frozenset[ReceiptClaim]
     asked: bool
 
-    def __new__(cls, value: str, meaning: str, denies: frozenset[Claim] = _NOTHING, asked: bool = False) -> Self:
+    def __new__(cls, value: str, meaning: str, denies: frozenset[ReceiptClaim] = _NOTHING, asked: bool = False) -> Self:
         """Make a member from its word, its sentence and what it denies."""
         member = str.__new__(cls, value)
         member._value_ = value
@@ -58,18 +60,18 @@ class Residue(StrEnum):
     ETCD_HISTORY = (
         "EtcdHistory",
         "data keys were in Secrets: etcd keeps revisions of them until it is compacted and defragmented",
-        frozenset({Claim.KEYS_DESTROYED}),
+        frozenset({ReceiptClaim.KEYS_DESTROYED}),
     )
     ETCD_BACKUPS = (
         "EtcdBackups",
         "data keys were in Secrets: backups of etcd or of Secrets made before still hold them",
-        frozenset({Claim.KEYS_DESTROYED}),
+        frozenset({ReceiptClaim.KEYS_DESTROYED}),
     )
     KEY_KEPT = "KeyKept", "a data key is still in its custody", _BEYOND_UNREACHABLE - _COPIES
     POD_OPEN = (
         "PodOpen",
         "a pod neither acknowledged nor ended, and has not been away long enough to be fenced: it may still reuse",
-        frozenset(Claim),
+        frozenset(ReceiptClaim),
     )
     POD_UNREACHABLE = (
         "PodUnreachable",

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from kvstrata.api.reasons.invalidation import InvalidationReason
-from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Target, Word
+from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Statement, Target
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, Standing
 from kvstrata.contract.wire import Wire
 
@@ -190,7 +190,7 @@ class KeyRemoved(_Fact):
     ABOUT: ClassVar[tuple[str, ...]] = ("fingerprint",)
 
     fingerprint: str
-    by: Word
+    by: Statement
 
     def _rank(self) -> float:
         return -_seconds(self.by.at)

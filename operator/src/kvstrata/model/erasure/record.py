@@ -2,7 +2,7 @@
 
 Of two facts with the same `key` always the same one stands, so order, repetition and crashes make no difference.
 Progress follows from the facts (`model.erasure.evidence`) and is not stored. A `Verdict` closes them, so the receipt is
-the same after any restart. `Surroundings` is the present state, which proves nothing.
+the same after any restart. `Observed` is the present state, which proves nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Erasure:
     order: ErasureOrder
     facts: Mapping[tuple[str, ...], Fact] = field(default_factory=dict)
 
-    def hearing(self, *heard: Fact) -> Erasure:
+    def with_facts(self, *heard: Fact) -> Erasure:
         """Return the erasure with these facts added. After its verdict it takes only the receipt."""
         facts = dict(self.facts)
         for fact in heard:
@@ -105,7 +105,7 @@ class PodNow:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Observed:
     """The present state that decides what can be ordered.
 
     `heirs` maps (uid, tier) to the pod that took over the files of a pod that is gone. `deletions_elsewhere` counts
@@ -153,18 +153,18 @@ class ErasureRecord:
     named: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     named_tiers: tuple[str, ...] = ()
 
-    def hearing(self, *heard: Fact) -> ErasureRecord:
+    def with_facts(self, *heard: Fact) -> ErasureRecord:
         """Return the record with these facts added; itself if none of them is new."""
-        after = self.erasure.hearing(*heard)
+        after = self.erasure.with_facts(*heard)
         return self if after.facts == self.erasure.facts else replace(self, erasure=after)
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureNow:
     """An erasure in the leading process. `troubles` are results of orders that did not succeed and are repeated,
-    `still` the tiers with slots that must not move."""
+    `pinned_tiers` those with slots that must not move."""
 
     record: ErasureRecord
-    seen: Surroundings
+    seen: Observed
     troubles: tuple[str, ...] = ()
-    still: frozenset[str] = frozenset()
+    pinned_tiers: frozenset[str] = frozenset()

@@ -16,13 +16,13 @@ from kvstrata.api.common import Admission
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.contract.policy.budget import EnforcedBudget
-from kvstrata.model.guarantees import Claim, Holder, TierClaims, declared_guarantees, models_digest
+from kvstrata.model.guarantees import GuaranteeClaim, Holder, TierClaims, declared_guarantees, models_digest
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import KIB, binary, readable, round_up
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision, StatusWrite
-from kvstrata.plan.budgets.waiting_line import Ask, Holders, Line, Waiting, line_up
+from kvstrata.plan.budgets.waiting_line import CapacityRequest, Holders, Waiting, WaitingLine, line_up
 from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.rules import budgets, first
 from kvstrata.plan.rules import policy as policy_chain
@@ -40,7 +40,7 @@ def key_of(resource: Holder) -> Key:
     return Key(resource.INFO.kind, resource.namespace, resource.name)
 
 
-def line_for(world: World, tier: str) -> Line | None:
+def line_for(world: World, tier: str) -> WaitingLine | None:
     """Return a tier's waiting line, or None if all that is declared or admitted fits, which is nearly always."""
     claims, found = world.claims.get(tier), world.tiers.get(tier)
     room = stored_bytes(found.spec) if found is not None else None
@@ -51,7 +51,7 @@ def line_for(world: World, tier: str) -> Line | None:
         return None
     validity = (*_validity(world), found.spec.per_pod)
     inputs = (claims.version, tuple(sorted(pending.items())), room, validity)
-    return world.memo.get((Line, tier), inputs, lambda: _line(world, found, room, claims, pending, validity))
+    return world.memo.get((WaitingLine, tier), inputs, lambda: _line(world, found, room, claims, pending, validity))
 
 
 def held_bytes(world: World, holder: Key, tier: str) -> int:
@@ -78,7 +78,7 @@ def admitted_part(world: World, holder: Key, declared: Iterable[EnforcedBudget])
     )
 
 
-def held_by(world: World, resource: Holder | None) -> tuple[int, ...]:
+def admitted_inputs(world: World, resource: Holder | None) -> tuple[int, ...]:
     """Return all that `admitted_part` reads of one object, for the comparison of inputs."""
     if resource is None:
         return ()
@@ -93,7 +93,7 @@ def lost_everywhere(world: World) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AdmissionDecision:
     """The decision about one object's guarantees.
 
     `admitted` is the decision by tier, None without a status field; `before` are larger amounts in its status. `due`:
@@ -118,10 +118,10 @@ class Verdict:
         return {"models": self.models, "tiers": rows}
 
 
-def judge(world: World, resource: Holder, wrong: Decision | None) -> Verdict:
+def decide_admission(world: World, resource: Holder, wrong: Decision | None) -> AdmissionDecision:
     claims = world.claimants.get(key_of(resource))
     if not claims:
-        return Verdict()
+        return AdmissionDecision()
     admitted: dict[str, int] = {}
     before: dict[str, int] = {}
     waiting = []
@@ -139,7 +139,9 @@ def judge(world: World, resource: Holder, wrong: Decision | None) -> Verdict:
             before[tier] = had
         due = due or size > had or lost or not claim.current
     declared = {tier: claim.declared_bytes for tier, claim in claims.items() if claim.declared_bytes}
-    return Verdict(admitted, before, models_digest(resource), due, _finding(world, declared, admitted, waiting))
+    return AdmissionDecision(
+        admitted, before, models_digest(resource), due, _finding(world, declared, admitted, waiting)
+    )
 
 
 def admitted_by(writes: Iterable[StatusWrite]) -> dict[Key, dict[str, int]]:
@@ -156,7 +158,7 @@ def next_in_line(world: World, tier: str) -> tuple[Key, ...]:
     if line is None:
         return tuple(claims.waiting)
     served = (holder for holder, size in line.granted.items() if size > (claims.by_holder[holder].recorded_bytes or 0))
-    first_ones = (one.ask.holder for one in line.waiting[: FIRST_IN_LINE + 1])
+    first_ones = (one.request.holder for one in line.waiting[: FIRST_IN_LINE + 1])
     return tuple(dict.fromkeys((*line.lost, *served, *first_ones)))
 
 
@@ -164,10 +166,12 @@ def waiting_for(world: World, tier: str) -> tuple[int, int]:
     """Return how many objects wait for room in a tier, and for how many more bytes."""
     line = line_for(world, tier)
     waiting = line.waiting if line is not None else ()
-    return len(waiting), sum(one.ask.wanted_bytes - line.kept[one.ask.holder] for one in waiting) if line else 0
+    return len(waiting), sum(
+        one.request.requested_bytes - line.kept[one.request.holder] for one in waiting
+    ) if line else 0
 
 
-def _wanted(claim: Claim, wrong: Decision | None) -> tuple[int, bool]:
+def _wanted(claim: GuaranteeClaim, wrong: Decision | None) -> tuple[int, bool]:
     """Return an object's maximum, and whether it may receive more than it holds. While its spec is wrong it keeps what
     it has, because its last valid spec is in force. Of two policies for a tenant the younger has nothing."""
     if wrong is None:
@@ -204,22 +208,24 @@ def _line(
     claims: TierClaims,
     pending: Mapping[Key, int],
     validity: tuple[Any, ...],
-) -> Line:
+) -> WaitingLine:
     """Return the line, reusing the previous result of each unchanged object. The line of a crowded tier is recomputed
     with each of thousands of statuses, of which one has changed."""
     places = _places(world, tier)
-    known: dict[Key, tuple[Claim, Any, Ask]] = world.memo.get((Ask, tier.name), validity, dict)
-    asks = []
+    known: dict[Key, tuple[GuaranteeClaim, Any, CapacityRequest]] = world.memo.get(
+        (CapacityRequest, tier.name), validity, dict
+    )
+    requests = []
     for holder, claim in claims.by_holder.items():
         spec = _spec(world, holder)
         before = known.get(holder)
         if before is None or before[0] is not claim or before[1] is not spec:
-            before = known[holder] = (claim, spec, _ask(world, claim, places))
-        ask = before[2]
-        asks.append(replace(ask, pending_bytes=pending[holder]) if holder in pending else ask)
+            before = known[holder] = (claim, spec, _request(world, claim, places))
+        request = before[2]
+        requests.append(replace(request, pending_bytes=pending[holder]) if holder in pending else request)
     for gone in known.keys() - claims.by_holder.keys():
         del known[gone]
-    return line_up(asks, dict.fromkeys(places, room))
+    return line_up(requests, dict.fromkeys(places, room))
 
 
 def _spec(world: World, holder: Key) -> Any:
@@ -243,22 +249,22 @@ def _places(world: World, tier: CacheTier) -> tuple[str, ...]:
     return (EVERYWHERE, *(name for name, model in sorted(world.models.items()) if tier.name in model.spec.tier_names))
 
 
-def _ask(world: World, claim: Claim, places: tuple[str, ...]) -> Ask:
-    wanted, asks = _wanted(claim, _problem(world, claim.holder))
+def _request(world: World, claim: GuaranteeClaim, places: tuple[str, ...]) -> CapacityRequest:
+    wanted, eligible = _wanted(claim, _problem(world, claim.holder))
     own = places if len(places) == 1 else tuple(_chosen(world, claim, places))
-    return Ask(
+    return CapacityRequest(
         holder=claim.holder,
         since=claim.since,
-        wanted_bytes=wanted,
+        requested_bytes=wanted,
         recorded_bytes=claim.recorded_bytes or 0,
         places=own,
-        charged=own if claim.current else places,
-        stands=claim.current,
-        asks=asks,
+        charged_places=own if claim.current else places,
+        is_current=claim.current,
+        is_eligible=eligible,
     )
 
 
-def _chosen(world: World, claim: Claim, places: Iterable[str]) -> Iterator[str]:
+def _chosen(world: World, claim: GuaranteeClaim, places: Iterable[str]) -> Iterator[str]:
     models = claim.models
     for place in places:
         if models is None:
@@ -276,7 +282,7 @@ def _finding(
     world: World,
     declared: Mapping[str, int],
     admitted: Mapping[str, int],
-    waiting: Iterable[tuple[str, int, Waiting, Line]],
+    waiting: Iterable[tuple[str, int, Waiting, WaitingLine]],
 ) -> Finding | None:
     kind = ConditionType.ADMITTED
     if not declared:
@@ -288,13 +294,13 @@ def _finding(
     return true(kind, PolicyReason.GUARANTEES_ADMITTED, f"reserved are {sizes}")
 
 
-def _shortage(tier: CacheTier, at: int, why: Waiting, line: Line) -> str:
-    room, ask = line.rooms[why.place], why.ask
+def _shortage(tier: CacheTier, at: int, why: Waiting, line: WaitingLine) -> str:
+    room, request = line.rooms[why.place], why.request
     whose = f" of each pod of CachedModel {why.place}" if why.place else (" of each pod" if tier.spec.per_pod else "")
-    kept = line.kept[ask.holder]
+    kept = line.kept[request.holder]
     until = f"{readable(kept)} of it stay guaranteed" if kept else "nothing of it is guaranteed"
     remedy = f"lower guarantees or raise {'capacityPerPod' if tier.spec.per_pod else 'capacity'}"
-    start = f"{readable(ask.wanted_bytes)} on CacheTier {tier.name} wait for room, and {until} meanwhile: "
+    start = f"{readable(request.requested_bytes)} on CacheTier {tier.name} wait for room, and {until} meanwhile: "
     if at >= FIRST_IN_LINE:
         return f"{start}{FIRST_IN_LINE} or more that are older wait before it for a part of {readable(room)}; {remedy}"
     free = f"of {readable(room)}{whose} {readable(why.free_bytes) if why.free_bytes else 'nothing'} is free for it"

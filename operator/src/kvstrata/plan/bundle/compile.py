@@ -16,7 +16,7 @@ from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.guarantees import Holder
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.budgets.admission import admitted_part, held_by, is_undecided, key_of
+from kvstrata.plan.budgets.admission import admitted_inputs, admitted_part, is_undecided, key_of
 from kvstrata.plan.budgets.classification import denied_tiers
 from kvstrata.plan.bundle.paused import pauses
 from kvstrata.plan.isolation import is_fenced
@@ -66,7 +66,7 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
         tiers,
         _caps(world),
         denied_tiers(world, policy, scope_in_force(world, policy)),
-        held_by(world, _holder(world, policy, scope_in_force(world, policy))),
+        admitted_inputs(world, _holder(world, policy, scope_in_force(world, policy))),
         # A refusal message lists the existing tiers.
         tuple(sorted(world.tiers)) if None in tiers else (),
         tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),

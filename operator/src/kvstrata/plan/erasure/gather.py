@@ -219,7 +219,7 @@ def tier_away(world: World, tier: CacheTier) -> str:
     return "" if report.reachable else report.message
 
 
-def is_unheard(world: World, tier: CacheTier) -> bool:
+def not_probed_yet(world: World, tier: CacheTier) -> bool:
     """Whether this process has no report of a tier's servers yet: it just became leader, or they are new."""
     return report_of(world, tier) is None
 

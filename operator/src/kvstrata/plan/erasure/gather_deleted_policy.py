@@ -51,7 +51,7 @@ def begin(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureReco
         allow_residue=True,
         versions=gather.versions(world, (tier for tier in tiers.values() if tier.spec.medium is Medium.REDIS)),
     )
-    erasure = Erasure(order).hearing(*_lost(world, policy, now))
+    erasure = Erasure(order).with_facts(*_lost(world, policy, now))
     keys = gather.keys_held(world, domain, (left,))
     return ErasureRecord(policy.namespace, policy.name, domain, (left,), keys, erasure)
 

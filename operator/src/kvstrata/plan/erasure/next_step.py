@@ -16,7 +16,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
-from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
 from kvstrata.model.erasure.evidence import (
     keys_kept,
@@ -29,13 +29,13 @@ from kvstrata.model.erasure.evidence import (
     witnesses,
 )
 from kvstrata.model.erasure.facts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
-from kvstrata.model.erasure.record import Erasure, Surroundings
+from kvstrata.model.erasure.record import Erasure, Observed
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.erasure.orders import (
     DestroyKeys,
     Order,
-    Owed,
+    Outstanding,
     RevokeKeys,
     deletions_owed,
     names,
@@ -53,7 +53,7 @@ RESIDUE_PATIENCE_S = 60
 """The same if the order allows residue: time for a restarting pod to return."""
 
 STILL_S = 3600
-"""How long slots of a tier stay still for one erasure, from when no pod reuses anything. If it takes longer, deletions
+"""How long slots of a tier stay pinned for one erasure, from when no pod reuses anything. If it takes longer, deletions
 and looks are repeated when slots move."""
 
 ENDING_LIMIT_S = 900
@@ -94,15 +94,15 @@ class IssueReceipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Orders, their reason, and when to check again without events. Slots of the tiers in `still` must not move
+class ErasureStep:
+    """Orders, their reason, and when to check again without events. Slots of the tiers in `pinned_tiers` must not move
     meanwhile."""
 
     phase: ErasurePhase
     decision: Decision
     orders: tuple[Order | Conclude | IssueReceipt, ...] = ()
     again_s: float | None = None
-    still: frozenset[str] = frozenset()
+    pinned_tiers: frozenset[str] = frozenset()
     findings: tuple[Finding, ...] = ()
 
 
@@ -111,40 +111,42 @@ class ErasureCase:
     """Input of the rules. `holds` is what the facts prove."""
 
     erasure: Erasure
-    seen: Surroundings
+    seen: Observed
     now: datetime
-    holds: frozenset[Claim]
+    holds: frozenset[ReceiptClaim]
 
 
-def next_step(erasure: Erasure, seen: Surroundings, now: datetime) -> Step:
+def next_step(erasure: Erasure, seen: Observed, now: datetime) -> ErasureStep:
     case = ErasureCase(erasure, seen, now, proven(erasure))
     step = next(step for rule in RULES if (step := rule(case)) is not None)
     if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
         step = _cut_short(case, step)
-    return Step(step.phase, step.decision, step.orders, step.again_s, step.still, tuple(_findings(case, step)))
+    return ErasureStep(
+        step.phase, step.decision, step.orders, step.again_s, step.pinned_tiers, tuple(_findings(case, step))
+    )
 
 
-def finish(case: ErasureCase) -> Step | None:
+def finish(case: ErasureCase) -> ErasureStep | None:
     verdict, receipt = case.erasure.only(Verdict), case.erasure.only(ReceiptWritten)
     if verdict is None:
         return None
     if receipt is not None:
         phase = ErasurePhase.COMPLETE if verdict.complete else ErasurePhase.FAILED
-        return Step(phase, Decision(verdict.reason, verdict.message))
+        return ErasureStep(phase, Decision(verdict.reason, verdict.message))
     if case.seen.receipt_problem:
         return _waiting(ErasurePhase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
     why = Decision(R.RECEIPTING, f"the receipt is being written; it ends so: {verdict.message}")
-    return Step(ErasurePhase.RECEIPTING, why, (IssueReceipt(facts_of(case.erasure)),), LOOK_AGAIN_S)
+    return ErasureStep(ErasurePhase.RECEIPTING, why, (IssueReceipt(facts_of(case.erasure)),), LOOK_AGAIN_S)
 
 
-def roll(case: ErasureCase) -> Step | None:
+def roll(case: ErasureCase) -> ErasureStep | None:
     """The plan of the invalidation rolls epochs, eager or not."""
     if case.erasure.only(Rolled) is not None:
         return None
     return _waiting(ErasurePhase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
 
 
-def await_pods(case: ErasureCase) -> Step | None:
+def await_pods(case: ErasureCase) -> ErasureStep | None:
     """Every witness acknowledged, ended, or is fenced."""
     if unreachable_at(case.erasure) is not None:
         return None
@@ -153,7 +155,7 @@ def await_pods(case: ErasureCase) -> Step | None:
     return _waiting(ErasurePhase.AWAITING_ACKS, Decision(R.AWAITING_ACKS, why))
 
 
-def revoke(case: ErasureCase) -> Step | None:
+def revoke(case: ErasureCase) -> ErasureStep | None:
     """Data keys are removed when no pod needs them any more, and before any deletion."""
     kept = keys_kept(case.erasure)
     if not kept:
@@ -161,10 +163,10 @@ def revoke(case: ErasureCase) -> Step | None:
     why = Decision(R.REVOKING_KEYS, f"{len(kept)} data keys are removed from their custody")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(kept)} data keys are still in their custody: {case.seen.custody_problem}")
-    return Step(ErasurePhase.REVOKING, why, (RevokeKeys(case.erasure.order.uid, kept),), LOOK_AGAIN_S)
+    return ErasureStep(ErasurePhase.REVOKING, why, (RevokeKeys(case.erasure.order.uid, kept),), LOOK_AGAIN_S)
 
 
-def destroy(case: ErasureCase) -> Step | None:
+def destroy(case: ErasureCase) -> ErasureStep | None:
     """The KMS is asked for the destruction of keys once every holder may have dropped them."""
     open_keys = keys_not_destroyed(case.erasure, judged=False)
     if not open_keys:
@@ -172,10 +174,10 @@ def destroy(case: ErasureCase) -> Step | None:
     why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are asked after: whoever had them is to have let go")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
-    return Step(ErasurePhase.REVOKING, why, (DestroyKeys(case.erasure.order.uid, open_keys),), LOOK_AGAIN_S)
+    return ErasureStep(ErasurePhase.REVOKING, why, (DestroyKeys(case.erasure.order.uid, open_keys),), LOOK_AGAIN_S)
 
 
-def wait_out_writes(case: ErasureCase) -> Step | None:
+def wait_out_writes(case: ErasureCase) -> ErasureStep | None:
     """A deletion before the last possible write would have to be repeated. In pods, late writes under a revoked
     keyspace disappear; under the surviving keyspace of a prefix they would stay."""
     end = window_ends(case.erasure)
@@ -183,46 +185,46 @@ def wait_out_writes(case: ErasureCase) -> Step | None:
         return None
     left_s = (end - case.now).total_seconds()
     why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may still arrive for 30 s")
-    return Step(ErasurePhase.WAITING_OUT_WRITES, why, again_s=left_s, still=_still(case))
+    return ErasureStep(ErasurePhase.WAITING_OUT_WRITES, why, again_s=left_s, pinned_tiers=_pinned_tiers(case))
 
 
-def finish_verified(case: ErasureCase) -> Step | None:
+def finish_verified(case: ErasureCase) -> ErasureStep | None:
     """A proof stays valid when servers change afterwards."""
     if _engines_owed(case):
         return None
-    if Claim.VERIFIED in case.holds:
+    if ReceiptClaim.VERIFIED in case.holds:
         return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
     if _held_nothing(case):
         return _judged(case, True, R.NOTHING_HELD, "nothing was held outside the engines' own memory")
     return None
 
 
-def erase(case: ErasureCase) -> Step | None:
+def erase(case: ErasureCase) -> ErasureStep | None:
     """Each primary by a Job, a few at a time; each pod by itself."""
-    owed = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
-    return _step(case, ErasurePhase.ERASING, R.ERASING, owed)
+    outstanding = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
+    return _step(case, ErasurePhase.ERASING, R.ERASING, outstanding)
 
 
-def verify(case: ErasureCase) -> Step | None:
+def verify(case: ErasureCase) -> ErasureStep | None:
     """The operator looks itself, after all deletions."""
-    owed = tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
-    return _step(case, ErasurePhase.VERIFYING, R.VERIFYING, owed)
+    outstanding = tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
+    return _step(case, ErasurePhase.VERIFYING, R.VERIFYING, outstanding)
 
 
-def finish_short(case: ErasureCase) -> Step:
+def finish_short(case: ErasureCase) -> ErasureStep:
     """Copies are left and nothing more can be ordered: wait, accept the residue, or fail. In a namespace under deletion
     only reachable copies are waited for: what is gone does not return."""
-    owed = _owed(case)
-    late = next((why for why in owed.stuck if why.reason == R.LATE_COPIES), None)
+    outstanding = _owed(case)
+    late = next((why for why in outstanding.blocked_by if why.reason == R.LATE_COPIES), None)
     if late is not None:
         return _judged(case, False, late.reason, late.message)
-    why = owed.stuck[0] if owed.stuck else Decision(R.NOT_VERIFIED, _unproven(case))
-    message = "; ".join(dict.fromkeys(one.message for one in owed.stuck)) or why.message
+    why = outstanding.blocked_by[0] if outstanding.blocked_by else Decision(R.NOT_VERIFIED, _unproven(case))
+    message = "; ".join(dict.fromkeys(one.message for one in outstanding.blocked_by)) or why.message
     allowed, deadline = case.erasure.order.allow_residue or bool(case.seen.unattended), _deadline(case)
     ends = last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
     if deadline is not None:
         ends = min(deadline, ends) if allowed else deadline
-    if case.now >= ends or (case.seen.unattended and not owed.stuck):
+    if case.now >= ends or (case.seen.unattended and not outstanding.blocked_by):
         if allowed:
             return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"what could be reached is erased; left: {message}")
         return _judged(case, False, why.reason, message)
@@ -231,10 +233,10 @@ def finish_short(case: ErasureCase) -> Step:
     # A holder of a key may have ended since.
     late_keys = keys_not_destroyed(case.erasure, judged=True)
     orders = (DestroyKeys(case.erasure.order.uid, late_keys),) if late_keys else ()
-    return Step(ErasurePhase.ERASING, Decision(why.reason, until), orders, left_s, _still(case))
+    return ErasureStep(ErasurePhase.ERASING, Decision(why.reason, until), orders, left_s, _pinned_tiers(case))
 
 
-RULES: tuple[Callable[[ErasureCase], Step | None], ...] = (
+RULES: tuple[Callable[[ErasureCase], ErasureStep | None], ...] = (
     finish,
     roll,
     await_pods,
@@ -248,20 +250,20 @@ RULES: tuple[Callable[[ErasureCase], Step | None], ...] = (
 )
 
 
-def _owed(case: ErasureCase) -> Owed:
+def _owed(case: ErasureCase) -> Outstanding:
     erasing = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
     return erasing + tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
 
 
-def _step(case: ErasureCase, phase: ErasurePhase, reason: R, owed: Owed) -> Step | None:
-    if not (owed.orders or owed.waiting):
+def _step(case: ErasureCase, phase: ErasurePhase, reason: R, outstanding: Outstanding) -> ErasureStep | None:
+    if not (outstanding.orders or outstanding.waiting):
         return None
     # Unusual reasons first.
-    whys = sorted(owed.waiting, key=lambda why: why.reason == reason)
+    whys = sorted(outstanding.waiting, key=lambda why: why.reason == reason)
     shown = list(dict.fromkeys(why.message for why in whys))
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     why = Decision(whys[0].reason, "; ".join(shown[:3]) + more)
-    return Step(phase, why, owed.orders, LOOK_AGAIN_S, _still(case))
+    return ErasureStep(phase, why, outstanding.orders, LOOK_AGAIN_S, _pinned_tiers(case))
 
 
 def _engines_owed(case: ErasureCase) -> bool:
@@ -270,21 +272,21 @@ def _engines_owed(case: ErasureCase) -> bool:
         for pod in witnesses(case.erasure)
         if (word := standing_of(case.erasure, pod.uid)) and word.standing is Standing.ACKED
     ]
-    return any(reset_owed(case.erasure, case.seen, pod) != Owed() for pod in acked)
+    return any(reset_owed(case.erasure, case.seen, pod) != Outstanding() for pod in acked)
 
 
 def _held_nothing(case: ErasureCase) -> bool:
     inside = any(witness.tiers for witness in witnesses(case.erasure))
-    return Claim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not inside
+    return ReceiptClaim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not inside
 
 
-def _judged(case: ErasureCase, complete: bool, reason: str, message: str) -> Step:
+def _judged(case: ErasureCase, complete: bool, reason: str, message: str) -> ErasureStep:
     verdict = Verdict(complete, reason, message, case.now)
-    return Step(ErasurePhase.RECEIPTING, Decision(reason, message), (Conclude(verdict),))
+    return ErasureStep(ErasurePhase.RECEIPTING, Decision(reason, message), (Conclude(verdict),))
 
 
-def _waiting(phase: ErasurePhase, why: Decision) -> Step:
-    return Step(phase, why, again_s=LOOK_AGAIN_S)
+def _waiting(phase: ErasurePhase, why: Decision) -> ErasureStep:
+    return ErasureStep(phase, why, again_s=LOOK_AGAIN_S)
 
 
 def _own_deadline(case: ErasureCase) -> datetime | None:
@@ -298,11 +300,11 @@ def _deadline(case: ErasureCase) -> datetime | None:
     return min((moment for moment in (own, ends) if moment is not None), default=None)
 
 
-def _cut_short(case: ErasureCase, step: Step) -> Step:
+def _cut_short(case: ErasureCase, step: ErasureStep) -> ErasureStep:
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
         verdict = Verdict(False, R.ABANDONED, message, case.now, case.seen.abandoned)
-        return Step(ErasurePhase.RECEIPTING, Decision(R.ABANDONED, message), (Conclude(verdict),))
+        return ErasureStep(ErasurePhase.RECEIPTING, Decision(R.ABANDONED, message), (Conclude(verdict),))
     deadline = _deadline(case)
     if deadline is None:
         return step
@@ -314,10 +316,10 @@ def _cut_short(case: ErasureCase, step: Step) -> Step:
         return _judged(case, False, R.DEADLINE_EXCEEDED, message)
     left_s = (deadline - case.now).total_seconds()
     again_s = left_s if step.again_s is None else min(left_s, step.again_s)
-    return Step(step.phase, step.decision, step.orders, again_s, step.still)
+    return ErasureStep(step.phase, step.decision, step.orders, again_s, step.pinned_tiers)
 
 
-def _still(case: ErasureCase) -> frozenset[str]:
+def _pinned_tiers(case: ErasureCase) -> frozenset[str]:
     since = unreachable_at(case.erasure)
     if since is None or case.now >= since + timedelta(seconds=STILL_S):
         return frozenset()
@@ -330,14 +332,14 @@ def _unproven(case: ErasureCase) -> str:
     return f"everything was done, and the facts do not prove that all is gone{what}"
 
 
-def _findings(case: ErasureCase, step: Step) -> Iterable[Finding]:
+def _findings(case: ErasureCase, step: ErasureStep) -> Iterable[Finding]:
     why = step.decision
     for kind, claim, reason in (
-        (ConditionType.LOGICALLY_INVALID, Claim.UNREACHABLE, R.LOGICALLY_INVALID),
-        (ConditionType.KEYS_REVOKED, Claim.KEYS_REVOKED, R.KEYS_REVOKED),
-        (ConditionType.KEYS_DESTROYED, Claim.KEYS_DESTROYED, R.KEYS_DESTROYED),
-        (ConditionType.ERASED, Claim.ERASED, R.ERASED),
-        (ConditionType.VERIFIED, Claim.VERIFIED, R.VERIFIED),
+        (ConditionType.LOGICALLY_INVALID, ReceiptClaim.UNREACHABLE, R.LOGICALLY_INVALID),
+        (ConditionType.KEYS_REVOKED, ReceiptClaim.KEYS_REVOKED, R.KEYS_REVOKED),
+        (ConditionType.KEYS_DESTROYED, ReceiptClaim.KEYS_DESTROYED, R.KEYS_DESTROYED),
+        (ConditionType.ERASED, ReceiptClaim.ERASED, R.ERASED),
+        (ConditionType.VERIFIED, ReceiptClaim.VERIFIED, R.VERIFIED),
     ):
         lacking = _keys_lacking(case, claim) or why
         holds = claim in case.holds
@@ -347,18 +349,18 @@ def _findings(case: ErasureCase, step: Step) -> Iterable[Finding]:
         yield true(kind, why.reason, why.message)
 
 
-def _keys_lacking(case: ErasureCase, claim: Claim) -> Decision | None:
+def _keys_lacking(case: ErasureCase, claim: ReceiptClaim) -> Decision | None:
     """Return why keys are not revoked or destroyed, if another cause than the present step."""
     rolled = case.erasure.only(Rolled)
-    if rolled is None or claim not in (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED):
+    if rolled is None or claim not in (ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED):
         return None
     if case.erasure.order.prefix is not None:
         return Decision(R.KEYS_STAY, "the scopes of a prefix live on, and so do their data keys")
     if not rolled.keys:
         return Decision(R.NO_DATA_KEYS, "nothing of it was encrypted, so there is no data key")
-    if claim is Claim.KEYS_DESTROYED and any(key.custody is KeyCustody.SECRET for key in rolled.keys):
+    if claim is ReceiptClaim.KEYS_DESTROYED and any(key.custody is KeyCustody.SECRET for key in rolled.keys):
         return Decision(R.KEYS_IN_SECRETS, "data keys were in Secrets: etcd's history and backups may have copies")
-    if claim is Claim.KEYS_DESTROYED and Claim.KEYS_REVOKED in case.holds:
+    if claim is ReceiptClaim.KEYS_DESTROYED and ReceiptClaim.KEYS_REVOKED in case.holds:
         said = sorted({one.why for one in case.erasure.of(KeyNotDestroyed)})
         told = f": {'; '.join(said[:3])}" if said else ""
         return Decision(R.NOT_CONFIRMED, f"the custody has not said that no copy of the data keys exists{told}")

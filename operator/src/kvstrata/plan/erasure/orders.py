@@ -30,7 +30,7 @@ from kvstrata.model.erasure.evidence import (
     witnesses,
 )
 from kvstrata.model.erasure.facts import Deletion, JobState, Witness
-from kvstrata.model.erasure.record import Erasure, Surroundings
+from kvstrata.model.erasure.record import Erasure, Observed
 from kvstrata.plan.actions import Decision
 
 MAX_DELETIONS_AT_ONCE = 4
@@ -108,15 +108,15 @@ Order = RevokeKeys | DestroyKeys | StartDeletion | AskPodToErase | ResetEngine |
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """`waiting` is why others are waited for, `stuck` what no order can change."""
+class Outstanding:
+    """`waiting` is why others are waited for, `blocked_by` what no order can change."""
 
     orders: tuple[Order, ...] = ()
     waiting: tuple[Decision, ...] = ()
-    stuck: tuple[Decision, ...] = ()
+    blocked_by: tuple[Decision, ...] = ()
 
-    def __add__(self, other: Owed) -> Owed:
-        return Owed(self.orders + other.orders, self.waiting + other.waiting, self.stuck + other.stuck)
+    def __add__(self, other: Outstanding) -> Outstanding:
+        return Outstanding(self.orders + other.orders, self.waiting + other.waiting, self.blocked_by + other.blocked_by)
 
 
 def names(of: Iterable[str]) -> str:
@@ -125,59 +125,59 @@ def names(of: Iterable[str]) -> str:
     return ", ".join(listed[:3]) + more
 
 
-def deletions_owed(erasure: Erasure, seen: Surroundings, now: datetime) -> Owed:
+def deletions_owed(erasure: Erasure, seen: Observed, now: datetime) -> Outstanding:
     """Every present primary of the tiers must be emptied after the last write."""
     running = [one for one in erasure.of(Deletion) if one.state is JobState.RUNNING and _is_newest(erasure, one)]
     room = MAX_DELETIONS_AT_ONCE - seen.deletions_elsewhere - len(running)
-    owed = Owed()
+    outstanding = Outstanding()
     for tier in tiers_at_hand(erasure):
         servers = seen.tiers.get(tier.name)
         if servers is None or not servers.reachable:
             known = servers.primaries if servers is not None else ()
             if not known or any(not last_whole(erasure, tier.name, node) for node in known):
-                owed += Owed(waiting=(_away(tier.name, servers.message if servers else ""),))
+                outstanding += Outstanding(waiting=(_away(tier.name, servers.message if servers else ""),))
             continue
         for node in servers.primaries:
             one = _deletion(erasure, tier.name, node, now, room > 0)
             room -= len(one.orders)
-            owed += one
-    return owed
+            outstanding += one
+    return outstanding
 
 
-def pods_owed(erasure: Erasure, seen: Surroundings) -> Owed:
+def pods_owed(erasure: Erasure, seen: Observed) -> Outstanding:
     """Every acknowledged witness erases what it holds; files of an ended one are erased by the pod that took them
     over."""
-    owed = Owed()
+    outstanding = Outstanding()
     for witness in witnesses(erasure):
         word = standing_of(erasure, witness.uid)
         match word.standing if word else Standing.OPEN:
             case Standing.ACKED:
-                owed += _own_copies(erasure, seen, witness) + reset_owed(erasure, seen, witness)
+                outstanding += _own_copies(erasure, seen, witness) + reset_owed(erasure, seen, witness)
             case Standing.ENDED:
-                owed += _files(erasure, seen, witness)
+                outstanding += _files(erasure, seen, witness)
             case Standing.FENCED:
                 why = f"pod {witness.name} reuses nothing any more, but it and what it holds cannot be reached"
-                owed += Owed(stuck=(Decision(R.COPY_UNREACHABLE, why),))
-    return owed
+                outstanding += Outstanding(blocked_by=(Decision(R.COPY_UNREACHABLE, why),))
+    return outstanding
 
 
-def reset_owed(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
+def reset_owed(erasure: Erasure, seen: Observed, witness: Witness) -> Outstanding:
     """If ordered, the engine of every acknowledged pod is reset."""
     if erasure.order.subject.hbm is not Hbm.RESET_ENGINE or is_reset(erasure, witness.uid):
-        return Owed()
+        return Outstanding()
     if cannot_reset(erasure, witness.uid):
         why = f"the engine of pod {witness.name} cannot empty its prefix cache: the pod has to end"
-        return Owed(stuck=(Decision(R.ENGINE_NOT_RESET, why),))
+        return Outstanding(blocked_by=(Decision(R.ENGINE_NOT_RESET, why),))
     return _ask(erasure, seen, witness, ResetEngine(erasure.order.uid, witness.uid))
 
 
-def tiers_to_look_at(erasure: Erasure, seen: Surroundings) -> Owed:
+def tiers_to_look_at(erasure: Erasure, seen: Observed) -> Outstanding:
     """Every tier is read after all deletions, over an unchanged slot map."""
-    owed = Owed()
+    outstanding = Outstanding()
     for tier in tiers_at_hand(erasure):
         servers, look = seen.tiers.get(tier.name), look_at(erasure, tier.name)
         if servers is None or not servers.reachable:
-            owed += Owed(waiting=(_away(tier.name, servers.message if servers else ""),))
+            outstanding += Outstanding(waiting=(_away(tier.name, servers.message if servers else ""),))
             continue
         if look and counts(erasure, look) and set(look.left) == set(servers.primaries):
             continue
@@ -185,13 +185,13 @@ def tiers_to_look_at(erasure: Erasure, seen: Surroundings) -> Owed:
         if look and look.slots_before != look.slots_after:
             why = Decision(R.SLOT_MAP_CHANGED, f"slots of CacheTier {tier.name} moved meanwhile: it is looked at again")
         order = VerifyTier(erasure.order.uid, tier.name, servers.primaries, erasure.order.keyspaces, _chunks(erasure))
-        owed += Owed((order,), (why,))
-    return owed
+        outstanding += Outstanding((order,), (why,))
+    return outstanding
 
 
-def probes_owed(erasure: Erasure, seen: Surroundings) -> Owed:
+def probes_owed(erasure: Erasure, seen: Observed) -> Outstanding:
     """Every acknowledged live pod is asked for keys that it could have read."""
-    owed = Owed()
+    outstanding = Outstanding()
     for witness in witnesses(erasure):
         word = standing_of(erasure, witness.uid)
         if word is None or word.standing is not Standing.ACKED:
@@ -199,51 +199,51 @@ def probes_owed(erasure: Erasure, seen: Surroundings) -> Owed:
         probe, answer = probe_of(erasure, witness.uid), answer_of(erasure, witness.uid)
         if probe is not None and probe.missed < probe.asked:
             why = f"pod {witness.name} still finds what it should miss"
-            owed += Owed(stuck=(Decision(R.LATE_COPIES, why),))
+            outstanding += Outstanding(blocked_by=(Decision(R.LATE_COPIES, why),))
         elif probe is None or (probe.known and not probe.asked):
             turn = answer.round if answer else 0
             order = AskPodToVerify(erasure.order.uid, witness.uid, turn, erasure.order.keyspaces)
-            owed += _ask(erasure, seen, witness, order)
-    return owed
+            outstanding += _ask(erasure, seen, witness, order)
+    return outstanding
 
 
-def _deletion(erasure: Erasure, tier: str, node: str, now: datetime, has_room: bool) -> Owed:
+def _deletion(erasure: Erasure, tier: str, node: str, now: datetime, has_room: bool) -> Outstanding:
     if last_whole(erasure, tier, node):
-        return Owed()
+        return Outstanding()
     where = f"primary {node} of CacheTier {tier}"
     newest = max(
         (one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)), key=_round, default=None
     )
     if newest is not None and newest.state is JobState.RUNNING:
-        return Owed(waiting=(Decision(R.ERASING, f"{where} is being emptied"),))
+        return Outstanding(waiting=(Decision(R.ERASING, f"{where} is being emptied"),))
     counted = rounds(erasure, tier, node)
     emptied = [one for one in counted if is_whole(one)]
     if len(emptied) >= MAX_ROUNDS:
         often = (
             f"{where} was emptied {len(emptied)} times, and something was found there each time after: see who writes"
         )
-        return Owed(stuck=(Decision(R.LATE_COPIES, often),))
+        return Outstanding(blocked_by=(Decision(R.LATE_COPIES, often),))
     if newest in counted and newest is not None and newest not in emptied:
         problem = newest.problem or f"{newest.remaining.keys + newest.over_bound} keys are left, or a replica is behind"
         why = Decision(R.ERASING, f"{where}: {problem}; tried again")
         if newest.ended is not None and now < newest.ended + timedelta(seconds=BACKOFF_S):
-            return Owed(waiting=(why,))
+            return Outstanding(waiting=(why,))
     else:
         why = Decision(R.LATE_COPIES if emptied else R.ERASING, f"{where} is emptied{' again' if emptied else ''}")
     if not has_room:
-        return Owed(waiting=(Decision(R.ERASING, f"{where} waits until fewer deletions run"),))
+        return Outstanding(waiting=(Decision(R.ERASING, f"{where} waits until fewer deletions run"),))
     turn, order = next_round(erasure, tier, node), erasure.order
-    return Owed((StartDeletion(order.uid, tier, node, turn, order.keyspaces, _chunks(erasure)),), (why,))
+    return Outstanding((StartDeletion(order.uid, tier, node, turn, order.keyspaces, _chunks(erasure)),), (why,))
 
 
-def _own_copies(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
+def _own_copies(erasure: Erasure, seen: Observed, witness: Witness) -> Outstanding:
     if is_empty(erasure, witness):
-        return Owed()
+        return Outstanding()
     answer = answer_of(erasure, witness.uid)
     turn = answer.round + 1 if answer else 1
     if turn > MAX_ROUNDS:
         why = f"pod {witness.name} erased {MAX_ROUNDS} times and still has something"
-        return Owed(stuck=(Decision(R.LATE_COPIES, why),))
+        return Outstanding(blocked_by=(Decision(R.LATE_COPIES, why),))
     order = AskPodToErase(
         erasure=erasure.order.uid,
         uid=witness.uid,
@@ -255,8 +255,8 @@ def _own_copies(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
     return _ask(erasure, seen, witness, order)
 
 
-def _files(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
-    owed = Owed()
+def _files(erasure: Erasure, seen: Observed, witness: Witness) -> Outstanding:
+    outstanding = Outstanding()
     for tier in files_left(erasure, witness):
         heir = seen.heirs.get((witness.uid, tier.name), "")
         if heir in seen.pods:
@@ -270,24 +270,24 @@ def _files(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
                 heir_of=witness.uid,
             )
             why = f"files of pod {witness.name} on CacheTier {tier.name} are erased by who took them over"
-            owed += Owed((order,), (Decision(R.ERASING, why),))
+            outstanding += Outstanding((order,), (Decision(R.ERASING, why),))
         else:
             why = (
                 f"files of pod {witness.name} on CacheTier {tier.name} stayed on its node or volume, which nobody uses"
             )
-            owed += Owed(stuck=(Decision(R.COPY_UNREACHABLE, why),))
-    return owed
+            outstanding += Outstanding(blocked_by=(Decision(R.COPY_UNREACHABLE, why),))
+    return outstanding
 
 
-def _ask(erasure: Erasure, seen: Surroundings, witness: Witness, order: Order) -> Owed:
+def _ask(erasure: Erasure, seen: Observed, witness: Witness, order: Order) -> Outstanding:
     pod = seen.pods.get(witness.uid)
     if pod is None:
         why = f"pod {witness.name} acknowledged and cannot be asked any more: it has to end, or to come back"
-        return Owed(stuck=(Decision(R.POD_GONE_MID_ERASE, why),))
+        return Outstanding(blocked_by=(Decision(R.POD_GONE_MID_ERASE, why),))
     if not has_acknowledged(erasure, witness.uid, (pod.gate_boot, pod.cache_boot)):
         why = f"pod {witness.name} started anew and has not acknowledged since"
-        return Owed(waiting=(Decision(R.POD_GONE_MID_ERASE, why),))
-    return Owed(
+        return Outstanding(waiting=(Decision(R.POD_GONE_MID_ERASE, why),))
+    return Outstanding(
         (order,),
         (Decision(R.VERIFYING if isinstance(order, AskPodToVerify) else R.ERASING, f"pod {witness.name} was asked"),),
     )

@@ -16,13 +16,13 @@ from kvstrata.contract.receipt.facts import (
     PodFact,
     PodTier,
     Probes,
+    Statement,
     TierFact,
     Timings,
     Verification,
-    Word,
 )
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
-from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Party, Standing
 from kvstrata.contract.wire import MAX_CLOSED_TEXT
 from kvstrata.model.erasure.evidence import (
@@ -58,7 +58,7 @@ from kvstrata.model.erasure.facts import (
 from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
-def proven(erasure: Erasure) -> frozenset[Claim]:
+def proven(erasure: Erasure) -> frozenset[ReceiptClaim]:
     return frozenset(claims(facts_of(erasure)))
 
 
@@ -227,7 +227,7 @@ def _node(erasure: Erasure, tier: str, node: str, look: Look | None) -> NodeFact
         remaining=last.remaining,
         replicas=last.replicas,
         replicas_in_step=last.replicas_in_step,
-        erased=Word(Party.JOB, last.job, _text(last.ended) or ""),
+        erased=Statement(Party.JOB, last.job, _text(last.ended) or ""),
         left=left,
     )
 
@@ -248,7 +248,7 @@ def _verification(erasure: Erasure) -> Verification | None:
     over = max([look.ended for look in looks] + [probe.at for probe in probes])
     began = min([look.began for look in looks] + [probe.at for probe in probes])
     by = max(((look.began, look.by) for look in looks), default=(began, "operator"))[1]
-    return Verification(Word(Party.OPERATOR, by, format_timestamp(over)), format_timestamp(began))
+    return Verification(Statement(Party.OPERATOR, by, format_timestamp(over)), format_timestamp(began))
 
 
 def _text(at: datetime | None) -> str | None:

@@ -26,18 +26,18 @@ def custody_of(domain: CacheDomain) -> KeyCustody:
     return KeyCustody(str(domain.spec.effective_key_custody))
 
 
-def in_force(domain: CacheDomain) -> KeyCustody:
+def active_custody(domain: CacheDomain) -> KeyCustody:
     return KeyCustody(str(domain.status.key_custody or KeyCustody.SECRET))
 
 
 def to_adopt(world: World, domain: CacheDomain) -> KeyCustody | None:
     wanted = custody_of(domain)
-    return wanted if wanted is not in_force(domain) and not world.data_keys else None
+    return wanted if wanted is not active_custody(domain) and not world.data_keys else None
 
 
 def refused_change(world: World, domain: CacheDomain) -> Decision | None:
     """Return why the spec's custody cannot be adopted, None if it can."""
-    wanted, present = custody_of(domain), in_force(domain)
+    wanted, present = custody_of(domain), active_custody(domain)
     if wanted is present or not world.data_keys:
         return None
     count = f"{len(world.data_keys)} data key{'s are' if len(world.data_keys) > 1 else ' is'}"
@@ -52,7 +52,7 @@ def refused_change(world: World, domain: CacheDomain) -> Decision | None:
 
 def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding, ...]:
     """Return whether the operator has every key, empty for keys in Secrets; `lost` counts unrecoverable ones."""
-    if in_force(domain) is KeyCustody.SECRET:
+    if active_custody(domain) is KeyCustody.SECRET:
         return ()
     kind = ConditionType.KEYS_AT_HAND
     if world.keys_problem:

@@ -27,7 +27,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import EnsureSecret, KeepInKms, Material, Plan
-from kvstrata.plan.keys.custody import in_force
+from kvstrata.plan.keys.custody import active_custody
 from kvstrata.plan.scopes import Epoch
 from kvstrata.plan.witnesses import account_for, witnesses_now
 
@@ -70,7 +70,7 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     if not (world.data_keys or encrypts(world)):
         return Plan()
     used = epochs_in_use(world)
-    if in_force(domain) is not KeyCustody.SECRET:
+    if active_custody(domain) is not KeyCustody.SECRET:
         return _plan_in_kms(world, used, now)
     back = {name for name in map(names.data_keys_secret, world.data_keys) if _came_back(world, name)}
     gone = world.keys_lost | _ending(world)

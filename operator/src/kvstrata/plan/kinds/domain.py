@@ -16,7 +16,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import Create, Decision, EnsureSecret, Material, Plan
-from kvstrata.plan.budgets.admission import Verdict, admitted_part, judge, key_of
+from kvstrata.plan.budgets.admission import AdmissionDecision, admitted_part, decide_admission, key_of
 from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
@@ -53,7 +53,7 @@ def plan_domain(world: World, now: datetime) -> Plan:
             "domainID": domain.status.domain_id or world.entropy[16 : 16 + DOMAIN_ID_BYTES].hex(),
             "scope": epoch.to_status(),
             "usage": None,
-            "keyCustody": str(keycustody.in_force(domain) if adopted is None else adopted),
+            "keyCustody": str(keycustody.active_custody(domain) if adopted is None else adopted),
         }
         waiting = Decision(DomainReason.CREATING, "the domain's identity was drawn")
         return Plan(
@@ -129,7 +129,7 @@ def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision
     }
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
-    verdict = judge(world, domain, wrong)
+    verdict = decide_admission(world, domain, wrong)
     fields["admission"] = verdict.status()
     levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
     admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
@@ -150,7 +150,7 @@ def _keys(world: World, domain: CacheDomain) -> tuple[Finding, ...]:
     return keycustody.keys_at_hand(world, domain, lost)
 
 
-def _admitted(verdict: Verdict, wrong: Decision | None) -> tuple[Finding, ...]:
+def _admitted(verdict: AdmissionDecision, wrong: Decision | None) -> tuple[Finding, ...]:
     if verdict.finding is None:
         return ()
     return (false(ConditionType.ADMITTED, wrong.reason, wrong.message) if wrong else verdict.finding,)

@@ -15,7 +15,7 @@ from kvstrata.contract.policy.keyspace import derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan
-from kvstrata.plan.budgets.admission import Verdict, admitted_part, judge, key_of
+from kvstrata.plan.budgets.admission import AdmissionDecision, admitted_part, decide_admission, key_of
 from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
@@ -44,7 +44,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     )
     stalled = _stalled(world, group)
     due = due or (previous is not None and is_lost(world, previous.epoch))
-    verdict = judge(world, group, stalled)
+    verdict = decide_admission(world, group, stalled)
     if previous is None or due or verdict.due:
         of_epoch: dict[str, object] = {"admission": verdict.status(let_go=False)}
         what = "its guarantees were decided on"
@@ -91,7 +91,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     )
 
 
-def _admitted(verdict: Verdict, stalled: Decision | None) -> tuple[Finding, ...]:
+def _admitted(verdict: AdmissionDecision, stalled: Decision | None) -> tuple[Finding, ...]:
     if verdict.finding is None:
         return ()
     return (false(ConditionType.ADMITTED, stalled.reason, stalled.message) if stalled else verdict.finding,)

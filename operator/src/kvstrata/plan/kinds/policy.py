@@ -13,7 +13,7 @@ from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan
-from kvstrata.plan.budgets.admission import Verdict, judge
+from kvstrata.plan.budgets.admission import AdmissionDecision, decide_admission
 from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of_policy, levels_of, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
@@ -57,7 +57,7 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
     held_first = finalizer_due(policy, drawn.scope if drawn is not None else None)
     if held_first is not None:
         return held_first
-    verdict = judge(world, policy, blocked)
+    verdict = decide_admission(world, policy, blocked)
     if drawn is not None or verdict.due:
         fields = {
             "admission": verdict.status(let_go=False),
@@ -120,7 +120,7 @@ def _report(
     now: datetime,
     epoch: Epoch | None,
     blocked: Decision | None,
-    verdict: Verdict,
+    verdict: AdmissionDecision,
 ) -> Plan:
     compiled = compile_policy(world, policy)
     fields: dict[str, object] = {
@@ -170,7 +170,7 @@ def _usage(world: World, policy: TenantCachePolicy, entry: Entry | None, now: da
 
 
 def _waiting(
-    world: World, policy: TenantCachePolicy, blocked: Decision | None, verdict: Verdict, what: str
+    world: World, policy: TenantCachePolicy, blocked: Decision | None, verdict: AdmissionDecision, what: str
 ) -> tuple[Finding, ...]:
     waiting = Decision(PolicyReason.NOT_COMMITTED, f"{what}; pods are being told")
     enforced = false(ENFORCED, waiting.reason, waiting.message)
@@ -178,7 +178,7 @@ def _waiting(
 
 
 def _declared(
-    world: World, policy: TenantCachePolicy, blocked: Decision | None, verdict: Verdict
+    world: World, policy: TenantCachePolicy, blocked: Decision | None, verdict: AdmissionDecision
 ) -> tuple[Finding, ...]:
     return (
         _admitted(blocked, verdict),
@@ -199,7 +199,7 @@ def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
     return false(ENFORCED, PolicyReason.NEVER_ENFORCED, "no valid version of this policy was ever in force")
 
 
-def _admitted(blocked: Decision | None, verdict: Verdict) -> Finding:
+def _admitted(blocked: Decision | None, verdict: AdmissionDecision) -> Finding:
     if blocked:
         return false(ADMITTED, blocked.reason, blocked.message)
     return verdict.finding or true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted")

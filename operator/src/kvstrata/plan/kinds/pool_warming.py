@@ -89,7 +89,7 @@ def inspections(
 ) -> tuple[tuple[InspectPool | WarmPool, ...], float]:
     every_s = LOOK_AGAIN_S if held.complete else WATCH_S
     per_pod = any(is_per_pod(world, name) for name in version.tiers)
-    concerned = pods if per_pod else by_merit(world, pods, version, held)[:1]
+    concerned = pods if per_pod else sort_by_chunks_held(world, pods, version, held)[:1]
     ages = {pod.uid: _age_s(world, pod, pool, held, now) for pod in concerned}
     due = [pod for pod in concerned if (age := ages[pod.uid]) is None or age >= every_s]
     left_s = min((every_s - age for age in ages.values() if age is not None and age < every_s), default=every_s)
@@ -110,7 +110,7 @@ def warmed(world: World, pod: Pod, version: PoolVersion) -> dict[str, WarmReport
     return {digest: told for (of, digest), told in world.warmed.get(pod.uid, {}).items() if of == scope}
 
 
-def by_merit(world: World, pods: Iterable[Pod], version: PoolVersion, held: Held) -> list[Pod]:
+def sort_by_chunks_held(world: World, pods: Iterable[Pod], version: PoolVersion, held: Held) -> list[Pod]:
     """Sort pods: fewest failures first, then by chunks held."""
 
     def rank(pod: Pod) -> tuple[int, int, str]:
@@ -259,7 +259,7 @@ def _warming(
         return Step(warm, stalled=refused, pending=None if refused else why)
     chosen: dict[str, Pod] = {}
     if any(not (is_per_pod(world, name) or is_whole(row)) for name, row in held.rows.items()):
-        chosen |= {pod.uid: pod for pod in by_merit(world, pods, version, held)[:1]}
+        chosen |= {pod.uid: pod for pod in sort_by_chunks_held(world, pods, version, held)[:1]}
     for pod in pods:
         word = held.words.get(pod.uid)
         if word is not None and any(is_per_pod(world, row.name) and not is_whole(row) for row in word.tiers):

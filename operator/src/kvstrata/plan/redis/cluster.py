@@ -126,7 +126,9 @@ def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
         movable_bytes=managed.movable_bytes,
         locked_out=_locked_out(world, tier),
         doomed=_doomed(world, tier),
-        erased_by=tuple(sorted(one.record.invalidation for one in world.erasures.values() if tier.name in one.still)),
+        erased_by=tuple(
+            sorted(one.record.invalidation for one in world.erasures.values() if tier.name in one.pinned_tiers)
+        ),
     )
 
 

@@ -21,12 +21,12 @@ from kvstrata.reconcile.erasure.deletions import DeletionJobs
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
-from kvstrata.reconcile.erasure.record_store import Keep
+from kvstrata.reconcile.erasure.record_store import RecordStore
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
 
@@ -46,7 +46,7 @@ class ReceiptChains(Protocol):
 
 
 @dataclass(slots=True)
-class Crew:
+class ErasureDeps:
     """`operator` is named in the operator's own findings; `may_write` raises NotLeadingError after leadership was lost;
     `now` is the wall clock in UTC, `monotonic` in seconds."""
 
@@ -54,7 +54,7 @@ class Crew:
     store: Store
     queue: WorkQueue
     events: Events
-    keep: Keep
+    record_store: RecordStore
     keys: KeyRevoker
     looks: Looks
     pods: Pods
@@ -76,27 +76,27 @@ def assemble(
     kube: Kube,
     store: Store,
     queue: WorkQueue,
-    keeper: Keeper,
+    secret_store: SecretStore,
     gates: GateClient,
     ctx: BuildContext,
     leading: Callable[[], bool],
     kms: KmsKeys,
     operator: str,
     chains: ReceiptChains,
-) -> Crew:
+) -> ErasureDeps:
     """`operator` is the name of the operator's pod."""
 
     def may_write() -> None:
         if not leading():
             raise NotLeadingError("this process no longer leads and must not write")
 
-    return Crew(
+    return ErasureDeps(
         kube=kube,
         store=store,
         queue=queue,
         events=Events(kube),
-        keep=Keep(kube, ctx.operator_namespace),
-        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write, kms),
+        record_store=RecordStore(kube, ctx.operator_namespace),
+        keys=KeyRevoker(kube, store, queue, secret_store, operator, utc_now, may_write, kms),
         looks=Looks(kube, operator, utc_now),
         pods=Pods(kube, gates, utc_now),
         jobs=Jobs(kube, ctx, utc_now, leading),

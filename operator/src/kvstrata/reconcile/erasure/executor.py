@@ -18,7 +18,7 @@ from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, DestroyK
 from kvstrata.plan.erasure.receipt_chain import ChainConflict
 from kvstrata.reconcile.erasure import deletions
 from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
-from kvstrata.reconcile.erasure.deps import Crew
+from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.pods import PodError
 from kvstrata.reconcile.erasure.tiers import Found, LookError
 from kvstrata.reconcile.keys import CustodyError
@@ -37,14 +37,14 @@ class CustodyAwayError(TroubleError):
 
 
 class Orders:
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, deps: ErasureDeps) -> None:
+        self._deps = deps
 
     async def end_keys(self, record: ErasureRecord, order: RevokeKeys | DestroyKeys) -> tuple[Fact, ...]:
         try:
             if isinstance(order, DestroyKeys):
-                return await self._crew.keys.destroy(record, order)
-            return await self._crew.keys.revoke(record, order)
+                return await self._deps.keys.destroy(record, order)
+            return await self._deps.keys.revoke(record, order)
         except CustodyError as error:
             raise CustodyAwayError(str(error)) from error
 
@@ -52,10 +52,10 @@ class Orders:
         pod = self._pod(record.namespace, order.uid)
         try:
             if isinstance(order, AskPodToErase):
-                return (await self._crew.pods.erase(record.namespace, pod, order),)
+                return (await self._deps.pods.erase(record.namespace, pod, order),)
             if isinstance(order, ResetEngine):
-                return (await self._crew.pods.reset(record.namespace, pod, order),)
-            return (await self._crew.pods.verify(record.namespace, pod, order, record.named),)
+                return (await self._deps.pods.reset(record.namespace, pod, order),)
+            return (await self._deps.pods.verify(record.namespace, pod, order, record.named),)
         except PodError as error:
             raise TroubleError(str(error)) from error
 
@@ -63,7 +63,7 @@ class Orders:
         try:
             found = self._tier(record.namespace, tier)
             order = record.erasure.order
-            return await self._crew.looks.look(found, record.domain, order.keyspaces, chunks_meant(order))
+            return await self._deps.looks.look(found, record.domain, order.keyspaces, chunks_meant(order))
         except LookError as error:
             raise TroubleError(f"CacheTier {tier}: {error}") from error
 
@@ -72,22 +72,22 @@ class Orders:
     ) -> tuple[Fact, ...] | str:
         """Have the Job of a round run; return its result, or a message while it runs."""
         uid = record.erasure.order.uid
-        run = await self._crew.jobs.look(uid, tier, round)
+        run = await self._deps.jobs.look(uid, tier, round)
         if run is None or not run.begun:
             run = await self._start(record, tier, round, strays)
         if run.state is JobState.RUNNING:
             return run.problem
-        return tuple(deletions.over(record.erasure, tier, round, run, self._crew.now()))
+        return tuple(deletions.over(record.erasure, tier, round, run, self._deps.now()))
 
     async def _start(self, record: ErasureRecord, tier: str, round: int, strays: tuple[str, ...]) -> DeletionRun:
         order, stated = record.erasure.order, record.erasure.only(Rolled)
-        found = self._crew.store.domain(record.namespace).objects["CacheTier"].get(tier)
+        found = self._deps.store.domain(record.namespace).objects["CacheTier"].get(tier)
         if found is None:
             return DeletionRun("", JobState.FAILED, problem=f"CacheTier {tier} does not exist any more")
         revision = max((target.revision for target in stated.targets), default=0) if stated else 0
-        self._crew.may_write()
+        self._deps.may_write()
         try:
-            return await self._crew.jobs.start(
+            return await self._deps.jobs.start(
                 TierDeletion(
                     order.uid,
                     found,
@@ -105,11 +105,11 @@ class Orders:
             return DeletionRun("", JobState.FAILED, problem=str(error))
 
     async def issue(self, record: ErasureRecord, order: IssueReceipt) -> tuple[Fact, ...]:
-        async with self._crew.issuing[record.namespace]:
+        async with self._deps.issuing[record.namespace]:
             domain = self._domain_of(record)
             told = domain.status.receipts if domain is not None else None
-            self._crew.may_write()
-            done = await self._crew.chains.issue(record.namespace, record.domain, told, order.facts)
+            self._deps.may_write()
+            done = await self._deps.chains.issue(record.namespace, record.domain, told, order.facts)
             if isinstance(done, ChainConflict):
                 raise ReceiptConflictError(done.message)
             await self._tell_domain(record, {"count": done.count, "head": done.head})
@@ -120,30 +120,30 @@ class Orders:
         if domain is None or (domain.status.receipts and domain.status.receipts.count >= receipts["count"]):
             return
         resource = BY_KIND[CacheDomain.INFO.kind]
-        self._crew.may_write()
+        self._deps.may_write()
         try:
-            written = await self._crew.kube.patch_status(
+            written = await self._deps.kube.patch_status(
                 resource, namespace, DOMAIN_NAME, {"receipts": dict(receipts)}, domain.metadata.resource_version
             )
         except KubeError as error:
             if error.is_not_found:
                 return
             raise
-        self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+        self._deps.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
 
     def _domain_of(self, record: ErasureRecord) -> CacheDomain | None:
         """Return the domain that an erasure's receipt belongs to; a successor has another chain."""
-        found: CacheDomain | None = self._crew.store.domain(record.namespace).objects["CacheDomain"].get(DOMAIN_NAME)
+        found: CacheDomain | None = self._deps.store.domain(record.namespace).objects["CacheDomain"].get(DOMAIN_NAME)
         return found if found is not None and found.status.domain_id == record.domain else None
 
     def _tier(self, namespace: str, name: str) -> CacheTier:
-        found: CacheTier | None = self._crew.store.domain(namespace).objects["CacheTier"].get(name)
+        found: CacheTier | None = self._deps.store.domain(namespace).objects["CacheTier"].get(name)
         if found is None:
             raise LookError("it does not exist any more")
         return found
 
     def _pod(self, namespace: str, uid: str) -> Pod:
-        pods = self._crew.store.domain(namespace).pods.values()
+        pods = self._deps.store.domain(namespace).pods.values()
         found = next((pod for some in pods for pod in some.values() if pod.uid == uid), None)
         if found is None:
             raise TroubleError("a pod is gone that was to be asked")

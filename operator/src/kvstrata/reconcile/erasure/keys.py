@@ -12,7 +12,7 @@ from datetime import datetime
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
-from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.facts import Statement
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.erasure.facts import KeyDestroyed, KeyNotDestroyed, KeyRemoved
 from kvstrata.model.erasure.record import ErasureRecord
@@ -24,7 +24,7 @@ from kvstrata.plan.erasure.orders import DestroyKeys, RevokeKeys
 from kvstrata.reconcile.keys import CustodyError, secret_custody
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
 
 
@@ -36,13 +36,13 @@ class KeyRevoker:
         kube: Kube,
         store: Store,
         queue: WorkQueue,
-        keeper: Keeper,
+        secret_store: SecretStore,
         operator: str,
         now: Callable[[], datetime],
         may_write: Callable[[], None],
         kms: KmsKeys,
     ) -> None:
-        self._kube, self._store, self._queue, self._keeper, self._kms = kube, store, queue, keeper, kms
+        self._kube, self._store, self._queue, self._secret_store, self._kms = kube, store, queue, secret_store, kms
         self._operator, self._now, self._may_write = operator, now, may_write
 
     async def revoke(self, record: ErasureRecord, order: RevokeKeys) -> tuple[KeyRemoved, ...]:
@@ -82,8 +82,8 @@ class KeyRevoker:
             gone = frozenset(wanted) - domain.data_keys.keys()
         else:
             self._may_write()
-            gone = await secret_custody.revoke(self._keeper, domain, found.owner_reference(), wanted)
-        word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
+            gone = await secret_custody.revoke(self._secret_store, domain, found.owner_reference(), wanted)
+        word = Statement(Party.OPERATOR, self._operator, format_timestamp(self._now()))
         return tuple(KeyRemoved(wanted[epoch], word) for epoch in sorted(gone))
 
     async def _free_slot_with_something(self, namespace: str) -> str | None:

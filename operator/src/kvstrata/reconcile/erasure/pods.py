@@ -116,7 +116,7 @@ class Pods:
     async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
         try:
             answer, token = await asked
-            doubt = await self._tokens.doubt(namespace, pod, token)
+            doubt = await self._tokens.token_problem(namespace, pod, token)
         except GateError as error:
             metrics.GATE_ERRORS.labels(str(error.reason)).inc()
             raise PodError(f"pod {pod.name} did not answer: {error.reason}") from error

@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRecord:
     record: ErasureRecord
     uid: str
     resource_version: str
 
 
-class Keep:
+class RecordStore:
     """`namespace` is the operator's. Every call may raise KubeError."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube, self._namespace = kube, namespace
 
-    async def read(self, uid: str) -> Kept | None:
+    async def read(self, uid: str) -> StoredRecord | None:
         """Return the record of an order; None if there is none. Raises ContractError for an unreadable one."""
         stored = await self._kube.get(SECRET, self._namespace, name_of(uid))
         return _kept(stored) if stored is not None else None
@@ -62,7 +62,7 @@ class Keep:
                     raise
                 log.error("a record of an erasure cannot be read", extra={"error": str(error)})
 
-    async def create(self, record: ErasureRecord) -> Kept:
+    async def create(self, record: ErasureRecord) -> StoredRecord:
         """Store a new record, or return the one that another operator stored first."""
         uid = record.erasure.order.uid
         try:
@@ -75,7 +75,7 @@ class Keep:
                 raise
             return found
 
-    async def write(self, kept: Kept, record: ErasureRecord) -> Kept:
+    async def write(self, kept: StoredRecord, record: ErasureRecord) -> StoredRecord:
         """Store more facts, merged with those that another operator stored meanwhile."""
         for _ in range(ATTEMPTS):
             if kept.record == record:
@@ -119,7 +119,7 @@ def name_of(uid: str) -> str:
 
 
 def both(stored: ErasureRecord, own: ErasureRecord) -> ErasureRecord:
-    merged = stored.hearing(*own.erasure.facts.values())
+    merged = stored.with_facts(*own.erasure.facts.values())
     named = {**own.named, **stored.named}
     return replace(merged, named=named, named_tiers=tuple(sorted({*stored.named_tiers, *own.named_tiers})))
 
@@ -130,13 +130,13 @@ def _packed(data: bytes) -> bytes:
     return lzma.compress(data, filters=[sought])
 
 
-def _kept(stored: dict[str, Any]) -> Kept:
+def _kept(stored: dict[str, Any]) -> StoredRecord:
     metadata = stored["metadata"]
     try:
         data = lzma.decompress(base64.b64decode((stored.get("data") or {}).get(DATA_KEY, "")))
     except (EOFError, ValueError, lzma.LZMAError) as error:
         raise ContractError(f"Secret {metadata['name']} holds no record of an erasure") from error
-    return Kept(decode(data), metadata["uid"], metadata["resourceVersion"])
+    return StoredRecord(decode(data), metadata["uid"], metadata["resourceVersion"])
 
 
 VERSION = 1
@@ -171,7 +171,7 @@ def decode(data: bytes) -> ErasureRecord:
     stored = wire.decode(_Stored, data)
     if stored.version != VERSION:
         raise ContractError(f"a record of an erasure is of version {stored.version}")
-    erasure = Erasure(stored.order).hearing(*map(_fact, stored.facts))
+    erasure = Erasure(stored.order).with_facts(*map(_fact, stored.facts))
     plain = {one.name: getattr(stored, one.name) for one in fields(ErasureRecord) if one.name != "erasure"}
     return ErasureRecord(erasure=erasure, **plain)
 

@@ -2,8 +2,8 @@
 
 Observes: the order (an invalidation, or a deleted policy without one), pods and their acknowledgements, servers of
 tiers, Jobs. Writes: the record in the operator's namespace, and through `orders` everything that
-`plan.erasure.next_step` orders. Runs again when: the order is planned, an order was executed, or `Step.again_s` has
-passed.
+`plan.erasure.next_step` orders. Runs again when: the order is planned, an order was executed, or
+`ErasureStep.again_s` has passed.
 
 Facts are stored before anything follows from them, and a running deletion before its Job is created, so a new leader
 reads the record and repeats the same orders.
@@ -24,11 +24,11 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure.evidence import found_again, tiers_at_hand, unreachable_at
 from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict
-from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Surroundings, TierNow
+from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Observed, TierNow
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import CarryOutErasure
 from kvstrata.plan.erasure import gather
-from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step
+from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S, Conclude, ErasureStep, IssueReceipt, next_step
 from kvstrata.plan.erasure.orders import (
     AskPodToErase,
     AskPodToVerify,
@@ -41,9 +41,9 @@ from kvstrata.plan.erasure.orders import (
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import deletions
 from kvstrata.reconcile.erasure.audit import tell_news
-from kvstrata.reconcile.erasure.deps import Crew
+from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.executor import CustodyAwayError, Orders, ReceiptConflictError, TroubleError, with_names
-from kvstrata.reconcile.erasure.record_store import Kept
+from kvstrata.reconcile.erasure.record_store import StoredRecord
 from kvstrata.reconcile.erasure.source import Source
 from kvstrata.reconcile.erasure.tiers import chunks_of
 from kvstrata.reconcile.writer import NotLeadingError
@@ -61,12 +61,12 @@ _MANY = frozenset({"AskPodToErase", "AskPodToVerify", "ResetEngine", "VerifyTier
 """Orders of which there may be hundreds, and those that load servers."""
 
 
-class Course:
-    def __init__(self, crew: Crew, namespace: str, order: CarryOutErasure) -> None:
-        self._crew, self._orders = crew, Orders(crew)
+class ErasureRunner:
+    def __init__(self, deps: ErasureDeps, namespace: str, order: CarryOutErasure) -> None:
+        self._deps, self._orders = deps, Orders(deps)
         self.namespace, self.order, self.uid = namespace, order, order.uid
-        self._source = Source(crew, namespace, order)
-        self._kept: Kept | None = None
+        self._source = Source(deps, namespace, order)
+        self._kept: StoredRecord | None = None
         self._void = False
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox: list[Fact] = []
@@ -86,7 +86,7 @@ class Course:
         return self._kept.record if self._kept is not None else None
 
     @property
-    def _stored(self) -> Kept:
+    def _stored(self) -> StoredRecord:
         if self._kept is None:
             raise RuntimeError("an erasure that is not kept yet goes nowhere")
         return self._kept
@@ -104,14 +104,14 @@ class Course:
 
     def recall(self, record: ErasureRecord) -> None:
         """Publish the stored record to plans before the first pass."""
-        seen = self._surroundings(record, 0)
-        still = next_step(record.erasure, seen, self._crew.now()).still
-        erasures = self._crew.store.domain(self.namespace).erasures
+        seen = self._observed(record, 0)
+        pinned = next_step(record.erasure, seen, self._deps.now()).pinned_tiers
+        erasures = self._deps.store.domain(self.namespace).erasures
         if self.uid in erasures:
             return
-        erasures[self.uid] = ErasureNow(record, seen, still=still)
-        for tier in still:
-            self._crew.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
+        erasures[self.uid] = ErasureNow(record, seen, pinned_tiers=pinned)
+        for tier in pinned:
+            self._deps.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
 
     async def run(self, elsewhere: Callable[[], int]) -> None:
         """Run until the receipt is written, until neither a record nor an order exists, or until cancelled.
@@ -136,20 +136,20 @@ class Course:
             return RETRY_S
         await self._hear(self._news())
         record = self._stored.record
-        seen = self._surroundings(record, elsewhere)
+        seen = self._observed(record, elsewhere)
         # A chain that refused a receipt is tried again: it may have been repaired.
-        step = next_step(record.erasure, replace(seen, receipt_problem=""), self._crew.now())
+        step = next_step(record.erasure, replace(seen, receipt_problem=""), self._deps.now())
         verdict = next((order.verdict for order in step.orders if isinstance(order, Conclude)), None)
         if verdict is not None:
             await self._hear((verdict,))
             if not verdict.complete:
-                self._crew.named.update(self._stored.record.named)
+                self._deps.named.update(self._stored.record.named)
             await self._tell(verdict)
             return 0.0
         starts = [order for order in step.orders if isinstance(order, StartDeletion)]
         unseen = {order.tier for order in starts if not self._has_seen(order.tier)}
         ready = [order for order in starts if order.tier not in unseen]
-        await self._hear(deletions.begun(record.erasure, ready, seen.tiers, self._crew.now()))
+        await self._hear(deletions.begun(record.erasure, ready, seen.tiers, self._deps.now()))
         news = self._publish(seen, step)
         self._order(record, step.orders, unseen)
         self._patience_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * self._patience_s)
@@ -160,7 +160,7 @@ class Course:
         return min(self._patience_s, step.again_s)
 
     async def _take_up(self) -> bool:
-        self._kept = await self._crew.keep.read(self.uid)
+        self._kept = await self._deps.record_store.read(self.uid)
         if self._kept is not None:
             self.recall(self._kept.record)
             return True
@@ -168,11 +168,11 @@ class Course:
         if record is None:
             self._void = self._source.over
             return False
-        own = self._crew.named.keys() & set(record.erasure.order.keyspaces)
-        record = replace(record, named={keyspace: self._crew.named[keyspace] for keyspace in own})
+        own = self._deps.named.keys() & set(record.erasure.order.keyspaces)
+        record = replace(record, named={keyspace: self._deps.named[keyspace] for keyspace in own})
         await self._source.hold()
-        self._crew.may_write()
-        self._kept = await self._crew.keep.create(record)
+        self._deps.may_write()
+        self._kept = await self._deps.record_store.create(record)
         self.recall(self._kept.record)
         return True
 
@@ -182,14 +182,14 @@ class Course:
 
     async def _hear(self, facts: Iterable[Fact]) -> None:
         kept, heard, named = self._stored, tuple(facts), dict(self._named)
-        record = kept.record.hearing(*heard)
+        record = kept.record.with_facts(*heard)
         for tier, chunks in named.items():
             record = with_names(record, tier, chunks)
         if record == kept.record:
             return
-        self._crew.may_write()
+        self._deps.may_write()
         try:
-            self._kept = await self._crew.keep.write(kept, record)
+            self._kept = await self._deps.record_store.write(kept, record)
         except KubeError:
             # Orders report only once.
             self._inbox = [*heard, *self._inbox]
@@ -198,10 +198,10 @@ class Course:
             del self._named[tier]
         tell_news(kept.record, self._kept.record)
 
-    def _surroundings(self, record: ErasureRecord, elsewhere: int) -> Surroundings:
-        world = self._crew.store.world(self.namespace)
-        return Surroundings(
-            operator=self._crew.operator,
+    def _observed(self, record: ErasureRecord, elsewhere: int) -> Observed:
+        world = self._deps.store.world(self.namespace)
+        return Observed(
+            operator=self._deps.operator,
             tiers=dict(self._servers),
             pods=gather.pods_at_hand(world, record.erasure),
             deletions_elsewhere=elsewhere,
@@ -233,7 +233,7 @@ class Course:
             self._begin(("deletion", tier, round), self._see_deleted, tier, round)
         if record.erasure.only(Verdict) is None and unreachable_at(record.erasure) is not None:
             for shared in tiers_at_hand(record.erasure):
-                if self._crew.monotonic() - self._asked_servers.get(shared.name, -SERVERS_EVERY_S) < SERVERS_EVERY_S:
+                if self._deps.monotonic() - self._asked_servers.get(shared.name, -SERVERS_EVERY_S) < SERVERS_EVERY_S:
                     continue
                 self._begin(("servers", shared.name), self._look_at_servers, record, shared.name)
 
@@ -247,7 +247,7 @@ class Course:
         failed = True
         try:
             if kind in _MANY:
-                async with self._crew.limit:
+                async with self._deps.limit:
                     await work()
             else:
                 await work()
@@ -265,7 +265,7 @@ class Course:
             metrics.ERASURE_ORDERS.labels(kind, "Failed" if failed else "Done").inc()
         self._woken.set()
         if failed:
-            await self._crew.sleep(RETRY_S)
+            await self._deps.sleep(RETRY_S)
         del self._tasks[slot]
         self._woken.set()
 
@@ -285,10 +285,10 @@ class Course:
         self._inbox += said
         if isinstance(order, RevokeKeys | DestroyKeys):
             self._custody_problem = ""
-            if self._stored.record.hearing(*said) is self._stored.record:
+            if self._stored.record.with_facts(*said) is self._stored.record:
                 # Without news, asking again at once would bring none.
                 self._woken.set()
-                await self._crew.sleep(LOOK_AGAIN_S)
+                await self._deps.sleep(LOOK_AGAIN_S)
         if isinstance(order, IssueReceipt):
             self._receipt_problem = ""
             metrics.count_erasure(order.facts)
@@ -306,18 +306,18 @@ class Course:
 
     async def _look_at_servers(self, record: ErasureRecord, tier: str) -> None:
         """Read a tier's primaries, unless its servers are known not to answer."""
-        world = self._crew.store.world(self.namespace)
+        world = self._deps.store.world(self.namespace)
         found = world.tiers.get(tier)
         away = gather.tier_away(world, found) if found is not None else ""
-        unheard = found is not None and gather.is_unheard(world, found)
+        unheard = found is not None and gather.not_probed_yet(world, found)
         (self._unheard.add if unheard else self._unheard.discard)(tier)
         if away:
             known = self._servers.get(tier, TierNow((), ""))
             self._servers[tier] = replace(known, reachable=False, message=away)
         elif found is not None:
             keyspaces = record.erasure.order.keyspaces
-            self._servers[tier] = await self._crew.looks.servers(found, record.domain, keyspaces)
-        self._asked_servers[tier] = self._crew.monotonic() - (SERVERS_EVERY_S - RETRY_S if unheard else 0.0)
+            self._servers[tier] = await self._deps.looks.servers(found, record.domain, keyspaces)
+        self._asked_servers[tier] = self._deps.monotonic() - (SERVERS_EVERY_S - RETRY_S if unheard else 0.0)
 
     async def _see_deleted(self, tier: str, round: int) -> None:
         slot = ("deletion", tier, round)
@@ -329,22 +329,22 @@ class Course:
             if said != self._troubles.get(slot, ""):
                 self._troubles[slot] = said
                 self._woken.set()
-            await self._crew.sleep(JOB_EVERY_S)
+            await self._deps.sleep(JOB_EVERY_S)
 
-    def _publish(self, seen: Surroundings, step: Step) -> bool:
+    def _publish(self, seen: Observed, step: ErasureStep) -> bool:
         """Enqueue the order's object if its status changes, if only with time; return whether it does."""
         record = self._stored.record
         troubles = tuple(sorted({text for text in self._troubles.values() if text}))
-        now = ErasureNow(record, seen, troubles, step.still)
+        now = ErasureNow(record, seen, troubles, step.pinned_tiers)
         if (told := (now, step.phase, step.decision)) == self._told:
             return False
         self._told = told
-        erasures = self._crew.store.domain(self.namespace).erasures
+        erasures = self._deps.store.domain(self.namespace).erasures
         before = erasures.get(self.uid)
         erasures[self.uid] = now
-        self._crew.queue.add(self._source.key)
-        for tier in now.still ^ (before.still if before is not None else frozenset()):
-            self._crew.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
+        self._deps.queue.add(self._source.key)
+        for tier in now.pinned_tiers ^ (before.pinned_tiers if before is not None else frozenset()):
+            self._deps.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
         return True
 
     async def _tell(self, verdict: Verdict) -> None:
@@ -352,7 +352,7 @@ class Course:
         metrics.ERASURES.labels("Complete" if verdict.complete else "Failed").inc()
         log.info("an erasure was judged", extra={"erasure": self.name, "reason": verdict.reason})
         if found is not None:
-            await self._crew.events.tell(found, verdict.reason, verdict.message, warning=not verdict.complete)
+            await self._deps.events.tell(found, verdict.reason, verdict.message, warning=not verdict.complete)
 
     async def _pause(self, at_most_s: float) -> None:
         if at_most_s > 0:

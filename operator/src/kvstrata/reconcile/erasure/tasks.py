@@ -16,8 +16,8 @@ from kvstrata.model.refs import Key
 from kvstrata.plan.actions import CarryOutErasure, EndErasure, ErasureOrder
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.erasure.deps import Crew
-from kvstrata.reconcile.erasure.runner import RETRY_S, Course
+from kvstrata.reconcile.erasure.deps import ErasureDeps
+from kvstrata.reconcile.erasure.runner import RETRY_S, ErasureRunner
 from kvstrata.reconcile.writer import NotLeadingError
 
 log = logging.getLogger(__name__)
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 class Erasures:
     """Runs erasures. A context manager, for one event loop; plans may repeat orders at will."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-        self._courses: dict[str, Course] = {}
+    def __init__(self, deps: ErasureDeps) -> None:
+        self._deps = deps
+        self._runners: dict[str, ErasureRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
 
@@ -61,10 +61,10 @@ class Erasures:
         because plans must know all of them. An erasure whose order is gone still owes a receipt."""
         while True:
             try:
-                kept = [record async for record in self._crew.keep.records()]
+                kept = [record async for record in self._deps.record_store.records()]
             except KubeError as error:
                 log.warning("erasures that are kept could not be listed", extra={"error": str(error)})
-                await self._crew.sleep(RETRY_S)
+                await self._deps.sleep(RETRY_S)
             else:
                 break
         for record in kept:
@@ -74,40 +74,40 @@ class Erasures:
             order = CarryOutErasure(str(subject.kind), record.invalidation, subject.uid)
             self._carry_out(record.namespace, order).recall(record)
 
-    def _carry_out(self, namespace: str, order: CarryOutErasure) -> Course:
-        course = self._courses.get(order.uid)
-        if course is not None:
-            course.wake()
-            return course
-        course = self._courses[order.uid] = Course(self._crew, namespace, order)
-        self._tasks[order.uid] = asyncio.create_task(self._follow(course), name=f"erasure {course.name}")
+    def _carry_out(self, namespace: str, order: CarryOutErasure) -> ErasureRunner:
+        runner = self._runners.get(order.uid)
+        if runner is not None:
+            runner.wake()
+            return runner
+        runner = self._runners[order.uid] = ErasureRunner(self._deps, namespace, order)
+        self._tasks[order.uid] = asyncio.create_task(self._follow(runner), name=f"erasure {runner.name}")
         metrics.ERASURES_OPEN.set(len(self._tasks))
-        return course
+        return runner
 
-    async def _follow(self, course: Course) -> None:
+    async def _follow(self, runner: ErasureRunner) -> None:
         while True:
             try:
-                await course.run(partial(self._jobs_but, course.uid))
+                await runner.run(partial(self._jobs_but, runner.uid))
                 break
             except NotLeadingError:
                 return
             except Exception:
-                log.exception("an erasure failed; this is a defect", extra={"erasure": course.name})
-                metrics.FAILURES.labels(course.order.kind, "Bug").inc()
-                await self._crew.sleep(RETRY_S)
-                course = self._courses[course.uid] = Course(self._crew, course.namespace, course.order)
-        self._tasks.pop(course.uid, None)
+                log.exception("an erasure failed; this is a defect", extra={"erasure": runner.name})
+                metrics.FAILURES.labels(runner.order.kind, "Bug").inc()
+                await self._deps.sleep(RETRY_S)
+                runner = self._runners[runner.uid] = ErasureRunner(self._deps, runner.namespace, runner.order)
+        self._tasks.pop(runner.uid, None)
         metrics.ERASURES_OPEN.set(len(self._tasks))
-        if course.record is None:
-            self._courses.pop(course.uid, None)
+        if runner.record is None:
+            self._runners.pop(runner.uid, None)
             return
-        end = EndErasure(course.order.kind, course.order.name, course.uid)
-        if self._object(course.namespace, end) is None:
+        end = EndErasure(runner.order.kind, runner.order.name, runner.uid)
+        if self._object(runner.namespace, end) is None:
             # Without the object, no plan orders the end.
-            self._end(course.namespace, end)
+            self._end(runner.namespace, end)
 
     def _jobs_but(self, uid: str) -> int:
-        return sum(course.jobs_running for course in self._courses.values() if course.uid != uid)
+        return sum(runner.jobs_running for runner in self._runners.values() if runner.uid != uid)
 
     def _end(self, namespace: str, order: EndErasure) -> None:
         if order.uid not in self._ending:
@@ -117,23 +117,23 @@ class Erasures:
         """Remove an erasure's Jobs, then its record, then the finalizer of its object."""
         await self._stop(order.uid)
         try:
-            self._crew.may_write()
-            await self._crew.jobs.remove(order.uid)
-            self._crew.may_write()
-            await self._crew.keep.remove(order.uid)
+            self._deps.may_write()
+            await self._deps.jobs.remove(order.uid)
+            self._deps.may_write()
+            await self._deps.record_store.remove(order.uid)
             await self._release(namespace, order)
         except NotLeadingError:
             return
         except KubeError as error:
             log.warning("an erasure's end waits", extra={"order": order.name, "error": str(error)})
             if self._object(namespace, order) is None:
-                await self._crew.sleep(RETRY_S)
+                await self._deps.sleep(RETRY_S)
                 del self._ending[order.uid]
                 self._end(namespace, order)
                 return
         else:
-            self._courses.pop(order.uid, None)
-            domain = self._crew.store.domain(namespace)
+            self._runners.pop(order.uid, None)
+            domain = self._deps.store.domain(namespace)
             domain.erasures.pop(order.uid, None)
             domain.forget_ending()
         del self._ending[order.uid]
@@ -145,18 +145,18 @@ class Erasures:
             return
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        self._courses.pop(uid, None)
+        self._runners.pop(uid, None)
         metrics.ERASURES_OPEN.set(len(self._tasks))
 
     async def _release(self, namespace: str, order: EndErasure) -> None:
         found = self._object(namespace, order)
         if not isinstance(found, CacheInvalidation) or FINALIZER not in found.metadata.finalizers:
             return
-        self._crew.may_write()
+        self._deps.may_write()
         resource = BY_KIND[found.INFO.kind]
         rest = tuple(one for one in found.metadata.finalizers if one != FINALIZER)
         try:
-            written = await self._crew.kube.set_finalizers(
+            written = await self._deps.kube.set_finalizers(
                 resource, namespace, found.name, rest, found.metadata.resource_version
             )
         except KubeError as error:
@@ -164,9 +164,9 @@ class Erasures:
                 raise
             return
         if not found.metadata.deleting:
-            self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
-            self._crew.queue.add(Key(found.INFO.kind, namespace, found.name))
+            self._deps.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+            self._deps.queue.add(Key(found.INFO.kind, namespace, found.name))
 
     def _object(self, namespace: str, order: EndErasure) -> Resource | None:
-        found: Resource | None = self._crew.store.domain(namespace).objects[order.kind].get(order.name)
+        found: Resource | None = self._deps.store.domain(namespace).objects[order.kind].get(order.name)
         return found if found is not None and found.uid == order.uid else None

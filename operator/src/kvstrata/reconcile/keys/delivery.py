@@ -133,7 +133,7 @@ class KeyDelivery:
     async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
         try:
             answer, token = await asked
-            doubt = await self._tokens.doubt(namespace, pod, token)
+            doubt = await self._tokens.token_problem(namespace, pod, token)
         except GateError as error:
             metrics.GATE_ERRORS.labels(str(error.reason)).inc()
             raise _UnreachableError(f"pod {pod.name} did not answer: {error.reason}") from error

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
-from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.facts import Statement
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.contract.wire import canonical_json
 from kvstrata.model.keys import Destruction, Undestroyed
@@ -185,7 +185,7 @@ class KmsCustody:
             unreadable = await self._stored.remove()
         return Left(unended, len(over), unreadable, len(records))
 
-    async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Word | None]:
+    async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Statement | None]:
         """Remove the wrapped keys from their Secrets, and keep notes of what the service must delete. Returns who
         removed each, None for one that is still there or whose record this version cannot read. Raises CustodyError."""
         wanted = tuple(epochs)
@@ -250,12 +250,12 @@ class KmsCustody:
     def _of_domain(self, stored: Mapping[str, WrappedKey]) -> dict[str, WrappedKey]:
         return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self.domain, epoch)}
 
-    def _revocation(self, epoch: str, held: Held, at: str) -> Word | None:
+    def _revocation(self, epoch: str, held: Held, at: str) -> Statement | None:
         record = held.records.get(epoch)
         if epoch in held.unreadable or (record is not None and record.wrapped):
             return None
         since = record.revoked_at if record is not None else ""
-        return Word(Party.OPERATOR, self._operator, since or at)
+        return Statement(Party.OPERATOR, self._operator, since or at)
 
     async def _destroyed(self, record: WrappedKey | None, service: Service) -> Destruction:
         if record is None:
@@ -281,8 +281,8 @@ class KmsCustody:
         )
         return Destruction(self._word_of(service), evidence=evidence)
 
-    def _word_of(self, service: Service) -> Word:
-        return Word(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))
+    def _word_of(self, service: Service) -> Statement:
+        return Statement(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))
 
     def _is_of(self, record: WrappedKey, service: Service) -> bool:
         return record.service == service.cluster and record.place == self._client.place

@@ -26,10 +26,10 @@ from kvstrata.model.keys import Destruction
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
-from kvstrata.plan.keys.custody import in_force
+from kvstrata.plan.keys.custody import active_custody
 from kvstrata.plan.keys.data_keys import HOLDERS, epochs_in_use
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.erasure.record_store import Keep
+from kvstrata.reconcile.erasure.record_store import RecordStore
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain, KmsDomainStore, Noted
@@ -64,7 +64,7 @@ class KmsDomains:
     ) -> None:
         self._kube, self._namespace, self._store, self._services = kube, namespace, store, services
         self._operator, self._now, self._leading = operator, now, leading
-        self._stored, self._keep = KmsDomainStore(kube, namespace), Keep(kube, namespace)
+        self._stored, self._record_store = KmsDomainStore(kube, namespace), RecordStore(kube, namespace)
         self._empty = set[str]()
         """Domains of which the last pass found nothing."""
         self._over: dict[str, dict[str, WrappedKey]] = {}
@@ -189,7 +189,7 @@ class KmsDomains:
         known = {kms_domain.domain for kms_domain in noted.kms_domains}
         for namespace in self._store.namespaces:
             domain = self._store.world(namespace).domain
-            if domain is None or domain.spec.kms is None or in_force(domain) is not KeyCustody.KMS:
+            if domain is None or domain.spec.kms is None or active_custody(domain) is not KeyCustody.KMS:
                 continue
             if domain.status.domain_id is not None and domain.status.domain_id not in known:
                 await self._renew(namespace)
@@ -242,7 +242,7 @@ class KmsDomains:
         """Return the epochs of open erasures and invalidations, and of statuses; None if one of them cannot be read."""
         before = self._named(kms_domain.namespace)
         try:
-            records = [one async for one in self._keep.records(whole=True) if one.domain == kms_domain.domain]
+            records = [one async for one in self._record_store.records(whole=True) if one.domain == kms_domain.domain]
         except ContractError:
             return None
         # An erasure's record exists before the status that names its epochs changes.

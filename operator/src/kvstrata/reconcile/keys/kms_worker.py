@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.facts import Statement
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan.actions import KeepInKms
-from kvstrata.plan.keys.custody import in_force, named_in_bundles
+from kvstrata.plan.keys.custody import active_custody, named_in_bundles
 from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_data_keys
@@ -109,7 +109,7 @@ class KmsKeys:
             world, domain = self._store.world(namespace), self._store.domain(namespace)
             if world.domain is None and not (is_unreadable(world) and named_in_bundles(world)):
                 continue
-            if world.domain is not None and in_force(world.domain) is not Kind.KMS:
+            if world.domain is not None and active_custody(world.domain) is not Kind.KMS:
                 continue
             used = epochs_in_use(world)
             if world.domain is not None:
@@ -122,7 +122,7 @@ class KmsKeys:
     def keep(self, namespace: str, order: KeepInKms) -> None:
         """Start drawing keys for epochs, and ending keys that no pod needs any more."""
         domain = self._store.world(namespace).domain
-        if domain is None or in_force(domain) is not Kind.KMS:
+        if domain is None or active_custody(domain) is not Kind.KMS:
             return
         work = self._work.setdefault(namespace, _Work())
         news = {*order.epochs} - work.unlock - work.draw
@@ -132,7 +132,7 @@ class KmsKeys:
             work.woken.set()
         self._wake(namespace)
 
-    async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Word]:
+    async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Statement]:
         """Remove wrapped keys of the domain with this id from their Secrets, and stop giving out these keys. Raises
         CustodyError."""
         wanted = tuple(epochs)
@@ -140,7 +140,7 @@ class KmsKeys:
         custody = await self._kms_domains.of_domain(namespace, domain)
         if custody is None:
             # A key without a record reaches no pod.
-            return dict.fromkeys(wanted, Word(Party.OPERATOR, self._operator, format_timestamp(self._now())))
+            return dict.fromkeys(wanted, Statement(Party.OPERATOR, self._operator, format_timestamp(self._now())))
         words = await custody.revoke(wanted)
         gone = {epoch: word for epoch, word in words.items() if word is not None}
         if kept := len(words) - len(gone):
@@ -198,7 +198,7 @@ class KmsKeys:
     def _cut_down(self, namespace: str, work: _Work) -> bool:
         """Drop obsolete requests; return whether the service must be asked at all."""
         world, domain = self._store.world(namespace), self._store.domain(namespace)
-        elsewhere = world.domain is not None and in_force(world.domain) is not Kind.KMS
+        elsewhere = world.domain is not None and active_custody(world.domain) is not Kind.KMS
         if elsewhere or (world.domain is None and not is_unreadable(world)):
             # The keys of a deleted domain are ended elsewhere, and a new domain draws other epochs.
             domain.keys_unwrapping -= work.draw | work.unlock

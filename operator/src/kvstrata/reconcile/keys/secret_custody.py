@@ -11,11 +11,11 @@ from kvstrata.objects import labels, names
 from kvstrata.plan.actions import EnsureSecret, Material
 from kvstrata.reconcile.domain_store import DomainStore
 from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.secrets import SecretStore
 
 
 async def revoke(
-    keeper: Keeper, domain: DomainStore, owner: Mapping[str, Any], epochs: Iterable[str]
+    secret_store: SecretStore, domain: DomainStore, owner: Mapping[str, Any], epochs: Iterable[str]
 ) -> frozenset[str]:
     """Remove the keys of these epochs from their Secrets; return the epochs whose keys are gone. `owner` is the
     CacheDomain's owner reference. Raises CustodyError."""
@@ -31,7 +31,7 @@ async def revoke(
             spent=tuple(some),
         )
         try:
-            await keeper.ensure(domain, order)
+            await secret_store.ensure(domain, order)
         except KubeError as error:
             raise CustodyError(f"Secret {name} was not written: {error.status} {error.reason}") from error
     return frozenset(epoch for some in by_secret.values() for epoch in some if epoch not in domain.data_keys)

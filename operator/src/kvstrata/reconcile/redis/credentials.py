@@ -21,7 +21,7 @@ from kvstrata.objects.redis.users import ADMIN_USER, MARKER_PREFIX, REPLICATION_
 from kvstrata.plan.actions import ManagedServer, Order, TendServers
 from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.secrets import Keeper, decode
+from kvstrata.reconcile.secrets import SecretStore, decode
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,13 @@ class CredentialWorker:
         kube: Kube,
         store: Store,
         queue: WorkQueue,
-        keeper: Keeper,
+        secret_store: SecretStore,
         leading: Callable[[], bool],
         *,
         files: Mapping[str, str] = CERTIFICATE_FILES,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._kube, self._store, self._queue, self._keeper = kube, store, queue, keeper
+        self._kube, self._store, self._queue, self._secret_store = kube, store, queue, secret_store
         self._leading, self._files, self._now = leading, files, now
         self._rounds: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -62,7 +62,7 @@ class CredentialWorker:
             users = await self._values(namespace, order.users_secret)
             certificate = await self._values(namespace, order.tls_secret) if order.tls_secret else None
             if certificate is not None and order.foreign_tls:
-                tls = pki.describe(certificate, self._keeper.authority.certificate_pem, self._now())
+                tls = pki.describe(certificate, self._secret_store.authority.certificate_pem, self._now())
         except (KubeError, LookupError) as error:
             unread = str(error)
             looks = [ServerCredentials(one.name, TierReason.SECRET_NOT_FOUND, unread) for one in order.servers]

@@ -51,7 +51,7 @@ NO_SHARE = Share(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class UnlistedScope:
     """A keyspace that no policy names: its charge, its last turn, and the time since a policy had it."""
 
     keyspace: str
@@ -60,7 +60,7 @@ class Left:
     age_ms: int
 
 
-class Rooms:
+class TierCapacity:
     def __init__(self, domain: str) -> None:
         self._domain = domain
         self._key = rooms_key(domain).encode()
@@ -116,7 +116,7 @@ class Rooms:
         keyspace: str,
         scope: ScopeView,
         empty: Callable[[], None],
-        left: Left | None = None,
+        left: UnlistedScope | None = None,
     ) -> None:
         """Reduce the charge of a keyspace in no policy to its leases after `empty`. `left` is the entry found, which
         must be unchanged; None if the keyspace has only just left.
@@ -131,7 +131,7 @@ class Rooms:
         if leased is not None or not any(scope.leases):
             self._ask(transport, b"set", keyspace, nothing, leased or 0, turn, age_ms=age_ms)
 
-    def left(self, transport: Transport, cursor: int) -> tuple[int, list[Left]]:
+    def left(self, transport: Transport, cursor: int) -> tuple[int, list[UnlistedScope]]:
         """Take one step of a walk over all scopes; return the next cursor, 0 at the end, and those in no policy."""
         now = Command(self._key, (b"TIME",), read_moment_ms)
         step = (b"HSCAN", self._key, b"%d" % cursor, b"COUNT", b"%d" % SCOPES_PER_STEP)
@@ -241,9 +241,9 @@ def _read_entry(reply: Reply) -> tuple[int, int, int, int]:
     return guaranteed, room, turn, moment_ms
 
 
-def _left(keyspace: str, entry: Reply, now_ms: int) -> Left:
+def _left(keyspace: str, entry: Reply, now_ms: int) -> UnlistedScope:
     guaranteed, room, turn, moment_ms = _read_entry(entry)
-    return Left(keyspace, max(guaranteed, room), turn, now_ms - moment_ms)
+    return UnlistedScope(keyspace, max(guaranteed, room), turn, now_ms - moment_ms)
 
 
 def _read_step(reply: Reply) -> tuple[int, list[Reply]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.budget.capacity_shares import Rooms
+from kvstrata_sidecar.adapter.redis.budget.capacity_shares import TierCapacity
 from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, Foresight, ScopeView, Share, view
 from kvstrata_sidecar.adapter.redis.client.commands import (
     FOR_EVER_MS,
@@ -94,7 +94,7 @@ class Ledgers:
         self._clock = clock
         self._window_ms = window_ms
         self._pause = pause
-        self.rooms = Rooms(domain)
+        self.rooms = TierCapacity(domain)
         self._foresight = Foresight(clock)
 
     def admit_each(self, transport: Transport, demands: Sequence[Demand]) -> list[Refusal | bool | Exception]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import AbstractContextManager
 
 from kvstrata.contract.store.redis_keys import bucket_prefix, rooms_claim_key
-from kvstrata_sidecar.adapter.redis.budget.capacity_shares import FREE_SHARE, LEFT_GRACE_MS, Left, kept_bytes
+from kvstrata_sidecar.adapter.redis.budget.capacity_shares import FREE_SHARE, LEFT_GRACE_MS, UnlistedScope, kept_bytes
 from kvstrata_sidecar.adapter.redis.budget.expiry import expire
 from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import (
@@ -75,7 +75,7 @@ class Leftovers:
         self._walking = False
         self._rest_until_s = 0.0
         self._cursor: int | None = None
-        self._found: deque[Left] = deque()
+        self._found: deque[UnlistedScope] = deque()
 
     def begin(self) -> None:
         """Record that room may be short."""
@@ -105,7 +105,7 @@ class Leftovers:
                 self._rest(IN_VAIN_S)
         return not self._wanted
 
-    def _take(self, transport: Transport, left: Left, missing: int) -> None:
+    def _take(self, transport: Transport, left: UnlistedScope, missing: int) -> None:
         """Take back all of a keyspace that is not in use, then blocks for the `missing` bytes."""
         keyspace = left.keyspace
         scope = self._ledgers.view(transport, keyspace)

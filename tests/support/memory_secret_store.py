@@ -1,4 +1,4 @@
-"""A keeper of Secrets without certificates' cryptography."""
+"""A SecretStore without certificates' cryptography."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvstrata.model.redis.credentials import TlsFacts
 from kvstrata.objects import names
 from kvstrata.objects.redis.users import what_users_may
 from kvstrata.plan.actions import EnsureSecret, Turn, TurnSecret
-from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.secrets import SecretStore
 
 CERTIFICATE_LIFE = timedelta(days=240)
 
 
-class MemoryKeeper(Keeper):
+class MemorySecretStore(SecretStore):
     """Makes Secrets whose certificates are only a date and a number, which these tests never look into further."""
 
     is_open = True
