@@ -19,7 +19,7 @@ from kvstrata.objects.erasure import receipts
 from kvstrata.objects.erasure.receipts import RECEIPT_DATA_KEY, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
-from kvstrata.reconcile.erasure.deletions import ReceiptChains
+from kvstrata.reconcile.erasure.deps import ReceiptChains
 from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError
