@@ -36,12 +36,12 @@ class Colour(StrEnum):
     BLUE = "Blue"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     a_number: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     WIRE: ClassVar[Wire] = Wire("a row", row=True)
 
@@ -50,7 +50,7 @@ class Row:
     limit: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sum:
     a: int
     b: int
@@ -60,12 +60,12 @@ class Sum:
             raise ContractError("a sum has more than there is")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Other:
     c: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     WIRE: ClassVar[Wire] = Wire(
         "a message", versioned=True, camel=True, omit=("note", "extra"), names={"took_s": "tookSeconds"}
@@ -89,7 +89,7 @@ class Message:
     extra: tuple[str, ...] = field(default_factory=tuple)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Strict:
     WIRE: ClassVar[Wire] = Wire("evidence", complete=True, closed=True, camel=True)
 

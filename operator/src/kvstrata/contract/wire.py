@@ -1,10 +1,13 @@
-"""One codec for all messages: the fields and types of a frozen dataclass are its wire form.
+"""One codec for all messages: the fields and types of a frozen dataclass with slots are its wire form.
 
 Bounds are in the types: a field is `Annotated` with one of the rules below. Rules between fields belong into
 `__post_init__`, which raises ContractError. Everything else is in the class's `WIRE`.
 
 Reading is tolerant by default: unknown fields are ignored, missing ones have their defaults. Evidence is read more
 strictly (`complete`, `closed`). No error quotes a value, because values may be keys.
+
+Calls dominate the cost, so each class is compiled once into a function that writes it and one that reads it, as
+`dataclass` makes its methods. Their source is made of declarations only, never of data.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
+from itertools import count
 from math import inf
+from operator import length_hint
 from types import NoneType, UnionType
-from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from . import CONTRACT_VERSION, MALFORMED, ContractError
 
@@ -34,7 +39,12 @@ MAX_CLOSED_TEXT = 1024
 MAX_ROWS = 1 << 20
 
 T = TypeVar("T")
-Reader = Callable[[Any], Any]
+Work = Callable[[Any], Any]
+
+_canonical = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
+).encode
+_line = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,7 @@ def shown(text: str, most: int) -> str:
 def canonical_json(value: Any) -> bytes:
     """Return UTF-8 JSON with sorted keys and no white space; equal values give equal bytes. Raises ValueError for NaN
     and infinities, which JSON does not have."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _canonical(value).encode()
 
 
 def digest(value: Any) -> str:
@@ -150,7 +160,7 @@ def encode(value: Any) -> bytes:
 
 def encode_line(value: Mapping[str, Any]) -> bytes:
     """Return an object as one line of ASCII, in the order of its fields."""
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    return _line(value).encode() + b"\n"
 
 
 def decode(cls: type[T], data: bytes) -> T:
@@ -163,47 +173,23 @@ def decode(cls: type[T], data: bytes) -> T:
 
 
 def to_wire(value: Any) -> Any:
-    return _written(value, TOLERANT)
+    kind: Any = type(value)
+    return _writer(kind, TOLERANT)(value)
 
 
 def from_wire(cls: type[T], raw: Any, where: str = "") -> T:
     """Raises ContractError, which names the place, for anything else."""
-    where = where or TOLERANT.inside(cls).what
+    kind: Any = cls
     try:
-        kind: Any = cls
         found: T = _reader(kind, TOLERANT)(raw)
+        return found
     except _MisfitError as error:
-        raise ContractError(f"{where}{error}") from None
+        wrong = str(error)
     except ContractError:
         raise
     except MALFORMED as error:
-        raise ContractError(f"{where} is malformed: {error}") from None
-    return found
-
-
-def _written(value: Any, outer: Wire) -> Any:
-    kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
-        return value
-    if kind is tuple:
-        return [_written(one, outer) for one in value]
-    if is_dataclass(kind):
-        wire, parts = _parts(kind, outer)
-        if wire.row:
-            return [_written(getattr(value, name), wire) for name, _, _ in parts]
-        written: dict[str, Any] = {"contract": CONTRACT_VERSION} if wire.versioned else {}
-        for name, key, omitted in parts:
-            one = getattr(value, name)
-            if one != omitted:
-                written[key] = _written(one, wire)
-        return written
-    if isinstance(value, Mapping):
-        return {str(name): _written(one, outer) for name, one in value.items()}
-    if kind is bytes:
-        return base64.b64encode(value).decode()
-    if kind is datetime:
-        return value.isoformat()
-    return str(value) if isinstance(value, StrEnum) else value
+        wrong = f" is malformed: {error}"
+    raise ContractError((where or TOLERANT.inside(cls).what) + wrong)
 
 
 class Message:
@@ -233,222 +219,234 @@ class _MisfitError(ContractError):
     """Its text continues a sentence that begins with the place of the error."""
 
 
-@cache
-def _parts(kind: Any, outer: Wire) -> tuple[Wire, list[tuple[str, str, Any]]]:
-    """Return the `Wire` of a class, and each field with its key and the value at which it is omitted."""
-    wire, nothing = outer.inside(kind), object()
-    return wire, [
-        (one.name, wire.key(one.name), _default(one) if one.name in wire.omit else nothing) for one in fields(kind)
-    ]
+class _Form(NamedTuple):
+    """How values of a type are read and written.
+
+    `unread` is the source of a condition on `x`. If it holds, `read` converts the value or raises _MisfitError;
+    otherwise the value is taken as it is. `write` returns the source that writes the value of an expression.
+    """
+
+    read: Work
+    unread: str = "True"
+    write: Callable[[str], str] = str
 
 
-def _default(one: Any) -> Any:
-    return one.default_factory() if one.default_factory is not MISSING else one.default
+_NAMES = {"Misfit": _MisfitError, "ABSENT": object(), "new": object.__new__, "base64": base64, "left": length_hint}
+_number = count()
 
 
-def _opened(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
-    """Return a type without rules and None, its rules, and whether it may be None."""
-    rules = kind.__metadata__ if get_origin(kind) is Annotated else ()
-    kind = get_args(kind)[0] if rules else kind
-    if NoneType not in get_args(kind):
-        return kind, rules, False
-    kind, more, _ = _opened(Union[tuple(one for one in get_args(kind) if one is not NoneType)])  # noqa: UP007
-    return kind, rules + more, True
+def _named(value: Any) -> str:
+    """Return a name of a value for compiled source."""
+    _NAMES[name := f"_{next(_number)}"] = value
+    return name
 
 
-@cache
-def _reader(kind: Any, outer: Wire) -> Reader:
-    kind, rules, _ = _opened(kind)
+def _compiled(*lines: str) -> Work:
+    """Return the function `made`."""
+    made: dict[str, Work] = {}
+    exec("\n".join(lines), _NAMES, made)  # noqa: S102
+    return made["made"]
+
+
+def _form(kind: Any, outer: Wire, rule: Any = None) -> _Form:
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _form(arguments[0], outer, arguments[1])
+    if NoneType in arguments:
+        some: Any = tuple(one for one in arguments if one is not NoneType)
+        read, unread, write = _form(Union[some], outer, rule)  # noqa: UP007
+        written = write if write is str else lambda x: f"(None if {x} is None else {write(x)})"
+        return _Form(read, f"x is not None and ({unread})", written)
     if origin is tuple:
-        return _rows(arguments[0], rules[0] if rules else Items(), outer)
+        return _rows(arguments[0], rule or Items(), outer)
     if origin is UnionType or origin is Union:
         return _one_of(arguments, outer)
     if origin is not None:
-        return _table(_reader(arguments[0], outer), _reader(arguments[1], outer))
-    if rules:
-        return _RULES[type(rules[0])](rules[0])
-    if is_dataclass(kind):
-        return _object(kind, outer.inside(kind))
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return _member(kind)
-    if kind is str:
-        return _text(MAX_CLOSED_TEXT if outer.closed else inf)
+        return _table(_form(arguments[0], outer), _form(arguments[1], outer))
+    if kind is bool:
+        return _checked("type(x) is not bool", "neither true nor false")
     if kind is int:
-        return _number(Range(0, MAX_EXACT_NUMBER) if outer.closed else Range(-MAX_NUMBER, MAX_NUMBER))
-    return _PLAIN[kind]
+        rule = rule or (Range(0, MAX_EXACT_NUMBER) if outer.closed else Range(-MAX_NUMBER, MAX_NUMBER))
+        unread = f"type(x) is not int or not {rule.least} <= x <= {rule.most}"
+        return _checked(unread, f"no whole number from {rule.least} to {rule.most}")
+    if kind is str:
+        return _formed(rule) if isinstance(rule, Form) else _text(rule, outer)
+    if kind is bytes:
+        return _Form(_packed(rule), write=lambda x: f"base64.b64encode({x}).decode()")
+    if kind is datetime:
+        return _Form(_converted(datetime.fromisoformat, "no time"), write=lambda x: f"{x}.isoformat()")
+    if kind is Any:
+        return _checked("x is ABSENT", "missing")
+    if issubclass(kind, StrEnum):
+        members = {str(member): member for member in kind}
+        return _Form(_converted(members.__getitem__, f"none of {', '.join(members)}"), write=lambda x: f"str({x})")
+    name = _named(_writer(kind, outer))
+    return _Form(_reader(kind, outer), write=lambda x: f"{name}({x})")
 
 
-def _text(most: float = inf, *, printable: bool = False) -> Reader:
-    def reader(raw: Any) -> str:
-        if type(raw) is not str or len(raw) > most or (printable and not raw.isprintable()):
-            raise _MisfitError(f" is no text of at most {most} characters{' that can be shown' * printable}")
-        return raw
-
-    return reader
+def _checked(unread: str, misfit: str) -> _Form:
+    """Return the form of values that are taken as they are, or not at all."""
+    return _Form(_compiled(f"def made(x): raise Misfit({f' is {misfit}'!r})"), unread)
 
 
-def _formed(rule: Form) -> Reader:
-    match, check = re.compile(rule.pattern, re.ASCII).fullmatch, rule.check
-
-    def reader(raw: Any) -> str:
-        if type(raw) is not str or match(raw) is None:
-            raise _MisfitError(f" is no {rule.meaning}")
-        if check is not str:
-            try:
-                check(raw)
-            except ValueError:
-                raise _MisfitError(f" is no {rule.meaning}") from None
-        return raw
-
-    return reader
-
-
-def _number(rule: Range) -> Reader:
-    least, most = rule.least, rule.most
-
-    def reader(raw: Any) -> int:
-        if type(raw) is not int or not least <= raw <= most:
-            raise _MisfitError(f" is no whole number from {least} to {most}")
-        return raw
-
-    return reader
-
-
-def _packed(rule: Base64) -> Reader:
-    def reader(raw: Any) -> bytes:
+def _converted(convert: Work, misfit: str) -> Work:
+    def read(raw: Any) -> Any:
         try:
-            data = base64.b64decode(raw, validate=True)
-        except (TypeError, ValueError):
-            raise _MisfitError(" is no base64") from None
+            return convert(raw)
+        except (KeyError, TypeError, ValueError):
+            raise _MisfitError(f" is {misfit}") from None
+
+    return read
+
+
+def _text(rule: Printable | None, outer: Wire) -> _Form:
+    most = rule.most if rule else MAX_CLOSED_TEXT if outer.closed else inf
+    unread = "type(x) is not str" + f" or len(x) > {most}" * (most < inf) + " or not x.isprintable()" * bool(rule)
+    return _checked(unread, f"no text of at most {most} characters{' that can be shown' * bool(rule)}")
+
+
+def _formed(rule: Form) -> _Form:
+    match, misfit = re.compile(rule.pattern, re.ASCII).fullmatch, f"no {rule.meaning}"
+    if rule.check is str:
+        return _checked(f"type(x) is not str or not {_named(match)}(x)", misfit)
+
+    def checked(raw: Any) -> Any:
+        if not match(raw):
+            raise ValueError
+        rule.check(raw)
+        return raw
+
+    return _Form(_converted(checked, misfit))
+
+
+def _packed(rule: Base64) -> Work:
+    unpacked = _converted(partial(base64.b64decode, validate=True), "no base64")
+
+    def read(raw: Any) -> Any:
+        data = unpacked(raw)
         if len(data) % rule.unit or not rule.least <= len(data) // rule.unit <= rule.most:
             raise _MisfitError(f" has not between {rule.least} and {rule.most} parts of {rule.unit} bytes")
         return data
 
-    return reader
+    return read
 
 
-def _truth(raw: Any) -> bool:
-    if type(raw) is not bool:
-        raise _MisfitError(" is neither true nor false")
-    return raw
+def _all(form: _Form) -> Work:
+    """Return what reads several values. Its errors have the number of the value."""
+    return _compiled(
+        "def made(raw):",
+        " rest = iter(raw)",
+        " try:",
+        f"  return [{_named(form.read)}(x) if {form.unread} else x for x in rest]",
+        " except Misfit as error:",
+        "  raise Misfit(f'[{len(raw) - left(rest) - 1}]{error}') from None",
+    )
 
 
-def _moment(raw: Any) -> datetime:
-    try:
-        return datetime.fromisoformat(raw)
-    except (TypeError, ValueError):
-        raise _MisfitError(" is no time") from None
+def _rows(kind: Any, items: Items, outer: Wire) -> _Form:
+    form = _form(kind, outer)
+    read_all, known = _all(form), frozenset(map(str, kind)) if items.known_only else None
 
-
-_RULES: Mapping[Any, Callable[[Any], Reader]] = {
-    Form: _formed,
-    Printable: lambda rule: _text(rule.most, printable=True),
-    Range: _number,
-    Base64: _packed,
-}
-_PLAIN: Mapping[Any, Reader] = {bool: _truth, datetime: _moment, Any: lambda raw: raw}
-
-
-def _rows(kind: Any, items: Items, outer: Wire) -> Reader:
-    read = _reader(kind, outer)
-    known = frozenset(map(str, kind)) if items.known_only else None
-
-    def reader(raw: Any) -> tuple[Any, ...]:
+    def read(raw: Any) -> Any:
         if type(raw) is not list or not items.least <= len(raw) <= items.most:
             raise _MisfitError(f" is no list of {items.least} to {items.most} rows")
-        found: list[Any] = []
-        try:
-            for one in raw:
-                if known is None or one in known:
-                    found.append(read(one))
-        except _MisfitError as error:
-            raise _MisfitError(f"[{len(found)}]{error}") from None
+        found = tuple(read_all(raw if known is None else [one for one in raw if one in known]))
         if items.distinct and len(set(found)) < len(found):
             raise _MisfitError(" names something twice")
-        return tuple(found)
-
-    return reader
-
-
-def _table(read_key: Reader, read: Reader) -> Reader:
-    def reader(raw: Any) -> dict[str, Any]:
-        if type(raw) is not dict:
-            raise _MisfitError(" is no object")
-        found: dict[str, Any] = {}
-        try:
-            for key, one in raw.items():
-                found[read_key(key)] = read(one)
-        except _MisfitError as error:
-            raise _MisfitError(f"[{len(found)}]{error}") from None
         return found
 
-    return reader
+    return _Form(read, write=lambda x: f"[{form.write('x')} for x in {x}]")
 
 
-def _one_of(kinds: tuple[Any, ...], outer: Wire) -> Reader:
+def _table(keys: _Form, values: _Form) -> _Form:
+    read_keys, read_values = _all(keys), _all(values)
+
+    def read(raw: Any) -> Any:
+        if type(raw) is not dict:
+            raise _MisfitError(" is no object")
+        return dict(zip(read_keys(raw), read_values(raw.values()), strict=True))
+
+    return _Form(read, write=lambda x: f"{{{keys.write('key')}: {values.write('x')} for key, x in {x}.items()}}")
+
+
+def _one_of(kinds: tuple[Any, ...], outer: Wire) -> _Form:
     """Classes are distinguished by their keys: the first class with all keys present is chosen."""
-    readers = [({outer.inside(kind).key(one.name) for one in fields(kind)}, _reader(kind, outer)) for kind in kinds]
+    readers = [({key for _, key, _ in _fields(kind, outer)}, _reader(kind, outer)) for kind in kinds]
+    writers = _named({kind: _writer(kind, outer) for kind in kinds})
 
-    def reader(raw: Any) -> Any:
+    def read(raw: Any) -> Any:
         if type(raw) is dict:
-            for keys, read in readers:
+            for keys, read_one in readers:
                 if keys <= raw.keys():
-                    return read(raw)
+                    return read_one(raw)
         raise _MisfitError(f" is none of {', '.join(kind.__name__ for kind in kinds)}")
 
-    return reader
+    return _Form(read, write=lambda x: f"{writers}[type({x})]({x})")
 
 
-def _member(kind: type[StrEnum]) -> Reader:
-    members = {str(member): member for member in kind}
-
-    def reader(raw: Any) -> StrEnum:
-        if type(raw) is not str or raw not in members:
-            raise _MisfitError(f" is none of {', '.join(members)}")
-        return members[raw]
-
-    return reader
+@cache
+def _fields(kind: Any, outer: Wire) -> list[tuple[Any, str, _Form]]:
+    """Return the fields of a class, each with its key and its form."""
+    hints, wire = get_type_hints(kind, include_extras=True), outer.inside(kind)
+    return [(one, wire.key(one.name), _form(hints[one.name], wire)) for one in fields(kind)]
 
 
-def _plain(kind: Any, outer: Wire) -> frozenset[Any]:
-    """Return the types of values that need no reader: calls dominate the cost of reading."""
-    kind, rules, may_be_none = _opened(kind)
-    plain = {kind} & ({bool} if rules or outer.closed else {bool, str})
-    return frozenset(plain | {NoneType} if may_be_none else plain)
+def _default(one: Any) -> str:
+    return _named(one.default) if one.default_factory is MISSING else f"{_named(one.default_factory)}()"
 
 
-def _object(kind: Any, wire: Wire) -> Reader:
-    hints = get_type_hints(kind, include_extras=True)
-    parts = {
-        wire.key(one.name): (one.name, _plain(hints[one.name], wire), _reader(hints[one.name], wire))
-        for one in fields(kind)
-    }
-    optional = wire.omit if wire.complete else [one.name for one in fields(kind) if _default(one) is not MISSING]
-    needed = {one.name for one in fields(kind)}.difference(optional)
-    row, versioned, closed = wire.row, wire.versioned, wire.closed
-    known, every = {*parts, "contract"} if versioned else set(parts), len(parts)
+@cache
+def _writer(kind: Any, outer: Wire) -> Work:
+    wire, lines = outer.inside(kind), [" raw = {}"]
+    if wire.row:
+        row = (form.write(f"value.{one.name}") for one, _, form in _fields(kind, outer))
+        return _compiled(f"made = lambda value: [{', '.join(row)}]")
+    if wire.versioned:
+        lines.append(f" raw['contract'] = {CONTRACT_VERSION}")
+    for one, key, form in _fields(kind, outer):
+        unless = f"if value.{one.name} != {_default(one)}: " if one.name in wire.omit else ""
+        lines.append(f" {unless}raw[{key!r}] = {form.write(f'value.{one.name}')}")
+    return _compiled("def made(value):", *lines, " return raw")
 
-    def reader(raw: Any) -> Any:
-        if row and type(raw) is list:
-            raw = dict(zip(parts, raw, strict=False))
-        elif row or type(raw) is not dict:
-            raise _MisfitError(" is no row" if row else " is no object")
-        if versioned and raw.get("contract") not in (CONTRACT_VERSION, CONTRACT_VERSION - 1):
-            raise _MisfitError(f" is of another version of the contract than {CONTRACT_VERSION}")
-        if closed and not raw.keys() <= known:
-            raise _MisfitError(" has a field that this version does not know")
-        found = {}
-        try:
-            for key, one in raw.items():
-                part = parts.get(key)
-                if part is not None:
-                    name, plain, read = part
-                    found[name] = one if type(one) in plain else read(one)
-        except _MisfitError as error:
-            raise _MisfitError(f".{key}{error}") from None
-        if len(found) < every and not needed <= found.keys():
-            raise _MisfitError(f" lacks {min(wire.key(name) for name in needed - found.keys())}")
-        return kind(**found)
 
-    return reader
+@cache
+def _reader(kind: Any, outer: Wire) -> Work:
+    wire, keys, required, lines = outer.inside(kind), list[str](), set[str](), list[str]()
+    for number, (one, key, form) in enumerate(_fields(kind, outer)):
+        keys.append(key)
+        absent, read = "ABSENT", f"{_named(form.read)}(x)"
+        if one.name not in wire.omit and (wire.complete or one.default is one.default_factory is MISSING):
+            required.add(key)
+        elif one.default is None:
+            absent = "None"
+        else:
+            read = f"{_default(one)} if x is ABSENT else {read}"
+        lines += (
+            f"  x = raw[{number}] if length > {number} else {absent}" if wire.row else f"  x = get({key!r}, {absent})",
+            f"  if {form.unread}:",
+            f"   at = {key!r}",
+            f"   x = {read}",
+            f"  {_named(getattr(kind, one.name).__set__)}(found, x)",
+        )
+
+    def misfit(raw: Any, at: str, error: Exception) -> _MisfitError:
+        lacking = required.difference(keys[: len(raw)] if wire.row else raw)
+        return _MisfitError(f" lacks {min(lacking)}" if lacking else f".{at}{error}")
+
+    versions, known = (CONTRACT_VERSION, CONTRACT_VERSION - 1), {*keys, *["contract"] * wire.versioned}
+    return _compiled(
+        "def made(raw):",
+        f" if type(raw) is not {'list' if wire.row else 'dict'}:",
+        f"  raise Misfit(' is no {'row' if wire.row else 'object'}')",
+        f" if {wire.versioned} and raw.get('contract') not in {versions}:",
+        f"  raise Misfit(' is of another version of the contract than {CONTRACT_VERSION}')",
+        f" if {wire.closed} and not raw.keys() <= {_named(known)}:",
+        "  raise Misfit(' has a field that this version does not know')",
+        f" {'length = len(raw)' if wire.row else 'get = raw.get'}",
+        f" found = new({_named(kind)})",
+        " try:",
+        *lines,
+        f"  if {hasattr(kind, '__post_init__')}: found.__post_init__()",
+        f" except Misfit as error: raise {_named(misfit)}(raw, at, error) from None",
+        " return found",
+    )
