@@ -164,7 +164,7 @@ class RecorderEngine:
         answer: Answer
         match request:
             case MetricsRequest():
-                answer = MetricsPage("kvstrata_cache_policy_fresh 1\n")
+                answer = MetricsPage("# TYPE kvstrata_cache_policy_fresh gauge\nkvstrata_cache_policy_fresh 1\n")
             case HashRequest():
                 answer = self.named(request.tokens)
             case PoolQuestion():
@@ -329,7 +329,7 @@ class StandInAdapter:
         answer: Answer
         match request:
             case MetricsRequest():
-                answer = MetricsPage("kvstrata_cache_policy_fresh 1\n")
+                answer = MetricsPage("# TYPE kvstrata_cache_policy_fresh gauge\nkvstrata_cache_policy_fresh 1\n")
             case HashRequest():
                 answer = self.named(request.tokens)
             case PoolQuestion():

@@ -23,6 +23,7 @@ from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.metrics import page
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES, NOBODY, OTHER, Counters
+from tests.support.metrics_page import families, series
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
@@ -30,14 +31,6 @@ from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block
 
 pytestmark = needs_redis
 REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference/metrics.md"
-LINE = re.compile(r'kvstrata_cache_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+')
-
-
-def series(text: str) -> dict[str, float]:
-    """The page's samples by name and labels; every line has to be well formed."""
-    lines = [line for line in text.splitlines() if not line.startswith("# ")]
-    assert all(LINE.fullmatch(line) for line in lines), lines
-    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
 class CountedTier:
@@ -145,8 +138,7 @@ class TestThePage:
 
     def test_every_family_is_in_the_reference(self) -> None:
         text = page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], {}, {})
-        families = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
-        assert families == set(re.findall(r"`(kvstrata_cache_\w+)`", REFERENCE.read_text()))
+        assert families(text).keys() == set(re.findall(r"`(kvstrata_cache_\w+)`", REFERENCE.read_text()))
 
 
 class TestARealTier:

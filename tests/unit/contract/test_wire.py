@@ -10,6 +10,9 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 import pytest
+import rfc8785
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError
 from kvstrata.contract.wire import (
@@ -23,6 +26,7 @@ from kvstrata.contract.wire import (
     Printable,
     Range,
     Wire,
+    canonical_json,
     decode,
     encode,
     encode_line,
@@ -225,3 +229,19 @@ def test_what_is_no_message_at_all_is_refused_and_not_quoted(data: bytes) -> Non
         decode(Message, data)
     assert str(refused.value).startswith("a message")
     assert len(str(refused.value)) < 200
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+keys = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0xFFFF))
+numbers = st.integers(-MAX_EXACT_NUMBER + 1, MAX_EXACT_NUMBER - 1)
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | numbers | texts, lambda inner: st.lists(inner) | st.dictionaries(keys, inner)
+    )
+)
+def test_canonical_json_is_that_of_rfc_8785(value: Any) -> None:
+    """Floats and keys beyond the basic plane are not tried: the standard has its own form and order for them."""
+    assert canonical_json(value) == rfc8785.dumps(value)

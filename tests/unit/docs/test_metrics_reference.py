@@ -14,6 +14,7 @@ from kvstrata_sidecar.adapter import metrics as cache_metrics
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.gate.http.errors import Reason
 from kvstrata_sidecar.gate.metrics import Metrics
+from tests.support.metrics_page import families
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PAGE = REPOSITORY / "docs/reference/metrics.md"
@@ -33,7 +34,7 @@ def operator_families() -> Iterator[tuple[str, tuple[str, ...]]]:
 def gate_families() -> set[str]:
     """Names of what a gate's page can show: the families of a page, and the gauges that its owner sets."""
     metrics = Metrics(max_tenants=1)
-    on_page = set(re.findall(r"^# TYPE (\w+)", metrics.page().decode(), re.MULTILINE))
+    on_page = families(metrics.page().decode()).keys()
     modules = sorted(GATE.rglob("*.py"))
     assert len(modules) >= 35
     named = set(re.findall(r"\bkvstrata_gate_[a-z_]+[a-z]\b", "".join(path.read_text() for path in modules)))
@@ -42,8 +43,7 @@ def gate_families() -> set[str]:
 
 def cache_families() -> set[str]:
     """Names of what a cache server's page can show: all families are on an empty one."""
-    page = cache_metrics.page(AdapterState("boot", 1, 1, True, 0), [], {}, {})
-    return set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
+    return set(families(cache_metrics.page(AdapterState("boot", 1, 1, True, 0), [], {}, {})))
 
 
 def documented() -> dict[str, tuple[str, ...]]:

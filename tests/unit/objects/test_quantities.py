@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import decimal
+import math
+from fractions import Fraction
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from kubernetes.utils.quantity import parse_quantity
 
 from kvstrata.api.scalars import ResourceQuantity
-from kvstrata.objects.quantities import binary, canonical_quantity, round_up
+from kvstrata.objects.quantities import MOST, binary, canonical_quantity, round_up
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,20 @@ def test_the_canonical_form_keeps_the_amount_and_is_stable(text: str) -> None:
     canonical = canonical_quantity(text)
     assert ResourceQuantity(canonical).in_units == ResourceQuantity(text).in_units
     assert canonical_quantity(canonical) == canonical
+
+
+def by_kubernetes(text: str) -> Fraction:
+    with decimal.localcontext(prec=200):
+        return Fraction(parse_quantity(text))
+
+
+@settings(deadline=None)
+@given(st.from_regex(ResourceQuantity.PATTERN, fullmatch=True))
+def test_a_quantity_is_the_amount_that_the_official_client_reads(text: str) -> None:
+    amount = by_kubernetes(text)
+    assert ResourceQuantity(text).in_units == amount
+    stored = min(amount, Fraction(MOST)) if text.endswith("i") else amount
+    assert by_kubernetes(canonical_quantity(text)) == Fraction(math.ceil(stored * 10**9), 10**9)
 
 
 def test_a_size_beyond_what_the_apiserver_stores_is_what_it_stores_instead() -> None:
