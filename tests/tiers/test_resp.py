@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _ssl
 import contextlib
+import ctypes
+import errno
 import socket
 import threading
 import time
@@ -34,6 +37,7 @@ from tests.tiers.redis_process import RedisProcess
 pytestmark = pytest.mark.redis
 Connect = Callable[..., Connection]
 
+ERR_LIB_SYS = 2
 KEY, OTHER_KEY = b"kvs1:key", b"kvs1:other"
 BLOCK = bytes(range(256)) * 4096
 
@@ -272,6 +276,24 @@ class TestTls:
         with pytest.raises(TransportError):
             read(aborted)
         tls_server.thaw()
+
+    def test_an_error_that_stays_in_openssls_queue_fails_no_later_connection(
+        self, tls_server: RedisProcess, connect_to: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tls = TlsParams(str(tmp_path / "ca.crt"), SERVER_NAME)
+        openssl = ctypes.CDLL(_ssl.__file__)
+
+        def as_with_openssl_3_4(_: bytes) -> None:
+            openssl.ERR_new()
+            openssl.ERR_set_error(ERR_LIB_SYS, errno.EPIPE, None)
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+        broken = connect_to(tls_server.port, tls=tls)
+        monkeypatch.setattr(broken._socket, "sendall", as_with_openssl_3_4)
+        with pytest.raises(PeerClosedError):
+            broken.ping(1.0)
+        assert openssl.ERR_peek_error() == 0
+        connect_to(tls_server.port, tls=tls).ping(1.0)
 
 
 SEALED = pack_header(KEY, Header(len(BLOCK))) + BLOCK

@@ -59,6 +59,20 @@ REPLICA_ROLE = b"role:slave"
 """A replica's role in INFO, in Redis and Valkey."""
 
 
+def clear_tls_errors() -> None:
+    """Empty OpenSSL's queue of errors of this thread.
+
+    With OpenSSL 3.4 or later, Python leaves a system call's error there, such as EPIPE, and every later read of this
+    thread that has to wait fails with it, over whatever connection (https://github.com/python/cpython/issues/148594).
+    The beginning of a handshake empties the queue.
+    """
+    idle = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="idle")
+    try:
+        idle.do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+
+
 class Connection:
     """One authenticated connection. Not thread-safe, except for `abort`."""
 
@@ -298,9 +312,11 @@ class Connection:
             raise PeerTimeoutError("timed out") from error
         except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             self.close()
+            clear_tls_errors()
             raise PeerClosedError(reason(error)) from error
         except (OSError, ValueError) as error:
             self.close()
+            clear_tls_errors()
             raise TransportError(reason(error)) from error
         except BaseException:
             self.close()
