@@ -133,6 +133,8 @@ def test_blocks_that_wait_for_a_slow_tier_go_when_their_keyspace_leaves_the_poli
     assert pod.server.store_marked(sequence + 1, keyspace, marker)["stored"]
     pod.until_taken_up(CHUNKS)
     pod.gate.allow()
+    answer = pod.gate.erased(keyspace)
+    assert answer.deleted.blocks + answer.remaining.blocks == 2 * CHUNKS, "none is left out, in use or not"
     pod.until_gone(marker)
     pod.redis.thaw()
     answer = pod.gate.erased(keyspace)
