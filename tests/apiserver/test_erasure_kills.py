@@ -204,7 +204,12 @@ def test_it_ends_complete_with_one_receipt_that_verifies(
 
 @pytest.mark.parametrize("name", [OPERATORS, DELETIONS])
 def test_the_receipt_is_that_of_the_erasure_in_which_nobody_died(ends: Mapping[str, End], name: str) -> None:
-    assert ends[name].facts == ends[CALM].facts
+    calm, found = dict(ends[CALM].facts), dict(ends[name].facts)
+    versions = found.pop("versions")
+    operator, servers = calm.pop("versions")
+    assert found == calm
+    # An operator that begins with an erasure before it has looked at the tiers knows no versions of their servers.
+    assert versions == [operator, servers] or (name == OPERATORS and versions == [operator])
 
 
 def test_after_a_cache_server_died_the_receipt_lacks_only_what_it_took_with_it(ends: Mapping[str, End]) -> None:

@@ -292,14 +292,14 @@ def test_a_note_stays_that_a_status_named_when_records_of_erasures_began_to_be_l
     told: Callable[[Story], KeyPods], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(pods: KeyPods) -> None:
-        acme, real = epochs(pods)[0], pods.sim.kms_domains._keep.records
+        acme, real = epochs(pods)[0], pods.sim.kms_domains._record_store.records
 
         async def records(**options: Any) -> AsyncIterator[ErasureRecord]:
             async for record in real(**options):
                 yield record
             pods.sim.store.domain(NAMESPACE).objects[TCP].clear()
 
-        monkeypatch.setattr(pods.sim.kms_domains._keep, "records", records)
+        monkeypatch.setattr(pods.sim.kms_domains._record_store, "records", records)
         domain = await settle_without_domain(pods)
         assert acme in secret_of(pods, acme, domain)["data"]
 
