@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +26,14 @@ POOL = "house-rules"
 CHUNKS = 10
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
 QUESTION_TOKENS = 200
+NUMBERS = itertools.count()
 TOLD_WITHIN_S = 60.0
 ATTEMPTS = 5
 
 
 def question(tenant: str) -> str:
-    """What a tenant adds to the shared prefix, different from its first letter on."""
-    return (tenant[::-1] + f" {time.time_ns()} asks where the book of rivers stands. " * 5)[:QUESTION_TOKENS]
+    """What a tenant adds to the shared prefix: the chunk in which it begins is the first that differs, each time."""
+    return (f"{next(NUMBERS):04} {tenant} {time.time_ns()} asks where the book of rivers stands. " * 5)[:QUESTION_TOKENS]
 
 
 def wait_stored(tier: TierContents, keyspace: str, blocks: int) -> None:
