@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,9 @@ ATTEMPTS = 5
 
 def question(tenant: str) -> str:
     """What a tenant adds to the shared prefix: the chunk in which it begins is the first that differs, each time."""
-    return (f"{next(NUMBERS):04} {tenant} {time.time_ns()} asks where the book of rivers stands. " * 5)[:QUESTION_TOKENS]
+    return (f"{next(NUMBERS):04} {tenant} {time.time_ns()} asks where the book of rivers stands. " * 5)[
+        :QUESTION_TOKENS
+    ]
 
 
 def wait_stored(tier: TierContents, keyspace: str, blocks: int) -> None:
