@@ -75,17 +75,6 @@ class Replica:
         body = {"model": self._model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **fields}
         return self.post("/v1/completions", json.dumps(body).encode(), key)
 
-    def ask(self, key: str, prompt: str) -> tuple[Answer, Hits]:
-        """Ask for a completion and return it with the tokens that the engine found cached for it.
-
-        The engine's counters are of all requests, isolation probes among them, so the sum is the answer's own figure.
-        """
-        before = self.hits()
-        answer = self.complete(key, prompt)
-        assert answer.status == 200, f"{self.pod} answered {answer.status}: {answer.body}"
-        local = (self.hits() - before).local
-        return answer, Hits(local, answer.cached_tokens - local)
-
     def post(self, path: str, body: bytes, key: str | None, headers: Mapping[str, str] | None = None) -> Answer:
         """Send raw bytes."""
         started = time.monotonic()

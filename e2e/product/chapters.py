@@ -43,7 +43,10 @@ class Stage:
 
     def ask(self, where: Replica, key: str, prompt: str) -> tuple[Answer, Hits]:
         """Ask for a completion and return it with the tokens that the engine found cached for it."""
-        return where.ask(key, prompt)
+        before = where.hits()
+        answer = where.complete(key, prompt)
+        assert answer.status == 200, f"{where.pod} answered {answer.status}: {answer.body}"
+        return answer, where.hits() - before
 
 
 @contextmanager

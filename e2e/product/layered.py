@@ -99,9 +99,10 @@ class Layered:
         replica = self._replica
         assert replica is not None, "its pod was never met"
         assert replica.complete(f"{STRANGER}-key", _filler()).status == 200
-        before = self.counters()
-        answer, found = replica.ask(tenant.key, prompt)
-        after = self.counters()
+        before, hits = self.counters(), replica.hits()
+        answer = replica.complete(tenant.key, prompt)
+        assert answer.status == 200, f"{self.pod} answered {answer.status}: {answer.body}"
+        after, found = self.counters(), replica.hits() - hits
         assert found.local == 0, f"the engine's own memory was not empty: {found}"
         disk, redis = (after.get(f"{tier}.loaded", 0) - before.get(f"{tier}.loaded", 0) for tier in (DISK, REDIS))
         return Found(found.external // CHUNK_TOKENS - disk - redis, disk, redis, answer.text)
