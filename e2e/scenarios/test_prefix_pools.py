@@ -213,15 +213,11 @@ def test_a_pool_that_cannot_be_served_says_why(kubectl: Kubectl, fields: dict[st
 
 
 def asked(where: Replica, key: str, prompt: str) -> Hits:
-    """What the engine found of a prompt: in its own memory, and behind it.
-
-    The engine counts for all requests, isolation probes among them; what was found in all is the answer's own figure.
-    """
+    """What the engine found of a prompt: in its own memory, and behind it."""
     before = where.hits()
     answer = where.complete(key, prompt)
     assert answer.status == 200, answer.error
-    local = (where.hits() - before).local
-    return Hits(local, answer.cached_tokens - local)
+    return where.hits() - before
 
 
 def _other(stage: Stage, where: Replica) -> Replica:
