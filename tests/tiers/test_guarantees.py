@@ -13,6 +13,7 @@ from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import rooms_key
 from kvstrata_sidecar.adapter.redis.budget.scope_state import Share
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers
+from kvstrata_sidecar.adapter.redis.sweep import sweeper
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, STALE_AFTER_S, GateStandIn
@@ -83,8 +84,11 @@ class Division:
 
 
 @pytest.fixture
-def division(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Division:
-    # Patient, because every block counts here: on a busy machine a store may wait.
+def division(
+    start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn, monkeypatch: pytest.MonkeyPatch
+) -> Division:
+    # Patient, because every block counts here: on a busy machine a store may wait, and a turn may end early.
+    monkeypatch.setattr(sweeper, "SLICE_S", 60.0)
     driver = start(redis_server.port, capacity_bytes=CAPACITY, io_timeout_ms=5_000, store_deadline_ms=9_000)
     driver.until("closed")
     return Division(driver, gate, redis_server)
