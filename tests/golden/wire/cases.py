@@ -219,6 +219,7 @@ FACTS: tuple[erasurefacts.Fact, ...] = (
         Keys(1, 10), 2, 1, 3, TEXT,
     ),
     erasurefacts.Look("shared", "operator-pod-uid", AT, LATER, "5" * 64, "6" * 64, 2, {"node-1": Keys(1, 10)}),
+    erasurefacts.ServersSeen("shared", "Valkey", "8.1.4", AT),
     erasurefacts.TierLost("cold", AT),
     erasurefacts.Verdict(False, "Abandoned", "a person gave it up", AT, "no time"),
     erasurefacts.ReceiptWritten("d" * 64),

@@ -26,6 +26,7 @@ from kvstrata.model.erasure.facts import (
     PodSeen,
     ReceiptWritten,
     Rolled,
+    ServersSeen,
     Witness,
 )
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, Observed, PodNow, SharedTier, TierNow
@@ -141,10 +142,15 @@ def around(**changes: object) -> Observed:
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
+def servers_seen(after_s: float = 1, version: str = "8.0.0", tier: str = "redis") -> ServersSeen:
+    """What an operator's check of a tier's servers told."""
+    return ServersSeen(tier, "Redis", version, at(after_s))
+
+
 def until_erased() -> tuple[Fact, ...]:
     """Facts of an erasure of which only verification is left."""
     done = (deleted("n1"), deleted("n2"), erased("p1"), erased("p2"))
-    return (rolled(), acked("p1"), acked("p2", 4), *removed(5), *done)
+    return (rolled(), servers_seen(), acked("p1"), acked("p2", 4), *removed(5), *done)
 
 
 def until_verified() -> tuple[Fact, ...]:
@@ -270,6 +276,8 @@ class Simulation:
             return
         keys = (HeldKey(KEY, OLD_EPOCH, self.custody),)
         yield rolled(*(witness(pod.uid, MEMORY) for pod in self.pods), keys=keys)
+        if self._around().tiers["redis"].reachable:
+            yield servers_seen(self.now_s)
         for pod in self.pods:
             if pod.is_over(self.now_s):
                 yield ended(pod.uid, pod.ends_s or 0)

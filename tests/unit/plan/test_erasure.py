@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.contract.receipt.facts import Component
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, ScopeForm
@@ -42,6 +44,7 @@ from .erasures import (
     probed,
     removed,
     rolled,
+    servers_seen,
     until_erased,
     until_verified,
 )
@@ -182,6 +185,19 @@ def test_facts_are_closed_by_the_verdict() -> None:
     later = closed.with_facts(ended("p1", 100), deleted("n1", 200, 201, 2), replace(verdict, complete=False, at=at(1)))
     assert facts_of(later) == facts_of(closed)
     assert later.facts == closed.facts
+
+
+def test_servers_are_named_as_they_were_seen_first_whenever_that_is_heard() -> None:
+    begun = order(versions=(Component("operator", "0.1.0", 1),))
+    facts = (servers_seen(9, "8.0.0"), servers_seen(3, "7.0.5"), servers_seen(5, "7.0.5", "other"))
+    for heard in permutations(facts):
+        named = facts_of(Erasure(begun).with_facts(*heard)).versions
+        assert named == (Component("operator", "0.1.0", 1), Component("tiers on Redis", "7.0.5", 2))
+
+
+def test_servers_that_the_order_of_an_earlier_version_lists_are_not_counted_twice() -> None:
+    begun = (Component("operator", "0.0.9", 1), Component("tiers on Redis", "8.0.0", 1))
+    assert facts_of(Erasure(order(versions=begun)).with_facts(servers_seen())).versions == begun
 
 
 def test_keys_in_secrets_are_revoked_and_never_destroyed() -> None:

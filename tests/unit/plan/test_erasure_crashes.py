@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvstrata.api.common import ConditionStatus
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.contract.receipt.facts import Component
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.vocabulary import KeyCustody
@@ -145,6 +146,8 @@ def anything(draw: st.DrawFn) -> Simulation:
 @given(anything())
 def test_whatever_goes_wrong_it_ends_and_says_nothing_before_it_is_so(world: Simulation) -> None:
     step, facts = run(world)
+    if step.decision.reason == R.ERASED_AND_VERIFIED:
+        assert facts.versions == (Component("tiers on Redis", "8.0.0", 1),), "servers that were looked at are named"
     if step.phase is ErasurePhase.COMPLETE and not world.order.allow_residue:
         assert step.decision.reason == R.ERASED_AND_VERIFIED
         assert not any(item.kind.denies & {"Erased", "Verified"} for item in facts.residue)

@@ -73,7 +73,7 @@ def record(*facts: object) -> ErasureRecord:
 
 def test_what_is_written_of_each_kind_of_fact_is_what_is_read() -> None:
     whole = record(*EVERY_KIND)
-    assert len({type(fact) for fact in whole.erasure.facts.values()}) == 12
+    assert len({type(fact) for fact in whole.erasure.facts.values()}) == 13
     assert decode(encode(whole)) == whole
     judged = record(*EVERY_KIND, Verdict(True, "ErasedAndVerified", "all is gone", at(50)))
     assert decode(encode(judged)) == judged

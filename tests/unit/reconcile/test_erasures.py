@@ -12,10 +12,13 @@ from kvstrata import __version__
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.receipt.facts import Component
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from tests.support import worlds
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, own
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
+
+VERSIONS = (Component("operator", __version__, 1), Component("tiers on Redis", "8.0.0", 1))
 
 
 def test_an_erasure_ends_with_a_receipt_that_proves_all_of_it() -> None:
@@ -36,7 +39,7 @@ def test_an_erasure_ends_with_a_receipt_that_proves_all_of_it() -> None:
     assert all(request.keyspace == old and request.chunks for _, request in made.gates.verified)
     assert (made.status["keys"], made.status["tiers"][0]["deleted"]) == (3, 3)
     (receipt,) = made.chain.issued
-    assert receipt.versions == (Component("operator", __version__, 1), Component("tiers on Redis", "8.0.0", 1))
+    assert receipt.versions == VERSIONS
     assert made.status["receiptDigest"] == f"{1:064x}"
     assert made.sim.status("CacheDomain", "default")["receipts"] == {"count": 1, "head": f"{1:064x}"}
 
@@ -166,6 +169,39 @@ def test_another_operator_goes_on_wherever_one_died(where: str) -> None:
         assert made.proven() == ALL, number
         number += 1
     assert number >= {"Secret": 8, "CacheInvalidation": 5, "CacheDomain": 1}[where]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
+def test_an_operator_that_begins_before_it_has_checked_the_servers_names_what_they_run(
+    dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world()
+    made.sim.store.domain(NAMESPACE).backends.clear()
+    monkeypatch.setattr(worlds, "answer_probe", lambda simulation, order: None)
+
+    async def begun(w: World) -> None:
+        order(w.sim)
+        await w.until(lambda: w.kept())
+        assert w.sim.world.backends == {}, "no check is over"
+        monkeypatch.undo()
+
+    async def ended(w: World) -> None:
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    async def both(w: World) -> None:
+        await begun(w)
+        await ended(w)
+
+    if dies:
+        run(begun, made)
+        made.sim.restart()
+        run(ended, made)
+    else:
+        run(both, made)
+    (receipt,) = made.chain.issued
+    assert receipt.versions == VERSIONS
+    assert made.proven() == ALL
 
 
 def test_who_does_not_lead_any_more_orders_and_writes_nothing() -> None:

@@ -276,6 +276,18 @@ class Look(_Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ServersSeen(_Fact):
+    """What a tier's servers run, by the first regular check of them that an operator knew."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = ("tier",)
+
+    tier: str
+    software: str
+    version: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class TierLost(_Fact):
     """A tier was removed, or its servers replaced, before it was erased."""
 
@@ -322,6 +334,7 @@ Fact = (
     | KeyNotDestroyed
     | Deletion
     | Look
+    | ServersSeen
     | TierLost
     | Verdict
     | ReceiptWritten

@@ -39,7 +39,8 @@ class ErasedPrefix:
 @dataclass(frozen=True, slots=True)
 class ErasureOrder:
     """The order, which never changes. `keyspaces` are revoked; they never leave the cluster and are in no receipt.
-    `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only."""
+    `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only. `versions` is that of the
+    operator that began; in records of earlier versions those of tiers' servers follow."""
 
     subject: Subject
     started: datetime

@@ -5,7 +5,6 @@ Scopes, revisions and pods come from the invalidation's status, written by the p
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime, timedelta
 
@@ -31,7 +30,7 @@ from kvstrata.contract.receipt.vocabulary import (
     prefix_commitment,
 )
 from kvstrata.model.erasure.evidence import has_acknowledged, standing_of, tiers_at_hand, witnesses
-from kvstrata.model.erasure.facts import HeldKey, HeldTier, PodSeen, Rolled, TierLost, Witness
+from kvstrata.model.erasure.facts import HeldKey, HeldTier, PodSeen, Rolled, ServersSeen, TierLost, Witness
 from kvstrata.model.erasure.record import (
     ErasedPrefix,
     Erasure,
@@ -52,6 +51,8 @@ from kvstrata.plan.witnesses import FENCE_MARGIN_S, is_fenced
 from kvstrata.plan.witnesses import Witness as Held
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
+
+OPERATOR = Component("operator", __version__, 1)
 
 OWN_MEMORY = ""
 """Pods' name for the memory of a cache server without a CPU tier."""
@@ -84,21 +85,23 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.residue_allowed,
         prefix=_erased_prefix(domain_key, prefix, chunks) if prefix is not None else None,
-        versions=versions(world, _shared(world, invalidation)),
+        versions=(OPERATOR,),
     )
     # The rest of a keyspace stays readable with the same keys.
     keys = keys_held(world, domain, epochs if prefix is None else ())
-    return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
+    erasure = Erasure(order).with_facts(*servers_seen(world, order))
+    return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, erasure)
 
 
-def versions(world: World, tiers: Iterable[CacheTier]) -> tuple[Component, ...]:
-    """Return the versions at the start of an erasure: of this operator and of tiers' servers."""
-    reports = [report for tier in tiers if (report := report_of(world, tier)) is not None and report.version]
-    servers = Counter((report.software, report.version) for report in reports)
-    return (
-        Component("operator", __version__, 1),
-        *(Component(f"tiers on {software}", version, count) for (software, version), count in sorted(servers.items())),
-    )
+def servers_seen(world: World, order: ErasureOrder) -> Iterator[ServersSeen]:
+    """Yield what the servers of an order's tiers run. An operator that just became leader has asked none of them yet,
+    so this is repeated while the erasure lasts."""
+    known = {**world.ending.tiers, **world.tiers}
+    for shared in order.tiers:
+        tier = known.get(shared.name)
+        report = report_of(world, tier) if tier is not None else None
+        if report is not None and report.version:
+            yield ServersSeen(shared.name, report.software, report.version, report.at)
 
 
 def left_out(scopes: Iterable[Scope]) -> tuple[str, ...]:

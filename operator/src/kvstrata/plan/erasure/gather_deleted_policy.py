@@ -49,9 +49,9 @@ def begin(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureReco
         excluded_scopes=gather.left_out(shared_by(world, policy)),
         deadline_s=ENDING_LIMIT_S,
         allow_residue=True,
-        versions=gather.versions(world, (tier for tier in tiers.values() if tier.spec.medium is Medium.REDIS)),
+        versions=(gather.OPERATOR,),
     )
-    erasure = Erasure(order).with_facts(*_lost(world, policy, now))
+    erasure = Erasure(order).with_facts(*gather.servers_seen(world, order), *_lost(world, policy, now))
     keys = gather.keys_held(world, domain, (left,))
     return ErasureRecord(policy.namespace, policy.name, domain, (left,), keys, erasure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -10,6 +11,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.claims import claims, required_residue
 from kvstrata.contract.receipt.facts import (
     Amount,
+    Component,
     Copies,
     KeyFact,
     NodeFact,
@@ -51,6 +53,7 @@ from kvstrata.model.erasure.facts import (
     Look,
     PodErased,
     Rolled,
+    ServersSeen,
     TierLost,
     Verdict,
     Witness,
@@ -90,7 +93,7 @@ def facts_of(erasure: Erasure) -> ReceiptFacts:
             verified=None,
             issued=format_timestamp(verdict.at if verdict else last_moment(erasure)),
         ),
-        versions=erasure.order.versions,
+        versions=_versions(erasure),
     )
     if facts.verification is not None:
         facts = replace(facts, timings=replace(facts.timings, verified=facts.verification.by.at))
@@ -113,6 +116,13 @@ def _residue(erasure: Erasure, facts: ReceiptFacts) -> tuple[ResidueItem, ...]:
         if verdict.abandoned:
             items.add(ResidueItem(Residue.ABANDONED, "", 0))
     return tuple(sorted(items, key=lambda item: (str(item.kind), item.about)))
+
+
+def _versions(erasure: Erasure) -> tuple[Component, ...]:
+    """Return the version of the operator that began, and the number of tiers on each version of servers."""
+    servers = Counter((one.software, one.version) for one in erasure.of(ServersSeen))
+    tiers = (Component(f"tiers on {software}", version, n) for (software, version), n in sorted(servers.items()))
+    return (*erasure.order.versions[:1], *tiers)
 
 
 def _owed(erasure: Erasure) -> Iterator[ResidueItem]:

@@ -23,6 +23,7 @@ from kvstrata.model.erasure.facts import (
     PodSeen,
     ReceiptWritten,
     Rolled,
+    ServersSeen,
     TierLost,
     Verdict,
 )
@@ -82,8 +83,8 @@ def _told(fact: Fact) -> Happened | None:
             return Happened(action=Action.KEY_DESTROYED, fingerprint=fact.fingerprint)
         case KeyRemoved():
             return Happened(action=Action.KEY_REVOKED, fingerprint=fact.fingerprint)
-        case KeyNotDestroyed():
-            return None  # the key is unchanged
+        case KeyNotDestroyed() | ServersSeen():
+            return None  # nothing changed
         case Deletion():
             return _deleted(fact)
         case Look():

@@ -108,6 +108,7 @@ class Source:
         world, now = self._deps.store.world(self._namespace), self._deps.now()
         awaiting = found.status.awaiting if isinstance(found, CacheInvalidation) else ()
         yield from gather.words(world, record, awaiting, now)
+        yield from gather.servers_seen(world, record.erasure.order)
         yield from gather.tiers_lost(world, record.erasure, now)
 
     def _rolled(self, record: ErasureRecord) -> Rolled | None:
