@@ -160,11 +160,10 @@ class Simulation:
     ) -> None:
         """Let a pod acknowledge a revision, by default its bundle's newest, and say what else it has to say."""
         found = self.pod(pod)
-        newest = self.bundle(found.model).root.revision
-        acked = newest if revision is None else revision
+        acked = self.bundle(found.model).root.revision if revision is None else revision
         state = PodState(
             pod=pod, pod_uid=found.uid, namespace=NAMESPACE, model=found.model, identity="", gate_boot="g",
-            cache_boot="c", term=1, acked=acked, seen=newest, fresh=True, fresh_age_ms=0, engine_ready=True,
+            cache_boot="c", term=1, acked=acked, seen=acked, fresh=True, fresh_age_ms=0, engine_ready=True,
             problem=problem, tiers=tiers, usage=usage, usage_left_out=usage_left_out,
             tier_usage=tier_usage,
         )  # fmt: skip

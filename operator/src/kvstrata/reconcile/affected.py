@@ -55,7 +55,7 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
                 if any(budget.name == key.name for budget in group.spec.tiers)
             }
             whole = {*_pools(world), *_bundles(world)}
-            if _admits(before) != _admits(after):
+            if before is None or after is None or _admits(before) != _admits(after):
                 whole |= {*_policies(world), *_groups(world)}
             return frozenset(own | models | policies | groups | whole | _neighbours(world, before, after))
         case "CachedModel":
@@ -133,10 +133,7 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
     )
     if before is None or counted != counts:
         # An acknowledgement that no longer counts is missed by everything that relied on it.
-        counted = min(counted, counts)
-        keys |= _waiting_policies(world, pod.model, counted)
-        keys |= set(_open_invalidations(world)) | set(_groups(world)) | _waiting_slots(world, pod.model)
-        keys |= _waiting_pools(world, pod.model, counted)
+        keys |= _waiting(world, pod.model, min(counted, counts))
     changed = [t for t in _budgeted(world, pod.model) if keeps_budgets(old, t) != keeps_budgets(new, t)]
     return frozenset(keys | _with_budgets_in(world, changed))
 
@@ -155,7 +152,12 @@ def concerned_by_commit(world: World, commit: CommitBundle, before: CommittedBun
     own = {Key("CachedModel", world.namespace, commit.model), Key("CacheDomain", world.namespace, "default")}
     named = changed_pools(before.bundle.pools if before is not None else {}, commit.pools)
     pools = {Key("PrefixPool", world.namespace, name) for name in named if name in world.pools}
-    return frozenset({*own, *policies, *_groups(world), *pools, *_open_invalidations(world)})
+    keys = {*own, *policies, *_groups(world), *pools, *_open_invalidations(world)}
+    revision = commit.root.revision
+    if any(world.acked_revision(pod) >= revision for pod in world.live_pods(commit.model)):
+        # A pod was faster than the API server's answer: what waits for acknowledgements was planned without them.
+        keys |= _waiting(world, commit.model, revision - 1)
+    return frozenset(keys)
 
 
 def _said(verified: VerifiedState) -> tuple[Any, ...]:
@@ -182,6 +184,17 @@ def _with_budgets_in(world: World, tiers: Iterable[CacheTier]) -> set[Key]:
         Key(kind, world.namespace, name)
         for kind, name, budgets in declared
         if any(budget.name in names for budget in budgets)
+    }
+
+
+def _waiting(world: World, model: str, enforced: int) -> set[Key]:
+    """Return what waits for pods of a model to enforce more than revision `enforced`."""
+    return {
+        *_waiting_policies(world, model, enforced),
+        *_waiting_pools(world, model, enforced),
+        *_waiting_slots(world, model),
+        *_open_invalidations(world),
+        *_groups(world),
     }
 
 
