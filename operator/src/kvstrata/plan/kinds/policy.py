@@ -34,6 +34,8 @@ from kvstrata.plan.rules import policy as chain
 from kvstrata.plan.scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force, tenant_scope
 
 ADMITTED = "Admitted"
+LOOK_AGAIN_S = 30.0
+"""How often a policy that is not enforced yet is planned again, even if no event asks for it."""
 
 
 def plan_policy(world: World, name: str, now: datetime) -> Plan:
@@ -156,7 +158,7 @@ def _report(
     claims = policy.status.is_true(ENFORCED) and policy.status.observed_generation == policy.generation
     can_wait = pending is not None and stalled is None and not claims
     statuses = write_status(policy, now, findings, fields, can_wait=can_wait)
-    return Plan(statuses=statuses, enqueue=bundles)
+    return Plan(statuses=statuses, enqueue=bundles, wake_after_s=LOOK_AGAIN_S if pending is not None else None)
 
 
 def _usage(world: World, policy: TenantCachePolicy, entry: Entry | None, now: datetime) -> dict[str, object] | None:
