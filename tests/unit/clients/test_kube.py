@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
 
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.kube_auth import Credentials
+from kvstrata.clients.kube_auth import open_api
 from kvstrata.clients.resources import SECRET
 
 Answers = Callable[..., Awaitable[Kube]]
@@ -30,7 +31,7 @@ async def answering() -> AsyncIterator[Answers]:
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        clients.append(Kube(Credentials(f"http://127.0.0.1:{runner.addresses[0][1]}")))
+        clients.append(Kube(open_api(Configuration(f"http://127.0.0.1:{runner.addresses[0][1]}"))))
         return clients[-1]
 
     yield start
@@ -133,3 +134,10 @@ async def test_a_namespace_is_asked_whether_it_goes(
 ) -> None:
     kube = await answering(status=status, text=json.dumps({"metadata": metadata}))
     assert await kube.is_ending("team") == ends
+
+
+async def test_a_redirect_is_not_followed(answering: Answers) -> None:
+    kube = await answering(status=307, headers={"Location": "/elsewhere"})
+    with pytest.raises(KubeError) as raised:
+        await kube.create(SECRET, "team", {"metadata": {"name": "one"}})
+    assert (raised.value.status, raised.value.reason) == (0, "TooManyRedirects")

@@ -1,4 +1,4 @@
-"""Client of the API server. Client libraries cost more time than all of the operator's decisions."""
+"""Client of the API server: requests by kubernetes.aio, answers as dictionaries, which cost a tenth of its models."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from urllib.parse import urlencode
 
 import aiohttp
 import orjson
+from kubernetes.aio.client.api_client import ApiClient
 from yarl import URL
 
-from kvstrata.clients.kube_auth import Credentials, find_credentials
+from kvstrata.clients.kube_auth import authorization, find_api
 from kvstrata.clients.resources import NAMESPACE, POD, TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
@@ -83,17 +84,16 @@ class TokenIdentity:
 class Kube:
     """A client for one API server. Every call may raise KubeError."""
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-        self._session = credentials.session()
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
         self.writes = 0
 
     @classmethod
     async def connect(cls) -> Kube:
-        return cls(find_credentials())
+        return cls(await find_api())
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._api.close()
 
     async def request(
         self,
@@ -124,22 +124,22 @@ class Kube:
     ) -> bytes:
         if method != "GET":
             self.writes += 1
-        url = f"{self._credentials.server}{path}" + (f"?{urlencode(query)}" if query else "")
+        configuration = self._api.configuration
+        url = f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            async with self._session.request(
+            answer = await self._api.call_api(
                 method,
                 URL(url, encoded=True),
-                data=None if body is None else orjson.dumps(body),
-                headers={**headers, **self._credentials.authorization()},
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-                allow_redirects=False,
-            ) as answer:
-                status, retry_after, data = answer.status, answer.headers.get("Retry-After"), await answer.read()
+                {**headers, **await authorization(configuration)},
+                body,
+                _request_timeout=aiohttp.ClientTimeout(total=timeout_s),
+            )
+            data = await answer.read()
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise KubeError(0, type(error).__name__, "the API server did not answer") from error
-        if 200 <= status <= 299:
-            return data
-        raise _refusal(status, data, retry_after)
+        if 200 <= answer.status <= 299:
+            return bytes(data)
+        raise _refusal(answer.status, data, answer.headers.get("Retry-After"))
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
         """Return an object by a quorum read, or None."""

@@ -1,21 +1,18 @@
-"""Credentials: the pod's service account, or else the kubeconfig, whose `exec` plugins are not run."""
+"""Access to the API server as the pod's service account, or else as the kubeconfig says, by kubernetes.aio."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import ssl
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import suppress
+from typing import Any
 from urllib.request import getproxies
 
 import aiohttp
-import kopf
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import ConfigException, kube_config, load_incluster_config
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-TOKEN_READ_EVERY_S = 60.0
-"""The kubelet renews a token long before it expires."""
 CONNECTIONS = 64
 
 
@@ -23,69 +20,71 @@ class NoCredentialsError(Exception):
     """Neither a service account nor a usable kubeconfig was found."""
 
 
-@dataclass(slots=True)
-class Credentials:
-    """An API server and how to authenticate to it. `server` is a URL without a trailing slash. `headers`
-    authenticate where there is no `token_file`."""
-
-    server: str
-    tls: ssl.SSLContext | None = None
-    token_file: Path | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    proxy: str | None = None
-    monotonic: Callable[[], float] = time.monotonic
-    _token: str = ""
-    _read_at: float = float("-inf")
-
-    def authorization(self) -> Mapping[str, str]:
-        if self.token_file is None:
-            return self.headers
-        now = self.monotonic()
-        if now - self._read_at >= TOKEN_READ_EVERY_S:
-            try:
-                self._token = self.token_file.read_text(encoding="ascii").strip()
-            except OSError:
-                if not self._token:
-                    raise
-            self._read_at = now
-        return {"Authorization": f"Bearer {self._token}"}
-
-    def session(
-        self,
-        response_class: type[aiohttp.ClientResponse] = aiohttp.ClientResponse,
-        *,
-        connections: int = CONNECTIONS,
-        headers: Mapping[str, str] | None = None,
-    ) -> aiohttp.ClientSession:
-        """Return a new HTTP session for the running event loop; `connections` 0 is no limit."""
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self.tls if self.tls is not None else True, limit=connections),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            response_class=response_class,
-            # The API server is near: compressing its lists costs more than sending them.
-            headers={"Accept-Encoding": "identity", **(headers or {})},
-            # With trust_env, every request looks for a netrc file in another thread, half of the cost of a request.
-            trust_env=bool(getproxies()),
-            proxy=self.proxy,
-        )
-
-
-def find_credentials(
-    environment: Mapping[str, str] | None = None, service_account: Path = SERVICE_ACCOUNT
-) -> Credentials:
-    """Return the pod's credentials, or else those of the current kubeconfig. Raises NoCredentialsError."""
-    env = os.environ if environment is None else environment
-    host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT")
-    token_file = service_account / "token"
-    if host and port and token_file.is_file():
-        address = f"[{host}]" if ":" in host else host
-        tls = ssl.create_default_context(cafile=str(service_account / "ca.crt"))
-        return Credentials(f"https://{address}:{port}", tls, token_file)
+async def find_api(**session: Any) -> ApiClient:
+    """Return a client with the pod's credentials, or else those of the current kubeconfig; `session` is for
+    `open_api`. Raises NoCredentialsError."""
+    configuration = Configuration("")
     try:
-        found = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
-    except Exception as error:  # whatever a broken file makes of its reader
-        raise NoCredentialsError(f"the kubeconfig cannot be used: {error!r}") from error
-    if found is None or not found.server:
-        raise NoCredentialsError("there is neither a service account nor a kubeconfig with a current context")
-    verified = found.as_ssl_context() if found.server.startswith("https:") else None
-    return Credentials(found.server.rstrip("/"), verified, headers=found.as_http_headers(), proxy=found.proxy_url)
+        try:
+            load_incluster_config(configuration)
+        except ConfigException:  # not in a pod
+            await _load_kubeconfig(configuration)
+        if not configuration.host:
+            raise NoCredentialsError
+        return open_api(configuration, **session)
+    except Exception as error:  # whatever a broken file makes of its reader; messages may quote it, with its tokens
+        reason = f"there is neither a service account nor a usable kubeconfig ({type(error).__name__})"
+        raise NoCredentialsError(reason) from None
+    finally:
+        kube_config._cleanup_temp_files()  # certificates and keys of the kubeconfig, which are loaded by now
+
+
+async def _load_kubeconfig(configuration: Configuration) -> None:
+    merged = kube_config.KubeConfigMerger(os.environ.get("KUBECONFIG") or "~/.kube/config").config
+    for user in merged.value["users"]:
+        # The library would send a refresh token to an issuer whose certificate it does not verify.
+        (((user.value.get("user") or {}).get("auth-provider") or {}).get("config") or {}).pop("refresh-token", None)
+    loader = kube_config.KubeConfigLoader(merged)
+    await loader.load_and_set(configuration)
+    if hasattr(loader, "exec_plugin_expiry"):
+        turn = asyncio.Lock()
+
+        async def renew(renewed: Configuration) -> None:
+            async with turn:
+                await loader.load_from_exec_plugin()  # runs the plugin if its token expires soon
+            renewed.api_key["BearerToken"] = loader.token
+
+        configuration.refresh_api_key_hook = renew  # type: ignore[assignment]
+
+
+def open_api(configuration: Configuration, *, connections: int = CONNECTIONS, **session: Any) -> ApiClient:
+    """Return a client for the running event loop; `connections` 0 is no limit, `session` are further arguments of its
+    HTTP session."""
+    configuration.connection_pool_maxsize = connections
+    configuration.client_session_kwargs = {
+        "cookie_jar": aiohttp.DummyCookieJar(),
+        # The API server is near: compressing its lists costs more than sending them.
+        "headers": {"Accept-Encoding": "identity"},
+        # With trust_env, every request looks for a netrc file in another thread, half of the cost of a request.
+        "trust_env": bool(getproxies()),
+        "proxy": configuration.proxy,
+        "middlewares": (_refuse_redirect,),
+        **session,
+    }
+    return ApiClient(configuration)
+
+
+async def _refuse_redirect(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    answer = await send(request)
+    if 300 <= answer.status <= 399:  # It could take a body with Secrets to another server.
+        answer.close()
+        raise aiohttp.TooManyRedirects(answer.request_info, ())
+    return answer
+
+
+async def authorization(configuration: Configuration) -> dict[str, str]:
+    """Return the headers that authenticate. A token that cannot be renewed for a moment stays in use."""
+    with suppress(OSError, ConfigException):
+        await configuration.get_api_key_with_prefix("BearerToken")
+    token = configuration.api_key.get("BearerToken")
+    return {"Authorization": token.strip()} if token else {}

@@ -20,7 +20,7 @@ import aiohttp
 import kopf
 import orjson
 
-from kvstrata.clients.kube_auth import find_credentials
+from kvstrata.clients.kube_auth import authorization, find_api
 from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import labels
@@ -179,13 +179,13 @@ class Lists:
         offered: list[tuple[str, dict[str, str]]] = []
 
         async def login(**_: Any) -> kopf.AiohttpSession | None:
-            found = find_credentials()
-            headers = dict(found.authorization())
-            if (found.server, headers) in offered[-1:]:
+            api = await find_api(connections=0, response_class=self.response_class())
+            server, headers = api.configuration.host, await authorization(api.configuration)
+            if (server, headers) in offered[-1:]:
                 return None
-            offered.append((found.server, headers))
-            session = found.session(self.response_class(), connections=0, headers=headers)
-            return kopf.AiohttpSession(server=found.server, aiohttp_session=session)
+            offered.append((server, headers))
+            api.configuration.client_session_kwargs["headers"] |= headers
+            return kopf.AiohttpSession(server=server, aiohttp_session=api.rest_client._create_pool_manager())
 
         return login
 
