@@ -1,4 +1,4 @@
-"""A real API server for one benchmark, and a client that costs little beside what is measured.
+"""A real API server for one benchmark, and the benchmark's own client.
 
 etcd and kube-apiserver run as processes of this machine; no controller of Kubernetes and no kubelet does, so what is
 written is written by the benchmark, its stand-ins or the operator.
@@ -7,10 +7,7 @@ written is written by the benchmark, its stand-ins or the operator.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
-import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -18,15 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httptools
+import aiohttp
+import orjson
 import yaml
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTResponse
+from kubernetes.aio.config import load_kube_config
 
 from e2e.cluster.build import build_binaries
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.pki import write_private
 from e2e.cluster.processes import recorded_pid
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Paths, kubebuilder_assets
+from kvstrata.clients.kube_auth import authorization, open_api
 from kvstrata.clients.resources import Resource
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -37,131 +39,98 @@ NAMESPACE = "bench"
 CRD = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 NAMESPACES = Resource("v1", "Namespace", "namespaces")
 CRD_TIMEOUT_S = 30.0
-READ_BYTES = 256 * 1024
 
 
 class RefusedError(Exception):
     """The API server refused a request of the benchmark."""
 
 
-class _Answer:
-    """Collects one answer; of a watch, the body is taken away line by line."""
-
-    def __init__(self) -> None:
-        self.parser = httptools.HttpResponseParser(self)
-        self.body = bytearray()
-        self.done = False
-
-    def on_body(self, body: bytes) -> None:
-        self.body += body
-
-    def on_message_complete(self) -> None:
-        self.done = True
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, ready to be sent. `path` starts with a slash."""
+    """One request. `path` starts with a slash."""
 
     method: str
     path: str
-    body: bytes = b""
+    body: Mapping[str, Any] | None = None
     content_type: str = "application/json"
     accept: str = "application/json"
 
-    def encode(self) -> bytes:
-        """Return what goes over the wire."""
-        head = (
-            f"{self.method} {self.path} HTTP/1.1\r\nHost: apiserver\r\nAccept: {self.accept}\r\n"
-            f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n\r\n"
-        )
-        return head.encode() + self.body
-
 
 class Connection:
-    """One kept connection to the API server, as administrator. Requests on it go one after another."""
+    """A client of the API server, as administrator."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
 
     async def send(self, request: Request) -> dict[str, Any]:
         """Send a request and return the decoded answer. Raises RefusedError or OSError."""
-        data = await self.exchange(request)
-        decoded: dict[str, Any] = json.loads(data)
+        decoded: dict[str, Any] = orjson.loads(await self.exchange(request))
         return decoded
 
     async def exchange(self, request: Request) -> bytes:
         """Send a request and return the answer's body. Raises RefusedError or OSError."""
-        answer = _Answer()
-        self._writer.write(request.encode())
-        while not answer.done:
-            await self._more(answer)
-        status = answer.parser.get_status_code()
-        if not 200 <= status <= 299:
-            told = bytes(answer.body[:500]).decode(errors="replace")
-            raise RefusedError(f"{request.method} {request.path}: {status} {told}")
-        return bytes(answer.body)
+        answer = await self._answer(request)
+        return bytes(await answer.read())
 
     async def lines(self, request: Request) -> AsyncIterator[bytes]:
         """Send a watch and yield its lines until the server ends it. Raises RefusedError or OSError."""
-        answer = _Answer()
-        self._writer.write(request.encode())
-        while not answer.done:
-            await self._more(answer)
-            status = answer.parser.get_status_code()
-            if status and status != 200:
-                raise RefusedError(f"the watch {request.path} was refused with {status}")
-            # Only what ends in a line feed is complete.
-            *complete, rest = answer.body.split(b"\n")
-            answer.body = bytearray(rest)
-            for line in complete:
-                yield bytes(line)
+        answer = await self._answer(request)
+        async for line in answer.response.content:
+            yield line
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._writer.close()
+    async def close(self) -> None:
+        await self._api.close()
 
-    async def _more(self, answer: _Answer) -> None:
-        data = await self._reader.read(READ_BYTES)
-        if not data:
-            raise ConnectionError("the API server closed the connection")
-        answer.parser.feed_data(data)
+    async def _answer(self, request: Request) -> RESTResponse:
+        answer = await self._api.call_api(
+            request.method,
+            f"{self._api.configuration.host}{request.path}",
+            {
+                "Content-Type": request.content_type,
+                "Accept": request.accept,
+                **await authorization(self._api.configuration),
+            },
+            request.body,
+            _request_timeout=aiohttp.ClientTimeout(total=None),
+        )
+        if not 200 <= answer.status <= 299:
+            told = (await answer.read())[:500].decode(errors="replace")
+            raise RefusedError(f"{request.method} {request.path}: {answer.status} {told}")
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
     """Access to an API server as administrator."""
 
-    host: str
-    port: int
-    tls: ssl.SSLContext
+    kubeconfig: Path
 
     async def connect(self) -> Connection:
-        """Return a new connection."""
-        reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=2**22)
-        return Connection(reader, writer)
+        """Return a new client."""
+        configuration = Configuration()
+        await load_kube_config(str(self.kubeconfig), client_configuration=configuration, persist_config=False)
+        return Connection(open_api(configuration))
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
-        """Give a connection to the block, and close it after."""
+        """Give a client to the block, and close it after."""
         connection = await self.connect()
         try:
             yield connection
         finally:
-            connection.close()
+            await connection.close()
 
     async def send_all(self, requests: Sequence[Request], connections: int) -> None:
         """Send every request, over that many connections at once. Raises RefusedError for the first refusal."""
         left = iter(requests)
 
-        async def work() -> None:
-            async with self.connected() as connection:
-                for request in left:
-                    await connection.exchange(request)
+        async def work(connection: Connection) -> None:
+            for request in left:
+                await connection.exchange(request)
 
-        async with asyncio.TaskGroup() as group:
+        async with self.connected() as connection, asyncio.TaskGroup() as group:
             for _ in range(min(connections, len(requests))):
-                group.create_task(work())
+                group.create_task(work(connection))
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the object or list at a path."""
@@ -173,17 +142,13 @@ class ApiAccess:
 class ApiServer(ApiAccess):
     """An API server that runs for a benchmark alone."""
 
-    plane: ControlPlane
+    host: str
+    port: int
     authority_file: Path
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig."""
-        return self.plane.kubeconfig
 
     def pids(self) -> list[int]:
         """The process ids of API server and etcd."""
-        files = (self.plane.kubeconfig.parents[1] / "pid" / name for name in ("kube-apiserver", "etcd"))
+        files = (self.kubeconfig.parents[1] / "pid" / name for name in ("kube-apiserver", "etcd"))
         return [pid for file in files if (pid := recorded_pid(file)) is not None]
 
     async def prepare(self) -> None:
@@ -222,37 +187,22 @@ def running_api_server(progress: Progress) -> Iterator[ApiServer]:
     if kubebuilder_assets() is None:
         build_binaries(Paths(), progress)
     with tempfile.TemporaryDirectory(prefix="kvstrata-bench-") as folder, ControlPlane(Path(folder)) as plane:
-        cluster = yaml.safe_load(plane.kubeconfig.read_text())["clusters"][0]["cluster"]
-        host, port = cluster["server"].removeprefix("https://").rsplit(":", 1)
-        authority = plane.pki.crt("ca")
-        tls = ssl.create_default_context(cafile=str(authority))
-        tls.load_cert_chain(plane.pki.crt("admin"), plane.pki.key("admin"))
-        yield ApiServer(host, int(port), tls, plane, authority)
-
-
-def access_by(kubeconfig: Path, folder: Path) -> ApiAccess:
-    """Return access to a running cluster by its administrator's kubeconfig, whose certificates go into `folder`."""
-    found = yaml.safe_load(kubeconfig.read_text())
-    cluster, user = found["clusters"][0]["cluster"], found["users"][0]["user"]
-    host, port = cluster["server"].removeprefix("https://").rsplit(":", 1)
-    for name in ("client-certificate", "client-key"):
-        write_private(folder / name, base64.b64decode(user[f"{name}-data"]).decode())
-    tls = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
-    tls.load_cert_chain(folder / "client-certificate", folder / "client-key")
-    return ApiAccess(host, int(port), tls)
+        address = yaml.safe_load(plane.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+        host, port = address.removeprefix("https://").rsplit(":", 1)
+        yield ApiServer(plane.kubeconfig, host, int(port), plane.pki.crt("ca"))
 
 
 def created(resource: Resource, namespace: str | None, body: Mapping[str, Any]) -> Request:
     """Return the request that creates an object."""
-    return Request("POST", resource.path(namespace), json.dumps(body).encode())
+    return Request("POST", resource.path(namespace), body)
 
 
 def applied(resource: Resource, namespace: str, body: Mapping[str, Any]) -> Request:
     """Return the request that applies an object on the server's side."""
     path = f"{resource.path(namespace, body['metadata']['name'])}?fieldManager=bench&force=true"
-    return Request("PATCH", path, json.dumps(body).encode(), "application/apply-patch+yaml")
+    return Request("PATCH", path, body, "application/apply-patch+yaml")
 
 
 def merged(path: str, patch: Mapping[str, Any]) -> Request:
     """Return the request that merges `patch` into the object at `path`."""
-    return Request("PATCH", path, json.dumps(patch).encode(), "application/merge-patch+json")
+    return Request("PATCH", path, patch, "application/merge-patch+json")

@@ -98,7 +98,7 @@ async def _token(connection: Connection, model: str, pod: str, uid: str, audienc
             "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid},
         },
     }
-    answer = await connection.send(Request("POST", path, json.dumps(body).encode()))
+    answer = await connection.send(Request("POST", path, body))
     token: str = answer["status"]["token"]
     return token
 

@@ -1,8 +1,9 @@
 """The baseline of everything that is made: the same objects, written by a client that does nothing else.
 
-It sends prepared bytes over as many connections as whoever applied what the operator made them of; nothing that
-decides anything can be faster. Two ways: created, which is the cheapest write there is, and applied on the server's
-side, which is how the operator writes them, because only that takes back what it does not want any more.
+It sends prepared objects over as many connections as whoever applied what the operator made them of, by the operator's
+own library; with that, nothing that decides anything can be faster. Two ways: created, which is the cheapest write
+there is, and applied on the server's side, which is how the operator writes them, because only that takes back what it
+does not want any more.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
+
 from bench.apiserver import ApiAccess, Connection, Request
 from kvstrata.clients.resources import Resource
 
@@ -52,11 +54,10 @@ class Watch:
 
     async def __aenter__(self) -> Watch:
         accept = METADATA_ONLY if self.metadata_only else "application/json"
-        async with self.server.connected() as connection:
-            listed = await connection.send(Request("GET", self.resource.path(self.namespace), accept=accept))
+        self._connection = await self.server.connect()
+        listed = await self._connection.send(Request("GET", self.resource.path(self.namespace), accept=accept))
         for item in listed["items"] or ():
             self._take(item, time.monotonic())
-        self._connection = await self.server.connect()
         self._task = asyncio.create_task(self._follow(self._connection, listed["metadata"]["resourceVersion"]))
         return self
 
@@ -65,7 +66,7 @@ class Watch:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._connection is not None:
-            self._connection.close()
+            await self._connection.close()
 
     async def seen(self, name: str, holds: Callable[[Seen], bool], timeout_s: float) -> float:
         """Return the time at which `holds(object)` was first seen to be true. Raises TimeoutError."""
@@ -98,7 +99,7 @@ class Watch:
                 self.events += 1
                 self.last_at = at
                 self._take(event["object"], at)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, aiohttp.ClientError) as error:
             for waiters in self._waiters.values():
                 for waiter in waiters:
                     if not waiter.seen_at.done():

@@ -11,16 +11,14 @@ import asyncio
 import json
 import os
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.apiserver import ApiAccess, RefusedError, Request, access_by, created
+from bench.apiserver import ApiAccess, RefusedError, Request, created
 from bench.machine import Busyness
 from bench.result import Figure
 from bench.tier.part import Part
@@ -68,8 +66,7 @@ class _Outage:
 async def measure(progress: Progress) -> Part:
     """Form the cluster some times, then delete the pod of each shard's primary, one after the other."""
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstrata-bench-access-")))
-        api = await _local_cluster(folder)
+        api = await _local_cluster()
         if isinstance(api, str):
             return Part({}, {}, 0.0, {}, 0.0, not_measured={NOT_MEASURED: api})
         kubectl = Kubectl()
@@ -262,12 +259,12 @@ def _primary(kubectl: Kubectl, world: _World, shard: int) -> str:
     raise LookupError(f"shard {shard} has no primary")
 
 
-async def _local_cluster(folder: Path) -> ApiAccess | str:
+async def _local_cluster() -> ApiAccess | str:
     """Return access to the local cluster with the product, or why there is none."""
     kubeconfig = Paths().kubeconfig
     if not pods_run_here() or not kubeconfig.exists():
         return "there is no local cluster: `make demo` brings one up with the product"
-    api = access_by(kubeconfig, folder)
+    api = ApiAccess(kubeconfig)
     try:
         async with asyncio.timeout(10), api.connected() as connection:
             found = await connection.send(Request("GET", CACHE_TIER.path(DEMO_NAMESPACE)))
