@@ -26,15 +26,22 @@ async def measure() -> Result:
     whole = bool(os.environ.get(WHOLE))
     parts = [await part.measure(progress) for part in (PARTS + LONG_PARTS if whole else PARTS)]
     left_out = {} if whole else {f"{name}_": f"only with {WHOLE}=1" for name in ("killed", "scaled")}
+    not_measured = left_out | {name: why for part in parts for name, why in part.not_measured.items()}
     return Result(
         name=NAME,
         figures={name: figure for part in parts for name, figure in part.figures.items()},
         baseline={name: figure for part in parts for name, figure in part.baseline.items()},
         ratio=parts[0].ratio,
-        reproduce=f"{WHOLE}=1 make bench BENCH=tier" if whole else "make bench BENCH=tier",
+        reproduce=reproduce(whole=whole, pods=in_pods.NOT_MEASURED not in not_measured),
         conditions={
             **{name: value for part in parts for name, value in part.conditions.items()},
             OTHER_LOAD: round(max(part.others_percent for part in parts)),
         },
-        not_measured=left_out | {name: why for part in parts for name, why in part.not_measured.items()},
+        not_measured=not_measured,
     )
+
+
+def reproduce(*, whole: bool, pods: bool) -> str:
+    """Return the command that measures the same again; pods are those of a local cluster with the product."""
+    command = f"{WHOLE}=1 make bench BENCH={NAME}" if whole else f"make bench BENCH={NAME}"
+    return f"make demo && {command}" if pods else command

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import RESULTS
-from bench.result import RANGES, Figure, Result, load_range
+from bench.result import ON_A_QUIET_MACHINE, RANGES, RATIO, Figure, Result, load_range
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 ONE_SECOND = "an edit is enforced, and an invalidation acknowledged, by all of them within a second (p99"
@@ -69,6 +69,25 @@ def test_every_benchmark_that_readme_names_in_its_costs_has_a_promise_here() -> 
     named = {path.stem for path in RANGES.glob("*.json") if f"make bench BENCH={path.stem}`" in costs}
     assert named
     assert named <= {benchmark for _, benchmark, _, _ in PROMISES}
+
+
+ELAPSED_UNITS = ("s", "ms", "1/s", "GB/s", RATIO)
+MAIN_RATIOS_OF_COUNTS = {("erase", "ratio"), ("neighbours", "ratio")}
+"""Of processor times and of hits."""
+
+
+def is_elapsed(benchmark: str, figure: str, unit: str) -> bool:
+    """Whether a figure is an elapsed time, or computed from elapsed times: neither processor time nor counts."""
+    counted = "cpu" in figure or "_of_best_" in figure or (benchmark, figure) in MAIN_RATIOS_OF_COUNTS
+    return unit in ELAPSED_UNITS and not counted
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_no_elapsed_time_fails_on_a_busy_machine(path: Path) -> None:
+    figures = json.loads(path.read_text())["figures"] | {"ratio": {"unit": RATIO}}
+    limits = load_range(path.stem)
+    elapsed = [name for name in limits if is_elapsed(path.stem, name, figures[name]["unit"])]
+    assert [name for name in elapsed if not limits[name].get(ON_A_QUIET_MACHINE)] == []
 
 
 def result_of(document: dict[str, Any]) -> Result:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.tier import in_pods, scaled
+from bench.tier import in_pods, reproduce, scaled
 from bench.tier.in_pods import REPLICAS, SHARDS, TIER, _World
 from bench.watching import Watch
 from e2e.cluster.progress import Progress
@@ -46,6 +46,11 @@ def test_pods_are_ready_when_all_are_there_and_none_goes() -> None:
     assert _World(watch_of(), watch_of(*pods())).pods_are_ready()
     assert not _World(watch_of(), watch_of(*pods()[1:])).pods_are_ready()
     assert not _World(watch_of(), watch_of(*pods(deletionTimestamp="now"))).pods_are_ready()
+
+
+def test_figures_of_pods_are_reproduced_on_a_local_cluster_with_the_product() -> None:
+    assert reproduce(whole=False, pods=False) == "make bench BENCH=tier"
+    assert reproduce(whole=True, pods=True) == "make demo && KVSTRATA_BENCH_WHOLE=1 make bench BENCH=tier"
 
 
 async def test_without_a_local_cluster_pods_are_named_as_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
