@@ -50,6 +50,11 @@ class TestMeeting:
         found = taken(told(cluster, {"uid-2-1": {"peers": (itself, *others, meeting)}}))
         assert (found.reason, found.waits) == (StepReason.WAITING_FOR_GOSSIP, True)
 
+    def test_nothing_moves_until_every_server_can_name_every_other_to_clients(self, cluster: Cluster) -> None:
+        unnamed = taken(said(cluster, looks.node(1), "uid-0-0", hostname=""))
+        assert (unnamed.reason, unnamed.waits) == (StepReason.WAITING_FOR_GOSSIP, True)
+        assert unnamed.message == "kvs-t-redis-0-0 have yet to hear what others are called"
+
     def test_many_servers_meet_one_and_their_primaries_not_each_other(self) -> None:
         many = looks.cluster(looks.even(20), replicas=1)
         strangers = told(many, {uid: {"peers": (server.itself,)} for uid, server in many.servers.items()})

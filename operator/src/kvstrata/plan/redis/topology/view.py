@@ -155,6 +155,11 @@ class View:
         peer = self.sight(server, other.node_id)
         return peer is not None and not peer.no_address and peer.ip == self.pod(other).ip
 
+    def names(self, server: Server, other: Server) -> bool:
+        """Whether `server` can redirect clients to `other` by the name that it announces."""
+        peer = self.sight(server, other.node_id)
+        return peer is not None and peer.hostname == other.itself.hostname
+
     @property
     def shards(self) -> range:
         return range(self.goal.shards)
