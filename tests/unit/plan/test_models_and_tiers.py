@@ -66,6 +66,17 @@ def test_a_tier_that_becomes_ready_or_is_lost_shows_on_its_models() -> None:
     assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
 
 
+def test_a_tier_says_at_once_that_no_model_lists_it_any_more() -> None:
+    simulation = at_rest(
+        *(cpu_tier(name, maxRetention="1h") for name in ("one", "other")), model(tiers=("one",)), pod("pod-0")
+    )
+    assert simulation.condition("CacheTier", "one", "RetentionKept")[1] != "NoLivePods"
+    simulation.edit("CachedModel", "tiny", tiers=[{"name": "other"}])
+    simulation.settle()
+    assert simulation.condition("CacheTier", "one", "RetentionKept") == ("Unknown", "NoLivePods")
+    assert simulation.condition("CacheTier", "other", "RetentionKept")[1] != "NoLivePods"
+
+
 def test_a_managed_tiers_server_is_not_restarted_while_it_is_set_up() -> None:
     simulation = at_rest(redis_tier())
     written = [name for verb, kind, name in simulation.kube.log if (verb, kind) == ("apply", "StatefulSet")]

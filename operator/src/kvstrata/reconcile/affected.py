@@ -60,7 +60,9 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
             return frozenset(own | models | policies | groups | whole | _neighbours(world, before, after))
         case "CachedModel":
             bundle = Key(BUNDLE, world.namespace, key.name)
-            return frozenset({*own, bundle, *_policies(world), *_groups(world), *_pools(world, key.name)})
+            was, now = (set(one.spec.tier_names) if isinstance(one, CachedModel) else set() for one in (before, after))
+            tiers = {Key("CacheTier", world.namespace, name) for name in was ^ now}
+            return frozenset({*own, bundle, *tiers, *_policies(world), *_groups(world), *_pools(world, key.name)})
         case "TenantCachePolicy":
             told = {*_rivals(world, before, after), *_groups_of(world, before, after), *_sharers(world, before, after)}
             return frozenset({*own, *told, *_bundles(world)})
