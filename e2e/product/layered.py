@@ -188,7 +188,7 @@ def open_layered(
 ) -> Iterator[Layered]:
     """Let the model be there while the block runs. `tenants` have keys; their policies are their stories' to make.
 
-    `redis` is what its Redis tier's `managed` says, one server if nothing.
+    `redis` is what its Redis tier's `managed` says, one shard if nothing.
     """
     try:
         kubectl.apply(_keys(*tenants, STRANGER), *_tiers(redis or {}), _model(kubectl))

@@ -9,7 +9,7 @@ from .install import DEMO_NAMESPACE
 from .kubectl import CommandError, Kubectl, wait_until
 
 TIER = "shared"
-SERVER = "kvs-shared-redis-0"
+SERVER = "kvs-shared-redis-0-0"
 LEAST_ROOM_PERCENT = 60
 HEALS_WITHIN_S = 120
 

@@ -1,4 +1,4 @@
-"""What the server of a Redis tier holds, read with the model's own user: blocks and what they count for."""
+"""What the server of a Redis tier with one shard holds, read with the model's own user: blocks, what they count for."""
 
 from __future__ import annotations
 
@@ -17,16 +17,6 @@ from kvstrata.objects.redis.users import DATA_USER
 from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl
 from .shared_tier import TIER
-
-_HELD = """
-local held = 0
-for i = 1, #KEYS do
-  local told = redis.call('HMGET', KEYS[i], 'used', 'held')
-  held = held + tonumber(told[1] or '0') + tonumber(told[2] or '0')
-end
-return held
-"""
-"""One script, so that all buckets are seen at one instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +47,24 @@ class TierContents:
         return found
 
     def held_bytes(self, keyspace: str) -> int:
-        """Return what a keyspace has stored and reserved, in bytes, at one instant."""
-        keys = [f"{bucket_prefix(self.domain, keyspace, bucket)}:#s" for bucket in range(BUCKETS)]
-        return cast(int, self.client.eval(_HELD, len(keys), *keys))
+        """Return what a keyspace has stored and reserved, in bytes.
+
+        Buckets are in different slots, which no script may read together. A server carries out what it has read of one
+        client before it turns to another: so they are seen at one instant.
+        """
+        with self.client.pipeline(transaction=False) as pipeline:
+            for bucket in range(BUCKETS):
+                pipeline.hmget(f"{bucket_prefix(self.domain, keyspace, bucket)}:#s", "used", "held")
+            return sum(int(size or 0) for told in pipeline.execute() for size in told)
 
 
 @contextmanager
 def tier_contents(kubectl: Kubectl, tier: str = TIER) -> Iterator[TierContents]:
-    """Open a way to the one server of a managed tier while the block runs."""
+    """Open a way to the server of a managed tier with one shard while the block runs."""
     domain = kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"]
     secret = kubectl.get("secret", f"kvs-{tier}-redis-auth", DEMO_NAMESPACE)["data"]
     authority = base64.b64decode(kubectl.get("secret", f"kvs-{tier}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
-    with kubectl.forward(DEMO_NAMESPACE, f"pod/kvs-{tier}-redis-0", 6379) as port:
+    with kubectl.forward(DEMO_NAMESPACE, f"pod/kvs-{tier}-redis-0-0", 6379) as port:
         client = redis.Redis(
             host="localhost",
             port=port,

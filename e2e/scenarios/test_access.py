@@ -11,6 +11,7 @@ import pytest
 from e2e.product.chapters import MODEL, Stage, fresh_prompt
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import CommandError, Kubectl, wait_until
+from e2e.product.shared_tier import SERVER
 
 pytestmark = pytest.mark.cluster
 
@@ -65,7 +66,7 @@ def test_a_pod_beside_the_model_reaches_its_callers_port_and_no_other(kubectl: K
 
 
 def test_a_pod_beside_the_model_does_not_reach_its_redis(kubectl: Kubectl, stranger: str) -> None:
-    address = kubectl.get("pod", "kvs-shared-redis-0", DEMO_NAMESPACE)["status"]["podIP"]
+    address = kubectl.get("pod", SERVER, DEMO_NAMESPACE)["status"]["podIP"]
     assert not _reaches(kubectl, stranger, address, 6379)
 
 

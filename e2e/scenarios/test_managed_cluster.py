@@ -25,11 +25,15 @@ LONGEST_REQUEST_S = DEADLINE_S + 3
 """A request that ends with its deadline, after a last try that waits for several servers in turn."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _networks_can_be_entered() -> None:
+    if not pods_run_here():
+        pytest.skip("the networks of another cluster's pods than the local one's cannot be entered from here")
+
+
 @pytest.fixture(scope="module", params=[REDIS_8, VALKEY_8], ids=str)
 def cluster(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[ManagedCluster]:
     """A cluster of three shards with a replica each, which is Ready: of the operator's own image, and of Valkey's."""
-    if not pods_run_here():
-        pytest.skip("the networks of another cluster's pods than the local one's cannot be entered from here")
     kind: ServerKind = request.param
     settings = {} if kind is DEFAULT else {"image": load_server_image(kind)}
     found = ManagedCluster(kubectl, f"cluster-{kind.image}", settings=settings)
@@ -111,6 +115,25 @@ def test_shards_are_added_and_taken_away_without_a_lost_request(cluster: Managed
         cluster.wait_whole(shards=3, within_s=MOVES_WITHIN_S)
         wait_until("the fourth is gone", lambda: len(cluster.pods()) == 6, HEALS_WITHIN_S)
     served_without_loss(requests)
+
+
+def test_one_shard_becomes_three_and_three_become_one_again(kubectl: Kubectl) -> None:
+    """The first shard's pod is replaced in the end, for its other memory, and what it held are misses then."""
+    alone = ManagedCluster(kubectl, "alone", settings={"replicasPerShard": 0})
+    try:
+        alone.apply(shards=1)
+        alone.wait_whole(shards=1, within_s=FORMS_WITHIN_S)
+        before = alone.pods()
+        with requests_all_the_while(alone):
+            alone.apply(shards=3)
+            alone.wait_whole(shards=3, within_s=MOVES_WITHIN_S)
+            assert len(alone.pods()) == 3
+            wait_until("its pod is new", lambda: alone.replaced(before[0]), MOVES_WITHIN_S)
+            alone.apply(shards=1)
+            alone.wait_whole(shards=1, within_s=MOVES_WITHIN_S)
+            wait_until("the others are gone", lambda: len(alone.pods()) == 1, HEALS_WITHIN_S)
+    finally:
+        alone.delete()
 
 
 def test_a_new_template_is_rolled_replicas_first(cluster: ManagedCluster) -> None:

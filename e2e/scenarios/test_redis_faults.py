@@ -24,15 +24,13 @@ from e2e.product.faults_traffic import (
 )
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
-from e2e.product.shared_tier import make_room
+from e2e.product.shared_tier import SERVER, TIER, make_room
 from e2e.product.tier_contents import tier_contents
 from e2e.product.watches import Watch, watch
 from kvstrata_sidecar.adapter.params import TierParams
 
 pytestmark = pytest.mark.cluster
 
-TIER = "shared"
-REDIS_POD = f"kvs-{TIER}-redis-0"
 
 _DEFAULTS = TierParams(TIER, endpoints=())
 EXTRA_DELAY_S = (_DEFAULTS.lookup_deadline_ms + _DEFAULTS.load_deadline_ms) / 1000
@@ -42,10 +40,11 @@ NOTICED_S = 60.0
 """The tier says within this what it lacks: it is asked every 15 s, at once when a pod says so, on a busy machine."""
 
 HEALED_S = 120.0
-"""The tier is ready again within this after its server is: a name's time to live, a breaker's and a probe's pause."""
+"""The tier is ready again within this after its server is: a name's time to live, a breaker's and a look's pause."""
 
 AWAY = {"NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "PodsDisconnected"}
 AWAY |= {"ServersDoNotStart"}  # One that ended several times in a short time is started late, which is told.
+AWAY |= {"Progressing"}  # While there is no pod.
 FULL = "OutOfMemory"
 JUNK_BYTES = 4 << 20
 SMALL_JUNK_BYTES = 16 << 10
@@ -74,7 +73,7 @@ class TestAway:
     def test_a_deleted_pod(self, stage: Stage) -> None:
         server = _redis(stage).life()
         with requests_around_an_outage(stage) as outage:
-            stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", REDIS_POD, "--wait=false")
+            stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", SERVER, "--wait=false")
             outage.is_told(AWAY)
             outage.ends()
         assert _redis(stage).life().pod_uid != server.pod_uid
@@ -205,11 +204,12 @@ def _full(kubectl: Kubectl) -> Iterator[None]:
         finally:
             over.set()
             filling.join()
-            tier.client.unlink(*written)
+            for name in written:
+                tier.client.unlink(name)
 
 
 def _redis(stage: Stage) -> Victim:
-    return Victim(stage.kubectl, DEMO_NAMESPACE, REDIS_POD, "redis")
+    return Victim(stage.kubectl, DEMO_NAMESPACE, SERVER, "redis")
 
 
 def _condition(kubectl: Kubectl, condition: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def external_tier(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
     """An external tier on a server of its own, with a password that is wrong."""
     files = Authority(tmp_path).issue(HOST)
     pair = {"tls.crt": files.certificate.read_bytes(), "tls.key": files.key.read_bytes()}
-    managed = kubectl.get("statefulset", "kvs-shared-redis", DEMO_NAMESPACE)["spec"]["template"]["spec"]
+    managed = kubectl.get("statefulset", "kvs-shared-redis-0", DEMO_NAMESPACE)["spec"]["template"]["spec"]
     try:
         kubectl.apply(_secret(SERVER_TLS, pair), _server(managed["containers"][0]), _service())
         kubectl.run("-n", DEMO_NAMESPACE, "wait", "--for=condition=Ready", f"pod/{TIER}", "--timeout=60s")
@@ -60,7 +60,7 @@ def test_a_tier_that_names_the_operators_secret_is_stalled_and_gets_no_server(ku
     try:
         wait_until("the tier is stalled", lambda: _stalled(kubectl, "sealed") == "SecretNotAllowed", 30)
         names = [item["metadata"]["name"] for item in kubectl.list("statefulset", DEMO_NAMESPACE)]
-        assert "kvs-sealed-redis" not in names
+        assert "kvs-sealed-redis-0" not in names
     finally:
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachetier", "sealed")
 

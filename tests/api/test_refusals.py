@@ -109,34 +109,12 @@ IMMUTABLE = [
 ]
 
 
-ONE_SERVER: dict[str, Any] = {}
-CLUSTER = {"shards": 3, "replicasPerShard": 1}
-
-
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [(ONE_SERVER, CLUSTER), ({"shards": 1}, CLUSTER), (CLUSTER, {"shards": None, "replicasPerShard": None})],
-)
-def test_one_server_never_becomes_a_cluster_nor_the_other_way(
-    api: ApiServer, first: dict[str, Any], then: dict[str, Any]
-) -> None:
-    stored = changed(valid("CacheTier", name="form"), {"spec.redis.managed": first})
-    api.create(stored)
-    try:
-        with pytest.raises(RefusedError) as refused:
-            api.merge_patch(stored, {"spec": {"redis": {"managed": then}}})
-        said = [(cause.field, cause.message) for cause in refused.value.causes]
-        sentence = "a single server cannot become a cluster, nor a cluster a single server"
-        assert any(path == "spec.redis.managed.shards" and sentence in message for path, message in said), said
-    finally:
-        api.delete(stored)
-
-
 def test_a_clusters_shards_replicas_and_capacity_can_be_changed(api: ApiServer) -> None:
-    stored = changed(valid("CacheTier", name="sizes"), {"spec.redis.managed": CLUSTER})
+    stored = changed(valid("CacheTier", name="sizes"), {"spec.redis.managed": {"shards": 3, "replicasPerShard": 1}})
     api.create(stored)
     try:
-        for managed in ({"shards": 5}, {"replicasPerShard": 0}, {"shards": 3}, {"rebalance": "Drop"}):
+        alone = {"shards": None, "replicasPerShard": None}
+        for managed in ({"shards": 5}, {"replicasPerShard": 0}, {"rebalance": "Drop"}, alone, {"shards": 3}):
             api.merge_patch(stored, {"spec": {"redis": {"managed": managed}, "capacity": "2Gi"}})
     finally:
         api.delete(stored)

@@ -40,7 +40,8 @@ MODEL_CHILDREN = {
     "bundle-0a": ("Secret", "-bundle-0a"),
 }
 TIER_CHILDREN = {
-    **dict.fromkeys(("Service", "StatefulSet", "NetworkPolicy"), ("", "-redis")),
+    **dict.fromkeys(("Service", "NetworkPolicy", "PodDisruptionBudget"), ("", "-redis")),
+    "StatefulSet": ("", "-redis-0"),
     "redis-auth": ("Secret", "-redis-auth"),
     "redis-tls": ("Secret", "-redis-tls"),
 }

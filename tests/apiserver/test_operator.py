@@ -14,7 +14,7 @@ from tests.apiserver.server import NAMESPACE, Server
 CHILDREN = {
     "Deployment/kvs-tiny", "Service/kvs-tiny", "ServiceAccount/kvs-tiny", "PodDisruptionBudget/kvs-tiny",
     "NetworkPolicy/kvs-tiny", "Role/kvs-tiny", "RoleBinding/kvs-tiny", "Secret/kvs-tiny-gate-tls",
-    "Secret/kvs-tiny-bundle", "Secret/kvstrata-domain", "StatefulSet/kvs-shared-redis", "Service/kvs-shared-redis",
+    "Secret/kvs-tiny-bundle", "Secret/kvstrata-domain", "StatefulSet/kvs-shared-redis-0", "Service/kvs-shared-redis",
     "Secret/kvs-shared-redis-auth", "Secret/kvs-shared-redis-tls", "CacheDomain/default",
 }  # fmt: skip
 QUIET_S = 8.0
@@ -89,12 +89,21 @@ def test_a_child_that_the_api_server_refuses_stalls_its_owner_until_it_is_put_ri
     server.wait("the refusal", lambda: server.condition("CacheTier", "shared", "Stalled") == ("True", "ChildRefused"))
     status = (server.get("cachetier", "shared") or {})["status"]
     told = next(c["message"] for c in status["conditions"] if c["type"] == "Stalled")
-    assert "StatefulSet kvs-shared-redis" in told
+    assert "StatefulSet kvs-shared-redis-0" in told
     assert "must be less than or equal to memory limit" in told
     server.patch("cachetier", "shared", redis={"managed": {"resources": None, **good["managed"]}})
     server.wait(
         "the tier to go on", lambda: server.condition("CacheTier", "shared", "Stalled")[0] == "False", timeout_s=70
     )
+
+
+def test_the_single_server_of_an_earlier_version_is_removed(server: Server, operator: OperatorProcess) -> None:
+    shard = server.get("statefulset", "kvs-shared-redis-0") or {}
+    kept = ("namespace", "labels", "ownerReferences")
+    metadata = {key: shard["metadata"][key] for key in kept} | {"name": "kvs-shared-redis"}
+    server.apply({key: shard[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": metadata})
+    server.wait("the former server to go", lambda: server.get("statefulset", "kvs-shared-redis") is None)
+    assert (server.get("statefulset", "kvs-shared-redis-0") or {})["metadata"]["uid"] == shard["metadata"]["uid"]
 
 
 def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, operator: OperatorProcess) -> None:

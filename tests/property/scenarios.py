@@ -271,7 +271,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
     ),
     "children are changed and deleted by hand": Scenario(
-        TEAM, (_scale_by_hand, together(delete("Service", "kvs-tiny"), delete("StatefulSet", "kvs-shared-redis")))
+        TEAM, (_scale_by_hand, together(delete("Service", "kvs-tiny"), delete("StatefulSet", "kvs-shared-redis-0")))
     ),
     "the domain's key is deleted": Scenario(TEAM, (delete("Secret", "kvstrata-domain"),)),
     "the domain is deleted": Scenario(SOLO, (delete(DOMAIN, "default"),)),

@@ -1,30 +1,44 @@
-"""What servers say in a simulation: to probes, and to those who tend their passwords and certificates."""
+"""What servers say in a simulation: to probes and looks, and to those who tend their passwords and certificates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from kvstrata.model.pods import BackendReport
-from kvstrata.model.redis.cluster import SLOTS
+from kvstrata.model.pods import BackendReport, ClusterReport
+from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import Order, ProbeBackend, TendServers
+from kvstrata.objects import names
+from kvstrata.objects.redis.users import REPLICATION_USER
+from kvstrata.plan.actions import Order, ProbeBackend, ReconcileCluster, TendServers
+from kvstrata.reconcile.redis import topology
 from tests.support.objects import NAMESPACE
+from tests.topology import looks
 
 if TYPE_CHECKING:
     from tests.support.worlds import Simulation
 
 
+VERSION = "8.0.0"
+
+
+NO_PODS = ClusterReport(Cluster({}, {}, {}, 0.0), datetime(2026, 1, 1, tzinfo=UTC))
+"""What a look finds while no server of a managed cluster runs."""
+
+
 @dataclass(frozen=True)
 class SimulatedServer:
-    """What a managed server has: its line of passwords, what admits its users, their rights, its certificate."""
+    """What a managed server has: its line of passwords, what admits its users, their rights, the password for its
+    primary, its certificate."""
 
     made: str
     admitted: Mapping[str, frozenset[str]]
     marker: str
+    master: str
     certificate: str | None
 
 
@@ -32,11 +46,10 @@ def answer_probe(simulation: Simulation, order: ProbeBackend) -> None:
     """Say at once what a probe of a server finds, and have its tier planned again."""
     simulation.asked.append(order.endpoint)
     reason, sentence = ("", "") if simulation.backends_up else ("Unreachable", f"there is no route to {order.endpoint}")
-    checked = None if order.domain is None else _check(simulation, order, reason, sentence)
     report = BackendReport(
-        order.endpoint, order.username, simulation.backends_up, reason, sentence, simulation.now, version="8.0.0",
+        order.endpoint, order.username, simulation.backends_up, reason, sentence, simulation.now, version=VERSION,
         password_secret=order.password_secret, authority_secret=order.authority_secret, cluster=order.cluster,
-        external=checked,
+        external=_check(simulation, order, reason, sentence),
     )  # fmt: skip
     simulation.store.domain(NAMESPACE).backends[order.tier] = report
     simulation.queue.add(Key("CacheTier", NAMESPACE, order.tier))
@@ -47,10 +60,47 @@ def _check(simulation: Simulation, order: ProbeBackend, reason: str, sentence: s
     if not simulation.backends_up:
         return ExternalReport((ServerFacts(order.endpoint, False, reason, sentence),))
     well = ServerFacts(
-        order.endpoint, True, "", "", version="8.0.0", in_cluster_mode=order.cluster, max_bytes=1 << 50,
+        order.endpoint, True, "", "", version=VERSION, in_cluster_mode=order.cluster, max_bytes=1 << 50,
         eviction="noeviction", slots=SLOTS if order.cluster else 0,
     )  # fmt: skip
     return simulation.external.get(order.tier, ExternalReport((well,), mapped=order.cluster))
+
+
+def answer_look(simulation: Simulation, order: ReconcileCluster) -> None:
+    """Say what a look at a managed cluster finds: what a test has it find, or servers that answer as they should."""
+    store = simulation.store.domain(NAMESPACE)
+    report = simulation.looks.get(order.tier)
+    if report is None:
+        found = _cluster(simulation, order)
+        store.servers[order.tier] = {pod.name: pod for pod in found.pods.values()}
+        report = ClusterReport(found, simulation.now)
+    before, store.clusters[order.tier] = store.clusters.get(order.tier), report
+    store.backends[order.tier] = topology._backend(order, report)
+    if before is None or replace(before, at=report.at) != report:
+        simulation.queue.add(Key("CacheTier", NAMESPACE, order.tier))
+
+
+def _cluster(simulation: Simulation, order: ReconcileCluster) -> Cluster:
+    """A server for each pod that there is to be. Pods are made up, unless a test made one."""
+    goal = order.goal
+    whole = looks.cluster(looks.even(goal.shards), replicas=goal.replicas)
+    there = simulation.world.servers.get(order.tier, {})
+    pods: dict[str, ServerPod] = {}
+    for uid, one in whole.pods.items():
+        name = f"{names.redis_shard(order.tier, one.shard)}-{one.ordinal}"
+        made = there.get(name)
+        if made is None or made.uid == uid:
+            made = replace(one, name=name, revision=goal.revisions.get(one.shard, ""))
+        pods[uid] = made
+    own = {made.uid: made for made in pods.values()}
+    if not simulation.backends_up:
+        silent = {made.uid: ("Unreachable", f"there is no route to {made.name}") for made in pods.values()}
+        return replace(whole, pods=own, servers={}, silent=silent)
+    servers = {
+        pods[uid].uid: replace(server, pod_uid=pods[uid].uid, version=VERSION, max_bytes=goal.max_bytes_each)
+        for uid, server in whole.servers.items()
+    }
+    return replace(whole, pods=own, servers=servers)
 
 
 def answer_tending(simulation: Simulation, order: TendServers) -> None:
@@ -69,14 +119,19 @@ def _tended(simulation: Simulation, server: str, order: TendServers) -> ServerCr
     assert users is not None
     assert users.passwords is not None
     shown = tls.tls.fingerprint if tls is not None and tls.tls is not None else None
+    master = users.passwords.current[REPLICATION_USER]
     has = simulation.servers.get(server)
     orders = order.orders.get(server, ())
     if has is None or has.made != users.passwords.made:
-        has = SimulatedServer(users.passwords.made, users.passwords.admitted, users.passwords.marker, shown)
+        has = SimulatedServer(users.passwords.made, users.passwords.admitted, users.passwords.marker, master, shown)
     if Order.SET_USERS in orders:
         has = replace(has, admitted=users.passwords.admitted, marker=users.passwords.marker)
+    if Order.FOLLOW in orders:
+        has = replace(has, master=master)
     if Order.LOAD_CERTIFICATE in orders:
         has = replace(has, certificate=shown)
     simulation.servers[server] = has
     marked = has.marker == users.passwords.marker
-    return ServerCredentials(server, admitted=has.admitted, marked=marked, certificate=has.certificate)
+    return ServerCredentials(
+        server, admitted=has.admitted, marked=marked, master=has.master, certificate=has.certificate
+    )

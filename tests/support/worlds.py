@@ -18,7 +18,7 @@ from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry
 from kvstrata.model.keys import AllowedService
-from kvstrata.model.pods import Pod, VerifiedState
+from kvstrata.model.pods import ClusterReport, Pod, VerifiedState
 from kvstrata.model.redis.external import ExternalReport
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -34,6 +34,7 @@ from kvstrata.plan.actions import (
     ProbeBackend,
     Question,
     ReclaimQuestion,
+    ReconcileCluster,
     TendServers,
 )
 from kvstrata.plan.ownership import has_our_label
@@ -54,7 +55,7 @@ from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, Raw
 from tests.support.pool_answers import answer_for_pools
 from tests.support.renderer import Renderer
-from tests.support.server_answers import SimulatedServer, answer_probe, answer_tending
+from tests.support.server_answers import SimulatedServer, answer_look, answer_probe, answer_tending
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CONTEXT = BuildContext(sidecar_image="sidecar:1", redis_image="redis:8")
@@ -86,6 +87,9 @@ class Simulation:
         self.acks: dict[str, PodState] = {}
         self.backends_up = True
         self.external: dict[str, ExternalReport] = {}
+        self.looks: dict[str, ClusterReport] = {}
+        """By tier, what looks at a managed cluster find."""
+        self.tend: Callable[[ReconcileCluster], None] = lambda order: answer_look(self, order)
         self.servers: dict[str, SimulatedServer] = {}
         self.asked: list[str] = []
         self.renderer = Renderer()
@@ -207,6 +211,8 @@ class Simulation:
         other = Simulation()
         other.now, other.acks, other.boots = self.now, dict(self.acks), self.boots
         other.servers = dict(self.servers)
+        known = self.store.domain(NAMESPACE).servers
+        other.store.domain(NAMESPACE).servers = {tier: dict(pods) for tier, pods in known.items()}
         other.random.setstate(self.random.getstate())
         other.kube.api.take_over(self.kube.api)
         other.restart()
@@ -231,7 +237,9 @@ class Simulation:
         """Kill the operator and start another, which knows only what the API server and the pods tell it."""
         self.kube.take_events()
         self.kube.before_write = self.kube.after_write = lambda verb, kind, name: None
+        made_up = self.store.domain(NAMESPACE).servers
         self._boot()
+        self.store.domain(NAMESPACE).servers = made_up
         finish(self.resync.objects(lambda _: None))
         self.store.recall_departures()
         finish(self.resync.secrets())
@@ -258,7 +266,8 @@ class Simulation:
         finish(self.writer.catch_up(key))
         made = plan(self.store.world(key.namespace), CONTEXT, key, self.now)
         self.plans.append((key, made))
-        actions = tuple(action for action in made.actions if not isinstance(action, ProbeBackend | TendServers))
+        answered = ProbeBackend | ReconcileCluster | TendServers
+        actions = tuple(action for action in made.actions if not isinstance(action, answered))
         try:
             finish(
                 self.writer.carry_out(key, Plan(actions, made.apply, made.statuses, made.enqueue, made.wake_after_s))
@@ -270,6 +279,8 @@ class Simulation:
         for action in made.actions:
             if isinstance(action, ProbeBackend):
                 answer_probe(self, action)
+            if isinstance(action, ReconcileCluster):
+                self.tend(action)
             if isinstance(action, TendServers):
                 answer_tending(self, action)
         while self.pool_questions:

@@ -167,10 +167,7 @@ class Managed:
 
     def _plan(self) -> Tending:
         world = self.store.world(NAMESPACE)
-        follows = len(self.servers) > 1
-        return tend_credentials(
-            world, CONTEXT, world.tiers["shared"], DOMAIN, self.servers, self.now(), follows=follows
-        )
+        return tend_credentials(world, CONTEXT, world.tiers["shared"], DOMAIN, self.servers, self.now())
 
     async def _make(self) -> None:
         world = self.store.world(NAMESPACE)

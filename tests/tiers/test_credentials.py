@@ -271,7 +271,7 @@ class TestFailures:
             "certificate": lambda one: one.load_certificate(nowhere),
         }
         chosen = [orders[order]] if order else []
-        seen = asyncio.run(tend(server, entry, self.ADMISSION, chosen, follows=True))
+        seen = asyncio.run(tend(server, entry, self.ADMISSION, chosen))
         return seen.reason, seen.message
 
     def entry(self, managed: Managed, **changes: object) -> Entry:

@@ -95,6 +95,24 @@ def test_every_primary_is_emptied_and_every_replica_with_it(cluster: RedisCluste
     assert sum(one.values for one in seen(cluster, KEYSPACE_B).nodes if one.primary) == COUNT, "another's stays"
 
 
+@pytest.mark.parametrize(
+    "told", [True, False], ids=["as a cluster", "as a single server, which it was to an earlier Job"]
+)
+def test_a_cluster_of_one_is_emptied(tmp_path: Path, connect_to: Connect, told: bool) -> None:
+    alone = RedisCluster(tmp_path, 1, command=DEFAULT.command())
+    alone.start()
+    try:
+        fill(alone, connect_to, KEYSPACE_A, KEYSPACE_B)
+        report = erase(order(alone.nodes[0].port, cluster=told))
+        assert (report.end.outcome, report.end.reason) == (Outcome.ERASED, StopReason.NONE)
+        assert report.sums == (WHOLE, WHOLE, NOTHING)
+        assert not told or {one.node for one in report.primaries} == {node.node_id for node in alone.primaries}
+        assert seen(alone).empty
+        assert sum(one.values for one in seen(alone, KEYSPACE_B).nodes) == COUNT, "another's stays"
+    finally:
+        alone.kill()
+
+
 def test_chunks_go_from_every_primary_and_its_replica_and_the_rest_stays(
     cluster: RedisCluster, connect_to: Connect
 ) -> None:

@@ -87,6 +87,7 @@ class ClusterWorld(World):
 
     async def __aenter__(self) -> ClusterWorld:
         self.sim.writer.topologies = self._topologies
+        self.sim.tend = lambda order: self._topologies.tend(NAMESPACE, order)
         await self._topologies.__aenter__()
         self.rig.start()
         return self

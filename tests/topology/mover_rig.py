@@ -32,15 +32,15 @@ class MoverRig(Rig):
         self.reports: list[MoveReport] = []
         self.removes = True
 
-    async def made_anew(self) -> None:
-        """As after the start: three shards, settled, no keys, and connections of this event loop."""
+    async def made_anew(self, shards: int = 3) -> None:
+        """As after the start: so many shards, settled, no keys, and connections of this event loop."""
         self.nodes = self.connect()
         self.credentials = None
         for pod in self.pods.values():
             with self.admin(pod) as client:
                 # With its connections: servers keep those that they moved keys over.
                 client.execute_command("ACL", "DELUSER", "admin")
-        await self.scale(3, drops=False)
+        await self.scale(shards, drops=False)
         await self.settled()
         for pod in self.pods.values():
             with self.admin(pod) as client:

@@ -12,6 +12,7 @@ import pytest
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from tests.support.objects import invalidation, model, policy, redis_tier
 from tests.support.redis_binary import needs_redis
+from tests.support.server_answers import NO_PODS
 from tests.tiers.server_kinds import DEFAULT
 from tests.topology.erasing import TIER, ClusterWorld
 from tests.topology.rig import Rig
@@ -26,8 +27,9 @@ BLOCKS = 48
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[ClusterWorld]:
     """Two tenants with blocks in a cluster of three shards of two servers."""
-    sim = at_rest(redis_tier(TIER, capacity="30Gi", redis={"managed": MANAGED}), policy("acme"), policy("globex"))
-    sim.put(model(tiers=("cpu", TIER)))
+    sim = at_rest(policy("acme"), policy("globex"))
+    sim.looks[TIER] = NO_PODS
+    sim.put(redis_tier(TIER, capacity="30Gi", redis={"managed": MANAGED}), model(tiers=("cpu", TIER)))
     sim.come_to_rest()
     rig = Rig(tmp_path / "servers", DEFAULT.command(), users=True)
     try:

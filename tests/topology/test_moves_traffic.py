@@ -27,10 +27,10 @@ WINDOW_MS = 2000
 
 
 @pytest.fixture
-async def rig(tmp_path: Path, server_kind: ServerKind) -> AsyncIterator[MoverRig]:
-    rig = MoverRig(tmp_path, server_kind.command(), replicas=0, timeout_ms=3000)
+async def rig(tmp_path: Path, server_kind: ServerKind, few: int) -> AsyncIterator[MoverRig]:
+    rig = MoverRig(tmp_path, server_kind.command(), shards=few, replicas=0, timeout_ms=3000)
     rig.start()
-    await rig.made_anew()
+    await rig.made_anew(few)
     yield rig
     await rig.nodes.close()
     rig.close()
@@ -83,8 +83,11 @@ class Traffic:
 
 
 @pytest.mark.on_every_server
-async def test_a_shard_comes_and_goes_under_traffic_and_nothing_is_lost(
+@pytest.mark.parametrize(("few", "many"), [(3, 4), (1, 3)])
+async def test_shards_come_and_go_under_traffic_and_nothing_is_lost(
     rig: MoverRig,
+    few: int,
+    many: int,
     start: Callable[..., Driver],  # noqa: F811
     gate: GateStandIn,  # noqa: F811
 ) -> None:
@@ -93,17 +96,17 @@ async def test_a_shard_comes_and_goes_under_traffic_and_nothing_is_lost(
     reader, writer = (start(rig.port, **options) for _ in range(2))
     gate.allow(KEYSPACE_A)
     for driver in (reader, writer):
-        await asyncio.to_thread(all_closed, driver, 3)
+        await asyncio.to_thread(all_closed, driver, few)
     assert await asyncio.to_thread(store_all, writer, KEPT) == len(KEPT)
 
     with Traffic(reader, writer) as traffic:
-        await rig.scale(4)
+        await rig.scale(many)
         await rig.settled(rig.mover(pause=asyncio.sleep))
-        assert len({await rig.owner(slot) for slot in range(0, 16_384, 512)}) == 4
-        await rig.scale(3)
+        assert len({await rig.owner(slot) for slot in range(0, 16_384, 512)}) == many
+        await rig.scale(few)
         rig.removes = False  # a server that goes is another matter than slots that go
         await rig.settled(rig.mover(pause=asyncio.sleep))
-        assert rig.steps[-1].drained == (3,)
+        assert rig.steps[-1].drained == tuple(range(few, many))
     assert not traffic.problems, traffic.problems
     assert min(traffic.rounds.values()) > 10
     # Without TLS a new server is not asked before the map names it; all else can be read all the time.
@@ -112,7 +115,7 @@ async def test_a_shard_comes_and_goes_under_traffic_and_nothing_is_lost(
         assert driver.tier.state().errors == 0, driver.tier.state()
     assert all(report.done for report in rig.reports), rig.reports
     done = total(rig.reports)
-    assert (done.slots, done.dropped, done.orphans) == (2 * 4096, 0, 0)
+    assert (done.slots, done.dropped, done.orphans) == (2 * (16_384 * (many - few) // many), 0, 0)
 
     await asyncio.sleep(WINDOW_MS / 1000)
     await asyncio.to_thread(store_all, writer, RENEWED)

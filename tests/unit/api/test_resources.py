@@ -122,7 +122,7 @@ def test_a_tier_without_encryption_requires_it_where_blocks_are_at_rest() -> Non
     assert in_memory.high_watermark_percent == 90
 
 
-def test_a_managed_redis_is_one_server_with_issued_certificates_unless_told_otherwise() -> None:
+def test_a_managed_redis_is_one_shard_with_issued_certificates_unless_told_otherwise() -> None:
     spec = CacheTier.parse(valid("CacheTier")).spec
     assert spec.redis is not None
     assert spec.redis.managed is not None

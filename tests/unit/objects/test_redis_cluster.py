@@ -13,7 +13,7 @@ from kvstrata.objects import names, sizing
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.pod.cache import adapter_params
 from kvstrata.objects.quantities import GIB, MIB
-from kvstrata.objects.redis.cluster import cluster_arguments
+from kvstrata.objects.redis.cluster import START_OVER_WAIT_S, cluster_arguments
 from kvstrata.objects.redis.users import USERS, user_rules, users_acl, what_users_may
 from kvstrata.objects.tier_link import redis_link, servers
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, redis_tier
@@ -66,10 +66,23 @@ def test_more_replicas_or_shards_of_the_same_size_restart_no_server() -> None:
     assert built(cluster(capacity="40Gi", shards=4), "StatefulSet")[0]["spec"]["template"] == before
 
 
-def test_a_single_server_has_no_cluster_and_a_cluster_no_single_server() -> None:
-    assert [one["metadata"]["name"] for one in built(redis_tier(), "StatefulSet")] == ["kvs-shared-redis"]
-    assert not built(redis_tier(), "PodDisruptionBudget")
-    assert "publishNotReadyAddresses" not in built(redis_tier(), "Service")[0]["spec"]
+def test_one_shard_is_a_cluster_of_one() -> None:
+    assert [one["metadata"]["name"] for one in built(redis_tier(), "StatefulSet")] == ["kvs-shared-redis-0"]
+    assert argument(redis_tier(), "--cluster-enabled") == "yes"
+    (params,) = adapter_params(DOMAIN_ID, "tiny", [redis_tier()], IDENTITY, 11)
+    assert params["tier"]["cluster"] is True
+
+
+def test_a_lone_primary_has_neither_backlog_nor_buffers_and_blocks_may_take_more_of_it() -> None:
+    spec = redis_tier(capacity="1Gi").spec
+    assert sizing.redis_maxmemory_bytes(spec) == GIB
+    assert sizing.redis_memory_limit_bytes(spec) == 1344 * MIB
+    assert sizing.stored_bytes(spec) == GIB * 80 // 100
+
+
+def test_a_lone_primary_that_starts_again_waits_for_no_failover() -> None:
+    alone, beside = (pod_spec(tier)["containers"][0]["command"] for tier in (redis_tier(), cluster()))
+    assert (alone[4], beside[4]) == ("0", str(START_OVER_WAIT_S))
 
 
 def test_memory_is_the_shards_part_with_room_for_replication_and_fragmentation() -> None:
@@ -120,8 +133,6 @@ def test_only_the_tiers_own_pods_reach_its_bus() -> None:
     (policy,) = built(cluster(), "NetworkPolicy")
     bus = [rule for rule in policy["spec"]["ingress"] if 16379 in [port["port"] for port in rule["ports"]]]
     assert [rule["from"] for rule in bus] == [[{"podSelector": policy["spec"]["podSelector"]}]]
-    (single,) = built(redis_tier(), "NetworkPolicy")
-    assert [port["port"] for rule in single["spec"]["ingress"] for port in rule["ports"]] == [6379]
 
 
 def test_one_pod_of_the_whole_tier_may_be_evicted_at_a_time() -> None:
@@ -152,7 +163,6 @@ def test_pods_use_a_managed_cluster_as_the_data_user() -> None:
 def test_a_clusters_pods_count_as_its_servers() -> None:
     host = ("kvs-shared-redis-2-1", "kvs-shared-redis", "team")
     assert (host, 6379) in servers(cluster())
-    assert (("kvs-shared-redis-0", "kvs-shared-redis", "team"), 6379) in servers(redis_tier())
 
 
 def test_the_longest_names_of_shards_fit_what_kubernetes_labels_their_pods_with() -> None:

@@ -1,4 +1,4 @@
-"""The arguments, users and probe of a managed Redis tier, tried on a real redis-server."""
+"""The arguments, users and probe of a managed Redis tier with one shard, tried on a real redis-server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import redis
 
 from e2e.cluster.rootfs import server_command
 from kvstrata.clients import pki
-from kvstrata.clients.redis.probe import RedisReason, probe_redis
+from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes
 from kvstrata.contract.store.redis_keys import BlockKey
+from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.objects import names, paths
-from kvstrata.objects.redis.statefulset import build_redis_statefulset, redis_arguments
+from kvstrata.objects.redis.cluster import build_shard_statefulset
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER
 from kvstrata.objects.secret import redis_auth_data
 from tests.support.redis_binary import needs_redis, put_client_into
@@ -56,8 +57,7 @@ class Server:
 
 @contextmanager
 def _run(directory: Path, tls: bool) -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _free_port()
     for folder in (paths.REDIS_AUTH, paths.REDIS_TLS, paths.TEMPORARY):
         (directory / folder.strip("/")).mkdir(parents=True)
     for name, value in redis_auth_data(DOMAIN_ID, PASSWORDS).items():
@@ -71,7 +71,7 @@ def _run(directory: Path, tls: bool) -> Iterator[Server]:
     for name, value in files.items():
         (directory / paths.REDIS_TLS.strip("/") / name).write_bytes(value)
     tier = redis_tier(tls={"mode": "Issued" if tls else "Disabled"})
-    command = [*server_command(), *_moved(redis_arguments(tier), directory, port)]
+    command = [*server_command(), *_moved(_container(tier)["args"], directory, port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
@@ -82,23 +82,45 @@ def _run(directory: Path, tls: bool) -> Iterator[Server]:
             except OSError:
                 assert time.monotonic() < deadline, "redis-server did not start"
                 time.sleep(0.02)
-        yield Server(directory, port, authority.certificate_pem if tls else None)
+        server = Server(directory, port, authority.certificate_pem if tls else None)
+        _form(server.client(ADMIN_PASSWORD, ADMIN_USER))
+        yield server
     finally:
         process.kill()
         process.wait()
+
+
+def _free_port() -> int:
+    """A port whose bus has one, too."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        if port < 55_000:
+            return port
+
+
+def _form(admin: Any) -> None:
+    """Give the server all slots, as the operator does, and wait until it serves them."""
+    admin.config_set("cluster-node-timeout", 500)
+    admin.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+    deadline = time.monotonic() + 60
+    while admin.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+        assert time.monotonic() < deadline, "the cluster of one does not serve"
+        time.sleep(0.05)
 
 
 def _moved(arguments: list[str], directory: Path, port: int) -> list[str]:
     def move(text: str) -> str:
         for path in (paths.REDIS_AUTH, paths.REDIS_TLS):
             text = text.replace(path, f"{directory}{path}")
+        text = text.replace("$(POD_IP)", "127.0.0.1").replace("$(POD_NAME)", "pod")
         return text.replace(str(paths.REDIS_PORT), str(port))
 
     return [f"{directory}{paths.TEMPORARY}" if text == paths.TEMPORARY else move(text) for text in arguments]
 
 
 def _container(tier: Any) -> dict[str, Any]:
-    built = build_redis_statefulset(CONTEXT, tier)
+    built = build_shard_statefulset(CONTEXT, tier, 0)
     assert built is not None
     container: dict[str, Any] = built["spec"]["template"]["spec"]["containers"][0]
     return container
@@ -184,11 +206,15 @@ class TestARunningServer:
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.get(KEY)
 
-    async def test_is_reached_by_the_operators_probe(self, server: Server) -> None:
+    async def test_is_seen_by_the_operators_look(self, server: Server) -> None:
         name = names.redis_host("shared", "team")
-        report = await probe_redis(f"127.0.0.1:{server.port}", ADMIN_PASSWORD, server.ca_pem, name, username=ADMIN_USER)
-        assert (report.reachable, report.reason) == (True, RedisReason.REACHABLE)
-        assert report.maxmemory_bytes == 64 * 1024 * 1024
+        access = NodeAccess(server.port, ADMIN_USER, ADMIN_PASSWORD, server.ca_pem, name)
+        pod = ServerPod("pod", "uid", 0, 0, "127.0.0.1", ready=True, deleting=False, revision="")
+        nodes = RedisNodes(access)
+        found = await nodes.look([pod])
+        await nodes.close()
+        assert found.servers["uid"].max_bytes == 64 * 1024 * 1024
+        assert found.servers["uid"].cluster_ok
 
     def test_refuses_callers_without_a_password(self, server: Server) -> None:
         with pytest.raises(redis.exceptions.AuthenticationError):
@@ -201,24 +227,12 @@ def test_no_password_is_in_the_acl_file() -> None:
     assert ADMIN_PASSWORD.encode() not in acl
 
 
-def test_the_server_sees_the_acl_file_and_no_password() -> None:
-    built = build_redis_statefulset(CONTEXT, redis_tier())
-    assert built is not None
-    (auth,) = (volume for volume in built["spec"]["template"]["spec"]["volumes"] if volume["name"] == "auth")
-    assert [item["key"] for item in auth["secret"]["items"]] == ["users.acl"]
-
-
 def test_a_new_certificate_replaces_the_pod() -> None:
-    one, other = (build_redis_statefulset(CONTEXT, redis_tier(), revision) for revision in ("1", "2"))
+    one, other = (build_shard_statefulset(CONTEXT, redis_tier(), 0, revision) for revision in ("1", "2"))
     assert one is not None
     assert other is not None
     assert one["spec"]["template"] != other["spec"]["template"]
 
 
-def test_memory_has_headroom_above_the_capacity() -> None:
-    limit = _container(redis_tier(capacity="1Gi"))["resources"]["limits"]["memory"]
-    assert limit == "1344Mi"
-
-
 def test_a_tier_without_servers_of_its_own_has_no_objects() -> None:
-    assert build_redis_statefulset(CONTEXT, cpu_tier()) is None
+    assert build_shard_statefulset(CONTEXT, cpu_tier(), 0) is None

@@ -85,7 +85,7 @@ class Tier:
         return ServerCredentials(name, admitted=admitted, marked=marked, master=digest(server.master))
 
     def case(self) -> PasswordCase:
-        terms = PasswordTerms(tuple(self.servers), asked=self.asked, follows=REPLICATION_USER)
+        terms = PasswordTerms(tuple(self.servers), asked=self.asked)
         return PasswordCase(self.facts, terms, self.look(), self.now)
 
     def step(self) -> Step | None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from kvstrata.model.pods import ClusterReport, Loss
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ReconcileCluster
-from kvstrata.reconcile.redis import topology
-from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import NAMESPACE, redis_tier
 from tests.support.worlds import Simulation
 from tests.topology import looks
@@ -22,19 +18,12 @@ CROWDED = [*looks.even(2), ()]
 """Two shards have what three are to have."""
 
 
-@pytest.fixture(autouse=True)
-def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at clusters are what a test makes them."""
-    monkeypatch.setattr(Topologies, "tend", lambda *_: None)
-
-
 def look(simulation: Simulation, found: Cluster, **report: Any) -> None:
     """Have the operator look at the cluster, and find this."""
     (order,) = (one for one in simulation.step(TIER).actions if isinstance(one, ReconcileCluster))
     fits = {uid: replace(one, max_bytes=order.goal.max_bytes_each) for uid, one in found.servers.items()}
-    told = ClusterReport(replace(found, servers=fits), simulation.now, **report)
-    store = simulation.store.domain(NAMESPACE)
-    store.clusters["shared"], store.backends["shared"] = told, topology._backend(order, told)
+    simulation.looks["shared"] = ClusterReport(replace(found, servers=fits), simulation.now, **report)
+    simulation.step(TIER)
 
 
 def looked(simulation: Simulation, found: Cluster, **report: Any) -> None:

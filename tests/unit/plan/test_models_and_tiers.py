@@ -21,7 +21,9 @@ from tests.support.objects import (
     pod,
     policy,
     redis_tier,
+    server_pod,
 )
+from tests.support.server_answers import NO_PODS
 from tests.support.worlds import Simulation
 
 
@@ -80,7 +82,29 @@ def test_a_tier_says_at_once_that_no_model_lists_it_any_more() -> None:
 def test_a_managed_tiers_server_is_not_restarted_while_it_is_set_up() -> None:
     simulation = at_rest(redis_tier())
     written = [name for verb, kind, name in simulation.kube.log if (verb, kind) == ("apply", "StatefulSet")]
-    assert written == ["kvs-shared-redis"]
+    assert written == ["kvs-shared-redis-0"]
+
+
+def test_the_single_server_of_an_earlier_version_is_removed_and_models_go_on() -> None:
+    simulation = at_rest(redis_tier(), model(tiers=("shared",)), pod("pod-0"), policy("acme"))
+    revision = simulation.bundle().root.revision
+    shard = simulation.kube.objects[("StatefulSet", NAMESPACE, "kvs-shared-redis-0")]
+    former = {key: shard["metadata"][key] for key in ("namespace", "labels", "ownerReferences")}
+    simulation.put({**shard, "metadata": {**former, "name": "kvs-shared-redis"}}, server_pod("kvs-shared-redis-0"))
+    simulation.kube.remove("StatefulSet", NAMESPACE, "kvs-shared-redis-0")
+    simulation.kube.remove("PodDisruptionBudget", NAMESPACE, "kvs-shared-redis")
+    simulation.looks["shared"] = NO_PODS
+    simulation.restart()
+    simulation.come_to_rest()
+    sets = {name for kind, _, name in simulation.kube.objects if kind == "StatefulSet"}
+    assert sets == {"kvs-shared-redis-0"}
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierNotReady")
+    assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
+    simulation.looks.clear()
+    simulation.come_to_rest()
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
+    assert simulation.bundle().root.revision == revision
+    assert simulation.unsettled() == {}
 
 
 API_KEYS = {"apiKeys": {"secretRef": {"name": "keys"}}}

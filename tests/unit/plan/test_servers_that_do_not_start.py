@@ -14,11 +14,10 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import CredentialLook, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan.actions import ReconcileCluster, TendServers
-from kvstrata.reconcile.redis import topology
-from kvstrata.reconcile.redis.topology import Topologies
+from kvstrata.plan.actions import TendServers
 from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, redis_tier, server_pod
+from tests.support.server_answers import NO_PODS
 from tests.support.worlds import START, Simulation
 
 TIER = Key("CacheTier", NAMESPACE, "shared")
@@ -35,12 +34,6 @@ NO_REDIS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at clusters are what a test makes them."""
-    monkeypatch.setattr(Topologies, "tend", lambda *_: None)
-
-
 def cluster_tier(**managed: Any) -> dict[str, Any]:
     return redis_tier(capacity="3Gi", redis={"managed": {"shards": 3, **managed}})
 
@@ -54,11 +47,8 @@ def looked(simulation: Simulation) -> None:
     """Have the operator look at the cluster's pods, none of which answers."""
     pods = simulation.world.servers["shared"]
     silent = {pod.uid: ("ConnectionRefused", f"{pod.name} refuses connections") for pod in pods.values()}
-    report = ClusterReport(Cluster({pod.uid: pod for pod in pods.values()}, {}, silent, 0.0), simulation.now)
-    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, ReconcileCluster))
-    store = simulation.store.domain(NAMESPACE)
-    store.clusters["shared"] = report
-    store.backends["shared"] = topology._backend(order, report)
+    found = Cluster({pod.uid: pod for pod in pods.values()}, {}, silent, 0.0)
+    simulation.looks["shared"] = ClusterReport(found, simulation.now)
     simulation.queue.add(TIER)
     simulation.settle()
 
@@ -68,15 +58,16 @@ def test_one_server_of_an_image_that_is_no_redis() -> None:
     simulation.backends_up = False
     simulation.come_to_rest()
     assert simulation.condition("CacheTier", "shared", "Ready") == ("False", "Unreachable")
-    simulation.put(server_pod("kvs-shared-redis-0", **NO_REDIS))
+    simulation.put(server_pod("kvs-shared-redis-0-0", **NO_REDIS))
     simulation.settle()
     for condition in ("Ready", "BackendReachable"):
         assert simulation.condition("CacheTier", "shared", condition) == ("False", "ServersDoNotStart")
-    told = (
-        "kvs-shared-redis-0: its container ends again and again, with Error, exit code 127: neither redis-server nor …"
-    )
-    assert message(simulation, "Ready") == told
+    told = "its container ends again and again, with Error, exit code 127: neither redis-server nor …"
+    assert message(simulation, "Ready") == f"kvs-shared-redis-0-0: {told}"
     simulation.backends_up = True
+    simulation.put(
+        server_pod("kvs-shared-redis-0-0", podIP="10.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
+    )
     simulation.advance(10)
     assert simulation.condition("CacheTier", "shared", "Ready")[0] == "True"
 
@@ -94,6 +85,7 @@ def test_a_cluster_of_an_image_that_is_no_redis() -> None:
 
 def test_a_certificate_without_a_key_of_which_no_server_can_tell_because_none_starts() -> None:
     simulation = Simulation(cluster_tier(tls={"mode": "Secret", "secretRef": {"name": "mine"}}))
+    simulation.looks["shared"] = NO_PODS
     simulation.advance(2)
     asked = [a for _, made in simulation.plans for a in made.actions if isinstance(a, TendServers)]
     assert [(one.servers, one.tls_secret, one.foreign_tls) for one in asked[:1]] == [((), "mine", True)]
@@ -111,12 +103,13 @@ def test_a_certificate_is_read_although_there_are_no_servers_yet(there: bool, mo
     authority = pki.create_authority("test", START, pki.generate_key())
     monkeypatch.setattr(MemorySecretStore, "authority", property(lambda _: authority))
     simulation = Simulation(cluster_tier(tls={"mode": "Secret", "secretRef": {"name": "mine"}}))
+    simulation.looks["shared"] = NO_PODS
     simulation.advance(2)
     if there:
         data = {names.AUTHORITY_KEY: base64.b64encode(b"x").decode()}
         metadata = {"name": "mine", "namespace": NAMESPACE}
         simulation.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
-    order = TendServers("shared", (), names.redis_auth("shared"), "mine", {}, foreign_tls=True, follows=True)
+    order = TendServers("shared", (), names.redis_auth("shared"), "mine", {}, foreign_tls=True)
     store = simulation.store.domain(NAMESPACE)
     store.credentials.pop("shared", None)
     asyncio.run(simulation.writer.credentials.tend(NAMESPACE, order))

@@ -206,7 +206,7 @@ class TestTwoOnOneServer:
             (external(f"redis.{NAMESPACE}:6379"), external(f"redis.{NAMESPACE}.svc.cluster.local:6379")),
             ({"managed": {}}, external(f"{names.redis('one')}:6379")),
             ({"managed": {}}, external(f"{names.redis('one')}.{NAMESPACE}.svc.example.org:6379")),
-            ({"managed": {}}, external(f"{names.redis('one')}-0.{names.redis('one')}.{NAMESPACE}.svc:6379")),
+            ({"managed": {}}, external(f"{names.redis('one')}-0-0.{names.redis('one')}.{NAMESPACE}.svc:6379")),
             (external("10.0.0.1:6379"), external("10.0.0.1:6379")),
             (external("[2001:DB8::1]:6379"), external("[2001:db8::1]:6379")),
         ],

@@ -10,18 +10,12 @@ import pytest
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.plan.redis.cluster import STUCK_AFTER_S
-from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import redis_tier, server_pod
 from tests.support.worlds import START, Simulation
 from tests.topology import looks
 from tests.unit.plan.test_cluster_progress import looked
 
 STUCK = START + timedelta(seconds=STUCK_AFTER_S + 1)
-
-
-@pytest.fixture(autouse=True)
-def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Topologies, "tend", lambda *_: None)
 
 
 def leaving(name: str, ends_by: datetime = START) -> dict[str, Any]:
@@ -98,7 +92,7 @@ def test_the_only_server_of_a_tier_that_never_goes() -> None:
     simulation = Simulation(redis_tier())
     simulation.backends_up = False
     simulation.come_to_rest()
-    observe(simulation, leaving("kvs-shared-redis-0"))
+    observe(simulation, leaving("kvs-shared-redis-0-0"))
     simulation.advance(STUCK_AFTER_S + 20)
     for kind in ("BackendReachable", "Ready"):
         assert said(simulation, kind)[:2] == ("False", "PodStuckTerminating")

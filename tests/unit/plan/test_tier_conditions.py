@@ -12,10 +12,7 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis.cluster import known_as
-from kvstrata.reconcile.redis import topology
-from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import NAMESPACE, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.topology import looks
@@ -25,19 +22,10 @@ FIVE = ("BackendReachable", "SlotsCovered", "ReplicationHealthy", "CapacityCommi
 MANAGED_CLUSTER = {"managed": {"shards": 3, "replicasPerShard": 1}}
 
 
-@pytest.fixture(autouse=True)
-def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at clusters are what a test makes them."""
-    monkeypatch.setattr(Topologies, "tend", lambda *_: None)
-
-
 def looked(simulation: Simulation, found: Cluster) -> None:
     """Have the operator look at its cluster."""
-    store = simulation.store.domain(NAMESPACE)
-    store.servers["t"] = {pod.name: pod for pod in found.pods.values()}
-    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, ReconcileCluster))
-    store.clusters["t"] = ClusterReport(found, simulation.now)
-    store.backends["t"] = topology._backend(order, store.clusters["t"])
+    simulation.store.domain(NAMESPACE).servers["t"] = {pod.name: pod for pod in found.pods.values()}
+    simulation.looks["t"] = ClusterReport(found, simulation.now)
     simulation.queue.add(TIER)
     simulation.settle()
 
@@ -49,7 +37,7 @@ def told(simulation: Simulation) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("redis", "slots", "replication"),
     [
-        ({"managed": {}}, ("True", "NotACluster"), ("True", "NoReplicas")),
+        ({"managed": {}}, ("True", "SlotsCovered"), ("True", "NoReplicas")),
         ({"external": {"endpoints": ["a:1"]}}, ("True", "NotACluster"), ("Unknown", "NotManaged")),
         (
             {"external": {"endpoints": ["a:1"], "cluster": True}},

@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 
 from kvstrata.objects import names
-from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.secrets import decode
 from tests.support.objects import NAMESPACE, redis_tier
 from tests.support.worlds import Simulation
 
-MANAGED = {"single": {}, "cluster": {"shards": 3}}
-
-
-@pytest.fixture(autouse=True)
-def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Topologies, "tend", lambda *_: None)
+MANAGED = {"one shard": {}, "three": {"shards": 3}}
 
 
 def made_again(managed: dict[str, Any]) -> Simulation:

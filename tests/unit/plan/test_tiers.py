@@ -71,7 +71,7 @@ def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
     data = {"password": base64.b64encode(b"\xff\xfe").decode()}
     metadata = {"name": "login", "namespace": NAMESPACE}
     simulation.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
-    order = ProbeBackend("shared", "one:6379", "one", None, ("login", "password"), None)
+    order = ProbeBackend("shared", "one:6379", "one", None, ("login", "password"), None, "demo")
     finish(simulation.writer.backends.ask(NAMESPACE, order))
     report = simulation.world.backends["shared"]
     assert (report.reachable, report.reason) == (False, "SecretUnreadable")
@@ -109,8 +109,8 @@ def said(simulation: Simulation, **figures: Any) -> None:
         ({"used_bytes": 20, "max_bytes": 100}, True, ("True", "RoomLeft")),
         ({"used_bytes": 100, "max_bytes": 100, "evicts": True}, False, ("True", "RoomLeft")),
         ({"used_bytes": 100, "max_bytes": 0}, False, ("True", "RoomLeft")),
-        ({"version": ""}, True, ("False", "OutOfMemory")),
-        ({"version": ""}, False, ("True", "RoomLeft")),
+        ({"version": "", "max_bytes": 0}, True, ("False", "OutOfMemory")),
+        ({"version": "", "max_bytes": 0}, False, ("True", "RoomLeft")),
         ({"reachable": False, "reason": "Timeout", "used_bytes": 100, "max_bytes": 100}, True, ("Unknown", "Timeout")),
     ],
 )
@@ -132,21 +132,6 @@ def test_a_full_tier_is_in_use_and_its_ready_condition_names_what_it_lacks() -> 
     assert simulation.condition("CacheTier", "shared", "Ready") == ("True", "TierReady")
 
 
-def test_a_server_whose_pod_is_not_ready_is_asked_at_once_and_not_only_when_its_next_turn_comes() -> None:
-    simulation = at_rest(redis_tier())
-    key = Key("CacheTier", NAMESPACE, "shared")
-    children = simulation.store.domain(NAMESPACE).children
-    server = children["StatefulSet", "kvs-shared-redis"]
-    children["StatefulSet", "kvs-shared-redis"] = {**server, "status": {"readyReplicas": 1}}
-    said(simulation)
-    simulation.now += timedelta(seconds=5)
-    assert not simulation.step(key).actions, "an answer of five seconds ago is good enough"
-    children["StatefulSet", "kvs-shared-redis"] = {**server, "status": {"replicas": 1}}
-    plan = simulation.step(key)
-    assert [type(action) for action in plan.actions] == [ProbeBackend]
-    assert plan.wake_after_s == 3
-
-
 def test_a_server_that_a_pod_lost_is_asked_at_once() -> None:
     simulation = at_rest(redis_tier(redis=external("one:6379")), model(tiers=("shared",)), pod("pod-0"))
     key = Key("CacheTier", NAMESPACE, "shared")
@@ -157,11 +142,11 @@ def test_a_server_that_a_pod_lost_is_asked_at_once() -> None:
 
 
 class TestCredentials:
-    """Of a managed tier with one server, in a whole operator."""
+    """Of a managed tier with one shard, in a whole operator."""
 
     SECRET, SERVER = (
         ("Secret", NAMESPACE, names.redis_auth("shared")),
-        ("StatefulSet", NAMESPACE, names.redis("shared")),
+        ("StatefulSet", NAMESPACE, names.redis_shard("shared", 0)),
     )
 
     def passwords(self, simulation: Simulation) -> dict[str, bytes]:
@@ -200,8 +185,8 @@ class TestCredentials:
         simulation.advance(CERTIFICATE_LIFE.total_seconds() + 60)
         simulation.come_to_rest()
         tls = decode(simulation.kube.objects[("Secret", NAMESPACE, names.redis_tls("shared"))])
-        shown = simulation.servers[names.redis("shared")].certificate
-        assert shown == digest_bytes(tls[names.CERTIFICATE_KEY])
+        (server,) = simulation.servers.values()
+        assert server.certificate == digest_bytes(tls[names.CERTIFICATE_KEY])
         assert simulation.kube.objects[self.SERVER]["spec"]["template"] == template
 
     def test_passwords_that_were_lost_are_drawn_anew_and_the_server_is_replaced(self) -> None:

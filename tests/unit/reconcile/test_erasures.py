@@ -12,7 +12,6 @@ from kvstrata import __version__
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.receipt.facts import Component
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
-from tests.support import worlds
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, own
 from tests.unit.reconcile.erasing import KIND, World
@@ -177,7 +176,7 @@ def test_an_operator_that_begins_before_it_has_checked_the_servers_names_what_th
 ) -> None:
     made = world()
     made.sim.store.domain(NAMESPACE).backends.clear()
-    monkeypatch.setattr(worlds, "answer_probe", lambda simulation, order: None)
+    monkeypatch.setattr(made.sim, "tend", lambda order: None)
 
     async def begun(w: World) -> None:
         order(w.sim)

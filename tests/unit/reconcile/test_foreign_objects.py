@@ -32,7 +32,8 @@ APPLIED = (
     ("NetworkPolicy", "kvs-tiny", MODEL),
     ("PodDisruptionBudget", "kvs-tiny", MODEL),
     ("Service", "kvs-shared-redis", TIER),
-    ("StatefulSet", "kvs-shared-redis", TIER),
+    ("PodDisruptionBudget", "kvs-shared-redis", TIER),
+    ("StatefulSet", "kvs-shared-redis-0", TIER),
     ("NetworkPolicy", "kvs-shared-redis", TIER),
 )
 SECRETS = (

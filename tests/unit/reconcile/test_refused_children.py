@@ -14,7 +14,7 @@ from tests.unit.plan.invalidations import at_rest
 
 SENTENCE = "requests.cpu: Invalid value: must be less than or equal to cpu limit"
 CASES = [
-    (redis_tier(), "CacheTier", "shared", "StatefulSet", "kvs-shared-redis", "TierReady"),
+    (redis_tier(), "CacheTier", "shared", "StatefulSet", "kvs-shared-redis-0", "TierReady"),
     (model(tiers=("cpu",)), "CachedModel", "tiny", "Deployment", "kvs-tiny", "ModelReady"),
 ]
 

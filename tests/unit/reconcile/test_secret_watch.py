@@ -67,7 +67,7 @@ def test_a_deleted_secret_comes_back_at_once(name: str) -> None:
 def test_users_of_an_earlier_version_or_another_domain_are_written_anew_and_keep_their_passwords() -> None:
     simulation = at_rest()
     slot = ("Secret", NAMESPACE, names.redis_auth("shared"))
-    server = ("StatefulSet", NAMESPACE, names.redis("shared"))
+    server = ("StatefulSet", NAMESPACE, names.redis_shard("shared", 0))
     before = dict(decode(simulation.kube.objects[slot]))
     acl = before[names.ACL_FILE_KEY]
     domain = simulation.world.domain_id
@@ -87,17 +87,17 @@ def test_users_of_an_earlier_version_or_another_domain_are_written_anew_and_keep
 
 def test_a_server_with_rights_of_an_earlier_version_is_told_and_not_started_anew() -> None:
     simulation = at_rest()
-    slot, server = ("Secret", NAMESPACE, names.redis_auth("shared")), ("StatefulSet", NAMESPACE, names.redis("shared"))
+    slot = ("Secret", NAMESPACE, names.redis_auth("shared"))
+    server = ("StatefulSet", NAMESPACE, names.redis_shard("shared", 0))
     raw, before = simulation.kube.objects[slot], simulation.kube.objects[server]
     acl = decode(raw)[names.ACL_FILE_KEY]
     simulation.put({**raw, "data": raw["data"] | {names.ACL_FILE_KEY: _base64(acl.replace(b" +evalsha", b""))}})
-    simulation.servers[names.redis("shared")] = replace(
-        simulation.servers[names.redis("shared")], marker="rules-before"
-    )
+    ((name, it),) = simulation.servers.items()
+    simulation.servers[name] = replace(it, marker="rules-before")
     simulation.restart()
     simulation.come_to_rest()
     assert decode(simulation.kube.objects[slot])[names.ACL_FILE_KEY] == acl
-    assert simulation.servers[names.redis("shared")].marker in acl.decode()
+    assert simulation.servers[name].marker in acl.decode()
     assert simulation.kube.objects[server]["spec"] == before["spec"]
     assert simulation.unsettled() == {}
 

@@ -60,11 +60,9 @@ def test_a_pod_that_is_ready_has_no_trouble_whatever_it_had_before() -> None:
     assert (found.shard, found.ordinal, found.ready, found.trouble) == (2, 1, True, "")
 
 
-def test_the_pod_of_a_single_server_is_known_and_others_of_the_tier_are_not() -> None:
-    _, found = parse_server_pod(server_pod("kvs-shared-redis-0"))
-    assert found is not None
-    assert (found.shard, found.ordinal) == (0, 0)
-    assert parse_server_pod(server_pod("kvs-shared-redis-x")) == ("shared", None)
+@pytest.mark.parametrize("name", ["kvs-shared-redis-0", "kvs-shared-redis-x"])
+def test_a_pod_of_the_tier_that_is_none_of_a_shard_is_not_known(name: str) -> None:
+    assert parse_server_pod(server_pod(name)) == ("shared", None)
 
 
 def test_a_pod_tells_who_made_it_and_until_when_it_had_to_end() -> None:

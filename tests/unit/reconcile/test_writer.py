@@ -256,7 +256,7 @@ def test_a_tier_that_was_deleted_or_is_stalled_has_no_series_that_says_up_or_dow
 def test_the_answer_of_a_tier_that_was_deleted_meanwhile_makes_no_series() -> None:
     simulation = Simulation(redis_tier())
     simulation.come_to_rest()
-    order = ProbeBackend("shared", "127.0.0.1:1", "localhost", None, ("absent", "password"), None)
+    order = ProbeBackend("shared", "127.0.0.1:1", "localhost", None, ("absent", "password"), None, "demo")
     finish(simulation.writer.backends.ask(NAMESPACE, order))
     assert backend_up("shared") == 0
     simulation.delete("CacheTier", "shared")

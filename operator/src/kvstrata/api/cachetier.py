@@ -46,7 +46,7 @@ class Eviction(ApiModel):
 
     high_watermark_percent: Annotated[int, Field(ge=10, le=100)] | None = None
     """Share of the capacity at which eviction starts, and up to which guarantees are possible. Absent means 90. On
-    Redis 80 at the most (in a cluster 65), because index and allocator take room, too."""
+    Redis 80 at the most (of several servers 65), because index and allocator take room, too."""
 
 
 class RedisClientTls(ApiModel):
@@ -273,13 +273,20 @@ class CacheTierSpec(ApiModel):
         return self.medium is not Medium.REDIS
 
     @property
+    def managed(self) -> RedisManaged | None:
+        """Redis servers that the operator runs; None for any other tier."""
+        return self.redis.managed if self.redis is not None else None
+
+    @property
     def is_cluster(self) -> bool:
         """Whether the servers of a Redis tier form a Redis Cluster."""
-        if self.redis is None:
-            return False
-        if self.redis.managed is not None:
-            return self.redis.managed.is_cluster
-        return self.redis.external is not None and bool(self.redis.external.cluster)
+        external = self.redis.external if self.redis is not None else None
+        return self.managed is not None or (external is not None and bool(external.cluster))
+
+    @property
+    def has_several_primaries(self) -> bool:
+        """Whether blocks are spread over servers; assumed of a cluster that someone else runs."""
+        return self.is_cluster if self.managed is None else self.managed.effective_shards > 1
 
     @property
     def high_watermark_percent(self) -> int:

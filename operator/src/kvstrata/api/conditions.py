@@ -35,7 +35,7 @@ class ConditionType(StrEnum):
     )
     SLOTS_COVERED = (
         "SlotsCovered",
-        "Every slot of the tier's cluster has a server that answers; of one server, that it answers.",
+        "Every slot of the tier's cluster has a server that answers; of one external server, that it answers.",
     )
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."

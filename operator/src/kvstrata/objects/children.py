@@ -26,8 +26,6 @@ from kvstrata.objects.pod.workload import (
     build_servicemonitor,
 )
 from kvstrata.objects.redis.cluster import build_shard_statefulset
-from kvstrata.objects.redis.server import managed_by_us
-from kvstrata.objects.redis.statefulset import build_redis_statefulset
 
 from .context import BuildContext
 
@@ -62,14 +60,13 @@ def redis_tier_children(
 ) -> tuple[dict[str, Any], ...]:
     """Return the children of a managed Redis tier; empty for any other tier. A changed `restart_token` replaces every
     pod. `members` gives the servers of each shard where that differs from spec: a leaving server hands over first."""
-    managed = managed_by_us(tier)
+    managed = tier.spec.managed
     wanted = dict.fromkeys(range(managed.effective_shards), None) if managed is not None else {}
     shards: Mapping[int, int | None] = wanted if members is None else members
     return _present(
         build_redis_networkpolicy(ctx, tier),
         build_redis_service(tier),
         build_redis_pdb(tier),
-        build_redis_statefulset(ctx, tier, restart_token),
         *(build_shard_statefulset(ctx, tier, shard, restart_token, shards[shard]) for shard in sorted(shards)),
     )
 

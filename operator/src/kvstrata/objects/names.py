@@ -55,7 +55,7 @@ def gate_tls(model: str) -> str:
 
 
 def redis(tier: str) -> str:
-    """Return the shared name of a managed Redis tier's Service, NetworkPolicy and single-server StatefulSet."""
+    """Return the shared name of a managed Redis tier's Service, NetworkPolicy and PodDisruptionBudget."""
     return f"{PREFIX}{tier}-redis"
 
 
@@ -70,10 +70,6 @@ def place_in_cluster(tier: str, pod: str) -> tuple[int, int] | None:
     if pod.startswith(f"{redis(tier)}-") and before.isdecimal() and ordinal.isdecimal():
         return int(before), int(ordinal)
     return None
-
-
-def is_single_server(tier: str, pod: str) -> bool:
-    return pod == f"{redis(tier)}-0"
 
 
 def redis_auth(tier: str) -> str:

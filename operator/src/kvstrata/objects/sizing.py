@@ -38,7 +38,7 @@ REDIS_STORED_PERCENT = 80
 """Part of a Redis tier's capacity for blocks; the rest is for their index and the allocator's rounding."""
 
 CLUSTER_STORED_PERCENT = 65
-"""The same in a cluster, where a scope's sixteen buckets fall on servers by chance, some above their share."""
+"""The same of several servers: a scope's sixteen buckets fall on them by chance, on some more than their share."""
 
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
@@ -77,7 +77,7 @@ def stored_bytes(spec: CacheTierSpec) -> int | None:
         return None
     percent = spec.high_watermark_percent
     if spec.medium is Medium.REDIS:
-        percent = min(percent, CLUSTER_STORED_PERCENT if spec.is_cluster else REDIS_STORED_PERCENT)
+        percent = min(percent, CLUSTER_STORED_PERCENT if spec.has_several_primaries else REDIS_STORED_PERCENT)
     return spec.capacity_bytes * percent // 100
 
 
@@ -90,9 +90,8 @@ def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
 
 
 def shard_bytes(spec: CacheTierSpec) -> int:
-    """Return the capacity of one shard of a managed Redis tier; all of it for a single server."""
-    managed = spec.redis.managed if spec.redis is not None else None
-    return -(-(spec.capacity_bytes or 0) // (managed.effective_shards if managed is not None else 1))
+    """Return the capacity of one shard of a managed Redis tier."""
+    return -(-(spec.capacity_bytes or 0) // (spec.managed.effective_shards if spec.managed is not None else 1))
 
 
 def replication_backlog_bytes(part_bytes: int) -> int:
@@ -106,15 +105,15 @@ def replication_buffer_bytes(part_bytes: int) -> int:
 
 
 def redis_maxmemory_bytes(spec: CacheTierSpec) -> int:
-    """Return `maxmemory` of each managed Redis server. In a cluster it includes the replication backlog, which Redis
-    counts; replicas' buffers are not counted."""
+    """Return `maxmemory` of each managed Redis server. Beside others it includes the replication backlog, which Redis
+    counts and a lone primary does not have; replicas' buffers are not counted."""
     part_bytes = shard_bytes(spec)
-    return part_bytes + replication_backlog_bytes(part_bytes) if spec.is_cluster else part_bytes
+    return part_bytes + replication_backlog_bytes(part_bytes) if spec.has_several_primaries else part_bytes
 
 
 def redis_memory_limit_bytes(spec: CacheTierSpec) -> int:
     """Return the memory limit of a managed Redis server: `maxmemory` plus a quarter for fragmentation and clients, and
-    in a cluster the replicas' buffers."""
+    beside other primaries the replicas' buffers."""
     maxmemory_bytes = redis_maxmemory_bytes(spec)
-    buffer_bytes = replication_buffer_bytes(shard_bytes(spec)) if spec.is_cluster else 0
+    buffer_bytes = replication_buffer_bytes(shard_bytes(spec)) if spec.has_several_primaries else 0
     return round_up(maxmemory_bytes + maxmemory_bytes // REDIS_MARGIN_DIVISOR + REDIS_MARGIN_BYTES + buffer_bytes)

@@ -79,11 +79,9 @@ def servers(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
 
 
 def _pods(tier: CacheTier) -> list[str]:
-    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
+    managed = tier.spec.managed
     if managed is None:
         return []
-    if not managed.is_cluster:
-        return [f"{names.redis(tier.name)}-0"]
     ordinals = range(1 + managed.effective_replicas_per_shard)
     return [f"{names.redis_shard(tier.name, n)}-{m}" for n in range(managed.effective_shards) for m in ordinals]
 
@@ -100,7 +98,7 @@ def _labels(host: str, namespace: str) -> tuple[str, ...]:
 
 def redis_tls_secret(tier: CacheTier) -> str | None:
     """Return the Secret with the certificate of a managed tier's servers; None for plain text or other tiers."""
-    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
+    managed = tier.spec.managed
     if managed is None or managed.tls_mode is TlsMode.DISABLED:
         return None
     if managed.tls is not None and managed.tls.secret_ref is not None:

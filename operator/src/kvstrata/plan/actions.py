@@ -172,10 +172,9 @@ class EmptySecrets:
 
 @dataclass(frozen=True, slots=True)
 class ProbeBackend:
-    """Ask a Redis tier whether it serves.
+    """Check all requirements of an external Redis server, in a `cluster` on each primary.
 
-    `password_secret` and `authority_secret` are (name, key), None without password or TLS. With a `domain`, all
-    requirements of an external server are checked, in a `cluster` on each primary.
+    `password_secret` and `authority_secret` are (name, key), None without password or TLS.
     """
 
     tier: str
@@ -184,7 +183,7 @@ class ProbeBackend:
     username: str | None
     password_secret: tuple[str, str] | None
     authority_secret: tuple[str, str] | None
-    domain: str | None = None
+    domain: str
     cluster: bool = False
 
 
@@ -241,7 +240,7 @@ class TendServers:
     """Send the orders, by server name, then read the credentials of all servers of a managed tier.
 
     The Secrets are read at that moment; `tls_secret` is None in plain text. `foreign_tls`: the latter is its user's,
-    known from looks only. `follows`: servers follow primaries.
+    known from looks only.
     """
 
     tier: str
@@ -250,7 +249,6 @@ class TendServers:
     tls_secret: str | None
     orders: Mapping[str, tuple[Order, ...]] = field(default_factory=dict)
     foreign_tls: bool = False
-    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

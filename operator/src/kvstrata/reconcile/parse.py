@@ -131,7 +131,7 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     own = metadata.get("labels") or {}
     tier = own.get(labels.TIER, "")
-    place = _place(tier, metadata["name"]) if tier else None
+    place = names.place_in_cluster(tier, metadata["name"]) if tier else None
     if place is None:
         return tier, None
     shard, ordinal = place
@@ -178,10 +178,6 @@ def trouble(status: Mapping[str, Any]) -> str:
         if reason and reason not in _ON_ITS_WAY:
             return f"its container is not started, {reason}: {_words(waiting.get('message'))}"
     return ""
-
-
-def _place(tier: str, pod: str) -> tuple[int, int] | None:
-    return (0, 0) if names.is_single_server(tier, pod) else names.place_in_cluster(tier, pod)
 
 
 def _made_for_bytes(spec: Mapping[str, Any]) -> int:

@@ -97,7 +97,7 @@ class TierReason(Reason):
     REPLICAS_IN_STEP = "ReplicasInStep", "Every primary has all its replicas in step."
     REPLICAS_MISSING = "ReplicasMissing", "Servers of the cluster are missing, do not answer, or are not in step."
     NO_REPLICAS = "NoReplicas", "The spec asks for no replicas: what a lost server held are misses."
-    NOT_A_CLUSTER = "NotACluster", "The tier has one server, which has everything."
+    NOT_A_CLUSTER = "NotACluster", "The tier has one external server, which has everything."
     NOT_MANAGED = "NotManaged", "Someone else runs the servers, and their replicas are not asked."
     COMMAND_FAILED = "CommandFailed", "A server of the cluster refused a command; it is tried again."
     SLOTS_UNCOVERED = "SlotsUncovered", "Slots of the cluster belong to no server."

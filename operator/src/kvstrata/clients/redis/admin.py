@@ -73,11 +73,11 @@ class Admin:
         self.certificate = certificate
         """Fingerprint of the server's certificate; None in plain text."""
 
-    async def look(self, name: str, users: Admission, *, follows: bool) -> ServerCredentials:
-        """Return the server's state of these users and, with `follows`, its password for the primary."""
+    async def look(self, name: str, users: Admission) -> ServerCredentials:
+        """Return the server's state of these users and its password for the primary."""
         admitted = {user: await self._admits(user) for user in users.users if user != users.marker}
         marked = await self._user(users.marker) is not None
-        value = (await self._call("CONFIG GET masterauth", "CONFIG", "GET", "masterauth"))[1] if follows else b""
+        value = (await self._call("CONFIG GET masterauth", "CONFIG", "GET", "masterauth"))[1]
         return ServerCredentials(
             server=name,
             admitted=admitted,
@@ -141,8 +141,6 @@ async def tend(
     entry: Entry,
     users: Admission,
     orders: Sequence[Callable[[Admin], Awaitable[None]]],
-    *,
-    follows: bool,
 ) -> ServerCredentials:
     """Carry out orders, then read the state over a new connection: only a new handshake shows the certificate in
     force. Never raises, except for the cancellation of the caller: the result reports the first failure."""
@@ -152,7 +150,7 @@ async def tend(
                 for order in orders:
                     await order(entered)
         async with admin(server, entry) as entered:
-            return await entered.look(server.name, users, follows=follows)
+            return await entered.look(server.name, users)
     except AdminError as error:
         return ServerCredentials(server.name, reason=str(error.reason), message=str(error))
 

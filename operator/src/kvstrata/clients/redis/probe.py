@@ -1,4 +1,4 @@
-"""State of a Redis server, over one short connection. Failures have reasons; messages never hold what was sent."""
+"""Questions to a Redis server, over one short connection. Failures have reasons; messages never hold what was sent."""
 
 from __future__ import annotations
 
@@ -68,62 +68,18 @@ _SENTENCES: Mapping[RedisReason, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RedisReport:
-    """One server's state. Sizes are bytes; figures are zero and strings empty unless `reachable`. `maxmemory_bytes`
-    0 of a reachable server means that it has no bound."""
-
-    endpoint: str
-    reachable: bool
-    reason: RedisReason
-    message: str
-    used_memory_bytes: int = 0
-    maxmemory_bytes: int = 0
-    maxmemory_policy: str = ""
-    role: str = ""
-    version: str = ""
-    software: str = "Redis"
-
-
-@dataclass(frozen=True, slots=True)
 class Access:
-    """Uses TLS when `ca_pem` is given, or on `tls` True with the system's authorities."""
+    """Uses TLS when `ca_pem` is given."""
 
     password: str | None = field(repr=False)
     ca_pem: bytes | None = field(repr=False)
     username: str | None = None
-    tls: bool | None = None
-
-    @property
-    def with_tls(self) -> bool:
-        return self.ca_pem is not None if self.tls is None else self.tls
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     reason: RedisReason
     message: str
-
-
-async def probe_redis(
-    endpoint: str,
-    password: str | None,
-    ca_pem: bytes | None,
-    server_name: str | None = None,
-    *,
-    username: str | None = None,
-    tls: bool | None = None,
-    timeout_s: float = TOTAL_TIMEOUT_S,
-) -> RedisReport:
-    """Ask the server at `endpoint` (`host`, `host:port`, `[v6]:port`) for INFO. The certificate must name
-    `server_name`, by default the endpoint's host. Never raises, except for the cancellation of the caller."""
-    access = Access(password, ca_pem, username, tls)
-    answer = await ask(endpoint, access, _info, server_name=server_name, timeout_s=timeout_s)
-    if isinstance(answer, Failure):
-        return RedisReport(endpoint, reachable=False, reason=answer.reason, message=answer.message)
-    if answer is None:
-        reached = RedisReason.REACHABLE
-        return RedisReport(endpoint, reachable=True, reason=reached, message=sentence_of(endpoint, reached))
-    return _report(endpoint, answer)
 
 
 async def ask(
@@ -134,8 +90,9 @@ async def ask(
     server_name: str | None = None,
     timeout_s: float = TOTAL_TIMEOUT_S,
 ) -> Answer | Failure:
-    """Return the answer to `question` over a new connection, or why there is none. A certificate must name
-    `server_name`, by default the endpoint's host. Never raises, except for the cancellation of the caller."""
+    """Return the answer to `question` over a new connection to `endpoint` (`host`, `host:port`, `[v6]:port`), or why
+    there is none. A certificate must name `server_name`, by default the endpoint's host. Never raises, except for the
+    cancellation of the caller."""
     address = parse_endpoint(endpoint)
     if address is None:
         return _failure(endpoint, RedisReason.INVALID_ENDPOINT)
@@ -152,7 +109,7 @@ async def ask(
         "retry": Retry(NoBackoff(), 0),
         "max_connections": 1,
     }
-    if access.with_tls:
+    if access.ca_pem is not None:
         try:
             settings |= {"connection_class": NamedTLSConnection, "server_name": server_name or address[0]}
             settings |= authority(access.ca_pem)
@@ -166,20 +123,10 @@ async def ask(
     except Exception as error:
         reason = reason_of(error)
         # Redis without TLS takes a handshake for the start of a command and waits for the rest.
-        hint = "; it may not speak TLS" if access.with_tls and reason is RedisReason.TIMEOUT else ""
+        hint = "; it may not speak TLS" if access.ca_pem is not None and reason is RedisReason.TIMEOUT else ""
         return _failure(endpoint, reason, hint)
     finally:
         await _close(client, pool)
-
-
-async def _info(client: redis.Redis) -> Mapping[str, Any] | None:
-    """Return INFO, or None without the right to it: reading and writing blocks needs only PING."""
-    try:
-        figures: Mapping[str, Any] = await client.info()
-    except exceptions.NoPermissionError:
-        await client.ping()
-        return None
-    return figures
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
@@ -220,25 +167,6 @@ def authority(ca_pem: bytes | None) -> dict[str, Any]:
     text = ca_pem.decode("ascii")
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     return {"ssl_ca_data": text}
-
-
-def _report(endpoint: str, info: Mapping[str, Any]) -> RedisReport:
-    version = info.get("redis_version")
-    if not version:
-        stranger = RedisReason.NOT_REDIS
-        return RedisReport(endpoint, reachable=False, reason=stranger, message=sentence_of(endpoint, stranger))
-    return RedisReport(
-        endpoint=endpoint,
-        reachable=True,
-        reason=RedisReason.REACHABLE,
-        message=sentence_of(endpoint, RedisReason.REACHABLE),
-        used_memory_bytes=number(info, "used_memory"),
-        maxmemory_bytes=number(info, "maxmemory"),
-        maxmemory_policy=str(info.get("maxmemory_policy", "")),
-        role=str(info.get("role", "")),
-        version=str(info.get("valkey_version") or version),
-        software="Valkey" if info.get("valkey_version") else "Redis",
-    )
 
 
 def number(info: Mapping[str, Any], name: str) -> int:

@@ -17,7 +17,7 @@ SlotRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ServerPod:
-    """A pod of a managed tier as the API server shows it; a single server is the first of shard 0.
+    """A pod of a managed tier as the API server shows it.
 
     `shard` and `ordinal` come from its name, `revision` is its template, `started` counts earlier starts of its
     container (a restarted server has a new identity and no data). `starting`: the newest start has not answered the

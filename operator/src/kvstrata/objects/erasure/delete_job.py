@@ -18,7 +18,6 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.meta import metadata, without_empty
 from kvstrata.objects.pod.pod import SECRET_FILE_MODE, pod_security
 from kvstrata.objects.quantities import KIB, MIB, binary
-from kvstrata.objects.redis.server import managed_by_us
 from kvstrata.objects.secret import build_secret
 from kvstrata.objects.tier_link import AUTHORITY_FILE, PASSWORD_FILE, RedisLink, redis_link
 
@@ -165,7 +164,7 @@ def owner_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_servers(tier: CacheTier) -> dict[str, Any]:
-    if managed_by_us(tier) is not None:
+    if tier.spec.managed is not None:
         servers = {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": tier.namespace}},
             "podSelector": {"matchLabels": labels.selector_of_tier(tier.name)},

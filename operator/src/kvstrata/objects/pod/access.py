@@ -18,7 +18,6 @@ from kvstrata.objects import labels, names, paths
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.meta import metadata
 from kvstrata.objects.pod import gate
-from kvstrata.objects.redis.server import managed_by_us
 
 
 def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
@@ -44,15 +43,11 @@ def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str
 def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, Any] | None:
     """Return the policy of a managed Redis tier; None for other tiers. Admitted are pods that use the tier, the
     operator, and pods of its deletion Jobs. Only the servers reach the cluster bus."""
-    managed = managed_by_us(tier)
-    if managed is None:
+    if tier.spec.managed is None:
         return None
     servers = {"podSelector": {"matchLabels": labels.selector_of_tier(tier.name)}}
     deletions = _beside_the_operator(ctx, labels.deletes_from(tier.namespace, tier.name))
     callers = [{"podSelector": {"matchLabels": labels.reads_tier(tier.name)}}, _operator(ctx), deletions]
-    ingress = [{"from": callers, "ports": [_tcp(paths.REDIS_PORT)]}]
-    if managed.is_cluster:
-        ingress.append({"from": [servers], "ports": [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -60,7 +55,10 @@ def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, A
         "spec": {
             **servers,
             "policyTypes": ["Ingress"],
-            "ingress": ingress,
+            "ingress": [
+                {"from": callers, "ports": [_tcp(paths.REDIS_PORT)]},
+                {"from": [servers], "ports": [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]},
+            ],
         },
     }
 

@@ -14,7 +14,6 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.meta import metadata
 from kvstrata.objects.pod import gate
 from kvstrata.objects.pod.pod import pod_template
-from kvstrata.objects.redis.server import managed_by_us
 
 REVISIONS_KEPT = 3
 PROGRESS_MARGIN_S = 300
@@ -65,8 +64,7 @@ def build_pdb(model: CachedModel) -> dict[str, Any] | None:
 
 def build_redis_pdb(tier: CacheTier) -> dict[str, Any] | None:
     """Return a budget of one voluntary disruption at a time for all shards together; None for any other tier."""
-    managed = managed_by_us(tier)
-    if managed is None or not managed.is_cluster:
+    if tier.spec.managed is None:
         return None
     return _one_at_a_time(tier, names.redis(tier.name), labels.of_tier(tier.name), labels.selector_of_tier(tier.name))
 
@@ -118,12 +116,11 @@ def build_model_service(model: CachedModel) -> dict[str, Any]:
 
 
 def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
-    """Return the headless Service of a managed Redis tier; None for any other tier. It publishes servers of a cluster
-    before they are ready, because they must find one another first."""
-    managed = managed_by_us(tier)
-    if managed is None:
+    """Return the headless Service of a managed Redis tier; None for any other tier. It publishes servers before they
+    are ready, because they must find one another first."""
+    if tier.spec.managed is None:
         return None
-    ports = {"redis": paths.REDIS_PORT} | ({"bus": paths.REDIS_BUS_PORT} if managed.is_cluster else {})
+    ports = {"redis": paths.REDIS_PORT, "bus": paths.REDIS_BUS_PORT}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -131,7 +128,7 @@ def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
         "spec": {
             "type": "ClusterIP",
             "clusterIP": "None",
-            **({"publishNotReadyAddresses": True} if managed.is_cluster else {}),
+            "publishNotReadyAddresses": True,
             "selector": labels.selector_of_tier(tier.name),
             "ports": [
                 {"name": name, "port": port, "targetPort": port, "protocol": "TCP"} for name, port in ports.items()

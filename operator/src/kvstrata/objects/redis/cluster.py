@@ -3,11 +3,16 @@
 Pods start as empty nodes; the operator forms the cluster and replaces pods when their template changes. A node gets a
 new identity at each start, because its data is gone and the old name would mislead the others. The primary of a shard
 may change at any time, so all pods of a shard are alike.
+
+Passwords are in an ACL file, never in arguments or environment, which are visible in the pod. Nothing is on a disk:
+blocks can be recomputed, and a copy on disk would have to be erased.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
@@ -15,21 +20,11 @@ from kvstrata.api.cachetier_managed import RedisManaged
 from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import ResourceQuantity
 from kvstrata.objects import labels, names, paths, sizing
-from kvstrata.objects.container import amounts, chosen_amounts, field_environment
+from kvstrata.objects.container import SECURITY, amounts, chosen_amounts, exec_probe, field_environment, mount
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.pod.pod import placement
+from kvstrata.objects.meta import metadata, without_empty
+from kvstrata.objects.pod.pod import SECRET_FILE_MODE, placement, pod_security
 from kvstrata.objects.quantities import binary
-from kvstrata.objects.redis.server import (
-    client_options,
-    listening_arguments,
-    managed_by_us,
-    memory_arguments,
-    run,
-    server_container,
-    server_pod,
-    server_volumes,
-    stateful_set,
-)
 from kvstrata.objects.tier_link import redis_tls_secret
 
 NODE_TIMEOUT_MS = 5000
@@ -59,35 +54,56 @@ def build_shard_statefulset(
 ) -> dict[str, Any] | None:
     """Return the StatefulSet of one shard of a managed Redis Cluster; None for any other tier. A changed
     `restart_token` replaces every pod. `servers` is the shard's present size, where it differs from spec."""
-    managed = managed_by_us(tier)
-    if managed is None or not managed.is_cluster:
+    managed = tier.spec.managed
+    if managed is None:
         return None
     chosen = managed.pod_template or PodTemplate()
     own_labels, selector = labels.of_shard(tier.name, shard), labels.selector_of_shard(tier.name, shard)
-    pod = {
-        "terminationGracePeriodSeconds": TERMINATION_GRACE_S,
-        "containers": [_container(ctx, tier, managed)],
-        "volumes": server_volumes(tier, AUTH_FILES),
-        "affinity": _apart(selector),
-        **placement(chosen, labels.selector_of_tier(tier.name)),
+    annotations = {labels.TLS_REVISION: restart_token} if restart_token is not None else {}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata(names.redis_shard(tier.name, shard), tier.namespace, own_labels, tier.owner_reference()),
+        "spec": {
+            "serviceName": names.redis(tier.name),
+            "podManagementPolicy": "Parallel",
+            "revisionHistoryLimit": 3,
+            "selector": {"matchLabels": selector},
+            "replicas": servers if servers is not None else 1 + managed.effective_replicas_per_shard,
+            "updateStrategy": {"type": "OnDelete"},
+            "template": {
+                "metadata": without_empty(
+                    {
+                        "labels": labels.merged(chosen.labels, own_labels),
+                        "annotations": labels.merged(chosen.annotations, annotations),
+                    }
+                ),
+                "spec": {
+                    "automountServiceAccountToken": False,
+                    "enableServiceLinks": False,
+                    "securityContext": pod_security(),
+                    "terminationGracePeriodSeconds": TERMINATION_GRACE_S,
+                    "containers": [_container(ctx, tier, managed)],
+                    "volumes": _volumes(tier),
+                    "affinity": _apart(selector),
+                    **placement(chosen, labels.selector_of_tier(tier.name)),
+                },
+            },
+        },
     }
-    spec = {
-        "replicas": servers if servers is not None else 1 + managed.effective_replicas_per_shard,
-        "updateStrategy": {"type": "OnDelete"},
-        "template": server_pod(chosen, own_labels, restart_token, pod),
-    }
-    return stateful_set(tier, names.redis_shard(tier.name, shard), own_labels, selector, spec)
 
 
 def cluster_arguments(tier: CacheTier) -> list[str]:
     """Return the arguments of a cluster's servers. They appear in the pod spec and hold no secret."""
     part_bytes = sizing.shard_bytes(tier.spec)
-    tls = ["--tls-cluster", "yes", "--tls-replication", "yes"] if redis_tls_secret(tier) is not None else []
     buffer_bytes = sizing.replication_buffer_bytes(part_bytes)
     return [
-        *listening_arguments(tier),
-        *tls,
-        *memory_arguments(sizing.redis_maxmemory_bytes(tier.spec)),
+        *_listening(tier),
+        *("--aclfile", f"{paths.REDIS_AUTH}/{names.ACL_FILE_KEY}"),
+        *(("--tls-cluster", "yes", "--tls-replication", "yes") if redis_tls_secret(tier) is not None else ()),
+        # Adapters evict, not servers.
+        *("--maxmemory", str(sizing.redis_maxmemory_bytes(tier.spec)), "--maxmemory-policy", "noeviction"),
+        *("--save", "", "--appendonly", "no", "--dir", paths.TEMPORARY),
         *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
         *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
         # Lost slots are misses: serve the rest, and promote a replica however old it is.
@@ -103,21 +119,45 @@ def cluster_arguments(tier: CacheTier) -> list[str]:
         *("--repl-backlog-size", str(sizing.replication_backlog_bytes(part_bytes))),
         *("--client-output-buffer-limit", f"replica {buffer_bytes} 0 0"),
         *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
-        *_threads(managed_by_us(tier)),
+        *_threads(tier.spec.managed),
+    ]
+
+
+def _listening(tier: CacheTier) -> list[str]:
+    if redis_tls_secret(tier) is None:
+        return ["--port", str(paths.REDIS_PORT)]
+    return [
+        *("--port", "0", "--tls-port", str(paths.REDIS_PORT)),
+        *("--tls-cert-file", f"{paths.REDIS_TLS}/{names.CERTIFICATE_KEY}"),
+        *("--tls-key-file", f"{paths.REDIS_TLS}/{names.PRIVATE_KEY_KEY}"),
+        *("--tls-ca-cert-file", f"{paths.REDIS_TLS}/{names.AUTHORITY_KEY}"),
+        *("--tls-auth-clients", "no"),
     ]
 
 
 def _container(ctx: BuildContext, tier: CacheTier, managed: RedisManaged) -> dict[str, Any]:
-    stop = run(
-        "redis_stop", HAND_OVER_PATIENCE_S, paths.REDIS_AUTH, "127.0.0.1", paths.REDIS_PORT, *client_options(tier)
-    )
-    return server_container(
-        ctx,
-        tier,
-        managed,
-        chosen_amounts(managed.resources, _default_resources(tier)),
+    chosen = managed.pod_template or PodTemplate()
+    has_tls = redis_tls_secret(tier) is not None
+    client = ["--tls", "--cacert", f"{paths.REDIS_TLS}/{names.AUTHORITY_KEY}"] if has_tls else []
+    probe = _run("redis_ping", paths.REDIS_PORT, *client)
+    stop = _run("redis_stop", HAND_OVER_PATIENCE_S, paths.REDIS_AUTH, "127.0.0.1", paths.REDIS_PORT, *client)
+    start_over_wait_s = START_OVER_WAIT_S if tier.spec.has_several_primaries else 0
+    return without_empty(
         {
-            "command": run("redis_start", START_OVER_WAIT_S, paths.TEMPORARY, paths.REDIS_AUTH),
+            "name": "redis",
+            "image": managed.image or ctx.redis_image,
+            "imagePullPolicy": chosen.image_pull_policy or (ctx.image_pull_policy if managed.image is None else None),
+            "startupProbe": exec_probe(probe, period_s=1, timeout_s=2, failures=60),
+            "livenessProbe": exec_probe(probe, period_s=10, timeout_s=5, failures=6),
+            "readinessProbe": exec_probe(probe, period_s=5, timeout_s=3, failures=2),
+            "resources": dict(chosen_amounts(managed.resources, _default_resources(tier))),
+            "securityContext": SECURITY,
+            "volumeMounts": [
+                mount("tmp", paths.TEMPORARY),
+                mount("auth", paths.REDIS_AUTH, read_only=True),
+                *([mount("tls", paths.REDIS_TLS, read_only=True)] if has_tls else []),
+            ],
+            "command": _run("redis_start", start_over_wait_s, paths.TEMPORARY, paths.REDIS_AUTH),
             "args": cluster_arguments(tier),
             "env": [
                 field_environment("POD_IP", "status.podIP"),
@@ -129,8 +169,35 @@ def _container(ctx: BuildContext, tier: CacheTier, managed: RedisManaged) -> dic
             ],
             "lifecycle": {"preStop": {"exec": {"command": stop}}},
             "terminationMessagePolicy": "FallbackToLogsOnError",
-        },
+        }
     )
+
+
+def _run(name: str, *arguments: object) -> list[str]:
+    return ["sh", "-c", _script(name), name.replace("_", "-"), *map(str, arguments)]
+
+
+@cache
+def _script(name: str) -> str:
+    """Return a shell script for a server's container, without comments: a changed comment would restart every
+    server."""
+    text = resources.files(__package__).joinpath("scripts", f"{name}.sh").read_text()
+    return "".join(
+        line for line in text.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")
+    )
+
+
+def _volumes(tier: CacheTier) -> list[dict[str, Any]]:
+    auth = {
+        "secretName": names.redis_auth(tier.name),
+        "defaultMode": SECRET_FILE_MODE,
+        "items": [{"key": key, "path": key} for key in AUTH_FILES],
+    }
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}, {"name": "auth", "secret": auth}]
+    secret = redis_tls_secret(tier)
+    if secret is not None:
+        volumes.append({"name": "tls", "secret": {"secretName": secret, "defaultMode": SECRET_FILE_MODE}})
+    return volumes
 
 
 def _apart(selector: dict[str, str]) -> dict[str, Any]:

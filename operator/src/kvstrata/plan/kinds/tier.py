@@ -12,12 +12,11 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.world import World
-from kvstrata.objects import names, paths
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
 from kvstrata.objects.tier_link import redis_link
-from kvstrata.plan.actions import Action, Decision, ManagedServer, Plan, ProbeBackend, StatusWrite
+from kvstrata.plan.actions import Action, Decision, Plan, ProbeBackend, StatusWrite
 from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import BUDGETED, guaranteed_bytes
 from kvstrata.plan.conditions import Finding, false, kstatus, tells_only, true, unknown, write_status
@@ -25,7 +24,7 @@ from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promise
 from kvstrata.plan.ownership import FOREIGN_S, left_by_predecessor, name_conflict, no_longer_wanted, read_foreign
 from kvstrata.plan.redis import external
 from kvstrata.plan.redis.backend import addresses, asked_as, is_external, report_of, said_before
-from kvstrata.plan.redis.cluster import cluster_state, hindrance, managed_cluster, stuck_pod, without_cluster
+from kvstrata.plan.redis.cluster import cluster_state, hindrance, stuck_pod, without_cluster
 from kvstrata.plan.redis.credentials import (
     Tending,
     has_secrets,
@@ -93,7 +92,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
     if conflict := name_conflict(world, tier):
         return _conflicting(world, tier, now, fields, conflict)
-    if tier.spec.redis and tier.spec.redis.managed:
+    if cluster is not None:
         if secret := predecessors_secret(world, tier):
             return _after_predecessor(world, tier, now, fields, secret)
         actions = missing_secrets(world, ctx, tier, world.domain_id)
@@ -101,10 +100,8 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
             findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
-        members = cluster.members if cluster is not None else None
-        children = _children(world, ctx, tier, members)
-        running = cluster.servers if cluster is not None else (_server(tier),)
-        tended = tend_credentials(world, ctx, tier, world.domain_id, running, now, follows=cluster is not None)
+        children = _children(world, ctx, tier, cluster.members)
+        tended = tend_credentials(world, ctx, tier, world.domain_id, cluster.servers, now)
     if left := left_by_predecessor(world, tier, children):
         return _after_predecessor(world, tier, now, fields, left)
     if conflict := name_conflict(world, tier, children):
@@ -138,7 +135,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         actions=(
             *actions,
             *(tended.actions if tended else ()),
-            *(_probe(tier, now, world) if cluster is None else (cluster.order,)),
+            *(_probe(tier, now, world, domain) if cluster is None else (cluster.order,)),
             *no_longer_wanted(world, tier, children),
         ),
         apply=children,
@@ -148,7 +145,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
 
 
 def _children(
-    world: World, ctx: BuildContext, tier: CacheTier, members: Mapping[int, int] | None
+    world: World, ctx: BuildContext, tier: CacheTier, members: Mapping[int, int]
 ) -> tuple[dict[str, Any], ...]:
     token = restart_token(world, tier)
     return world.memo.get(
@@ -199,19 +196,14 @@ def _readiness(
     return pending, warned or Decision(TierReason.READY, "the tier's server answers")
 
 
-def _server(tier: CacheTier) -> ManagedServer:
-    host = names.redis_host(tier.name, tier.namespace)
-    return ManagedServer(names.redis(tier.name), f"{host}:{paths.REDIS_PORT}", host)
-
-
 def _shards(
     world: World, tier: CacheTier, reachable: Finding, report: BackendReport | None
 ) -> tuple[int | None, int | None]:
-    """Return the numbers of servers and of answering ones; for clusters as reported by pods."""
+    """Return the numbers of external servers and of answering ones; for clusters as reported by pods."""
+    if tier.spec.managed is not None:
+        return None, None  # The operator's own look says it better.
     if not tier.spec.is_cluster:
         return 1, 1 if reachable.status == "True" else 0
-    if managed_cluster(tier) is not None:
-        return None, None  # The operator's own look says it better.
     told = [
         state
         for one in world.states.values()
@@ -229,7 +221,7 @@ def _shards(
     return nodes, max(0, nodes - away)
 
 
-def _order(world: World, tier: CacheTier) -> ProbeBackend | None:
+def _order(world: World, tier: CacheTier, domain: str) -> ProbeBackend | None:
     """Return the probe of the tier's server, None if it has none; in a cluster the next one, if one is down."""
     link = redis_link(tier)
     if link is None:
@@ -248,14 +240,14 @@ def _order(world: World, tier: CacheTier) -> ProbeBackend | None:
         username=username,
         password_secret=password,
         authority_secret=authority,
-        domain=world.domain_id if is_external(tier) else None,
+        domain=domain,
         cluster=tier.spec.is_cluster,
     )
 
 
-def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
+def _probe(tier: CacheTier, now: datetime, world: World, domain: str) -> tuple[ProbeBackend, ...]:
     """Probe when the last answer is older than the interval, not on every plan."""
-    report, order = report_of(world, tier), _order(world, tier)
+    report, order = report_of(world, tier), _order(world, tier, domain)
     if order is None or (report and (now - report.at).total_seconds() < _interval_s(world, tier) - 0.5):
         return ()
     return (order,)
@@ -265,16 +257,9 @@ def _interval_s(world: World, tier: CacheTier) -> float:
     """Return how long an answer is valid: short if the server was down or others report problems. An outage may be
     shorter than the interval; reports from Kubernetes and pods reveal it."""
     report = report_of(world, tier)
-    doubtful = _pods_without(world, tier) or _pods_refused(world, tier) or _server_is_not_ready(world, tier)
+    doubtful = bool(_pods_without(world, tier) or _pods_refused(world, tier))
     doubtful = doubtful or external.missing(tier, report, world.domain_id or "") is not None
     return PROBE_EVERY_S if report and report.reachable and not doubtful else PROBE_WHILE_DOWN_S
-
-
-def _server_is_not_ready(world: World, tier: CacheTier) -> bool:
-    server = world.children.get(("StatefulSet", names.redis(tier.name)))
-    if server is None or not (tier.spec.redis and tier.spec.redis.managed):
-        return False
-    return not (server.get("status") or {}).get("readyReplicas")
 
 
 def _reachable(world: World, tier: CacheTier) -> Finding:
@@ -349,8 +334,8 @@ def _room(world: World, tier: CacheTier) -> Finding:
         away = _why_away(world, tier, report)
         return unknown(ConditionType.HAS_ROOM, away.reason, away.message)
     refused = _pods_refused(world, tier)
-    # Memory of one server says nothing about the rest of a cluster.
-    bounded = report.max_bytes > 0 and not tier.spec.is_cluster
+    # Memory of one server says nothing about the others.
+    bounded = report.max_bytes > 0 and not tier.spec.has_several_primaries
     if bounded and not report.evicts:
         share = 100 * report.used_bytes / report.max_bytes
         full = share >= 100 or (bool(refused) and share >= FULL_PERCENT)
@@ -364,7 +349,7 @@ def _room(world: World, tier: CacheTier) -> Finding:
             "CapacityCommitted tell why scopes do not make room in time. Raise the tier's capacity or lower its "
             "eviction.highWatermarkPercent",
         )
-    if tier.spec.is_cluster:
+    if tier.spec.has_several_primaries:
         sentence = "no pod was refused a block"
     elif not report.version:
         sentence = "no pod was refused a block; the server's user may not ask for figures"

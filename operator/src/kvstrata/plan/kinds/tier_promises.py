@@ -98,7 +98,7 @@ def _eviction(
     if tier.spec.medium is not Medium.REDIS:
         return ()
     stored = stored_bytes(tier.spec) or 0
-    too_small = report is not None and 0 < report.max_bytes < stored and not tier.spec.is_cluster
+    too_small = report is not None and 0 < report.max_bytes < stored and not tier.spec.has_several_primaries
     if report is not None and too_small and not unused:
         return (
             false(

@@ -23,7 +23,7 @@ from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.actions import Decision, ManagedServer, ReconcileCluster
 from kvstrata.plan.conditions import Finding, false, true, unknown
 from kvstrata.plan.redis import topology
-from kvstrata.plan.redis.backend import addresses, asked_as, is_external, said_before
+from kvstrata.plan.redis.backend import addresses, asked_as, said_before
 from kvstrata.plan.redis.topology import Step, Verdict
 
 STUCK_AFTER_S = 60.0
@@ -31,9 +31,7 @@ STUCK_AFTER_S = 60.0
 
 
 def server_pods(world: World, tier: CacheTier) -> Collection[ServerPod]:
-    """Return the pods of a tier's servers, without those of the other kind under the same name."""
-    pods = world.servers.get(tier.name, {}).values()
-    return tuple(pod for pod in pods if names.is_single_server(tier.name, pod.name) is not tier.spec.is_cluster)
+    return world.servers.get(tier.name, {}).values()
 
 
 def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
@@ -79,14 +77,8 @@ class ClusterState:
     order: ReconcileCluster
 
 
-def managed_cluster(tier: CacheTier) -> RedisManaged | None:
-    """Return the spec of a managed cluster; None for any other tier."""
-    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
-    return managed if managed is not None and managed.is_cluster else None
-
-
 def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
-    managed = managed_cluster(tier)
+    managed = tier.spec.managed
     if managed is None:
         return None
     goal = _goal(world, tier, managed)
@@ -100,7 +92,7 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     return ClusterState(
         members=_members(goal, pods, step, cluster),
         findings=(_slots(tier, report, verdict, locked, stuck), _replication(tier, verdict, goal, locked, stuck)),
-        fields={**_fields(goal, verdict, report), **_history(tier, report, verdict)},
+        fields={**_fields(tier, goal, verdict, report), **_history(tier, report, verdict)},
         pending=_pending(tier, report, verdict, locked, stuck),
         servers=_servers(tier, pods),
         order=_order(tier, goal),
@@ -245,19 +237,14 @@ def _slots(
     if locked is not None:
         return unknown(kind, locked.reason, locked.message)
     lost = _everything_lost(tier, report, verdict)
-    why = lost or Decision(stuck.reason if stuck else _why(tier, verdict), verdict.slots_message)
+    why = lost or _why(tier, report, verdict, stuck, verdict.slots_message)
     return false(kind, why.reason, why.message)
 
 
 def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
-    """Return the conditions about slots and replicas without a managed cluster. Slots of an external cluster are among
-    the checks of external servers."""
-    if is_external(tier):
-        sentence = "whoever runs the servers looks after their replicas, which the operator does not ask"
-        replication = unknown(ConditionType.REPLICATION_HEALTHY, TierReason.NOT_MANAGED, sentence)
-    else:
-        sentence = "one server has no replicas: what it held are misses when it is lost"
-        replication = true(ConditionType.REPLICATION_HEALTHY, TierReason.NO_REPLICAS, sentence)
+    """Return the conditions about slots and replicas of external servers. Slots of a cluster are among their checks."""
+    sentence = "whoever runs the servers looks after their replicas, which the operator does not ask"
+    replication = unknown(ConditionType.REPLICATION_HEALTHY, TierReason.NOT_MANAGED, sentence)
     if tier.spec.is_cluster:
         return (replication,)
     slots = true(ConditionType.SLOTS_COVERED, TierReason.NOT_A_CLUSTER, "one server has everything, and it answers")
@@ -266,9 +253,16 @@ def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
     return (slots, replication)
 
 
-def _why(tier: CacheTier, verdict: Verdict) -> TierReason:
+def _why(
+    tier: CacheTier, report: ClusterReport | None, verdict: Verdict, stuck: Decision | None, message: str
+) -> Decision:
+    if stuck is not None:
+        return Decision(stuck.reason, message)
+    cluster = report.cluster if report is not None else None
+    if cluster is not None and cluster.silent and not tier.spec.has_several_primaries and not cluster.servers:
+        return Decision(*next(iter(cluster.silent.values())))
     forming = verdict.empty or (verdict.uncovered == SLOTS and not was_formed(tier))
-    return TierReason.SLOTS_UNCOVERED if verdict.uncovered and not forming else TierReason.PROGRESSING
+    return Decision(TierReason.PROGRESSING if forming or not verdict.uncovered else TierReason.SLOTS_UNCOVERED, message)
 
 
 def was_formed(tier: CacheTier) -> bool:
@@ -352,14 +346,22 @@ def _pending(
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
     if not verdict.slots_covered:
-        why = stuck.reason if stuck else _why(tier, verdict)
-        return locked or _everything_lost(tier, report, verdict) or Decision(why, verdict.progress)
+        lost = _everything_lost(tier, report, verdict)
+        return locked or lost or _why(tier, report, verdict, stuck, verdict.progress)
     if not verdict.replication_healthy:
         return locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.progress)
     return None
 
 
-def _fields(goal: Goal, verdict: Verdict | None, report: ClusterReport | None) -> Mapping[str, Any]:
+def _fields(tier: CacheTier, goal: Goal, verdict: Verdict | None, report: ClusterReport | None) -> Mapping[str, Any]:
+    if report is None and said_before(tier) is not None:
+        told = tier.status
+        return {
+            "shards": goal.shards,
+            "shardsReady": told.shards_ready,
+            "replicas": told.replicas,
+            "progress": told.progress,
+        }
     if verdict is None or report is None or report.cluster is None:
         return {"shards": goal.shards, "progress": None}
     in_step = sum(not server.is_primary and server.link_up for server in report.cluster.servers.values())

@@ -17,7 +17,7 @@ from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.redis.users import REPLICATION_USER, users_acl, what_users_may
+from kvstrata.objects.redis.users import users_acl, what_users_may
 from kvstrata.objects.tier_link import redis_tls_secret
 from kvstrata.plan.actions import (
     Action,
@@ -104,7 +104,7 @@ def missing_secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id:
                     labels=labels.of_tier(tier.name),
                     owner=tier.owner_reference(),
                     dns_names=_dns_names(ctx, tier),
-                    for_peers=tier.spec.is_cluster,
+                    for_peers=True,
                     renew=broken,
                 )
             )
@@ -118,15 +118,12 @@ def tend_credentials(
     domain_id: str,
     servers: tuple[ManagedServer, ...],
     now: datetime,
-    *,
-    follows: bool = False,
 ) -> Tending:
-    """Return the actions for passwords and certificate of all running servers. `domain_id` limits the users' keys;
-    `follows`: servers follow primaries and need a password for it."""
+    """Return the actions for passwords and certificate of all running servers. `domain_id` limits the users' keys."""
     look = world.credentials.get(tier.name)
     kept = CredentialLook({}, now) if look is None else look
     running = tuple(server.name for server in servers)
-    on_users = _on_users(world, tier, domain_id, running, kept, now, follows=follows)
+    on_users = _on_users(world, tier, domain_id, running, kept, now)
     on_certificate = _on_certificate(world, ctx, tier, running, kept, now)
     parts = [part for part in (on_users, on_certificate) if part is not None]
     steps = [part.step for part in parts if part.step is not None]
@@ -138,9 +135,7 @@ def tend_credentials(
     foreign = secret is not None and secret != names.redis_tls(tier.name)
     # Without a complete certificate no server starts, so its Secret is read without servers too.
     if due_s <= 0 and (servers or foreign):
-        actions += (
-            TendServers(tier.name, servers, names.redis_auth(tier.name), secret, orders, foreign, follows=follows),
-        )
+        actions += (TendServers(tier.name, servers, names.redis_auth(tier.name), secret, orders, foreign),)
     waits = [step.again_s for step in steps if step.again_s is not None]
     wake = TURNED_S if turns else min([*waits, due_s if due_s > 0 else ASK_AGAIN_S])
     findings = tuple(part.finding for part in parts)
@@ -167,19 +162,15 @@ def _on_users(
     running: tuple[str, ...],
     look: CredentialLook,
     now: datetime,
-    *,
-    follows: bool,
 ) -> _Part:
     name = names.redis_auth(tier.name)
     secret = world.secrets.get(name)
     if secret is None or secret.passwords is None:
         return _Part(unknown(ConditionType.PASSWORDS_CURRENT, TierReason.PROGRESSING, f"Secret {name} is being made"))
-    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
-    every = managed.rotate_passwords_every if managed is not None else None
+    every = tier.spec.managed.rotate_passwords_every if tier.spec.managed is not None else None
     terms = PasswordTerms(
         running,
         asked=_asked(tier),
-        follows=REPLICATION_USER if follows else None,
         rotate_every_s=every.in_seconds if every is not None else ROTATE_EVERY_S,
     )
     case = PasswordCase(secret.passwords, terms, look.servers, now)
@@ -227,7 +218,7 @@ def _on_certificate(
             labels.of_tier(tier.name),
             tier.owner_reference(),
             dns_names=_dns_names(ctx, tier),
-            for_peers=tier.spec.is_cluster,
+            for_peers=True,
         )
     return _Part(certificate_finding(case, step), step, turn)
 

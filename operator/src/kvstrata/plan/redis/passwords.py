@@ -23,6 +23,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.model.redis.credentials import PasswordFacts, ServerCredentials, Stage
+from kvstrata.objects.redis.users import REPLICATION_USER
 from kvstrata.plan.actions import Decision, Order, Turn
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
@@ -38,11 +39,10 @@ ROTATE_EVERY_S = 90 * 24 * 3600
 @dataclass(frozen=True, slots=True)
 class PasswordTerms:
     """Requirements of a tier's passwords. `servers` are the running ones, `asked` is the present rotation request,
-    empty for none, and `follows` the user for replication, None without replicas."""
+    empty for none."""
 
     servers: tuple[str, ...]
     asked: str = ""
-    follows: str | None = None
     rotate_every_s: int = ROTATE_EVERY_S
     settle_s: int = SETTLE_S
     overlap_s: int = OVERLAP_S
@@ -96,9 +96,7 @@ def tell_servers(case: PasswordCase) -> Step | None:
 
 def tell_followers(case: PasswordCase) -> Step | None:
     """Servers follow their primary with the current password, which every server admits by now."""
-    if case.terms.follows is None:
-        return None
-    wanted = case.facts.current.get(case.terms.follows)
+    wanted = case.facts.current.get(REPLICATION_USER)
     behind = [server.server for server in case.answering if server.master != wanted]
     if not behind:
         return None

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
-from kvstrata.objects.redis.server import managed_by_us
 from kvstrata.objects.tier_link import servers
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.redis.backend import servers_held
@@ -35,7 +34,7 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
     use database 0. The older tier keeps its servers, whichever models list it."""
     own, age = servers(tier), seniority(tier)
     for name, other in sorted(world.tiers.items()):
-        if name == tier.name or (managed_by_us(tier) and managed_by_us(other)):
+        if name == tier.name or (tier.spec.managed and other.spec.managed):
             continue  # Servers that the operator runs are named after their tier.
         held, others_age = _held(world, name)
         if others_age < age and (shared := own & held):
@@ -62,7 +61,7 @@ def seniority(tier: CacheTier) -> tuple[float, str]:
 def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
     """A tier may use its user's Secrets, not the operator's."""
     redis = tier.spec.redis
-    external, managed = (redis.external, redis.managed) if redis else (None, None)
+    external, managed = redis.external if redis else None, tier.spec.managed
     named = [
         external.auth_secret_ref.name if external and external.auth_secret_ref else None,
         external.tls.ca_secret_ref.name if external and external.tls else None,

@@ -1,4 +1,4 @@
-"""Probes of shared tiers' servers, beside the loop; reports go into the store."""
+"""Probes of external Redis servers, beside the loop; reports go into the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.redis.external import check_external
-from kvstrata.clients.redis.probe import Access, RedisReason, probe_redis
+from kvstrata.clients.redis.probe import Access, RedisReason
 from kvstrata.clients.resources import SECRET
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
@@ -54,36 +54,19 @@ class Backends:
             sentence = f"the key {where[1]} of Secret {where[0]} is not UTF-8 text"
             report = _unasked(order, TierReason.SECRET_UNREADABLE, sentence)
         else:
-            ask = self._figures if order.domain is None else self._checks
-            report = await ask(order, Access(text, authority, order.username))
+            report = await self._checks(order, Access(text, authority, order.username))
         if not self._is_asked(namespace, order.tier):
             return
         self._store.domain(namespace).backends[order.tier] = report
         self._count(namespace, order, report)
         self._queue.add(Key("CacheTier", namespace, order.tier))
 
-    async def _figures(self, order: ProbeBackend, access: Access) -> BackendReport:
-        answer = await probe_redis(
-            order.endpoint, access.password, access.ca_pem, order.server_name, username=access.username
-        )
-        return _report(
-            order,
-            answer.reachable,
-            str(answer.reason),
-            answer.message,
-            used_bytes=answer.used_memory_bytes,
-            max_bytes=answer.maxmemory_bytes,
-            evicts=answer.maxmemory_policy not in ("", "noeviction"),
-            version=answer.version,
-            software=answer.software,
-        )
-
     async def _checks(self, order: ProbeBackend, access: Access) -> BackendReport:
         checked = await check_external(
             order.endpoint,
             order.server_name,
             access,
-            order.domain or "",
+            order.domain,
             cluster=order.cluster,
             limit=self._connections,
         )
@@ -117,7 +100,7 @@ class Backends:
         where = (namespace, order.tier)
         metrics.BACKEND_UP.labels(*where).set(1 if report.reachable else 0)
         tier = self._store.domain(namespace).objects["CacheTier"].get(order.tier)
-        if tier is None or order.domain is None or report.external is None or not report.reachable:
+        if tier is None or report.external is None or not report.reachable:
             return
         unsuitable = missing(tier, report, order.domain)
         metrics.BACKEND_SUITABLE.labels(*where).set(0 if unsuitable else 1)

@@ -93,7 +93,7 @@ class CredentialWorker:
         for one in orders:
             log.info("server told", extra={"tier": order.tier, "server": server.name, "order": str(one)})
         calls = [self._call(one, admission, users) for one in orders]
-        seen = await tend(server, entry, admission, calls, follows=order.follows)
+        seen = await tend(server, entry, admission, calls)
         if orders and not seen.answered:
             log.warning("server not told", extra={"tier": order.tier, "reason": seen.reason, "error": seen.message})
         return seen
@@ -116,6 +116,4 @@ class CredentialWorker:
 
     def _is_managed(self, namespace: str, tier: str) -> bool:
         found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
-        if found is None or found.metadata.deleting or found.spec.redis is None:
-            return False
-        return found.spec.redis.managed is not None
+        return found is not None and not found.metadata.deleting and found.spec.managed is not None

@@ -27,10 +27,8 @@ from kvstrata.clients.resources import POD, SECRET
 from kvstrata.model.pods import BackendReport, ClusterReport, Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.model.refs import Key
-from kvstrata.objects import names
 from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis import topology
-from kvstrata.plan.redis.cluster import managed_cluster
 from kvstrata.plan.redis.topology import MoveOrder, Step, Verdict
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import utc_now
@@ -92,7 +90,7 @@ class Topologies:
 
     def forget_untended(self, namespace: str, tier: str) -> None:
         found = self._tier(namespace, tier)
-        if found is not None and managed_cluster(found) is not None and not found.metadata.deleting:
+        if found is not None and found.spec.managed is not None and not found.metadata.deleting:
             self._forget_predecessor(namespace, tier)
             return
         self._forget(namespace, tier)
@@ -265,9 +263,7 @@ class Topologies:
             self._queue.add(Key("CacheTier", namespace, tier))
 
     def _pods(self, tending: _Tending) -> dict[str, ServerPod]:
-        pods = self._store.domain(tending.namespace).servers.get(tending.order.tier, {})
-        # The pod of a former single server with the tier's name may still be there.
-        return {name: pod for name, pod in pods.items() if names.place_in_cluster(tending.order.tier, name)}
+        return dict(self._store.domain(tending.namespace).servers.get(tending.order.tier, {}))
 
     async def _access(self, namespace: str, order: ReconcileCluster) -> NodeAccess:
         password = await self._secret(namespace, order.password_secret)
