@@ -31,7 +31,6 @@ from kvstrata_sidecar.adapter.params import TierParams
 
 pytestmark = pytest.mark.cluster
 
-
 _DEFAULTS = TierParams(TIER, endpoints=())
 EXTRA_DELAY_S = (_DEFAULTS.lookup_deadline_ms + _DEFAULTS.load_deadline_ms) / 1000
 """What a tier may cost one request at most: a lookup and a load that are both given up at their deadlines."""

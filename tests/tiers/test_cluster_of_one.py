@@ -27,8 +27,13 @@ def alone(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisCluster]:
 
 
 @on_every_server
-def test_blocks_come_back_and_limits_hold(start: Callable[..., Driver], gate: GateStandIn, alone: RedisCluster) -> None:
-    driver = begin(start, gate, alone)
+@pytest.mark.parametrize("told", [True, False], ids=["to pods of today", "to pods of before"])
+def test_blocks_come_back_and_limits_hold(
+    start: Callable[..., Driver], gate: GateStandIn, alone: RedisCluster, told: bool
+) -> None:
+    driver = start(alone.nodes[0].port, cluster=told, workers=2)
+    all_closed(driver, 1)
+    gate.allow(KEYSPACE_A, KEYSPACE_B)
     assert store_all(driver) == len(BLOCKS)
     assert driver.lookup(BLOCKS) == [1] * len(BLOCKS)
     assert driver.lookup([block(KEYSPACE_B, number) for number in NUMBERS]) == [0] * len(BLOCKS)
@@ -80,15 +85,3 @@ def test_a_server_that_is_no_cluster_is_misses_until_the_cluster_is_there(
         assert load_right(driver) == [1] * len(BLOCKS)
     finally:
         cluster.kill()
-
-
-def test_an_adapter_of_an_earlier_version_gets_no_wrong_block_from_a_cluster_of_one(
-    start: Callable[..., Driver], gate: GateStandIn, alone: RedisCluster
-) -> None:
-    """It takes the server for a single one until its pod is replaced."""
-    driver = start(alone.nodes[0].port, workers=2)
-    gate.allow(KEYSPACE_A)
-    driver.until("closed")
-    store_all(driver)
-    load_right(driver)
-    assert driver.tier.delete(BLOCKS) is not None

@@ -111,16 +111,16 @@ EDITS = {
 
 
 @cache
-def first_formed() -> bytes:
-    model = Tended()
+def first_formed(shards: int, replicas: int) -> bytes:
+    model = Tended(shards, replicas)
     settle(model)
     model.write()
     return pickle.dumps(model)
 
 
-def formed() -> Tended:
+def formed(shards: int = 3, replicas: int = 1) -> Tended:
     """A whole cluster with values in all slots: a copy, because making one takes longer."""
-    model: Tended = pickle.loads(first_formed())  # noqa: S301  (made here)
+    model: Tended = pickle.loads(first_formed(shards, replicas))  # noqa: S301  (made here)
     return model
 
 
@@ -272,6 +272,37 @@ def test_an_operator_that_dies_after_any_command_of_forming_is_continued() -> No
         model = Tended()
         run(model, died_after)
         settle(model)
+
+
+def resized(shards: int, replicas: int) -> Callable[[Tended], None]:
+    """Shards of another size, whose pods need another template for it."""
+    revisions = dict.fromkeys(range(shards), "b")
+    return want(shards=shards, replicas=replicas, max_bytes_each=(12 << 20) // shards, revisions=revisions)
+
+
+ALONE = {
+    "its pod": (1, 0, lambda model: model.replace(next(iter(model.pods))), 1.0),
+    "its server": (1, 0, lambda model: model.restart(next(iter(model.pods))), 1.0),
+    "three shards of it": (1, 0, resized(3, 0), 1 / 3),
+    "three shards of it, with replicas": (1, 0, resized(3, 1), 0.0),
+    "it of three shards": (3, 0, resized(1, 0), 1.0),
+    "it of three shards with replicas": (3, 1, resized(1, 0), 0.0),
+}
+"""Shards and replicas, what happens to them, and the share of all slots whose values that costs."""
+
+
+@pytest.mark.parametrize(("shards", "replicas", "event", "cost"), ALONE.values(), ids=ALONE)
+def test_a_cluster_of_one_is_formed_again_and_gets_and_loses_shards_wherever_its_operator_dies(
+    shards: int, replicas: int, event: Callable[[Tended], None], cost: float
+) -> None:
+    whole = formed(shards, replicas)
+    event(whole)
+    for died_after in range(run(whole, 10_000) + 1):
+        model = formed(shards, replicas)
+        event(model)
+        run(model, died_after)
+        settle(model)
+        assert len(lost(model)) == SLOTS * cost, died_after
 
 
 @pytest.mark.parametrize("event", ["a replica", "a primary", "two primaries", "all primaries", "a primary's server"])

@@ -46,7 +46,7 @@ def told(simulation: Simulation) -> dict[str, tuple[str, str]]:
         ),
         (MANAGED_CLUSTER, ("True", "SlotsCovered"), ("True", "ReplicasInStep")),
     ],
-    ids=["one server", "an external server", "an external cluster", "a managed cluster"],
+    ids=["one shard", "an external server", "an external cluster", "a managed cluster"],
 )
 def test_a_tier_says_five_things_of_its_servers(
     redis: dict[str, Any], slots: tuple[str, str], replication: tuple[str, str]
