@@ -140,21 +140,22 @@ class _Caller:
     def _request(self, *words: Any) -> Any:
         """Ask whoever has the slot of a key. Raises _FailedError if there is no answer in time."""
         slot, began = key_slot(words[1].encode()), time.monotonic()
+        until = began + self._deadline_s
         try:
             while True:
                 try:
-                    return self._ask(slot, *words)
+                    return self._ask(slot, until, *words)
                 except (redis.RedisError, OSError) as error:
-                    if time.monotonic() - began > self._deadline_s:
+                    if time.monotonic() > until:
                         raise _FailedError(f"{words[0]}: {type(error).__name__}: {error}") from error
                 time.sleep(RETRY_S)
         finally:
             self.requests.longest_s = max(self.requests.longest_s, time.monotonic() - began)
 
-    def _ask(self, slot: int, *words: Any) -> Any:
+    def _ask(self, slot: int, until: float, *words: Any) -> Any:
         """Ask the server that has a slot, and the one that it sends to. Forgets where slots are if nobody answers."""
         try:
-            return self._client(self._owner(slot)).execute_command(*words)
+            return self._client(self._owner(slot, until)).execute_command(*words)
         except AskError as elsewhere:
             with self._client(self._address(str(elsewhere.host))).pipeline(transaction=False) as both:
                 both.execute_command("ASKING")
@@ -167,17 +168,19 @@ class _Caller:
             self._owners.clear()
             raise
 
-    def _owner(self, slot: int) -> str:
+    def _owner(self, slot: int, until: float) -> str:
         if slot not in self._owners:
-            self._owners.update(self._map())
+            self._owners.update(self._map(until))
         owner = self._owners.get(slot) or next(iter(self._servers()), None)
         if owner is None:
             raise redis.ConnectionError("no pod has an address")
         return owner
 
-    def _map(self) -> dict[int, str]:
-        """Ask for the map of slots; whichever server answers first is believed."""
+    def _map(self, until: float) -> dict[int, str]:
+        """Ask one server after the other for the map of slots, until one answers or it is this late."""
         for address in self._servers():
+            if time.monotonic() > until:
+                break
             try:
                 told = self._client(address).execute_command("CLUSTER SLOTS")
             except (redis.RedisError, OSError):
