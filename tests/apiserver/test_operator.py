@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.reconcile.queue import MAX_WAIT_S
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import NAMESPACE, Server
 
@@ -21,11 +22,11 @@ QUIET_S = 8.0
 
 
 def at_rest(server: Server) -> dict[str, str]:
-    """Wait until nothing changes for two seconds; return the resourceVersions."""
+    """Wait until nothing changes for longer than a status of progress may wait; return the resourceVersions."""
     deadline = time.monotonic() + 90
     before = server.versions()
     while True:
-        time.sleep(2)
+        time.sleep(MAX_WAIT_S + 2)
         after = server.versions()
         if before == after:
             return after
