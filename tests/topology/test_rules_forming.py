@@ -53,7 +53,7 @@ class TestMeeting:
     def test_nothing_moves_until_every_server_can_name_every_other_to_clients(self, cluster: Cluster) -> None:
         unnamed = taken(said(cluster, looks.node(1), "uid-0-0", hostname=""))
         assert (unnamed.reason, unnamed.waits) == (StepReason.WAITING_FOR_GOSSIP, True)
-        assert unnamed.message == "kvs-t-redis-0-0 have yet to hear what others are called"
+        assert unnamed.message == "kvs-t-redis-0-0 do not know the names of others yet"
 
     def test_many_servers_meet_one_and_their_primaries_not_each_other(self) -> None:
         many = looks.cluster(looks.even(20), replicas=1)

@@ -355,12 +355,12 @@ def _pending(
 
 def _fields(tier: CacheTier, goal: Goal, verdict: Verdict | None, report: ClusterReport | None) -> Mapping[str, Any]:
     if report is None and said_before(tier) is not None:
-        told = tier.status
+        known = tier.status
         return {
             "shards": goal.shards,
-            "shardsReady": told.shards_ready,
-            "replicas": told.replicas,
-            "progress": told.progress,
+            "shardsReady": known.shards_ready,
+            "replicas": known.replicas,
+            "progress": known.progress,
         }
     if verdict is None or report is None or report.cluster is None:
         return {"shards": goal.shards, "progress": None}

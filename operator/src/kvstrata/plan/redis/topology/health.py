@@ -24,10 +24,10 @@ def covered(view: View) -> Step | None:
     strangers = [one for one, other in permutations(view.servers.values(), 2) if not view.knows(one, other)]
     if strangers:
         return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, strangers)} have yet to hear of others")
-    # Clients follow redirections by name, and to a server without one they cannot.
-    unnamed = [one for one, other in permutations(view.servers.values(), 2) if not view.names(one, other)]
+    # A server redirects clients by name: to "?" while it knows none.
+    unnamed = [one for one, other in permutations(view.servers.values(), 2) if not view.can_redirect(one, other)]
     if unnamed:
-        return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, unnamed)} have yet to hear what others are called")
+        return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, unnamed)} do not know the names of others yet")
     behind = [server for server in view.servers.values() if not _agrees(view, server)]
     if behind:
         return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, behind)} have yet to hear who has which slots")

@@ -155,8 +155,8 @@ class View:
         peer = self.sight(server, other.node_id)
         return peer is not None and not peer.no_address and peer.ip == self.pod(other).ip
 
-    def names(self, server: Server, other: Server) -> bool:
-        """Whether `server` can redirect clients to `other` by the name that it announces."""
+    def can_redirect(self, server: Server, other: Server) -> bool:
+        """Whether `server` knows the name that `other` announces, by which it redirects clients."""
         peer = self.sight(server, other.node_id)
         return peer is not None and peer.hostname == other.itself.hostname
 
