@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from e2e.cluster.ports import free_port
 from e2e.cluster.settings import Paths
+
+if TYPE_CHECKING:
+    from e2e.product.api_reader import ApiReader  # needs packages that the demo does without
 
 FORWARD_TIMEOUT_S = 15.0
 
@@ -23,11 +26,14 @@ class CommandError(Exception):
 
 
 class Kubectl:
-    """Runs kubectl and helm against one cluster."""
+    """Runs kubectl and helm against one cluster. With `reader`, objects are read over its connections instead."""
 
-    def __init__(self, kubeconfig: Path | None = None, paths: Paths | None = None) -> None:
+    def __init__(
+        self, kubeconfig: Path | None = None, paths: Paths | None = None, reader: ApiReader | None = None
+    ) -> None:
         paths = paths or Paths()
         self.kubeconfig = kubeconfig or paths.kubeconfig
+        self._reader = reader
         self._environment = {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
@@ -81,15 +87,19 @@ class Kubectl:
         raise AssertionError("the API server accepted what it should have refused")
 
     def get(self, kind: str, name: str, namespace: str) -> dict[str, Any]:
-        """Return one object."""
-        found: dict[str, Any] = json.loads(self.run("-n", namespace, "get", kind, name, "-o", "json"))
+        """Return one object. Raises CommandError."""
+        status, found = self._reader.read(kind, namespace, name) if self._reader else (0, {})
+        if status != 200:
+            found = json.loads(self.run("-n", namespace, "get", kind, name, "-o", "json"))
         return found
 
     def list(self, kind: str, namespace: str, selector: str = "") -> list[dict[str, Any]]:
-        """Return all objects of a kind, by name."""
-        chosen = ["-l", selector] if selector else []
-        found = json.loads(self.run("-n", namespace, "get", kind, *chosen, "-o", "json"))["items"]
-        return sorted(found, key=lambda item: str(item["metadata"]["name"]))
+        """Return all objects of a kind, by name. Raises CommandError."""
+        status, found = self._reader.read(kind, namespace, selector=selector) if self._reader else (0, {})
+        if status != 200:
+            chosen = ["-l", selector] if selector else []
+            found = json.loads(self.run("-n", namespace, "get", kind, *chosen, "-o", "json"))
+        return sorted(found["items"], key=lambda item: str(item["metadata"]["name"]))
 
     def condition(self, kind: str, name: str, namespace: str, condition: str) -> dict[str, Any]:
         """Return a condition of an object, or an empty dict."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.settings import Paths
+from e2e.product.api_reader import ApiReader
 from e2e.product.chapters import Stage, open_stage
 from e2e.product.direct import pods_run_here
 from e2e.product.direct_stage import open_direct_stage
@@ -24,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kubectl() -> Kubectl:
     """kubectl on the cluster in use; `make test` brings it up and installs the product."""
-    found = Kubectl()
+    found = Kubectl(reader=ApiReader(Paths().kubeconfig))
     if not found.kubeconfig.exists():
         pytest.fail("no cluster is up: `make demo` or `make test` brings one up with the product installed")
     return found

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from e2e.product.api_reader import ApiReader
+
 NAMESPACE = "demo"
 EVERYTHING = (
     "cache-status,deployments,statefulsets,services,serviceaccounts,poddisruptionbudgets,networkpolicies,roles,"
@@ -22,6 +24,7 @@ class Server:
     def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
         self.kubectl_path = kubectl
         self.kubeconfig = kubeconfig
+        self._reader = ApiReader(kubeconfig)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl and return what it printed. Raises AssertionError with its complaint."""
@@ -42,9 +45,11 @@ class Server:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object, or None."""
+        status, found = self._reader.read(kind, NAMESPACE, name)
+        if status in (200, 404):
+            return found or None
         text = self.kubectl("-n", NAMESPACE, "get", kind, name, "--ignore-not-found", "-o", "json")
-        found: dict[str, Any] | None = json.loads(text) if text.strip() else None
-        return found
+        return dict(json.loads(text)) if text.strip() else None
 
     def condition(self, kind: str, name: str, condition: str) -> tuple[str, str]:
         """Status and reason of a condition."""
