@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -26,10 +26,11 @@ EXCUSED_FOR = timedelta(days=60)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run of pytest ended: its exit code, and the ids of tests that failed."""
+    """How a run of pytest ended: its exit code, and the ids of tests that failed, with the beginnings of messages."""
 
     code: int
     failed: tuple[str, ...]
+    messages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,24 @@ def judge(
         if found.code not in (0, TESTS_FAILED) or (found.code and not found.failed):
             failures += [f"FAILED: {test}: run again, pytest ended with {found.code}" for test in left]
             left = []
-        failures += [f"FAILED: {test}: again in run {number} of {RUNS}" for test in left if test in found.failed]
+        failures += [
+            f"FAILED: {test}: again in run {number} of {RUNS}{_quoted(first, test)}"
+            for test in left
+            if test in found.failed
+        ]
         left = [test for test in left if test not in found.failed]
     allowed: list[str] = []
     for test in left:
         excuse = excused.get(test)
         if excuse is not None and excuse.holds(today):
-            allowed.append(f"UNSTEADY: {test}: excused since {excuse.since}: {excuse.reason}")
+            allowed.append(f"UNSTEADY: {test}: excused since {excuse.since}: {excuse.reason}{_quoted(first, test)}")
         else:
-            failures.append(f"UNSTEADY: {test}: failed, and passed {RUNS} times under load; find out why")
+            failures.append(
+                f"UNSTEADY: {test}: failed, and passed {RUNS} times under load; find out why{_quoted(first, test)}"
+            )
     return failures, allowed
+
+
+def _quoted(first: Outcome, test: str) -> str:
+    message = first.messages.get(test)
+    return f" (at first: {message})" if message else ""

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.disk import ALL_BYTES, warn_of_little_room
@@ -52,6 +53,9 @@ SHORT_PATHS = Path(tempfile.gettempdir(), f"kv-{zlib.crc32(str(REPOSITORY).encod
 
 WITHOUT_SERVERS = ("tests/unit", "tests/property")
 NO_SKIPS = ("-p", "e2e.no_skips")
+MESSAGE_CHARACTERS = 600
+"""Of what a test failed with, in the last lines of a run."""
+
 INTERRUPTED_WITHIN_S = 120
 """In this time tests stop the servers that they started."""
 
@@ -183,7 +187,26 @@ def run_tests(name: str, *arguments: str, timeout_s: float) -> Outcome:
     noted = (f"-ocache_dir={memory}", f"--junitxml={RESULTS / f'{name}.xml'}", f"--basetemp={SHORT_PATHS / name}")
     code = run((*nice, *pytest(), *noted, *arguments), timeout_s, engine)
     found = memory / "v" / "cache" / "lastfailed"
-    return Outcome(code, tuple(sorted(json.loads(found.read_text()))) if found.exists() else ())
+    failed = tuple(sorted(json.loads(found.read_text()))) if found.exists() else ()
+    return Outcome(code, failed, messages(RESULTS / f"{name}.xml", failed))
+
+
+def messages(results: Path, tests: Sequence[str]) -> dict[str, str]:
+    """Return the beginning of what each of these tests failed with, as far as pytest's results have it."""
+    if not results.exists():
+        return {}
+    found = dict[tuple[str, str], str]()
+    for case in ElementTree.parse(results).iter("testcase"):  # noqa: S314 - written by pytest
+        for end in (*case.iter("failure"), *case.iter("error")):
+            message = " ".join(end.get("message", "").split())[:MESSAGE_CHARACTERS]
+            found.setdefault((case.get("classname", ""), case.get("name", "")), message)
+    by_test = dict[str, str]()
+    for test in tests:
+        path, *classes, name = test.split("::")
+        key = (".".join((*Path(path).with_suffix("").parts, *classes)), name)
+        if key in found:
+            by_test[test] = found[key]
+    return by_test
 
 
 def pytest() -> tuple[str, ...]:

@@ -126,10 +126,12 @@ class Layered:
         return sum(row.blocks for row in rows if (row.scope, row.tier) == (tenant.keyspace[:SCOPE_DIGITS], tier))
 
     def files(self, keyspace: str = "") -> list[Path]:
-        """Return the files on the disk, or those of a keyspace that are whole: seen from outside of the container."""
+        """Return the files on the disk, or those of a keyspace that are whole: seen from outside of the container.
+        Directories may go meanwhile."""
         cache = container_pid(self.kubectl, DEMO_NAMESPACE, self.pod, "cache")
         below = Path(f"/proc/{cache}/root/{DISK_DIRECTORY}/{ROOT}/{keyspace}")
-        return sorted(path for path in below.rglob("*") if path.is_file() and not (keyspace and path.name[0] == "."))
+        found = (Path(folder, name) for folder, _, names in os.walk(below) for name in names)
+        return sorted(path for path in found if not (keyspace and path.name[0] == "."))
 
     def metrics(self) -> str:
         """Return the gate's page of metrics, which repeats what the cache server said at most 15 s ago."""

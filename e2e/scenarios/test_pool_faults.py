@@ -7,6 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +45,16 @@ NEW_POD_WITHIN_S = 300.0
 
 
 @pytest.fixture
-def stage(kubectl: Kubectl) -> Iterator[Stage]:
-    """Two ready replicas as they are now: faults replace processes and pods."""
+def stages(kubectl: Kubectl) -> Callable[[], AbstractContextManager[Stage]]:
+    """Opens two ready replicas as they are at that time: faults replace processes and pods."""
     if not pods_run_here():
         pytest.skip("the parts of another cluster than the local one cannot be killed and frozen from here")
-    with open_direct_stage(kubectl, print) as opened:
+    return lambda: open_direct_stage(kubectl, print)
+
+
+@pytest.fixture
+def stage(stages: Callable[[], AbstractContextManager[Stage]]) -> Iterator[Stage]:
+    with stages() as opened:
         yield opened
 
 
@@ -125,28 +131,46 @@ FAULTS = {
 }
 
 
+TRIALS = 3
+"""A fault may come too late on a busy machine, when the content is published already."""
+
+
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_content_is_published_whole_and_read_by_nobody_before_although_there_ends(
-    fault: Fault, stage: Stage, kubectl: Kubectl, keys: dict[str, str], stranger: str, content: Content
+    fault: Fault,
+    stages: Callable[[], AbstractContextManager[Stage]],
+    keys: dict[str, str],
+    stranger: str,
+    content: Content,
 ) -> None:
+    for _ in range(TRIALS):
+        with stages() as stage:
+            if _strikes_in_time(fault, stage, keys, stranger, content):
+                return
+    pytest.fail(f"the fault came too late {TRIALS} times")
+
+
+def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger: str, content: Content) -> bool:
+    """Give the pool other content, and assert what must hold whenever the fault comes; return whether it came before
+    the content was published."""
+    kubectl = stage.kubectl
     old, new = content.prefixes, fresh_prefixes("new", PREFIXES)
     expected = content.answers | answers_without_a_pool(stage.second, stranger, new)
     (old_keyspace,) = pool_keyspaces(kubectl, POOL)
     before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]["contentDigest"]
     with (
-        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as told,
+        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as seen,
         probing(fault.serves(stage), {name: keys[name] for name in READERS}, old, pause_s=0.5) as probes,
     ):
         probes.wait_for(2)
         kubectl.apply(pool_of(POOL, new, **FIELDS))
         probes.ask_for(new)
-        keyspace = wait_until("pods are told", lambda: _another(kubectl, old_keyspace), 60, every_s=0)
+        keyspace = wait_until("pods know the content", lambda: _another(kubectl, old_keyspace), 60, every_s=0)
         wait_until("so much is warm", lambda: _warm_chunks(stage.first, keyspace) >= fault.share * WHOLE, 60, every_s=0)
         chunks = _warm_chunks(stage.first, keyspace)
-        assert chunks < WHOLE
         fault.strike(stage)
         struck_at = time.monotonic()
-        published = told.wait_for("published", lambda o: _is_published(o, before), PUBLISHED_WITHIN_S, struck_at)
+        published = seen.wait_for("published", lambda o: _is_published(o, before), PUBLISHED_WITHIN_S)
         status = wait_published(kubectl, POOL, PUBLISHED_WITHIN_S)
         probes.wait_for(4)
     content.prefixes, content.answers = new, {prefix: expected[prefix] for prefix in new}
@@ -157,8 +181,7 @@ def test_content_is_published_whole_and_read_by_nobody_before_although_there_end
     assert not probes.failed
     assert [(one, expected[one.prefix]) for one in probes.done if one.text != expected[one.prefix]] == []
     early = probes.fresh(new, until=published.at)
-    assert early
-    assert {one.cached_tokens for one in early} == {0}, early
+    assert {one.cached_tokens for one in early} <= {0}, early
     # What status says is what there is, and whoever comes now finds all of it.
     assert status["chunks"] == WHOLE
     assert {row["name"]: (row["stored"], row["expected"]) for row in status["tiers"]} == {
@@ -171,6 +194,7 @@ def test_content_is_published_whole_and_read_by_nobody_before_although_there_end
     assert pool_keyspaces(kubectl, POOL) == [keyspace]
     assert stage.second.complete(keys[LATECOMER], new[0] + QUESTION).cached_tokens == SHARED_TOKENS
     wait_until_well(kubectl)
+    return bool(early) and chunks < WHOLE and struck_at < published.at
 
 
 def test_a_new_pod_that_a_pool_holds_up_is_ready_when_its_own_memory_has_the_pool(

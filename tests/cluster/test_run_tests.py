@@ -131,6 +131,12 @@ class TestJudging:
         assert asked == [["a"]] * RUNS == [["a"]] * 5
         assert (failures, excused) == (["UNSTEADY: a: failed, and passed 5 times under load; find out why"], [])
 
+    def test_what_a_test_failed_with_at_first_is_quoted(self, tmp_path: Path) -> None:
+        outcome = run(suite_of(tmp_path, fails="def test_fails():\n    assert False, 'the\\nwords'\n"))
+        again, _ = answering(*[PASSED] * RUNS)
+        (failure,), _ = judge(outcome, again, {}, TODAY)
+        assert failure.endswith("find out why (at first: AssertionError: the words assert False)")
+
     def test_a_test_that_fails_once_more_has_failed_and_the_others_go_on(self) -> None:
         again, asked = answering(PASSED, Outcome(1, ("a",)), PASSED, PASSED, PASSED)
         failures, _ = judge(Outcome(1, ("a", "b")), again, {}, TODAY)

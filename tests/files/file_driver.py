@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import queue
 import time
 from collections.abc import Callable, Collection
@@ -47,8 +48,8 @@ def file_of(directory: Path, one: Block, *, encrypted: bool = False) -> Path:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return all files below the directories of keyspaces, temporary ones too."""
-    return sorted(path for path in (directory / ROOT).rglob("*") if path.is_file())
+    """Return all files below the directories of keyspaces, temporary ones too. Directories may go meanwhile."""
+    return sorted(Path(folder, name) for folder, _, names in os.walk(directory / ROOT) for name in names)
 
 
 def on_disk_bytes(directory: Path) -> int:

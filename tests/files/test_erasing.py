@@ -94,7 +94,7 @@ class CacheServer:
     def markers(self, keyspace: str, *numbers: int) -> tuple[int, int]:
         """Return how often these blocks' contents are in the server's memory, and in files."""
         patterns = [marker(Key(keyspace, number)) for number in numbers]
-        files = [path for path in (self.directory / "disk").rglob("*") if path.is_file()]
+        files = files_in(self.directory / "disk")
         return sum(in_file(self.directory / "memory", patterns)), sum(sum(in_file(one, patterns)) for one in files)
 
     def kill(self) -> None:
