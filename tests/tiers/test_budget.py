@@ -12,7 +12,8 @@ import pytest
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata.objects.redis.users import users_acl
-from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport, call, read_numbers, read_text, state_key
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
+from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, read_numbers, read_text, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import TransportError
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
@@ -243,7 +244,7 @@ class TestALedgerThatIsLost:
         ledgers = driver.tier._shared.ledgers
         settle, failures = ledgers.settle, list[str]()
 
-        def fail_at_first(transport: Transport, keyspace: str, bounds: Bounds) -> int:
+        def fail_at_first(transport: Transport, keyspace: str, bounds: SharedBounds) -> int:
             if len(failures) < 2:
                 failures.append(keyspace)
                 raise TransportError("the connection was lost")
@@ -268,7 +269,7 @@ class TestALedgerThatIsLost:
         driver.store([block(KEYSPACE_A, 1)])
         driver.tier._sweeper.turn()
         connection, ledger = connect_to(redis_server.port), books.ledger.encode()
-        driver.tier._shared.ledgers.grant(connection, KEYSPACE_A, 0, 500, 500, Bounds(20 * VALUE_BYTES))
+        driver.tier._shared.ledgers.grant(connection, KEYSPACE_A, 0, 500, 500, SharedBounds(20 * VALUE_BYTES))
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [
             call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, 0, read=lambda reply: reply),
@@ -312,7 +313,7 @@ class TestALedgerThatIsLost:
             rebuild(transport, keyspace, seen_version)
 
         monkeypatch.setattr(ledgers, "rebuild", once_the_other_has_ended)
-        bounds = Bounds(20 * VALUE_BYTES)
+        bounds = SharedBounds(20 * VALUE_BYTES)
         assert ledgers.grant(connect_to(redis_server.port), KEYSPACE_A, 0, 100, 100, bounds) == 100
         assert finished, "the ledger was found void"
         assert books.version() == version

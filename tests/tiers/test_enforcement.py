@@ -149,9 +149,9 @@ def test_io_on_kept_keyspaces_delays_nothing(enforcement: Enforcement) -> None:
 def test_retention_is_that_of_the_keyspace_in_the_tier(enforcement: Enforcement) -> None:
     budgets = (EnforcedBudget("fast", retention_s=60), EnforcedBudget("slow", limit_bytes=1))
     enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(), {KEYSPACE_A: budgets, KEYSPACE_B: ()}))
-    assert enforcement.retention_s(KEYSPACE_A, "fast") == 60
-    assert enforcement.retention_s(KEYSPACE_A, "slow") is None
-    assert enforcement.retention_s(KEYSPACE_B, "fast") is None
+    assert enforcement.bounds(KEYSPACE_A, "fast").retention_s == 60
+    assert enforcement.bounds(KEYSPACE_A, "slow").retention_s is None
+    assert enforcement.bounds(KEYSPACE_B, "fast").retention_s is None
 
 
 class TestFreshnessFile:

@@ -12,8 +12,9 @@ import pytest
 
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.params import Endpoint
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.leases import Demand, Ledgers
-from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Place, Terms, call, reserve, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection, Reply
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from tests.support.redis_binary import needs_redis
@@ -61,7 +62,7 @@ class Bench:
 
     @property
     def terms(self) -> Terms:
-        return Terms(life_ms=60_000, bounds=Bounds(LIMIT))
+        return Terms(life_ms=60_000, bounds=SharedBounds(LIMIT))
 
     def admit(self, number: int) -> None:
         self.tokens += 1

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
-from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Fill, Situation, choose, next_victims
 from kvstrata_sidecar.adapter.memory import write_back as cleaner
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
+from kvstrata_sidecar.adapter.policy.limits import Bounds
 from tests.support.amounts import examples
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of, until
 from tests.tiers.memory_stand_in import BLOCK_BYTES, Key, marker

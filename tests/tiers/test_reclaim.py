@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.reclaim import parts
-from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport
+from kvstrata_sidecar.adapter.redis.client.commands import Transport
 from kvstrata_sidecar.adapter.redis.client.resp import TransportError
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -121,7 +122,7 @@ class TestSeveralPods:
         ledgers, pod = pods[0].tier._shared.ledgers, pods[0]
         give_back = ledgers.give_back
 
-        def fail_for_one(transport: Transport, keyspace: str, bounds: Bounds, back: int = 0) -> int:
+        def fail_for_one(transport: Transport, keyspace: str, bounds: SharedBounds, back: int = 0) -> int:
             if keyspace == BORROWERS[0]:
                 raise TransportError("the server of its ledger is away")
             return give_back(transport, keyspace, bounds, back)

@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter.redis.client.commands import Bounds
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.sweep import audit
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Settling
 from tests.support.redis_binary import needs_redis
@@ -27,32 +27,32 @@ FREE = (None, None)
 class TestWhatIsPending:
     def test_only_scopes_whose_terms_changed(self) -> None:
         settling = Settling()
-        settling.follow({A: (Bounds(10), None), B: (None, 1000), C: FREE})
+        settling.follow({A: (SharedBounds(10), None), B: (None, 1000), C: FREE})
         assert {keyspace for keyspace, _ in settling.pending()} == {A, B}
         for keyspace, terms in settling.pending():
             settling.done(keyspace, terms)
-        settling.follow({A: (Bounds(5), None), B: (None, 1000), C: FREE})
-        assert settling.pending() == [(A, (Bounds(5), None))]
+        settling.follow({A: (SharedBounds(5), None), B: (None, 1000), C: FREE})
+        assert settling.pending() == [(A, (SharedBounds(5), None))]
 
     def test_what_changed_again_meanwhile_is_not_done(self) -> None:
         settling = Settling()
-        settling.follow({A: (Bounds(10), None)})
+        settling.follow({A: (SharedBounds(10), None)})
         before = settling.pending()
-        settling.follow({A: (Bounds(5), None)})
+        settling.follow({A: (SharedBounds(5), None)})
         settling.done(*before[0])
-        assert settling.pending() == [(A, (Bounds(5), None))]
+        assert settling.pending() == [(A, (SharedBounds(5), None))]
 
     def test_a_scope_that_left_the_policy_has_nothing_to_settle(self) -> None:
         settling = Settling()
-        settling.follow({A: (Bounds(10), None)})
+        settling.follow({A: (SharedBounds(10), None)})
         settling.follow({B: FREE})
         assert len(settling) == 0
 
     def test_a_change_of_guarantees_concerns_all_and_is_told_once(self) -> None:
         settling = Settling()
-        settling.follow({A: (Bounds(10), None)})
+        settling.follow({A: (SharedBounds(10), None)})
         assert not settling.take_guarantees_changed()
-        settling.follow({A: (Bounds(10, guaranteed_bytes=5), None)})
+        settling.follow({A: (SharedBounds(10, guaranteed_bytes=5), None)})
         assert settling.take_guarantees_changed()
         assert not settling.take_guarantees_changed()
 

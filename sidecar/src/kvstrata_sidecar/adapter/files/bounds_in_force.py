@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of, scaled_guarantees
 from kvstrata_sidecar.adapter.index.deadlines import Deadlines
 from kvstrata_sidecar.adapter.index.scope_index import Scope
 from kvstrata_sidecar.adapter.index.victims import next_expiry_s
+from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of, scaled_guarantees
 
 LOOK_S = 1.0
 """Delay until blocks are checked again that must go and are being read."""

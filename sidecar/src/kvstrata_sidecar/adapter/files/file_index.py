@@ -16,10 +16,10 @@ from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import keyspace_of
 from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
 from kvstrata_sidecar.adapter.files.space import Reservation, Space, Spare, Victim
-from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Choice
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.policy.limits import Bounds
 
 MAX_TOUCHED = 65_536
 """Blocks with a use that is not recorded in their file yet."""

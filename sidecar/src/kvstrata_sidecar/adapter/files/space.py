@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
-from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.policy.limits import Bounds
 
 MARGIN_PERCENT = 1
 """Extra room beyond a block's need, so that not every store to a full tier has to choose."""

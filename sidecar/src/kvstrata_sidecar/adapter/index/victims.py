@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Kept, Scope, ScopeIndex
+from kvstrata_sidecar.adapter.policy.limits import Bounds
 
 NEAR_SHARE = 0.05
 """Share of memory or limit: how close to its mark or limit counts as near, and how far to look ahead."""

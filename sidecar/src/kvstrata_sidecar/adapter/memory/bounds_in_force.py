@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of, scaled_guarantees
 from kvstrata_sidecar.adapter.memory.erase import Purges
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of, scaled_guarantees
 
 
 class InForce:

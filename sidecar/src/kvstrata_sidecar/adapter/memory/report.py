@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from kvstrata.contract.messages.adapter import MAX_USAGE_ROWS, ScopeUsage
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.policy.limits import Bounds
 from kvstrata_sidecar.adapter.tier.counts import Counters
 
 

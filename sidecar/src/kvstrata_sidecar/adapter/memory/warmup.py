@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of
 from kvstrata_sidecar.adapter.memory.params import Warmup
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Hot, PodTier
 

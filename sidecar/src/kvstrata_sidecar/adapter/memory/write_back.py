@@ -17,11 +17,11 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Fill, next_victims
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool, Reserved
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
+from kvstrata_sidecar.adapter.policy.limits import Bounds
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 from kvstrata_sidecar.adapter.tier.tasks import Task

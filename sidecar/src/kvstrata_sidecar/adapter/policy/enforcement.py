@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata_sidecar.adapter.policy.ages import Ages
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
+from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_in
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from kvstrata_sidecar.adapter.policy.refusal import Refusal as Refusal
 
@@ -193,18 +193,13 @@ class Enforcement:
             self._permits.discard(permit)
             self._changed.notify_all()
 
-    def budget(self, keyspace: str, tier: str) -> EnforcedBudget | None:
-        """Return the policy's budget for `keyspace` in `tier`, None if it has none."""
+    def bounds(self, keyspace: str, tier: str) -> Bounds:
+        """Return the policy's bounds for `keyspace` in `tier`."""
         view = self._view
-        return None if view is None else _budget(view, keyspace, tier)
+        return Bounds() if view is None else bounds_in(view.keyspaces.get(keyspace, ()), tier)
 
     def denies(self, keyspace: str, tier: str) -> bool:
-        view = self._view
-        return view is not None and _is_denied(view, tier, keyspace)
-
-    def retention_s(self, keyspace: str, tier: str) -> int | None:
-        budget = self.budget(keyspace, tier)
-        return None if budget is None else budget.retention_s
+        return self.bounds(keyspace, tier).denied
 
     def take_keys(self, directory: Path) -> None:
         view = self._view
@@ -253,12 +248,8 @@ class Enforcement:
         ]
 
 
-def _budget(view: CacheView, keyspace: str, tier: str) -> EnforcedBudget | None:
-    return next((budget for budget in view.keyspaces.get(keyspace, ()) if budget.tier == tier), None)
-
-
 def _is_denied(view: CacheView, tier: str, *keyspaces: str) -> bool:
-    return any((budget := _budget(view, name, tier)) is not None and budget.denied for name in keyspaces)
+    return any(bounds_in(view.keyspaces.get(name, ()), tier).denied for name in keyspaces)
 
 
 def _reads(view: CacheView, reader: str, pools: tuple[str, ...]) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
-from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Terms
+from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds
+from kvstrata_sidecar.adapter.redis.client.commands import Terms
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 
@@ -17,16 +17,15 @@ class ScopeTerms:
         self._enforcement = enforcement
 
     def of(self, keyspace: str) -> Terms:
-        retention_ms = self.retention_ms(keyspace)
+        bounds = self._bounds(keyspace)
         return Terms(
-            life_ms=1000 * self._tier.default_ttl_s if retention_ms is None else retention_ms,
-            bounds=self.bounds(keyspace),
+            life_ms=1000 * (self._tier.default_ttl_s if bounds.retention_s is None else bounds.retention_s),
+            bounds=bounds.shared(self._tier.capacity_bytes),
             encrypts=self._tier.encrypts,
         )
 
     def life_s(self, block: Block) -> float:
-        budget = self._enforcement.budget(block.keyspace, self._tier.name)
-        if budget is not None and budget.limit_bytes == 0:
+        if self._bounds(block.keyspace).limit_bytes == 0:
             return 0.0
         if not self._enforcement.readable.admits(block.keyspace, block.chunk_hash, self._tier.name):
             return 0.0
@@ -34,14 +33,12 @@ class ScopeTerms:
 
     def retention_ms(self, keyspace: str) -> int | None:
         """None means that the policy has no retention for this tier."""
-        retention_s = self._enforcement.retention_s(keyspace, self._tier.name)
+        retention_s = self._bounds(keyspace).retention_s
         return None if retention_s is None else 1000 * retention_s
 
-    def bounds(self, keyspace: str) -> Bounds | None:
+    def bounds(self, keyspace: str) -> SharedBounds | None:
         """None means unbounded."""
-        budget = self._enforcement.budget(keyspace, self._tier.name) or EnforcedBudget(self._tier.name)
-        capacity = self._tier.capacity_bytes
-        if capacity is None:
-            return None if budget.limit_bytes is None else Bounds(budget.limit_bytes)
-        limit = capacity if budget.limit_bytes is None else min(capacity, budget.limit_bytes)
-        return Bounds(limit, budget.guaranteed_bytes or 0, capacity)
+        return self._bounds(keyspace).shared(self._tier.capacity_bytes)
+
+    def _bounds(self, keyspace: str) -> Bounds:
+        return self._enforcement.bounds(keyspace, self._tier.name)

@@ -16,9 +16,10 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.block_exchanges import Lent, LoadPart, StorePart
 from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
-from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Bounds
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
 from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
@@ -351,7 +352,7 @@ class Tier:
 
 
 def usage_rows(
-    tier: str, held: Iterable[tuple[str, int, int]], bounds_of: Callable[[str], Bounds | None]
+    tier: str, held: Iterable[tuple[str, int, int]], bounds_of: Callable[[str], SharedBounds | None]
 ) -> list[ScopeUsage]:
     """Return a row for each (keyspace, bytes, blocks) in `held`."""
     rows = []

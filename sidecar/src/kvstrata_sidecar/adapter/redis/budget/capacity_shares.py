@@ -13,9 +13,9 @@ from itertools import islice
 
 from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata.contract.store.redis_keys import ledger_key, rooms_key
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.scope_state import ScopeView, Share
 from kvstrata_sidecar.adapter.redis.client.commands import (
-    Bounds,
     Transport,
     call,
     read_list,
@@ -66,7 +66,7 @@ class TierCapacity:
         self._key = rooms_key(domain).encode()
         self._short = False
 
-    def grow(self, transport: Transport, keyspace: str, bounds: Bounds, share: Share, minimum: int) -> bool:
+    def grow(self, transport: Transport, keyspace: str, bounds: SharedBounds, share: Share, minimum: int) -> bool:
         """Request room of `minimum` bytes beyond what is leased out; return whether the scope has it now."""
         needed = share.leased + minimum
         wanted = min(bounds.limit_bytes, needed + _reserve(bounds, max(share.leased, LOAN_GROWTH_SHARE * minimum)))
@@ -82,7 +82,7 @@ class TierCapacity:
         self,
         transport: Transport,
         keyspace: str,
-        bounds: Bounds,
+        bounds: SharedBounds,
         share: Share,
         settle: Callable[[int], int],
         back: int,
@@ -106,7 +106,7 @@ class TierCapacity:
             self._ask(transport, b"set", keyspace, bounds, target, turn)
         return excess
 
-    def charge(self, transport: Transport, keyspace: str, bounds: Bounds, share: Share) -> None:
+    def charge(self, transport: Transport, keyspace: str, bounds: SharedBounds, share: Share) -> None:
         """Record a scope's present guarantee and leases with the tier."""
         self._ask(transport, b"mark", keyspace, bounds, 0, share=share)
 
@@ -122,7 +122,7 @@ class TierCapacity:
         must be unchanged; None if the keyspace has only just left.
         """
         age_ms, seen = (STALE_MS - LEFT_GRACE_MS, 0) if left is None else (left.age_ms, left.turn)
-        share, nothing = scope.ledger.share, Bounds(0, 0, 0)
+        share, nothing = scope.ledger.share, SharedBounds(0, 0, 0)
         _, turn, _ = self._ask(transport, b"leave", keyspace, nothing, 0, seen, share, age_ms)
         if not turn:
             return
@@ -152,7 +152,7 @@ class TierCapacity:
     def excess(self, transport: Transport, capacity_bytes: int) -> int:
         return max(0, self.charged(transport) - capacity_bytes)
 
-    def tight(self, transport: Transport, bounds: Bounds) -> bool:
+    def tight(self, transport: Transport, bounds: SharedBounds) -> bool:
         capacity = bounds.capacity_bytes or 0
         return self.charged(transport) > capacity - capacity // TIGHT_SHARE
 
@@ -183,7 +183,7 @@ class TierCapacity:
         transport: Transport,
         operation: bytes,
         keyspace: str,
-        bounds: Bounds,
+        bounds: SharedBounds,
         wanted: int,
         turn: int = 0,
         share: Share = NO_SHARE,
@@ -205,12 +205,12 @@ class TierCapacity:
         return leased if status == "ok" else None
 
 
-def _reserve(bounds: Bounds, leased: int) -> int:
+def _reserve(bounds: SharedBounds, leased: int) -> int:
     """Return how many bytes a scope may have beyond what it leases out."""
     return min((bounds.capacity_bytes or 0) // LOAN_SHARE, leased // LOAN_GROWTH_SHARE)
 
 
-def kept_bytes(bounds: Bounds) -> int:
+def kept_bytes(bounds: SharedBounds) -> int:
     """Return the bytes that are never taken back from a scope."""
     return min(bounds.guaranteed_bytes, bounds.limit_bytes)
 

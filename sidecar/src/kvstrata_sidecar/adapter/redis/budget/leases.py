@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.capacity_shares import TierCapacity
 from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, Foresight, ScopeView, Share, view
 from kvstrata_sidecar.adapter.redis.client.commands import (
     FOR_EVER_MS,
-    Bounds,
     Place,
     Reserved,
     Terms,
@@ -70,7 +70,7 @@ class Demand:
     terms: Terms
 
     @property
-    def bounds(self) -> Bounds | None:
+    def bounds(self) -> SharedBounds | None:
         """Bounds of its scope, None if it has none."""
         return self.terms.bounds
 
@@ -212,7 +212,7 @@ class Ledgers:
         bucket: int,
         wanted: int,
         minimum: int,
-        bounds: Bounds,
+        bounds: SharedBounds,
         growth_share: int = 0,
     ) -> int:
         """Raise a bucket's lease by `minimum` to `wanted` bytes; return by how many, 0 if the ledger has less left.
@@ -241,7 +241,7 @@ class Ledgers:
             self.rebuild(transport, keyspace, 0 if status == "void" else version)
         return 0
 
-    def settle(self, transport: Transport, keyspace: str, bounds: Bounds) -> int:
+    def settle(self, transport: Transport, keyspace: str, bounds: SharedBounds) -> int:
         """Bring a scope under a limit that was lowered or is new; return the bytes that are still above it."""
         limit = bounds.limit_bytes
         scope = self.view(transport, keyspace)
@@ -260,7 +260,7 @@ class Ledgers:
         above = scope.ledger.leased - limit
         return max(0, above) + sum(bucket.unleased for bucket in scope.buckets)
 
-    def give_back(self, transport: Transport, keyspace: str, bounds: Bounds, back: int = 0) -> int:
+    def give_back(self, transport: Transport, keyspace: str, bounds: SharedBounds, back: int = 0) -> int:
         """Give back unneeded room and, if guarantees need it, up to `back` used bytes; return the tier's excess."""
         scope = self.view(transport, keyspace)
         if (scope.ledger.version == 0 or scope.ledger.void) and any(scope.leases):
@@ -280,7 +280,7 @@ class Ledgers:
         return self.rooms.shrink(transport, keyspace, bounds, share, settle, back, tight=tight)
 
     def _make_room(
-        self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds, *, gather: bool
+        self, transport: Transport, place: Place, size: int, missing: int, bounds: SharedBounds, *, gather: bool
     ) -> int | None:
         """Return which own blocks a new one may evict, None without room; `gather` prefers others' unused leases."""
         keyspace, bucket = place.keyspace, place.bucket
@@ -313,7 +313,9 @@ class Ledgers:
             return 0
         return FOR_EVER_MS if own_fits else None
 
-    def _cover(self, transport: Transport, keyspace: str, bucket: BucketView, amount: int, bounds: Bounds) -> None:
+    def _cover(
+        self, transport: Transport, keyspace: str, bucket: BucketView, amount: int, bounds: SharedBounds
+    ) -> None:
         """Lease up to `amount` more to a bucket above its lease, and evict what is not covered."""
         if amount > 0:
             self.grant(transport, keyspace, bucket.bucket, amount, 1, bounds)

@@ -21,13 +21,13 @@ from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import AbstractContextManager
 
 from kvstrata.contract.store.redis_keys import bucket_prefix, rooms_claim_key
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.capacity_shares import FREE_SHARE, LEFT_GRACE_MS, UnlistedScope, kept_bytes
 from kvstrata_sidecar.adapter.redis.budget.expiry import expire
 from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import (
     FOR_EVER_MS,
     WRITE_WINDOW_MS,
-    Bounds,
     Transport,
     claim,
     read_number,
@@ -178,7 +178,7 @@ class Reclaim:
         clock: Callable[[], float],
         *,
         leftovers: Leftovers,
-        bounds: Callable[[str], Bounds | None],
+        bounds: Callable[[str], SharedBounds | None],
         permitted: Callable[[str], AbstractContextManager[bool]],
         count: Callable[[str, int], None],
         interrupted: Callable[[], bool],
@@ -267,7 +267,7 @@ MAX_DEPARTED = 65_536
 class Departed:
     """Keyspaces of one tier that left the policy and have yet to give their room back. For one thread."""
 
-    def __init__(self, ledgers: Ledgers, bounds: Callable[[str], Bounds | None]) -> None:
+    def __init__(self, ledgers: Ledgers, bounds: Callable[[str], SharedBounds | None]) -> None:
         self._ledgers = ledgers
         self._bounds = bounds
         self._left: dict[str, None] = {}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.client.commands import (
     FOR_EVER_MS,
-    Bounds,
     Transport,
     read_list,
     read_moment_ms,
@@ -73,7 +73,7 @@ class LedgerView:
     def share(self) -> Share:
         return Share(self.leased, self.given, self.turn)
 
-    def room(self, bounds: Bounds) -> int:
+    def room(self, bounds: SharedBounds) -> int:
         """Return the bytes that the ledger may lease out, apart from the limit."""
         return self.given if bounds.divided else bounds.limit_bytes
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvstrata.contract.store.redis_keys import BlockKey, bucket_of, bucket_prefix
 from kvstrata.contract.store.redis_scripts import Name, script
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.redis.client.block_io import Parts, Read, Write
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, ReplyError, command, integer
@@ -71,26 +72,12 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limit of a scope; in a tier whose capacity is divided, also its guarantee and the capacity."""
-
-    limit_bytes: int
-    guaranteed_bytes: int = 0
-    capacity_bytes: int | None = None
-
-    @property
-    def divided(self) -> bool:
-        """Whether the scope needs room from the tier."""
-        return self.capacity_bytes is not None
-
-
-@dataclass(frozen=True, slots=True)
 class Terms:
     """Policy for storing a block: a new one's life, this one's age, its scope's bounds, and encryption."""
 
     life_ms: int
     age_ms: int = 0
-    bounds: Bounds | None = None
+    bounds: SharedBounds | None = None
     encrypts: bool = False
 
     @property

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Permit
-from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
+from kvstrata_sidecar.adapter.redis.client.commands import Transport
 from kvstrata_sidecar.adapter.redis.client.resp import ReplyError, TransportError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class SweeperHooks:
     connect: Callable[[], SweeperConnection]
     usable: Callable[[], bool]
     life_ms: Callable[[str], int | None]
-    bounds: Callable[[str], Bounds | None]
+    bounds: Callable[[str], SharedBounds | None]
     count: Callable[[str, int, str], None]
     learn: Callable[[Transport, Collection[str]], None]
 

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Place, call, read_number, state_key
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
+from kvstrata_sidecar.adapter.redis.client.commands import Place, call, read_number, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 
-ScopeTerms = tuple[Bounds | None, int | None]
+ScopeTerms = tuple[SharedBounds | None, int | None]
 """A scope's bounds, and the life of its blocks in milliseconds."""
 
 

@@ -17,11 +17,12 @@ from functools import partial
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.expiry import clamp, expire
 from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
 from kvstrata_sidecar.adapter.redis.budget.reclaim import Departed, Leftovers, Reclaim
 from kvstrata_sidecar.adapter.redis.budget.scope_state import ScopeView
-from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Place, Transport, claim, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import Place, Transport, claim, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError, TransportError
 from kvstrata_sidecar.adapter.redis.sweep.access import SweeperAccess, SweeperHooks
 from kvstrata_sidecar.adapter.redis.sweep.audit import LeaseDrift, audit_bucket
@@ -266,7 +267,7 @@ class Sweeper(threading.Thread):
             if bounds is not None:
                 self._balance(transport, keyspace, bounds)
 
-    def _settle(self, keyspace: str, bounds: Bounds | None, life_ms: int | None) -> bool:
+    def _settle(self, keyspace: str, bounds: SharedBounds | None, life_ms: int | None) -> bool:
         """Apply changed bounds of one scope; return whether they hold now."""
         with self._access.permitted(keyspace) as permitted:
             if not permitted:
@@ -285,7 +286,7 @@ class Sweeper(threading.Thread):
     def _clamp(self, transport: Transport, keyspace: str, life_ms: int, scope: ScopeView) -> None:
         clamp(transport, [self._state(keyspace, b.bucket) for b in scope.buckets if b.longest_ms > life_ms], life_ms)
 
-    def _balance(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
+    def _balance(self, transport: Transport, keyspace: str, bounds: SharedBounds) -> None:
         """Apply a lowered limit, and rebuild a ledger that charges for leases which no bucket has."""
         scope = self._ledgers.view(transport, keyspace)
         if scope.above(bounds.limit_bytes) and self._ledgers.settle(transport, keyspace, bounds) > 0:
