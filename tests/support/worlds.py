@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import KubeError
@@ -29,6 +29,7 @@ from kvstrata.plan.actions import (
     EndReclaim,
     ErasureOrder,
     IsolationQuestion,
+    KeepInKms,
     Plan,
     PoolQuestion,
     ProbeBackend,
@@ -45,10 +46,13 @@ from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.loop import plan
 from kvstrata.reconcile.parse import OWN_KINDS
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis.backends import Backends
+from kvstrata.reconcile.redis.credentials import CredentialWorker
+from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.writer import Writer
+from kvstrata.reconcile.writer import Worker, Writer
 from tests.support.memory_api.objects import MemoryApi
 from tests.support.memory_kube import MemoryKube
 from tests.support.memory_secret_store import MemorySecretStore
@@ -125,10 +129,24 @@ class Simulation:
         self.kms = KmsKeys(
             self.store, self.queue, self.ring, self.kms_domains, operator, lambda: self.now, lambda: True
         )
+        self.backends = Backends(self.kube, self.store, self.queue)
+        self.credentials = CredentialWorker(self.kube, self.store, self.queue, secret_store, lambda: True)
+        self.topologies = Topologies(self.kube, self.store, self.queue, lambda: True)
+        workers: dict[type[Any], Worker] = {
+            **dict.fromkeys(get_args(PoolQuestion), lambda _, asked: self.pool_questions.append(asked)),
+            **dict.fromkeys(get_args(IsolationQuestion), lambda _, asked: self.isolation_questions.append(asked)),
+            **dict.fromkeys(get_args(ErasureOrder), lambda where, order: self.erase(where, order)),
+            **dict.fromkeys(get_args(ReclaimQuestion), self.ask),
+            EndReclaim: self.end,
+            KeepInKms: self.kms.keep,
+        }
+        forget_tier = (
+            lambda *tier: self.backends.forget_unasked(*tier),
+            lambda *tier: self.credentials.forget_unmanaged(*tier),
+            lambda *tier: self.topologies.forget_untended(*tier),
+        )
         self.writer = Writer(
-            self.kube, self.store, self.queue, secret_store, lambda: True,
-            lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
-            lambda where, order: self.erase(where, order), self.kms.keep, self,
+            self.kube, self.store, self.queue, secret_store, lambda: True, workers, forget_tier
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, secret_store, [NAMESPACE], False)
 
@@ -263,7 +281,7 @@ class Simulation:
 
     def step(self, key: Key) -> Plan:
         """Plan one key and carry the plan out."""
-        finish(self.writer.catch_up(key))
+        finish(self.writer.bundles.catch_up(key))
         made = plan(self.store.world(key.namespace), CONTEXT, key, self.now)
         self.plans.append((key, made))
         answered = ProbeBackend | ReconcileCluster | TendServers

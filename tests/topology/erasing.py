@@ -86,7 +86,7 @@ class ClusterWorld(World):
         self._password.write_text("tester")
 
     async def __aenter__(self) -> ClusterWorld:
-        self.sim.writer.topologies = self._topologies
+        self.sim.topologies = self._topologies
         self.sim.tend = lambda order: self._topologies.tend(NAMESPACE, order)
         await self._topologies.__aenter__()
         self.rig.start()

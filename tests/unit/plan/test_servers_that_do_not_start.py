@@ -112,7 +112,7 @@ def test_a_certificate_is_read_although_there_are_no_servers_yet(there: bool, mo
     order = TendServers("shared", (), names.redis_auth("shared"), "mine", {}, foreign_tls=True)
     store = simulation.store.domain(NAMESPACE)
     store.credentials.pop("shared", None)
-    asyncio.run(simulation.writer.credentials.tend(NAMESPACE, order))
+    asyncio.run(simulation.credentials.tend(NAMESPACE, order))
     simulation.step(TIER)
     expected = "InvalidTlsSecret" if there else "SecretNotFound"
     assert simulation.condition("CacheTier", "shared", "CertificateCurrent") == ("False", expected)

@@ -72,7 +72,7 @@ def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
     metadata = {"name": "login", "namespace": NAMESPACE}
     simulation.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
     order = ProbeBackend("shared", "one:6379", "one", None, ("login", "password"), None, "demo")
-    finish(simulation.writer.backends.ask(NAMESPACE, order))
+    finish(simulation.backends.ask(NAMESPACE, order))
     report = simulation.world.backends["shared"]
     assert (report.reachable, report.reason) == (False, "SecretUnreadable")
     assert report.message == "the key password of Secret login is not UTF-8 text"

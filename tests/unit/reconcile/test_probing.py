@@ -66,7 +66,7 @@ class Scene:
         return TokenIdentity(f"system:serviceaccount:{NAMESPACE}:kvs-tiny", self.bound_to)
 
     def ask(self, name: str = "pod-0") -> None:
-        self.probing.ask(NAMESPACE, ProbePod("tiny", self.pod(name), 7, "digest", 8))
+        self.probing.probe(NAMESPACE, ProbePod("tiny", self.pod(name), 7, "digest", 8))
 
     async def over(self) -> None:
         async with asyncio.timeout(10):
@@ -148,7 +148,7 @@ async def test_what_a_pod_found_that_went_meanwhile_is_no_fact() -> None:
     scene = Scene()
     question = ProbePod("tiny", scene.pod(), 7, "digest", 8)
     scene.gates.open.clear()
-    scene.probing.ask(NAMESPACE, question)
+    scene.probing.probe(NAMESPACE, question)
     await asyncio.sleep(0)
     scene.simulation.delete("Pod", "pod-0")
     scene.gates.open.set()
@@ -185,7 +185,7 @@ def test_a_failure_that_stands_is_shown_by_a_metric() -> None:
     scene = Simulation()
     probing = Probing(scene.kube, None, scene.store, scene.queue, lambda: True)  # type: ignore[arg-type]
     for failed in (False, True, False):
-        probing.ask(NAMESPACE, TellIsolation("told", failed))
+        probing.show(NAMESPACE, TellIsolation("told", failed))
         (family,) = metrics.ISOLATION_BROKEN.collect()
         told = {sample.labels["model"]: sample.value for sample in family.samples}
         assert told.get("told") == (1 if failed else None)

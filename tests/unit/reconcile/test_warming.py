@@ -85,8 +85,19 @@ class Scene:
 
     async def asked(self, *questions: PoolQuestion) -> None:
         for question in questions:
-            self.warming.ask(NAMESPACE, question)
+            self.ask(question)
         await self.over()
+
+    def ask(self, question: PoolQuestion) -> None:
+        match question:
+            case ReadSource():
+                self.warming.read(NAMESPACE, question)
+            case RenderPool():
+                self.warming.render(NAMESPACE, question)
+            case WarmPool():
+                self.warming.warm(NAMESPACE, question)
+            case InspectPool():
+                self.warming.inspect(NAMESPACE, question)
 
     async def over(self) -> None:
         async with asyncio.timeout(10):
@@ -115,7 +126,7 @@ async def test_a_question_that_is_being_asked_is_not_asked_beside_it() -> None:
     scene = Scene()
     scene.gates.open.clear()
     for _ in range(3):
-        scene.warming.ask(NAMESPACE, RenderPool("manual", scene.pod, (ONE,)))
+        scene.ask(RenderPool("manual", scene.pod, (ONE,)))
         await asyncio.sleep(0)
     scene.gates.open.set()
     await scene.over()
@@ -155,7 +166,7 @@ async def test_an_answer_of_a_pod_that_went_meanwhile_is_dropped() -> None:
     scene = Scene()
     scene.gates.open.clear()
     uid = scene.pod.uid
-    scene.warming.ask(NAMESPACE, RenderPool("manual", scene.pod, (ONE,)))
+    scene.ask(RenderPool("manual", scene.pod, (ONE,)))
     await asyncio.sleep(0)
     scene.simulation.delete("Pod", "pod-0")
     scene.gates.open.set()
@@ -242,7 +253,7 @@ async def test_who_leads_no_more_ends_its_questions() -> None:
     scene = Scene()
     scene.gates.open.clear()
     async with scene.warming:
-        scene.warming.ask(NAMESPACE, RenderPool("manual", scene.pod, (ONE,)))
+        scene.ask(RenderPool("manual", scene.pod, (ONE,)))
         await asyncio.sleep(0)
     await scene.over()
     assert not scene.reports()
@@ -287,12 +298,12 @@ async def test_pods_of_a_model_compute_as_many_prefixes_at_once_as_a_pool_allows
     scene = Scene()
     scene.gates.open.clear()
     one, other = warm(scene), replace(warm(scene), pool="other", pool_uid="other")
-    scene.warming.ask(NAMESPACE, one)
+    scene.ask(one)
     await asyncio.sleep(0)
-    scene.warming.ask(NAMESPACE, other)
+    scene.ask(other)
     await asyncio.sleep(0)
     assert [asked.split()[0] for asked in scene.gates.asked] == ["uid"]
-    scene.warming.ask(NAMESPACE, replace(other, at_once=2))
+    scene.ask(replace(other, at_once=2))
     await asyncio.sleep(0)
     assert [asked.split()[0] for asked in scene.gates.asked] == ["uid", "other"]
     scene.gates.open.set()

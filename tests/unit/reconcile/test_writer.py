@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import re
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import REGISTRY
 
+from kvstrata.cli.operator import Operator
 from kvstrata.clients.kube import KubeError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects.names import DOMAIN_KEY_SECRET
-from kvstrata.plan.actions import Plan, ProbeBackend, Remove, StatusWrite
+from kvstrata.plan.actions import Action, Plan, ProbeBackend, Remove, StatusWrite
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.loop import plan
@@ -64,13 +67,20 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
         simulation.queue,
         simulation.secret_store,
         lambda: False,
-        lambda *_: None,
-        lambda *_: None,
+        {},
     )
     before = simulation.kube.writes
     with pytest.raises(NotLeadingError):
         finish(writer.carry_out(key, made))
     assert simulation.kube.writes == before
+
+
+def test_every_action_of_a_plan_is_carried_out_by_the_writer_or_a_worker_of_the_operator() -> None:
+    table = inspect.getsource(Operator._act)
+    own = Simulation().writer.own_actions
+    left = [action.__name__ for action in get_args(Action) if action not in own]
+    assert left
+    assert [name for name in left if not re.search(rf"\b{name}\b", table)] == []
 
 
 def test_an_object_that_came_while_the_domains_key_was_written_is_planned_again_when_it_is_there() -> None:
@@ -257,9 +267,9 @@ def test_the_answer_of_a_tier_that_was_deleted_meanwhile_makes_no_series() -> No
     simulation = Simulation(redis_tier())
     simulation.come_to_rest()
     order = ProbeBackend("shared", "127.0.0.1:1", "localhost", None, ("absent", "password"), None, "demo")
-    finish(simulation.writer.backends.ask(NAMESPACE, order))
+    finish(simulation.backends.ask(NAMESPACE, order))
     assert backend_up("shared") == 0
     simulation.delete("CacheTier", "shared")
     simulation.settle()
-    finish(simulation.writer.backends.ask(NAMESPACE, order))
+    finish(simulation.backends.ask(NAMESPACE, order))
     assert backend_up("shared") is None

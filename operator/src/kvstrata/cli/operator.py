@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import kopf
 import uvloop
@@ -22,6 +22,23 @@ from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.lease import Leadership
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.objects.context import BuildContext
+from kvstrata.plan.actions import (
+    CarryOutErasure,
+    EndErasure,
+    EndReclaim,
+    InspectPool,
+    KeepInKms,
+    ProbeBackend,
+    ProbePod,
+    ReadSource,
+    ReclaimFormer,
+    ReconcileCluster,
+    RenderPool,
+    TellFormer,
+    TellIsolation,
+    TendServers,
+    WarmPool,
+)
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import since_boot_s, utc_now
 from kvstrata.reconcile.erasure.deps import assemble
@@ -41,12 +58,15 @@ from kvstrata.reconcile.pod_states import AckListener
 from kvstrata.reconcile.pools import Warming
 from kvstrata.reconcile.probe import Probing
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis.backends import Backends
+from kvstrata.reconcile.redis.credentials import CredentialWorker
+from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.watch import Lists, Watches, build_settings, expected_watchers, live_watchers
-from kvstrata.reconcile.writer import NotLeadingError, Writer
+from kvstrata.reconcile.writer import NotLeadingError, Worker, Writer
 from kvstrata.settings import Settings, SettingsError
 
 from . import garbage
@@ -160,7 +180,7 @@ class Operator:
         watches = Watches(
             self._store,
             SecretWatch(self._store, self._secret_store),
-            self._queue.add,
+            self._queue.add_all,
             self._service_monitors,
             self._listed.set,
             self._settings.watch_namespaces,
@@ -222,19 +242,39 @@ class Operator:
             Warming(self._kube, gates, self._store, self._queue) as warming,
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
-            parts = (self._kube, self._store, self._queue, self._secret_store, gates, self._context(), self._may_write)
+            acting = (self._kube, self._store, self._queue, self._secret_store)
             chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
-            erasures = Erasures(assemble(*parts, self._kms, self._settings.pod_name, chains))
+            erasures = Erasures(
+                assemble(*acting, gates, self._context(), self._may_write, self._kms, self._settings.pod_name, chains)
+            )
             jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
-            asked = (warming.ask, probing.ask, erasures.take, self._kms.keep, reclaims)
-            writer = Writer(self._kube, self._store, self._queue, self._secret_store, self._may_write, *asked)
+            backends = Backends(self._kube, self._store, self._queue)
+            topologies = Topologies(self._kube, self._store, self._queue, self._may_write)
+            credentials = CredentialWorker(*acting, self._may_write)
+            workers: dict[type[Any], Worker] = {
+                **dict.fromkeys((CarryOutErasure, EndErasure), erasures.take),
+                **dict.fromkeys((ReclaimFormer, TellFormer), reclaims.ask),
+                EndReclaim: reclaims.end,
+                KeepInKms: self._kms.keep,
+                ProbeBackend: backends.begin,
+                ReconcileCluster: topologies.tend,
+                TendServers: credentials.begin,
+                ReadSource: warming.read,
+                RenderPool: warming.render,
+                WarmPool: warming.warm,
+                InspectPool: warming.inspect,
+                ProbePod: probing.probe,
+                TellIsolation: probing.show,
+            }
+            forget_tier = (backends.forget_unasked, credentials.forget_unmanaged, topologies.forget_untended)
+            writer = Writer(*acting, self._may_write, workers, forget_tier)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()
-            async with writer.topologies, erasures, reclaims, self._kms, asyncio.TaskGroup() as group:
+            async with topologies, erasures, reclaims, self._kms, asyncio.TaskGroup() as group:
                 # Without its erasure, a policy would be removed without a receipt.
                 await erasures.recall(self._settings.watch_namespaces)
                 self._enqueue_all()

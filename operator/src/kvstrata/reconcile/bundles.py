@@ -1,27 +1,148 @@
-"""Reading bundles back from the API server: at the start, after a conflict, and after a watch event."""
+"""Bundles at the API server: committed, and read back at the start, after a conflict and after a watch event."""
 
 from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvstrata.clients.kube import Kube
+from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, Rules, decode_shard
 from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.pods import CommittedBundle
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import labels, names
-from kvstrata.plan.actions import CommitBundle
+from kvstrata.plan.actions import CommitBundle, EmptySecrets
 from kvstrata.plan.ownership import is_ours
-from kvstrata.reconcile.domain_store import DomainStore
 
-from .secrets import decode
+from . import metrics
+from .affected import concerned_by_commit
+from .audit import tell_sharing
+from .domain_store import DomainStore
+from .queue import WorkQueue
+from .secrets import SecretStore, decode
+from .store import Store
 
 log = logging.getLogger(__name__)
+
+COMMIT_INTERVAL_S = 0.1
+"""A bundle is committed at most ten times a second; the next commit carries edits in between."""
+
+
+class Bundles:
+    """Writes bundles. `may_write` raises after leadership was lost."""
+
+    def __init__(
+        self, kube: Kube, store: Store, queue: WorkQueue, secret_store: SecretStore, may_write: Callable[[], None]
+    ) -> None:
+        self._kube, self._store, self._queue, self._secret_store = kube, store, queue, secret_store
+        self._may_write = may_write
+
+    async def commit(self, key: Key, commit: CommitBundle) -> None:
+        """Write changed shards into their free slots, then flip the root."""
+        started = time.monotonic()
+        self._queue.hold_off(key, COMMIT_INTERVAL_S)
+        domain = self._store.domain(key.namespace)
+        for name, data in shards_of(commit):
+            await self._write_shard(domain, commit, name, data)
+        bundle = Bundle(commit.root, commit.entries, commit.pools)
+        version = await self._write_root(domain, commit, bundle)
+        before = domain.bundles.get(commit.model)
+        domain.bundles[commit.model] = CommittedBundle(
+            bundle, version, commit.compiled, commit.keyless, commit.pool_indexes
+        )
+        domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
+        metrics.COMMITS.observe(time.monotonic() - started)
+        tell_sharing(key.namespace, commit, before.bundle.entries if before else {}, domain)
+        self._queue.add_all(concerned_by_commit(self._store.world(key.namespace), commit, before))
+
+    async def _write_root(self, domain: DomainStore, commit: CommitBundle, bundle: Bundle) -> str:
+        """Write the root if it is at the version that the plan knew; return its new version."""
+        encoded = {ROOT_DATA_KEY: commit.root.encode()}
+        body = bundle_secret(names.bundle_root(commit.model), encoded, commit.model, commit.owner)
+        try:
+            written = await self._write(domain, body, commit.resource_version)
+        except KubeError as error:
+            if error.is_refusal or error.is_too_many:
+                raise
+            # The answer may have been lost after the write: then the stored bundle equals the intended one.
+            await self._secret_store.read(domain, body["metadata"]["name"], commit.owner)
+            found = await read_bundle(self._kube, domain.namespace, commit.model, commit.owner["uid"])
+            if found is None or found.bundle != bundle:
+                take(domain, commit.model, found)
+                raise
+            return found.resource_version
+        return str(written["metadata"]["resourceVersion"])
+
+    async def _write_shard(self, domain: DomainStore, commit: CommitBundle, name: str, data: bytes) -> None:
+        """Fill the unused slot of a shard, if it is as this process knows it. Otherwise another writer, perhaps
+        another leader, changed it, and the plan is outdated."""
+        known = domain.secrets.get(name)
+        body = bundle_secret(name, {SHARD_DATA_KEY: data}, commit.model, commit.owner)
+        try:
+            written = await self._write(domain, body, known.resource_version if known is not None else None)
+        except KubeError as error:
+            if error.is_conflict or error.is_not_found:
+                await self._reread(domain, name, commit.owner)
+                take(domain, commit.model, await self._read(domain, commit.model))
+                self._queue.add(Key(BUNDLE, domain.namespace, commit.model))
+            raise
+        self._secret_store.observe(domain, written)
+
+    async def empty(self, key: Key, order: EmptySecrets) -> None:
+        """Empty unused Secrets; one that was written meanwhile is read again."""
+        domain = self._store.domain(key.namespace)
+        for name, version in order.versions.items():
+            try:
+                written = await self._write(domain, bundle_secret(name, {}, order.model, order.owner), version)
+            except KubeError as error:
+                if error.is_not_found:
+                    self._secret_store.forget(domain, name)
+                    continue
+                if error.is_conflict:
+                    await self._reread(domain, name, order.owner)
+                raise
+            self._secret_store.observe(domain, written)
+
+    async def catch_up(self, key: Key) -> None:
+        """Read the bundle of `key` again if a watch reported a version that this process did not write. It runs in
+        the key's turn, never beside a commit of the same bundle, so the answers to own writes are known."""
+        domain = self._store.domain(key.namespace)
+        if key.kind != BUNDLE or key.name not in domain.suspected_bundles:
+            return
+        suspected = domain.suspected_bundles.pop(key.name)
+        committed = domain.bundles.get(key.name)
+        if committed is None or suspected <= int(committed.resource_version or 0):
+            return
+        try:
+            take(domain, key.name, await self._read(domain, key.name))
+        except KubeError:
+            domain.suspected_bundles.setdefault(key.name, suspected)
+            raise
+
+    async def _write(self, domain: DomainStore, body: dict[str, Any], version: str | None) -> dict[str, Any]:
+        """Create a Secret, or replace the one of that version."""
+        self._may_write()
+        if not version:
+            return await self._kube.create(SECRET, domain.namespace, body)
+        body["metadata"]["resourceVersion"] = version
+        return await self._kube.replace(SECRET, domain.namespace, body)
+
+    async def _read(self, domain: DomainStore, model: str) -> CommittedBundle | None:
+        known = domain.objects["CachedModel"].get(model)
+        return await read_bundle(self._kube, domain.namespace, model, known.uid if known else "")
+
+    async def _reread(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> None:
+        stored = await self._secret_store.read(domain, name, owner)
+        if stored is not None:
+            self._secret_store.observe(domain, stored)
+        else:
+            self._secret_store.forget(domain, name)
 
 
 def bundle_of(raw: Mapping[str, Any]) -> str | None:

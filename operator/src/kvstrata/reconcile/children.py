@@ -22,16 +22,17 @@ from kvstrata.plan.ownership import has_our_label
 
 from . import metrics
 from .domain_store import NameConflictError, note_refusal
+from .queue import WorkQueue
 from .store import Store
+
+log = logging.getLogger(__name__)
 
 
 class Children:
-    """`enqueue` gets the keys affected by an answer; `may_write` raises after leadership was lost."""
+    """Writes children; keys that an answer affects are queued. `may_write` raises after leadership was lost."""
 
-    def __init__(
-        self, kube: Kube, store: Store, enqueue: Callable[[frozenset[Key]], None], may_write: Callable[[], None]
-    ) -> None:
-        self._kube, self._store, self._enqueue, self._may_write = kube, store, enqueue, may_write
+    def __init__(self, kube: Kube, store: Store, queue: WorkQueue, may_write: Callable[[], None]) -> None:
+        self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
 
     async def apply(self, key: Key, children: Sequence[Mapping[str, Any]]) -> None:
         """Apply the children of `key` that differ. Raises KubeError on the first refusal: ChildRefusedError for an
@@ -61,7 +62,7 @@ class Children:
                 raise ChildRefusedError(kind, name, error) from error
             raise
         metrics.WRITES.labels(kind, "apply").inc()
-        self._enqueue(self._store.observe(_typed(applied, desired)))
+        self._queue.add_all(self._store.observe(_typed(applied, desired)))
 
     async def _written(self, key: Key, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a known child or create it. After a conflict, apply over an object of the same owner: it lost our
@@ -78,26 +79,71 @@ class Children:
                 raise
             found = await self._look(key.namespace, kind, name, _owner(wanted))
             if found is None:
-                self._enqueue(self._store.forget(kind, key.namespace, name))
+                self._queue.add_all(self._store.forget(kind, key.namespace, name))
                 raise
             if (kind, name) in domain.foreign:
                 raise NameConflictError(kind, name) from error
         self._may_write()
         return await self._kube.apply(resource, key.namespace, wanted, manager, found["metadata"]["uid"])
 
-    async def remove(self, namespace: str, order: Remove) -> None:
+    async def remove(self, key: Key, order: Remove) -> None:
         """Delete an object. The store learns the result at once, because the next plan must not count on the child."""
-        resource = BY_KIND[order.kind]
+        self._may_write()
+        resource, namespace = BY_KIND[order.kind], key.namespace
         await self._kube.delete(resource, namespace, order.name, order.uid)
         if (order.kind, order.name) not in self._store.domain(namespace).children:
             return
         left = await self._kube.get(resource, namespace, order.name)
         if left is None or not has_our_label(left):
-            self._enqueue(self._store.forget(order.kind, namespace, order.name))
+            self._queue.add_all(self._store.forget(order.kind, namespace, order.name))
         else:
-            self._enqueue(
+            self._queue.add_all(
                 self._store.observe(_typed(left, {"apiVersion": resource.api_version, "kind": resource.kind}))
             )
+
+    async def create(self, key: Key, order: Create) -> None:
+        """Create an object unless it exists. Raises KubeError, ChildRefusedError for an invalid object. A refusal
+        because the namespace is being deleted is recorded for the policies that wait."""
+        self._may_write()
+        resource = BY_KIND[order.body["kind"]]
+        try:
+            created = await self._kube.create(resource, key.namespace, order.body)
+        except KubeError as error:
+            if error.is_conflict:
+                return
+            if error.is_of_ending_namespace or (error.is_refusal and await self._kube.is_ending(key.namespace)):
+                domain = self._store.domain(key.namespace)
+                self._queue.add_all(note_refusal(domain.ending, domain.objects["TenantCachePolicy"].values()))
+                return
+            if error.is_refusal:
+                raise ChildRefusedError(order.body["kind"], order.body["metadata"]["name"], error) from error
+            raise
+        self._queue.add_all(self._store.observe(_typed(created, order.body)))
+
+    async def set_finalizers(self, key: Key, order: SetFinalizers) -> None:
+        """Set an object's finalizers. Raises KubeError. A missing object is ignored, a changed one read again. An
+        object that goes with its last finalizer is removed by its own event."""
+        self._may_write()
+        resource = BY_KIND[key.kind]
+        try:
+            stored = await self._kube.set_finalizers(
+                resource, key.namespace, key.name, order.finalizers, order.resource_version
+            )
+        except KubeError as error:
+            if error.is_not_found:
+                return
+            found = await self._kube.get(resource, key.namespace, key.name) if error.is_conflict else None
+            if found is None:
+                raise
+            stored = found
+            self._queue.add(key)
+        else:
+            metrics.WRITES.labels(key.kind, "finalizers").inc()
+            if order.unproven:
+                log.warning("an object went without its receipt", extra={"key": str(key), "why": order.unproven})
+            if stored["metadata"].get("deletionTimestamp") and not order.finalizers:
+                return
+        self._queue.add_all(self._store.observe(stored | {"apiVersion": resource.api_version, "kind": resource.kind}))
 
     async def read_foreign(self, key: Key, order: ReadForeign) -> None:
         """Read foreign objects again; enqueue `key` when the last one is gone."""
@@ -106,9 +152,7 @@ class Children:
             if (kind, name) in foreign:
                 await self._look(key.namespace, kind, name, foreign[kind, name])
         if not any(slot in foreign for slot in order.slots):
-            self._enqueue(
-                frozenset({key, Key(BUNDLE, key.namespace, key.name)} if key.kind == "CachedModel" else {key})
-            )
+            self._queue.add_all({key, Key(BUNDLE, key.namespace, key.name)} if key.kind == "CachedModel" else {key})
 
     async def _look(self, namespace: str, kind: str, name: str, owner: str) -> dict[str, Any] | None:
         """Read an object by name and record whether it belongs to `owner`."""
@@ -137,45 +181,3 @@ def _owner(child: Mapping[str, Any]) -> str:
 
 def _typed(answer: dict[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
     return answer | {"apiVersion": desired["apiVersion"], "kind": desired["kind"]}
-
-
-log = logging.getLogger(__name__)
-
-
-async def create(kube: Kube, store: Store, key: Key, order: Create) -> frozenset[Key]:
-    """Create an object unless it exists; return the affected keys. Raises KubeError. A refusal because the namespace
-    is being deleted is recorded for the policies that wait."""
-    resource = BY_KIND[order.body["kind"]]
-    try:
-        created = await kube.create(resource, key.namespace, order.body)
-    except KubeError as error:
-        if error.is_conflict:
-            return frozenset()
-        if error.is_of_ending_namespace or (error.is_refusal and await kube.is_ending(key.namespace)):
-            domain = store.domain(key.namespace)
-            return note_refusal(domain.ending, domain.objects["TenantCachePolicy"].values())
-        raise
-    return store.observe(created | {"apiVersion": resource.api_version, "kind": resource.kind})
-
-
-async def set_finalizers(kube: Kube, store: Store, key: Key, order: SetFinalizers) -> frozenset[Key]:
-    """Set an object's finalizers; return the affected keys. Raises KubeError. A missing object is ignored, a changed
-    one read again. An object that goes with its last finalizer is removed by its own event."""
-    resource = BY_KIND[key.kind]
-    concerned = frozenset[Key]()
-    try:
-        stored = await kube.set_finalizers(resource, key.namespace, key.name, order.finalizers, order.resource_version)
-    except KubeError as error:
-        if error.is_not_found:
-            return frozenset()
-        found = await kube.get(resource, key.namespace, key.name) if error.is_conflict else None
-        if found is None:
-            raise
-        stored, concerned = found, frozenset({key})
-    else:
-        metrics.WRITES.labels(key.kind, "finalizers").inc()
-        if order.unproven:
-            log.warning("an object went without its receipt", extra={"key": str(key), "why": order.unproven})
-        if stored["metadata"].get("deletionTimestamp") and not order.finalizers:
-            return frozenset()
-    return concerned | store.observe(stored | {"apiVersion": resource.api_version, "kind": resource.kind})

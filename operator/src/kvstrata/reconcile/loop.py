@@ -52,7 +52,7 @@ class Loop:
     async def reconcile(self, key: Key) -> None:
         started = time.monotonic()
         try:
-            await self._writer.catch_up(key)
+            await self._writer.bundles.catch_up(key)
             await self._writer.carry_out(key, plan(self._store.world(key.namespace), self._ctx, key, utc_now()))
         except KubeError as error:
             delay_s = self._queue.failed(key, error.retry_after_s)

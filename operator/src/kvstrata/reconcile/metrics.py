@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 
 from kvstrata.api.base import Resource
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationMode, Phase
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.vocabulary import moment_in_s
 from kvstrata.model.erasure.facts import Deletion, JobState, Look
 from kvstrata.model.erasure.record import ErasureRecord
+from kvstrata.model.refs import Key
+
+log = logging.getLogger(__name__)
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -144,6 +149,19 @@ def count_lazy(before: Resource | None, after: Resource | None) -> None:
     began, ended = after.status.start_time, after.status.completion_time
     if after.status.phase is Phase.COMPLETE and not known and began is not None and ended is not None:
         INVALIDATIONS.labels("Lazy", "unreachable").observe(max(0.0, (ended - began).total_seconds()))
+
+
+def count_reclaimed(key: Key, before: Resource | None, after: Resource | None) -> None:
+    """Count and log a former cache that the status of `after` reports as deleted first."""
+    if not isinstance(after, CachedModel) or after.status.reclaimed is None:
+        return
+    known, told = before.status.reclaimed if isinstance(before, CachedModel) else None, after.status.reclaimed
+    if known == told:
+        return
+    RECLAIMED_BLOCKS.labels(key.namespace, key.name).inc(told.blocks)
+    RECLAIMED_BYTES.labels(key.namespace, key.name).inc(told.bytes)
+    facts = {"identity": told.identity, "blocks": told.blocks, "bytes": told.bytes}
+    log.info("a former cache was deleted", extra={"key": str(key), **facts})
 
 
 def count_erasure(facts: Erasure) -> None:

@@ -22,7 +22,7 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pods import Pod
 from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from kvstrata.plan.pools.rendering import RENDER_AGAIN_S
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
@@ -73,21 +73,18 @@ class Warming(Background):
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By UID of a pod that is being asked."""
 
-    def ask(self, namespace: str, question: PoolQuestion) -> None:
-        match question:
-            case ReadSource():
-                self._ask((namespace, question), self._read(namespace, question))
-            case RenderPool():
-                slot = (namespace, question.pod.uid, question.asker, question.pool)
-                again = Key(question.asker, namespace, question.pool)
-                self._ask(slot, self._render_all(namespace, question, again), again)
-            case WarmPool():
-                self._warm(namespace, question)
-            case InspectPool():
-                again = Key(PrefixPool.INFO.kind, namespace, question.pool)
-                self._ask((namespace, question), self._inspect(namespace, question), again)
+    def read(self, namespace: str, question: ReadSource) -> None:
+        self._ask((namespace, question), self._read(namespace, question))
 
-    def _warm(self, namespace: str, question: WarmPool) -> None:
+    def render(self, namespace: str, question: RenderPool) -> None:
+        again = Key(question.asker, namespace, question.pool)
+        self._ask((again, question.pod.uid), self._render_all(namespace, question, again), again)
+
+    def inspect(self, namespace: str, question: InspectPool) -> None:
+        again = Key(PrefixPool.INFO.kind, namespace, question.pool)
+        self._ask((namespace, question), self._inspect(namespace, question), again)
+
+    def warm(self, namespace: str, question: WarmPool) -> None:
         """Start a warm-up within its model's limit; otherwise plan the pool again later."""
         again = Key(PrefixPool.INFO.kind, namespace, question.pool)
         of_model = _Warmup(namespace, question.pod.model, question.pod.uid, question.pool, question.scope)

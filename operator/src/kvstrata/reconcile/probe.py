@@ -14,7 +14,7 @@ from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import IsolationQuestion, ProbePod, TellIsolation
+from kvstrata.plan.actions import ProbePod, TellIsolation
 from kvstrata.plan.isolation import failure_message, failure_stands
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
@@ -43,16 +43,12 @@ class Probing(Background):
         self._tokens, self._events = PodTokens(kube), Events(kube)
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
-    def ask(self, namespace: str, question: IsolationQuestion) -> None:
-        match question:
-            case TellIsolation():
-                self._show(namespace, question)
-            case ProbePod():
-                failure = "a probe of isolation failed, and is asked again"
-                again = Key("CachedModel", namespace, question.model)
-                self._begin(question.pod.uid, self._probe(namespace, question), failure, again)
+    def probe(self, namespace: str, question: ProbePod) -> None:
+        again = Key("CachedModel", namespace, question.model)
+        work = self._probe(namespace, question)
+        self._begin(question.pod.uid, work, "a probe of isolation failed, and is asked again", again)
 
-    def _show(self, namespace: str, question: TellIsolation) -> None:
+    def show(self, namespace: str, question: TellIsolation) -> None:
         if question.failed:
             metrics.ISOLATION_BROKEN.labels(namespace, question.model).set(1)
             return

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 
 BASE_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 60.0
@@ -60,6 +60,11 @@ class WorkQueue:
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
         self._wake_one()
+
+    def add_all(self, keys: Iterable[Key]) -> None:
+        """Make keys due now; bundles first, because pods wait for them."""
+        for key in sorted(keys, key=lambda key: key.kind != BUNDLE):
+            self.add(key)
 
     def hold_off(self, key: Key, seconds: float) -> None:
         """Start `key` no earlier than in `seconds`: requests within that time merge."""

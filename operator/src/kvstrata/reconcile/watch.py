@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 import aiohttp
@@ -22,7 +22,7 @@ import orjson
 
 from kvstrata.clients.kube_auth import authorization, find_api
 from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
-from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
@@ -32,14 +32,14 @@ WATCHER_TASK_PREFIX = "watcher for "
 
 
 class Watches:
-    """Watch handlers: objects go into `store` and `secrets`, affected keys to `enqueue`. `listed_anew` is called
-    when a watch lost its place and lists again."""
+    """Watch handlers: objects go into `store` and `secrets`, affected keys to `enqueue`. `listed_anew` is called when a
+    watch lost its place and lists again."""
 
     def __init__(
         self,
         store: Store,
         secrets: SecretWatch,
-        enqueue: Callable[[Key], None],
+        enqueue: Callable[[Iterable[Key]], None],
         service_monitors: bool,
         listed_anew: Callable[[], None],
         namespaces: Collection[str],
@@ -50,7 +50,7 @@ class Watches:
         self.lists = Lists(watched, namespaces, self._take, listed_anew)
 
     def _take(self, raw: dict[str, Any]) -> None:
-        self._add(self._secrets.observe(raw) if raw["kind"] == SECRET.kind else self._store.observe(raw))
+        self._enqueue(self._secrets.observe(raw) if raw["kind"] == SECRET.kind else self._store.observe(raw))
 
     def _forget(self, raw: dict[str, Any]) -> None:
         metadata = raw["metadata"]
@@ -58,12 +58,7 @@ class Watches:
             gone = self._secrets.forget(raw)
         else:
             gone = self._store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
-        self._add(gone)
-
-    def _add(self, keys: Collection[Key]) -> None:
-        """Enqueue affected keys; bundles first, because pods wait for them."""
-        for key in sorted(keys, key=lambda key: key.kind != BUNDLE):
-            self._enqueue(key)
+        self._enqueue(gone)
 
     def registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
