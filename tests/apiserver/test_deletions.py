@@ -30,8 +30,8 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.objects.erasure.receipts import read_receipt_objects
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.plan.erasure.receipt_chain import Receipted
-from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.receipt_chain import Chains
 from tests.apiserver.conftest import OPERATOR_NAMESPACE, REPOSITORY, install_crds

@@ -25,7 +25,7 @@ from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.objects.redis.users import DATA_USER, user_rules
-from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.job_result import reason_of
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata_sidecar.adapter.params import TlsParams

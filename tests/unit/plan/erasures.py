@@ -30,11 +30,12 @@ from kvstrata.model.erasure.facts import (
     Witness,
 )
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, Observed, PodNow, SharedTier, TierNow
-from kvstrata.plan.erasure.next_step import Conclude, ErasureStep, IssueReceipt, next_step
+from kvstrata.plan.erasure.next_step import Conclude, ErasureStep, next_step
 from kvstrata.plan.erasure.orders import (
     AskPodToErase,
     AskPodToVerify,
     DestroyKeys,
+    IssueReceipt,
     ResetEngine,
     RevokeKeys,
     StartDeletion,
@@ -138,7 +139,7 @@ def probed(uid: str, after_s: float = 41, boot: int = 1, round: int = 1, missed:
 def around(**changes: object) -> Observed:
     """Everything answers."""
     pods = {uid: PodNow(uid, "g1", "c1") for uid in ("p1", "p2")}
-    whole = Observed("operator-1", {"redis": TierNow(("n1", "n2"), SLOTS)}, pods)
+    whole = Observed({"redis": TierNow(("n1", "n2"), SLOTS)}, pods)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
@@ -269,7 +270,7 @@ class Simulation:
         }
         away = self.away[0] <= self.now_s < self.away[1]
         tier = TierNow(("n1", "n2"), SLOTS, not away, "n1 is silent" if away else "")
-        return Observed(f"operator-{self.lives}", {"redis": tier}, asked)
+        return Observed({"redis": tier}, asked)
 
     def _gathered(self) -> Iterator[Fact]:
         if self.now_s < 1:

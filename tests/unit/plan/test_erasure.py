@@ -11,15 +11,16 @@ from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Component
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
-from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, ScopeForm
+from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody
 from kvstrata.model.erasure.facts import EngineReset, Fact, HeldKey, JobState, KeyNotDestroyed, ReceiptWritten, Verdict
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, TierNow
-from kvstrata.plan.erasure.next_step import STILL_S, ErasurePhase, IssueReceipt
+from kvstrata.plan.erasure.next_step import STILL_S, ErasurePhase
 from kvstrata.plan.erasure.orders import (
     MAX_DELETIONS_AT_ONCE,
     AskPodToErase,
     AskPodToVerify,
     DestroyKeys,
+    IssueReceipt,
     ResetEngine,
     RevokeKeys,
     StartDeletion,
@@ -70,7 +71,7 @@ def test_a_pod_that_may_still_reuse_is_waited_for_by_name(word: tuple[Fact, ...]
 def test_once_every_pod_is_settled_keys_go(word: Fact) -> None:
     step = step_of(rolled(), acked("p1"), word, now_s=400)
     assert step.phase is ErasurePhase.REVOKING
-    assert step.orders == (RevokeKeys("order-1", (KEY,)),)
+    assert step.orders == (RevokeKeys((KEY,)),)
     assert holding(step) == {"LogicallyInvalid"}
 
 
@@ -78,7 +79,7 @@ def test_the_kms_is_asked_to_end_a_removed_key_before_anything_is_deleted() -> N
     gone, destroyed = removed()
     facts = (rolled(), acked("p1"), acked("p2", 4), gone)
     step = step_of(*facts, now_s=400)
-    assert (step.phase, step.orders) == (ErasurePhase.REVOKING, (DestroyKeys("order-1", (KEY,)),))
+    assert (step.phase, step.orders) == (ErasurePhase.REVOKING, (DestroyKeys((KEY,)),))
     assert holding(step) == {"LogicallyInvalid", "KeysRevoked"}
     assert "KeysDestroyed" in holding(step_of(*facts, destroyed, now_s=400))
 
@@ -219,7 +220,7 @@ def test_without_keys_none_is_called_revoked_and_nothing_waits_for_it() -> None:
 def test_engines_are_emptied_where_the_order_says_so() -> None:
     reset = subject(hbm=Hbm.RESET_ENGINE)
     step = step_of(*until_verified(), subject=reset)
-    assert step.orders == (ResetEngine("order-1", "p1"), ResetEngine("order-1", "p2"))
+    assert step.orders == (ResetEngine("p1"), ResetEngine("p2"))
     done = (*until_verified(), EngineReset("p1", at(50)), EngineReset("p2", at(50)))
     assert verdict_of(step_of(*done, subject=reset)) is not None
     kept = facts_of(Erasure(order()).with_facts(*until_verified()))
@@ -232,13 +233,6 @@ def test_writes_into_pods_are_waited_out_where_the_keyspace_lives_on() -> None:
     prefix = ErasedPrefix("chat", ("c1",))
     assert step_of(*facts, now_s=10, tiers=(), prefix=prefix).phase is ErasurePhase.WAITING_OUT_WRITES
     assert step_of(*facts, now_s=33, tiers=(), prefix=prefix).phase is ErasurePhase.ERASING
-
-
-def test_of_a_prefix_its_chunks_alone_are_ordered_to_go() -> None:
-    order_of_prefix = subject(scope=ScopeForm.PREFIX, hbm=Hbm.ROLL_SCOPES)
-    prefix = {"prefix": ErasedPrefix("chat", ("c1", "c2")), "subject": order_of_prefix}
-    erasing = step_of(rolled(), acked("p1"), acked("p2"), *removed(), **prefix)
-    assert {one.chunks for one in erasing.orders} == {("c1", "c2")}  # type: ignore[union-attr]
 
 
 def test_what_a_deletion_came_to_stands_as_it_was_heard_first_so_looks_since_then_count() -> None:

@@ -123,7 +123,7 @@ def test_what_is_found_late_is_erased_again_and_in_the_end_named() -> None:
 def test_a_pod_that_finds_what_it_should_miss_erases_again() -> None:
     facts = (*until_erased(), looked(), probed("p1", missed=2), probed("p2"))
     step = step_of(*facts)
-    assert step.orders == (AskPodToErase("order-1", "p1", 2, ("ab" * 16,), ("cpu",)),)
+    assert step.orders == (AskPodToErase("p1", 2, ("cpu",)),)
     assert "Erased" not in holding(step)
     again = (*facts, erased("p1", 50, round=2))
     assert {type(one) for one in step_of(*again).orders} == {VerifyTier, AskPodToVerify}

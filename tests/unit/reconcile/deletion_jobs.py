@@ -13,7 +13,7 @@ from kvstrata.contract.receipt.facts import Amount
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure.delete_job import CONTAINER
-from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.jobs import Jobs
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, redis_tier

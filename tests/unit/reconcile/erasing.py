@@ -37,8 +37,8 @@ from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
-from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
@@ -330,7 +330,6 @@ class World:
             operator="operator-1",
             may_write=may_write,
             now=now,
-            monotonic=lambda: sim.now.timestamp(),
             sleep=at_once,
         )
 

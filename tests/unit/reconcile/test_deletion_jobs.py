@@ -11,7 +11,8 @@ from kvstrata.clients.resources import JOB, NETWORK_POLICY, SECRET
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import ORDER_FILE
-from kvstrata.reconcile.erasure.deletions import DeletionJobs, DeletionRun
+from kvstrata.plan.erasure.deletions import DeletionRun
+from kvstrata.reconcile.erasure.deps import DeletionJobs
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError

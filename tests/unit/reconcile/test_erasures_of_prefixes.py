@@ -78,6 +78,8 @@ def test_of_a_prefix_its_chunks_go_and_the_keyspace_is_in_use_again_with_all_els
     left = made.server.values[old.keyspace]
     assert left < before
     assert len(left) == 3
+    (chunks,) = {one.chunks for one in made.jobs.ran}
+    assert {name.rpartition(":")[2] for name in before - left} == set(chunks)
     assert made.server.values[other.keyspace] == theirs
     assert sorted(made.gates.resets) == ["pod-0", "pod-1"]
     assert all(request.keyspaces == (old.keyspace,) for _, request in made.gates.erased)

@@ -15,10 +15,10 @@ from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import EndReclaim, ReclaimFormer, TellFormer
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import former_identities as reclaims
-from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.former_identities import JOBS_OF_A_ROUND, Reclaims
 from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.objects import NAMESPACE, cpu_tier, model, policy, redis_tier

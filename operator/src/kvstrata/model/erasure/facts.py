@@ -37,6 +37,11 @@ class _Fact:
     def key(self) -> tuple[str, ...]:
         return (type(self).__name__, *(str(getattr(self, name)) for name in self.ABOUT))
 
+    @property
+    def boots(self) -> tuple[str, str]:
+        """Boot ids of the processes that reported a fact about a pod."""
+        return getattr(self, "gate_boot"), getattr(self, "cache_boot")  # noqa: B009
+
     def _rank(self) -> float:
         return -_seconds(getattr(self, "at"))  # noqa: B009  (declared by each kind that does not rank otherwise)
 
@@ -44,14 +49,6 @@ class _Fact:
         """Whether this fact replaces `other`: by default the earlier one stands. The result does not depend on arrival
         order."""
         return (self._rank(), repr(self)) > (other._rank(), repr(other))
-
-
-class _OfProcesses(_Fact):
-    __slots__ = ()
-
-    @property
-    def boots(self) -> tuple[str, str]:
-        return getattr(self, "gate_boot"), getattr(self, "cache_boot")  # noqa: B009
 
 
 _LATER_S = 1e11
@@ -92,17 +89,10 @@ class Rolled(_Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class PodSeen(_OfProcesses):
+class PodSeen(_Fact):
     """State of a witness, as in a receipt (`PodFact`); the first report of the same processes stands."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = (
-        "uid",
-        "standing",
-        "gate_boot",
-        "cache_boot",
-        "revision",
-    )
-
+    ABOUT = ("uid", "standing", "gate_boot", "cache_boot", "revision")
     uid: str
     standing: Standing
     at: datetime
@@ -113,16 +103,10 @@ class PodSeen(_OfProcesses):
 
 
 @dataclass(frozen=True, slots=True)
-class PodErased(_OfProcesses):
+class PodErased(_Fact):
     """A pod's answer to the erase order. `copies` is by tier, `round` counts the orders."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = (
-        "uid",
-        "round",
-        "gate_boot",
-        "cache_boot",
-    )
-
+    ABOUT = ("uid", "round", "gate_boot", "cache_boot")
     uid: str
     round: int
     gate_boot: str
@@ -133,11 +117,7 @@ class PodErased(_OfProcesses):
 
 @dataclass(frozen=True, slots=True)
 class FilesErased(_Fact):
-    ABOUT: ClassVar[tuple[str, ...]] = (
-        "uid",
-        "tier",
-    )
-
+    ABOUT = ("uid", "tier")
     uid: str
     tier: str
     by: str
@@ -147,29 +127,19 @@ class FilesErased(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class EngineReset(_Fact):
-    ABOUT: ClassVar[tuple[str, ...]] = ("uid",)
-
+    ABOUT = ("uid",)
     uid: str
     at: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class EngineKept(_Fact):
+class EngineKept(EngineReset):
     """A pod's engine has no way to empty its prefix cache."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = ("uid",)
-
-    uid: str
-    at: datetime
-
 
 @dataclass(frozen=True, slots=True)
-class PodProbed(_OfProcesses):
-    ABOUT: ClassVar[tuple[str, ...]] = (
-        "uid",
-        "round",
-    )
-
+class PodProbed(_Fact):
+    ABOUT = ("uid", "round")
     uid: str
     round: int
     gate_boot: str
@@ -187,8 +157,7 @@ class PodProbed(_OfProcesses):
 class KeyRemoved(_Fact):
     """A data key left its custody and every bundle."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = ("fingerprint",)
-
+    ABOUT = ("fingerprint",)
     fingerprint: str
     by: Statement
 
@@ -205,11 +174,7 @@ class KeyDestroyed(KeyRemoved):
 class KeyNotDestroyed(_Fact):
     """The KMS cannot confirm that no copy of a data key exists; `why` is for people."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = (
-        "fingerprint",
-        "why",
-    )
-
+    ABOUT = ("fingerprint", "why")
     fingerprint: str
     why: str
     at: datetime
@@ -228,12 +193,7 @@ class Deletion(_Fact):
     """The deletion from one primary by one Job, and its report. `round` counts the Jobs for this primary, `primaries`
     those of the tier; `over_bound` is the number of keys beyond what one Job handles."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = (
-        "tier",
-        "node",
-        "round",
-    )
-
+    ABOUT = ("tier", "node", "round")
     tier: str
     node: str
     round: int
@@ -260,8 +220,7 @@ class Look(_Fact):
     """One verification of a tier: digests of the slot map before and after, the number of primaries, and what was left
     on each that answered."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = ("tier",)
-
+    ABOUT = ("tier",)
     tier: str
     by: str
     began: datetime
@@ -279,8 +238,7 @@ class Look(_Fact):
 class ServersSeen(_Fact):
     """What a tier's servers run, by the first regular check of them that an operator knew."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = ("tier",)
-
+    ABOUT = ("tier",)
     tier: str
     software: str
     version: str
@@ -291,8 +249,7 @@ class ServersSeen(_Fact):
 class TierLost(_Fact):
     """A tier was removed, or its servers replaced, before it was erased."""
 
-    ABOUT: ClassVar[tuple[str, ...]] = ("tier",)
-
+    ABOUT = ("tier",)
     tier: str
     at: datetime
 

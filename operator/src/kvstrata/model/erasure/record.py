@@ -7,7 +7,7 @@ the same after any restart. `Observed` is the present state, which proves nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
@@ -57,6 +57,11 @@ class ErasureOrder:
     def uid(self) -> str:
         """The uid of the object that ordered it: an order is carried out once."""
         return self.subject.uid
+
+    @property
+    def chunks(self) -> tuple[str, ...]:
+        """The chunks to erase; empty for whole keyspaces."""
+        return self.prefix.chunks if self.prefix is not None else ()
 
 
 F = TypeVar("F")
@@ -114,7 +119,6 @@ class Observed:
     the namespace began; None if it stays.
     """
 
-    operator: str
     tiers: Mapping[str, TierNow] = field(default_factory=dict)
     pods: Mapping[str, PodNow] = field(default_factory=dict)
     heirs: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -158,6 +162,19 @@ class ErasureRecord:
         """Return the record with these facts added; itself if none of them is new."""
         after = self.erasure.with_facts(*heard)
         return self if after.facts == self.erasure.facts else replace(self, erasure=after)
+
+    def with_names(self, named: Mapping[str, Iterable[str]], *tiers: str) -> ErasureRecord:
+        """Return the record with chunk names that these tiers held, for its own keyspaces."""
+        merged = dict(self.named)
+        for keyspace in named.keys() & set(self.erasure.order.keyspaces):
+            merged[keyspace] = tuple(sorted({*merged.get(keyspace, ()), *named[keyspace]}))
+        return replace(self, named=merged, named_tiers=tuple(sorted({*self.named_tiers, *tiers})))
+
+    def merged_with(self, other: ErasureRecord) -> ErasureRecord:
+        """Return the record with everything that another operator, or an earlier write, has about the same order."""
+        merged = self.with_facts(*other.erasure.facts.values())
+        named = {**other.named, **self.named}
+        return replace(merged, named=named, named_tiers=tuple(sorted({*self.named_tiers, *other.named_tiers})))
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
     )
 
 
-def words(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...], now: datetime) -> Iterator[PodSeen]:
+def reports(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...], now: datetime) -> Iterator[PodSeen]:
     """Yield new reports of witnesses, or facts about them."""
     erasure = record.erasure
     stated = erasure.only(Rolled)

@@ -15,7 +15,6 @@ from enum import StrEnum
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
 from kvstrata.model.erasure.evidence import (
@@ -34,9 +33,11 @@ from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.erasure.orders import (
     DestroyKeys,
+    IssueReceipt,
     Order,
     Outstanding,
     RevokeKeys,
+    StartDeletion,
     deletions_owed,
     names,
     pods_owed,
@@ -87,20 +88,13 @@ class Conclude:
 
 
 @dataclass(frozen=True, slots=True)
-class IssueReceipt:
-    """Append these facts to the domain's chain (`plan.erasure.receipt_chain`); idempotent."""
-
-    facts: ReceiptFacts
-
-
-@dataclass(frozen=True, slots=True)
 class ErasureStep:
     """Orders, their reason, and when to check again without events. Slots of the tiers in `pinned_tiers` must not move
     meanwhile."""
 
     phase: ErasurePhase
     decision: Decision
-    orders: tuple[Order | Conclude | IssueReceipt, ...] = ()
+    orders: tuple[Order | StartDeletion | Conclude, ...] = ()
     again_s: float | None = None
     pinned_tiers: frozenset[str] = frozenset()
     findings: tuple[Finding, ...] = ()
@@ -163,7 +157,7 @@ def revoke(case: ErasureCase) -> ErasureStep | None:
     why = Decision(R.REVOKING_KEYS, f"{len(kept)} data keys are removed from their custody")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(kept)} data keys are still in their custody: {case.seen.custody_problem}")
-    return ErasureStep(ErasurePhase.REVOKING, why, (RevokeKeys(case.erasure.order.uid, kept),), LOOK_AGAIN_S)
+    return ErasureStep(ErasurePhase.REVOKING, why, (RevokeKeys(kept),), LOOK_AGAIN_S)
 
 
 def destroy(case: ErasureCase) -> ErasureStep | None:
@@ -174,7 +168,7 @@ def destroy(case: ErasureCase) -> ErasureStep | None:
     why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are asked after: whoever had them is to have let go")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
-    return ErasureStep(ErasurePhase.REVOKING, why, (DestroyKeys(case.erasure.order.uid, open_keys),), LOOK_AGAIN_S)
+    return ErasureStep(ErasurePhase.REVOKING, why, (DestroyKeys(open_keys),), LOOK_AGAIN_S)
 
 
 def wait_out_writes(case: ErasureCase) -> ErasureStep | None:
@@ -232,7 +226,7 @@ def finish_short(case: ErasureCase) -> ErasureStep:
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
     # A holder of a key may have ended since.
     late_keys = keys_not_destroyed(case.erasure, judged=True)
-    orders = (DestroyKeys(case.erasure.order.uid, late_keys),) if late_keys else ()
+    orders = (DestroyKeys(late_keys),) if late_keys else ()
     return ErasureStep(ErasurePhase.ERASING, Decision(why.reason, until), orders, left_s, _pinned_tiers(case))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.vocabulary import Hbm, Standing
 from kvstrata.model.erasure.evidence import (
     answer_of,
@@ -44,74 +45,90 @@ BACKOFF_S = 10
 
 @dataclass(frozen=True, slots=True)
 class RevokeKeys:
-    erasure: str
     fingerprints: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DestroyKeys:
-    erasure: str
     fingerprints: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StartDeletion:
-    """Create the deletion Job for one primary in the operator's namespace; its name follows from this."""
+    """Have a Job delete from one primary. Jobs are for a whole tier: see `deletions.begun`."""
 
-    erasure: str
     tier: str
     primary: str
     round: int
-    keyspaces: tuple[str, ...]
-    chunks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FollowDeletion:
+    """Start the Job of a tier and round unless it exists, and report its end."""
+
+    tier: str
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskPodToErase:
     """Ask a pod to erase these tiers: its own, or files of `heir_of`, a pod that is gone."""
 
-    erasure: str
     uid: str
     round: int
-    keyspaces: tuple[str, ...]
     tiers: tuple[str, ...]
-    chunks: tuple[str, ...] = ()
     heir_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetEngine:
-    erasure: str
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyTier:
-    erasure: str
+class ReadServers:
+    """Read which primaries a tier has, and whether they answer."""
+
     tier: str
-    primaries: tuple[str, ...]
-    keyspaces: tuple[str, ...]
-    chunks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NameChunks:
+    """Note names of chunks before they are deleted, for probes afterwards; and of values without an index."""
+
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTier:
+    tier: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskPodToVerify:
     """Ask a pod for keys that it could have read before; it must miss each."""
 
-    erasure: str
     uid: str
     round: int
-    keyspaces: tuple[str, ...]
 
 
-Order = RevokeKeys | DestroyKeys | StartDeletion | AskPodToErase | ResetEngine | VerifyTier | AskPodToVerify
+@dataclass(frozen=True, slots=True)
+class IssueReceipt:
+    """Append these facts to the domain's chain (`plan.erasure.receipt_chain`)."""
+
+    facts: ReceiptFacts
+
+
+ToPod = AskPodToErase | ResetEngine | AskPodToVerify
+ToTier = ReadServers | NameChunks | VerifyTier
+Order = RevokeKeys | DestroyKeys | FollowDeletion | IssueReceipt | ToPod | ToTier
 
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
     """`waiting` is why others are waited for, `blocked_by` what no order can change."""
 
-    orders: tuple[Order, ...] = ()
+    orders: tuple[Order | StartDeletion, ...] = ()
     waiting: tuple[Decision, ...] = ()
     blocked_by: tuple[Decision, ...] = ()
 
@@ -168,7 +185,7 @@ def reset_owed(erasure: Erasure, seen: Observed, witness: Witness) -> Outstandin
     if cannot_reset(erasure, witness.uid):
         why = f"the engine of pod {witness.name} cannot empty its prefix cache: the pod has to end"
         return Outstanding(blocked_by=(Decision(R.ENGINE_NOT_RESET, why),))
-    return _ask(erasure, seen, witness, ResetEngine(erasure.order.uid, witness.uid))
+    return _ask(erasure, seen, witness, ResetEngine(witness.uid))
 
 
 def tiers_to_look_at(erasure: Erasure, seen: Observed) -> Outstanding:
@@ -184,8 +201,7 @@ def tiers_to_look_at(erasure: Erasure, seen: Observed) -> Outstanding:
         why = Decision(R.VERIFYING, f"every primary of CacheTier {tier.name} is looked at")
         if look and look.slots_before != look.slots_after:
             why = Decision(R.SLOT_MAP_CHANGED, f"slots of CacheTier {tier.name} moved meanwhile: it is looked at again")
-        order = VerifyTier(erasure.order.uid, tier.name, servers.primaries, erasure.order.keyspaces, _chunks(erasure))
-        outstanding += Outstanding((order,), (why,))
+        outstanding += Outstanding((VerifyTier(tier.name),), (why,))
     return outstanding
 
 
@@ -201,9 +217,7 @@ def probes_owed(erasure: Erasure, seen: Observed) -> Outstanding:
             why = f"pod {witness.name} still finds what it should miss"
             outstanding += Outstanding(blocked_by=(Decision(R.LATE_COPIES, why),))
         elif probe is None or (probe.known and not probe.asked):
-            turn = answer.round if answer else 0
-            order = AskPodToVerify(erasure.order.uid, witness.uid, turn, erasure.order.keyspaces)
-            outstanding += _ask(erasure, seen, witness, order)
+            outstanding += _ask(erasure, seen, witness, AskPodToVerify(witness.uid, answer.round if answer else 0))
     return outstanding
 
 
@@ -232,8 +246,7 @@ def _deletion(erasure: Erasure, tier: str, node: str, now: datetime, has_room: b
         why = Decision(R.LATE_COPIES if emptied else R.ERASING, f"{where} is emptied{' again' if emptied else ''}")
     if not has_room:
         return Outstanding(waiting=(Decision(R.ERASING, f"{where} waits until fewer deletions run"),))
-    turn, order = next_round(erasure, tier, node), erasure.order
-    return Outstanding((StartDeletion(order.uid, tier, node, turn, order.keyspaces, _chunks(erasure)),), (why,))
+    return Outstanding((StartDeletion(tier, node, next_round(erasure, tier, node)),), (why,))
 
 
 def _own_copies(erasure: Erasure, seen: Observed, witness: Witness) -> Outstanding:
@@ -244,14 +257,7 @@ def _own_copies(erasure: Erasure, seen: Observed, witness: Witness) -> Outstandi
     if turn > MAX_ROUNDS:
         why = f"pod {witness.name} erased {MAX_ROUNDS} times and still has something"
         return Outstanding(blocked_by=(Decision(R.LATE_COPIES, why),))
-    order = AskPodToErase(
-        erasure=erasure.order.uid,
-        uid=witness.uid,
-        round=turn,
-        keyspaces=erasure.order.keyspaces,
-        tiers=tuple(tier.name for tier in witness.tiers),
-        chunks=_chunks(erasure),
-    )
+    order = AskPodToErase(witness.uid, turn, tuple(tier.name for tier in witness.tiers))
     return _ask(erasure, seen, witness, order)
 
 
@@ -260,15 +266,7 @@ def _files(erasure: Erasure, seen: Observed, witness: Witness) -> Outstanding:
     for tier in files_left(erasure, witness):
         heir = seen.heirs.get((witness.uid, tier.name), "")
         if heir in seen.pods:
-            order = AskPodToErase(
-                erasure=erasure.order.uid,
-                uid=heir,
-                round=1,
-                keyspaces=erasure.order.keyspaces,
-                tiers=(tier.name,),
-                chunks=_chunks(erasure),
-                heir_of=witness.uid,
-            )
+            order = AskPodToErase(heir, 1, (tier.name,), heir_of=witness.uid)
             why = f"files of pod {witness.name} on CacheTier {tier.name} are erased by who took them over"
             outstanding += Outstanding((order,), (Decision(R.ERASING, why),))
         else:
@@ -303,7 +301,3 @@ def _is_newest(erasure: Erasure, deletion: Deletion) -> bool:
 
 def _round(deletion: Deletion) -> int:
     return deletion.round
-
-
-def _chunks(erasure: Erasure) -> tuple[str, ...]:
-    return erasure.order.prefix.chunks if erasure.order.prefix else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.objects.context import BuildContext
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
 from kvstrata.reconcile.background import utc_now
-from kvstrata.reconcile.erasure.deletions import DeletionJobs
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
@@ -31,7 +30,22 @@ from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
 
 AT_ONCE = 8
-"""Concurrent orders to pods, looks at tiers and requests to the API server, over all erasures."""
+"""Concurrent orders to pods and looks at tiers, over all erasures."""
+
+
+class DeletionJobs(Protocol):
+    """Calls may be repeated; callers check leadership first. Each may raise KubeError."""
+
+    async def start(self, order: TierDeletion) -> DeletionRun:
+        """Start the Job of an order, or return the existing one of the same erasure, tier and round. Raises
+        LookupError, which names the object, if a Secret of the tier or a key in it is missing."""
+
+    async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
+        """Return a Job's state; None if there is none. While the log may still arrive, an unreadable report leaves
+        the Job running."""
+
+    async def remove(self, erasure: str) -> None:
+        """Delete every Job of an erasure with its objects, running ones too."""
 
 
 class ReceiptChains(Protocol):
@@ -48,7 +62,7 @@ class ReceiptChains(Protocol):
 @dataclass(slots=True)
 class ErasureDeps:
     """`operator` is named in the operator's own findings; `may_write` raises NotLeadingError after leadership was lost;
-    `now` is the wall clock in UTC, `monotonic` in seconds."""
+    `now` is the wall clock in UTC."""
 
     kube: Kube
     store: Store
@@ -63,7 +77,6 @@ class ErasureDeps:
     operator: str
     may_write: Callable[[], None]
     now: Callable[[], datetime]
-    monotonic: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     named: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
@@ -104,5 +117,4 @@ def assemble(
         operator=operator,
         may_write=may_write,
         now=utc_now,
-        monotonic=time.monotonic,
     )

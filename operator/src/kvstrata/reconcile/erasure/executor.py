@@ -1,164 +1,193 @@
-"""Executes single orders of an erasure, which may be repeated. Retryable failures raise TroubleError."""
+"""Executes orders of an erasure, which may be repeated, and returns the events that they end in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import contextlib
+import logging
 
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.resources import BY_KIND
-from kvstrata.model.erasure.facts import Fact, JobState, ReceiptWritten, Rolled
-from kvstrata.model.erasure.record import ErasureOrder, ErasureRecord
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.model.erasure.facts import JobState, ReceiptWritten, Rolled
+from kvstrata.model.erasure.record import ErasureRecord, TierNow
 from kvstrata.model.pods import Pod
-from kvstrata.plan.erasure.next_step import IssueReceipt
-from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, DestroyKeys, ResetEngine, RevokeKeys
-from kvstrata.plan.erasure.receipt_chain import ChainConflict
-from kvstrata.reconcile.erasure import deletions
-from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure import deletions, gather
+from kvstrata.plan.erasure.advance import RETRY_S, ErasureState, OrderDone, OrderFailed
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.orders import (
+    AskPodToErase,
+    AskPodToVerify,
+    DestroyKeys,
+    FollowDeletion,
+    IssueReceipt,
+    NameChunks,
+    Order,
+    ReadServers,
+    ResetEngine,
+    RevokeKeys,
+    ToPod,
+    ToTier,
+    VerifyTier,
+)
+from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
+from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.pods import PodError
-from kvstrata.reconcile.erasure.tiers import Found, LookError
+from kvstrata.reconcile.erasure.tiers import LookError
 from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.writer import NotLeadingError
+
+log = logging.getLogger(__name__)
+
+_METRIC_LABELS: dict[type, str] = {
+    FollowDeletion: "deletion",
+    IssueReceipt: "receipt",
+    NameChunks: "names",
+    ReadServers: "servers",
+}
 
 
-class TroubleError(Exception):
-    """An order could not be executed now. The message holds no secret."""
-
-
-class ReceiptConflictError(TroubleError):
-    """The chain of receipts cannot be continued."""
-
-
-class CustodyAwayError(TroubleError):
-    """The custody of data keys cannot act now."""
-
-
-class Orders:
+class Executor:
     def __init__(self, deps: ErasureDeps) -> None:
         self._deps = deps
 
-    async def end_keys(self, record: ErasureRecord, order: RevokeKeys | DestroyKeys) -> tuple[Fact, ...]:
+    async def execute(self, state: ErasureState, order: Order) -> OrderDone | OrderFailed:
+        """Raises NotLeadingError after leadership was lost. No event holds a secret."""
+        kind = _METRIC_LABELS.get(type(order), type(order).__name__)
+        event: OrderDone | OrderFailed
         try:
-            if isinstance(order, DestroyKeys):
-                return await self._deps.keys.destroy(record, order)
-            return await self._deps.keys.revoke(record, order)
+            async with self._deps.limit if isinstance(order, ToPod | ToTier) else contextlib.nullcontext():
+                event = await self._carry_out(state, order)
+        except NotLeadingError:
+            raise
         except CustodyError as error:
-            raise CustodyAwayError(str(error)) from error
+            event = OrderFailed(order, str(error), refused=True)
+        except (KubeError, LookError, PodError) as error:
+            event = OrderFailed(order, str(error))
+        except Exception:
+            log.exception("an order of an erasure failed; this is a defect", extra={"order": kind})
+            metrics.FAILURES.labels("CacheInvalidation", "Bug").inc()
+            event = OrderFailed(order, "")
+        if isinstance(event, OrderFailed):
+            log.info("an order of an erasure is not carried out yet", extra={"order": kind, "why": event.problem})
+            metrics.ERASURE_ORDERS.labels(kind, "Failed").inc()
+        elif event.facts or not isinstance(order, FollowDeletion):
+            metrics.ERASURE_ORDERS.labels(kind, "Done").inc()
+        return event
 
-    async def ask(self, record: ErasureRecord, order: AskPodToErase | AskPodToVerify | ResetEngine) -> tuple[Fact, ...]:
-        pod = self._pod(record.namespace, order.uid)
-        try:
-            if isinstance(order, AskPodToErase):
-                return (await self._deps.pods.erase(record.namespace, pod, order),)
-            if isinstance(order, ResetEngine):
-                return (await self._deps.pods.reset(record.namespace, pod, order),)
-            return (await self._deps.pods.verify(record.namespace, pod, order, record.named),)
-        except PodError as error:
-            raise TroubleError(str(error)) from error
+    async def _carry_out(self, state: ErasureState, order: Order) -> OrderDone | OrderFailed:
+        record, pods = state.record, self._deps.pods
+        match order:
+            case RevokeKeys():
+                return OrderDone(order, await self._deps.keys.revoke(record, order))
+            case DestroyKeys():
+                return OrderDone(order, await self._deps.keys.destroy(record, order))
+            case AskPodToErase():
+                return OrderDone(order, (await pods.erase(record, self._pod(record, order.uid), order),))
+            case ResetEngine():
+                return OrderDone(order, (await pods.reset(record, self._pod(record, order.uid), order),))
+            case AskPodToVerify():
+                return OrderDone(order, (await pods.verify(record, self._pod(record, order.uid), order),))
+            case ReadServers():
+                return await self._read_servers(state, order)
+            case NameChunks():
+                return OrderDone(order, names=(await self._deps.looks.look(record, self._tier(record, order))).names)
+            case VerifyTier():
+                found = await self._deps.looks.look(record, self._tier(record, order))
+                return OrderDone(order, (found.look,), found.names)
+            case FollowDeletion():
+                return await self._follow_deletion(state, order)
+            case IssueReceipt():
+                return await self._issue(record, order)
 
-    async def look(self, record: ErasureRecord, tier: str) -> Found:
-        try:
-            found = self._tier(record.namespace, tier)
-            order = record.erasure.order
-            return await self._deps.looks.look(found, record.domain, order.keyspaces, chunks_meant(order))
-        except LookError as error:
-            raise TroubleError(f"CacheTier {tier}: {error}") from error
+    async def _read_servers(self, state: ErasureState, order: ReadServers) -> OrderDone:
+        """Read a tier's primaries, unless its servers are known not to answer."""
+        world = self._deps.store.world(state.record.namespace)
+        tier = world.tiers.get(order.tier)
+        if tier is None:
+            return OrderDone(order)
+        # A new leader learns of servers within seconds, without a wake-up.
+        pause_s = RETRY_S if gather.not_probed_yet(world, tier) else 0.0
+        if away := gather.tier_away(world, tier):
+            return OrderDone(order, servers=TierNow((), "", False, away), pause_s=pause_s)
+        return OrderDone(order, servers=await self._deps.looks.servers(state.record, tier), pause_s=pause_s)
 
-    async def delete(
-        self, record: ErasureRecord, tier: str, round: int, strays: tuple[str, ...]
-    ) -> tuple[Fact, ...] | str:
-        """Have the Job of a round run; return its result, or a message while it runs."""
-        uid = record.erasure.order.uid
-        run = await self._deps.jobs.look(uid, tier, round)
+    async def _follow_deletion(self, state: ErasureState, order: FollowDeletion) -> OrderDone:
+        erasure = state.record.erasure
+        run = await self._deps.jobs.look(erasure.order.uid, order.tier, order.round)
         if run is None or not run.begun:
-            run = await self._start(record, tier, round, strays)
+            run = await self._start_deletion(state, order)
         if run.state is JobState.RUNNING:
-            return run.problem
-        return tuple(deletions.over(record.erasure, tier, round, run, self._deps.now()))
+            return OrderDone(order, problem=run.problem)
+        return OrderDone(order, tuple(deletions.over(erasure, order.tier, order.round, run, self._deps.now())))
 
-    async def _start(self, record: ErasureRecord, tier: str, round: int, strays: tuple[str, ...]) -> DeletionRun:
-        order, stated = record.erasure.order, record.erasure.only(Rolled)
-        found = self._deps.store.domain(record.namespace).objects["CacheTier"].get(tier)
-        if found is None:
-            return DeletionRun("", JobState.FAILED, problem=f"CacheTier {tier} does not exist any more")
-        revision = max((target.revision for target in stated.targets), default=0) if stated else 0
+    async def _start_deletion(self, state: ErasureState, order: FollowDeletion) -> DeletionRun:
+        record = state.record
+        asked, rolled = record.erasure.order, record.erasure.only(Rolled)
+        tier = self._deps.store.domain(record.namespace).objects["CacheTier"].get(order.tier)
+        if tier is None:
+            return DeletionRun("", JobState.FAILED, problem=f"CacheTier {order.tier} does not exist any more")
+        revision = max((target.revision for target in rolled.targets), default=0) if rolled else 0
+        strays = state.strays.get(order.tier, ())
         self._deps.may_write()
         try:
             return await self._deps.jobs.start(
                 TierDeletion(
-                    order.uid,
-                    found,
-                    round,
-                    record.domain,
-                    revision,
-                    order.keyspaces,
-                    strays,
-                    chunks=chunks_meant(order),
+                    asked.uid, tier, order.round, record.domain, revision, asked.keyspaces, strays, chunks=asked.chunks
                 )
             )
         except LookupError as error:
-            raise TroubleError(f"CacheTier {tier}: {error}") from error
+            raise LookError(order.tier, str(error)) from error
         except ValueError as error:
             return DeletionRun("", JobState.FAILED, problem=str(error))
 
-    async def issue(self, record: ErasureRecord, order: IssueReceipt) -> tuple[Fact, ...]:
+    async def _issue(self, record: ErasureRecord, order: IssueReceipt) -> OrderDone | OrderFailed:
+        done = await self._issued(record, order.facts)
+        if isinstance(done, ChainConflict):
+            return OrderFailed(order, done.message, refused=True)
+        metrics.count_erasure(order.facts)
+        return OrderDone(order, (ReceiptWritten(done.digest),))
+
+    async def _issued(self, record: ErasureRecord, facts: ReceiptFacts) -> Receipted | ChainConflict:
         async with self._deps.issuing[record.namespace]:
             domain = self._domain_of(record)
-            told = domain.status.receipts if domain is not None else None
+            counted = domain.status.receipts if domain is not None else None
             self._deps.may_write()
-            done = await self._deps.chains.issue(record.namespace, record.domain, told, order.facts)
-            if isinstance(done, ChainConflict):
-                raise ReceiptConflictError(done.message)
-            await self._tell_domain(record, {"count": done.count, "head": done.head})
-        return (ReceiptWritten(done.digest),)
+            done = await self._deps.chains.issue(record.namespace, record.domain, counted, facts)
+            if isinstance(done, Receipted):
+                await self._count_receipt(record, done)
+        return done
 
-    async def _tell_domain(self, record: ErasureRecord, receipts: Mapping[str, Any]) -> None:
-        domain, namespace = self._domain_of(record), record.namespace
-        if domain is None or (domain.status.receipts and domain.status.receipts.count >= receipts["count"]):
+    async def _count_receipt(self, record: ErasureRecord, done: Receipted) -> None:
+        domain, resource = self._domain_of(record), BY_KIND[CacheDomain.INFO.kind]
+        if domain is None or (domain.status.receipts and domain.status.receipts.count >= done.count):
             return
-        resource = BY_KIND[CacheDomain.INFO.kind]
+        status, version = {"receipts": {"count": done.count, "head": done.head}}, domain.metadata.resource_version
         self._deps.may_write()
         try:
-            written = await self._deps.kube.patch_status(
-                resource, namespace, DOMAIN_NAME, {"receipts": dict(receipts)}, domain.metadata.resource_version
-            )
+            written = await self._deps.kube.patch_status(resource, record.namespace, DOMAIN_NAME, status, version)
         except KubeError as error:
-            if error.is_not_found:
-                return
-            raise
-        self._deps.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+            if not error.is_not_found:
+                raise
+        else:
+            self._deps.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
 
     def _domain_of(self, record: ErasureRecord) -> CacheDomain | None:
         """Return the domain that an erasure's receipt belongs to; a successor has another chain."""
         found: CacheDomain | None = self._deps.store.domain(record.namespace).objects["CacheDomain"].get(DOMAIN_NAME)
         return found if found is not None and found.status.domain_id == record.domain else None
 
-    def _tier(self, namespace: str, name: str) -> CacheTier:
-        found: CacheTier | None = self._deps.store.domain(namespace).objects["CacheTier"].get(name)
+    def _tier(self, record: ErasureRecord, order: NameChunks | VerifyTier) -> CacheTier:
+        found: CacheTier | None = self._deps.store.domain(record.namespace).objects["CacheTier"].get(order.tier)
         if found is None:
-            raise LookError("it does not exist any more")
+            raise LookError(order.tier, "it does not exist any more")
         return found
 
-    def _pod(self, namespace: str, uid: str) -> Pod:
-        pods = self._deps.store.domain(namespace).pods.values()
+    def _pod(self, record: ErasureRecord, uid: str) -> Pod:
+        pods = self._deps.store.domain(record.namespace).pods.values()
         found = next((pod for some in pods for pod in some.values() if pod.uid == uid), None)
         if found is None:
-            raise TroubleError("a pod is gone that was to be asked")
+            raise PodError("a pod is gone that was to be asked")
         return found
-
-
-def chunks_meant(order: ErasureOrder) -> tuple[str, ...]:
-    """The chunks to erase, none for whole keyspaces."""
-    return order.prefix.chunks if order.prefix is not None else ()
-
-
-def with_names(record: ErasureRecord, tier: str, named: Mapping[str, tuple[str, ...]]) -> ErasureRecord:
-    own = set(record.erasure.order.keyspaces)
-    merged = dict(record.named)
-    for keyspace, chunks in named.items():
-        if keyspace in own:
-            merged[keyspace] = tuple(sorted({*merged.get(keyspace, ()), *chunks}))
-    return replace(record, named=merged, named_tiers=tuple(sorted({*record.named_tiers, tier})))

@@ -24,10 +24,11 @@ from kvstrata.model.erasure.facts import NOTHING, JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import RETRY_S, Background
-from kvstrata.reconcile.erasure.deletions import DeletionJobs, DeletionRun, TierDeletion
+from kvstrata.reconcile.erasure.deps import DeletionJobs
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError

@@ -18,7 +18,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, decode_line
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects.erasure.delete_job import CONTAINER
-from kvstrata.reconcile.erasure.deletions import DeletionRun
+from kvstrata.plan.erasure.deletions import DeletionRun
 
 WHOLE, MALFORMED, STOPPED = 0, 2, 3
 """Exit codes, as `kvstrata_sidecar.delete_job` documents them."""

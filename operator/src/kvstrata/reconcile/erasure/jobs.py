@@ -27,7 +27,7 @@ from kvstrata.objects.erasure.delete_job import (
     deletion_order,
     needed_secrets,
 )
-from kvstrata.reconcile.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure.job_result import (
     STOPPED,
     WHOLE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from kvstrata.contract.messages.erase import (
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
+from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.pods import Pod
 from kvstrata.plan.erasure.gather import OWN_MEMORY
 from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, ResetEngine
@@ -30,6 +31,7 @@ from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.pod_states import PodTokens
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 
 WAIT_MS = 30_000
 """How long a pod may wait for readers and writers before it names those that hold the rest."""
@@ -58,14 +60,13 @@ class Pods:
     def __init__(self, kube: Kube, gates: Gates, now: Callable[[], datetime]) -> None:
         self._gates, self._tokens, self._now = gates, PodTokens(kube), now
 
-    async def erase(self, namespace: str, pod: Pod, order: AskPodToErase) -> PodErased | FilesErased:
+    async def erase(self, record: ErasureRecord, pod: Pod, order: AskPodToErase) -> PodErased | FilesErased:
         """Have a pod erase the named tiers. Raises PodError as long as anything is left."""
-        if len(order.keyspaces) > MAX_ERASED_KEYSPACES:
-            raise PodError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(order.keyspaces)}")
+        keyspaces = record.erasure.order.keyspaces
+        if len(keyspaces) > MAX_ERASED_KEYSPACES:
+            raise PodError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(keyspaces)}")
         named = () if OWN_MEMORY in order.tiers else order.tiers
-        request = EraseRequest(order.keyspaces, named, WAIT_MS)
-        asked = self._gates.erase(pod.ip or "", gate_server_name(pod.model, namespace), request)
-        said = await self._believed(namespace, pod, asked)
+        said = await self._believed(record, pod, self._gates.erase, EraseRequest(keyspaces, named, WAIT_MS))
         if said.outcome is not EraseOutcome.COMPLETE:
             raise PodError(f"pod {pod.name} has not erased everything: {'; '.join(said.held_by[:3]) or said.outcome}")
         rows = {tier.tier: tier for tier in said.cache.tiers}
@@ -76,23 +77,20 @@ class Pods:
             return FilesErased(order.heir_of, order.tiers[0], pod.uid, self._now(), copies[order.tiers[0]])
         return PodErased(order.uid, order.round, said.gate_boot, said.cache.boot, self._now(), copies)
 
-    async def verify(
-        self, namespace: str, pod: Pod, order: AskPodToVerify, named: Mapping[str, Iterable[str]]
-    ) -> PodProbed:
+    async def verify(self, record: ErasureRecord, pod: Pod, order: AskPodToVerify) -> PodProbed:
         """Ask a pod for blocks of each keyspace: of the named chunks, or else of those that it remembers having
         erased. Raises PodError."""
         boots: set[tuple[str, str]] = set()
         known = asked = missed = 0
-        for keyspace in order.keyspaces:
-            chunks = b"".join(bytes.fromhex(chunk) for chunk in named.get(keyspace, ()))
-            request = VerifyRequest(keyspace, chunks or None)
-            question = self._gates.verify(pod.ip or "", gate_server_name(pod.model, namespace), request)
-            said = await self._believed(namespace, pod, question)
+        for keyspace in record.erasure.order.keyspaces:
+            named = record.named.get(keyspace, ())
+            chunks = b"".join(map(bytes.fromhex, named))
+            said = await self._believed(record, pod, self._gates.verify, VerifyRequest(keyspace, chunks or None))
             if said.in_force or said.found.in_force:
                 raise PodError(f"pod {pod.name} has a policy in force that was revoked")
             boots.add((said.gate_boot, said.found.boot))
             there = max((max(tier.found, tier.kept or 0) for tier in said.found.tiers), default=0)
-            known += max(said.asked, len(tuple(named.get(keyspace, ()))))
+            known += max(said.asked, len(named))
             asked += said.asked
             missed += said.asked - there
         if len(boots) != 1:
@@ -100,10 +98,9 @@ class Pods:
         ((gate_boot, cache_boot),) = boots
         return PodProbed(order.uid, order.round, gate_boot, cache_boot, self._now(), known, asked, missed)
 
-    async def reset(self, namespace: str, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
+    async def reset(self, record: ErasureRecord, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
         """Have a pod's engine empty its prefix cache; EngineKept if it cannot. Raises PodError to be retried."""
-        asked = self._gates.reset(pod.ip or "", gate_server_name(pod.model, namespace), ResetRequest(WAIT_MS))
-        said = await self._believed(namespace, pod, asked)
+        said = await self._believed(record, pod, self._gates.reset, ResetRequest(WAIT_MS))
         match said.outcome:
             case ResetOutcome.RESET:
                 return EngineReset(order.uid, self._now())
@@ -113,9 +110,12 @@ class Pods:
                 raise PodError(f"the engine of pod {pod.name} has not emptied its prefix cache: requests hold blocks")
         raise PodError(f"the engine of pod {pod.name} does not answer")
 
-    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
+    async def _believed(
+        self, record: ErasureRecord, pod: Pod, ask: Callable[[str, str, Q], Awaitable[tuple[T, str]]], request: Q
+    ) -> T:
+        namespace = record.namespace
         try:
-            answer, token = await asked
+            answer, token = await ask(pod.ip or "", gate_server_name(pod.model, namespace), request)
             doubt = await self._tokens.token_problem(namespace, pod, token)
         except GateError as error:
             metrics.GATE_ERRORS.labels(str(error.reason)).inc()

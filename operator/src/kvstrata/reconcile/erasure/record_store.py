@@ -14,7 +14,7 @@ import base64
 import logging
 import lzma
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, get_args
 
 from kvstrata.clients.kube import Kube, KubeError
@@ -36,8 +36,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
     record: ErasureRecord
-    uid: str
-    resource_version: str
+    version: str
 
 
 class RecordStore:
@@ -81,7 +80,7 @@ class RecordStore:
             if kept.record == record:
                 return kept
             body = self._body(record)
-            body["metadata"]["resourceVersion"] = kept.resource_version
+            body["metadata"]["resourceVersion"] = kept.version
             try:
                 return _kept(await self._kube.replace(SECRET, self._namespace, body))
             except KubeError as error:
@@ -90,7 +89,7 @@ class RecordStore:
                 found = await self.read(record.erasure.order.uid)
                 if found is None:
                     raise
-                kept, record = found, both(found.record, record)
+                kept, record = found, found.record.merged_with(record)
         raise KubeError(409, "Conflict", f"{name_of(record.erasure.order.uid)} is written by others all the time")
 
     async def remove(self, uid: str) -> None:
@@ -118,12 +117,6 @@ def name_of(uid: str) -> str:
     return f"{PREFIX}{uid}"
 
 
-def both(stored: ErasureRecord, own: ErasureRecord) -> ErasureRecord:
-    merged = stored.with_facts(*own.erasure.facts.values())
-    named = {**own.named, **stored.named}
-    return replace(merged, named=named, named_tiers=tuple(sorted({*stored.named_tiers, *own.named_tiers})))
-
-
 def _packed(data: bytes) -> bytes:
     """Compress a record. Digests, most of its size, repeat far apart, so the dictionary spans it all."""
     sought = {"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": max(1 << 16, len(data))}
@@ -136,7 +129,7 @@ def _kept(stored: dict[str, Any]) -> StoredRecord:
         data = lzma.decompress(base64.b64decode((stored.get("data") or {}).get(DATA_KEY, "")))
     except (EOFError, ValueError, lzma.LZMAError) as error:
         raise ContractError(f"Secret {metadata['name']} holds no record of an erasure") from error
-    return StoredRecord(decode(data), metadata["uid"], metadata["resourceVersion"])
+    return StoredRecord(decode(data), metadata["resourceVersion"])
 
 
 VERSION = 1

@@ -8,16 +8,14 @@ from collections.abc import Collection
 from functools import partial
 from types import TracebackType
 
-from kvstrata.api.base import Resource
-from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.clients.kube import KubeError
-from kvstrata.clients.resources import BY_KIND
-from kvstrata.model.refs import Key
 from kvstrata.plan.actions import CarryOutErasure, EndErasure, ErasureOrder
-from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from kvstrata.plan.erasure.advance import RETRY_S
+from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.reconcile import metrics
+from kvstrata.reconcile.erasure import finalizer
 from kvstrata.reconcile.erasure.deps import ErasureDeps
-from kvstrata.reconcile.erasure.runner import RETRY_S, ErasureRunner
+from kvstrata.reconcile.erasure.runner import ErasureRunner
 from kvstrata.reconcile.writer import NotLeadingError
 
 log = logging.getLogger(__name__)
@@ -98,7 +96,7 @@ class Erasures:
                 runner = self._runners[runner.uid] = ErasureRunner(self._deps, runner.namespace, runner.order)
         self._tasks.pop(runner.uid, None)
         metrics.ERASURES_OPEN.set(len(self._tasks))
-        if runner.record is None:
+        if runner.state is None:
             self._runners.pop(runner.uid, None)
             return
         end = EndErasure(runner.order.kind, runner.order.name, runner.uid)
@@ -121,7 +119,7 @@ class Erasures:
             await self._deps.jobs.remove(order.uid)
             self._deps.may_write()
             await self._deps.record_store.remove(order.uid)
-            await self._release(namespace, order)
+            await finalizer.release(self._deps, self._object(namespace, order))
         except NotLeadingError:
             return
         except KubeError as error:
@@ -148,25 +146,6 @@ class Erasures:
         self._runners.pop(uid, None)
         metrics.ERASURES_OPEN.set(len(self._tasks))
 
-    async def _release(self, namespace: str, order: EndErasure) -> None:
-        found = self._object(namespace, order)
-        if not isinstance(found, CacheInvalidation) or FINALIZER not in found.metadata.finalizers:
-            return
-        self._deps.may_write()
-        resource = BY_KIND[found.INFO.kind]
-        rest = tuple(one for one in found.metadata.finalizers if one != FINALIZER)
-        try:
-            written = await self._deps.kube.set_finalizers(
-                resource, namespace, found.name, rest, found.metadata.resource_version
-            )
-        except KubeError as error:
-            if not error.is_not_found:
-                raise
-            return
-        if not found.metadata.deleting:
-            self._deps.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
-            self._deps.queue.add(Key(found.INFO.kind, namespace, found.name))
-
-    def _object(self, namespace: str, order: EndErasure) -> Resource | None:
-        found: Resource | None = self._deps.store.domain(namespace).objects[order.kind].get(order.name)
+    def _object(self, namespace: str, order: EndErasure) -> Ordering | None:
+        found: Ordering | None = self._deps.store.domain(namespace).objects[order.kind].get(order.name)
         return found if found is not None and found.uid == order.uid else None

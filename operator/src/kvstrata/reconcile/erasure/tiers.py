@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,19 +12,19 @@ from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata.model.erasure.facts import Look
-from kvstrata.model.erasure.record import TierNow
+from kvstrata.model.erasure.record import ErasureRecord, TierNow
 from kvstrata.objects.tier_link import RedisLink, redis_link
 from kvstrata.plan.redis.backend import addresses, asked_as, in_force
 from kvstrata.reconcile.secrets import decode
 
-MAX_NAMED = 64
-"""Chunk names kept for each keyspace and tier."""
-
 
 class LookError(Exception):
-    """A look proves nothing. The message names the server or the Secret, and holds no secret."""
+    """A look at a tier proves nothing. `why` names the server or the Secret, and holds no secret."""
+
+    def __init__(self, tier: str, why: str) -> None:
+        super().__init__(f"CacheTier {tier}: {why}")
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +45,33 @@ class Looks:
     ) -> None:
         self._kube, self._operator, self._now, self._verifier = kube, operator, now, verifier
 
-    async def servers(self, tier: CacheTier, domain: str, keyspaces: Iterable[str]) -> TierNow:
+    async def servers(self, record: ErasureRecord, tier: CacheTier) -> TierNow:
         try:
             verifier = await self._enter(tier)
         except LookError as error:
-            return TierNow((), "", False, str(error))
-        found = await verifier.servers(domain, tuple(keyspaces))
+            return TierNow((), "", False, error.why)
+        found = await verifier.servers(record.domain, record.erasure.order.keyspaces)
         primaries = tuple(sorted(one.node for one in found.nodes if _serves(one)))
         told = "; ".join(one.message for one in found.problems[:3])
         return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, told)
 
-    async def look(self, tier: CacheTier, domain: str, keyspaces: Iterable[str], chunks: Iterable[str] = ()) -> Found:
-        """Check every server of a tier, for all of the keyspaces or only blocks of `chunks`. Raises LookError if the
-        look proves nothing, and KubeError."""
+    async def look(self, record: ErasureRecord, tier: CacheTier) -> Found:
+        """Check every server of a tier, for all of the keyspaces or only blocks of the order's chunks. Raises LookError
+        if the look proves nothing, and KubeError."""
         verifier = await self._enter(tier)
-        began = self._now()
-        found = await verifier.look(domain, tuple(keyspaces), tuple(chunks))
+        began, order = self._now(), record.erasure.order
+        found = await verifier.look(record.domain, order.keyspaces, order.chunks)
         moved = found.slots_before != found.slots_after
         others = [one for one in found.problems if not (moved and one.reason == SLOT_MAP_CHANGED)]
         if others:
-            raise LookError("; ".join(one.message for one in others[:3]))
+            raise LookError(tier.name, "; ".join(one.message for one in others[:3]))
         primaries = {one.node: Amount(one.values + one.index, one.value_bytes) for one in found.nodes if _serves(one)}
         behind = [one for one in found.nodes if not _serves(one) and (one.values or one.index)]
         if behind and not any(amount.keys for amount in primaries.values()):
             # The primary is empty: the replica lags, or has lost its primary.
             what = "server without slots" if behind[0].primary else "replica"
-            raise LookError(f"{what} {behind[0].address} still has {behind[0].values + behind[0].index} keys")
+            left = f"still has {behind[0].values + behind[0].index} keys"
+            raise LookError(tier.name, f"{what} {behind[0].address} {left}")
         look = Look(
             tier.name, self._operator, began, self._now(), found.slots_before, found.slots_after,
             len(primaries), primaries,
@@ -81,38 +82,29 @@ class Looks:
         used = in_force(tier) or tier
         link = redis_link(used)
         if link is None:
-            raise LookError(f"CacheTier {tier.name} has no servers")
-        access = await self._access(tier.namespace, link)
+            raise LookError(tier.name, "it has no servers")
+        access = await self._access(tier, link)
         host, _ = link.endpoints[0]
         return self._verifier(addresses(link)[0], host, access, cluster=used.spec.is_cluster)
 
-    async def _access(self, namespace: str, link: RedisLink) -> Access:
+    async def _access(self, tier: CacheTier, link: RedisLink) -> Access:
         username, password, authority = asked_as(link)
-        word = await self._value(namespace, password)
+        word = await self._value(tier, password)
         try:
             text = word.decode() if word is not None else None
         except UnicodeDecodeError:
-            raise LookError(f"the password in Secret {(password or ('',))[0]} is not UTF-8 text") from None
-        return Access(text, await self._value(namespace, authority), username)
+            why = f"the password in Secret {(password or ('',))[0]} is not UTF-8 text"
+            raise LookError(tier.name, why) from None
+        return Access(text, await self._value(tier, authority), username)
 
-    async def _value(self, namespace: str, where: tuple[str, str] | None) -> bytes | None:
+    async def _value(self, tier: CacheTier, where: tuple[str, str] | None) -> bytes | None:
         if where is None:
             return None
-        raw = await self._kube.get(SECRET, namespace, where[0])
+        raw = await self._kube.get(SECRET, tier.namespace, where[0])
         value = decode(raw).get(where[1]) if raw else None
         if value is None:
-            raise LookError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+            raise LookError(tier.name, f"Secret {where[0]} does not exist or has no key {where[1]}")
         return value
-
-
-def chunks_of(names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return some of the chunks with blocks of these names, by keyspace."""
-    found: dict[str, set[str]] = {}
-    for name in names:
-        key = parse_block_key(name)
-        if key is not None:
-            found.setdefault(key.keyspace, set()).add(key.chunk_hash.hex())
-    return {keyspace: tuple(sorted(chunks)[:MAX_NAMED]) for keyspace, chunks in found.items()}
 
 
 def _serves(one: NodeLook) -> bool:

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import Erased, Line, PrimaryEnd, totals
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import NOTHING, Deletion, JobState
 from kvstrata.model.erasure.record import Erasure, TierNow
-from kvstrata.plan.erasure.orders import StartDeletion
 
 NOT_MADE = "not-made"
 """Stands for the uid of a Job that is about to be created."""
@@ -62,32 +60,14 @@ class DeletionRun:
     begun: bool = True
 
 
-class DeletionJobs(Protocol):
-    """Calls may be repeated; callers check leadership first."""
-
-    async def start(self, order: TierDeletion) -> DeletionRun:
-        """Start the Job of an order, or return the existing one of the same erasure, tier and round. Raises
-        KubeError, and LookupError, which names the object, if a Secret of the tier or a key in it is missing."""
-
-    async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
-        """Return a Job's state; None if there is none. While the log may still arrive, an unreadable report leaves
-        the Job running. Raises KubeError."""
-
-    async def remove(self, erasure: str) -> None:
-        """Delete every Job of an erasure with its objects, running ones too. Raises KubeError."""
-
-
-def running(erasure: Erasure) -> frozenset[tuple[str, int]]:
+def running(erasure: Erasure) -> list[tuple[str, int]]:
     """Return tier and round of each Job not known to be over."""
-    return frozenset((one.tier, one.round) for one in erasure.of(Deletion) if one.state is JobState.RUNNING)
+    return sorted({(one.tier, one.round) for one in erasure.of(Deletion) if one.state is JobState.RUNNING})
 
 
-def begun(
-    erasure: Erasure, orders: Iterable[StartDeletion], tiers: Mapping[str, TierNow], now: datetime
-) -> Iterator[Deletion]:
-    """Yield facts of new deletions: one Job per tier with a primary to be emptied, unless one runs there."""
-    busy = {tier for tier, _ in running(erasure)}
-    for tier in sorted({order.tier for order in orders} - busy):
+def begun(erasure: Erasure, ordered: Iterable[str], tiers: Mapping[str, TierNow], now: datetime) -> Iterator[Deletion]:
+    """Yield facts of new deletions: one Job for each of the ordered tiers, unless one runs there."""
+    for tier in sorted(set(ordered) - {tier for tier, _ in running(erasure)}):
         primaries = tiers[tier].primaries
         round = 1 + max((one.round for one in erasure.of(Deletion) if one.tier == tier), default=0)
         for node in primaries:

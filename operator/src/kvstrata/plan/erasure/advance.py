@@ -1,0 +1,301 @@
+"""What follows from an event of an erasure. `advance` is pure, and the only place that decides it.
+
+Everything that is known is stored before anything follows from it: while `known` has more than the stored `record`, the
+only effect is to write it. So a new leader reads the same record and reaches the same effects, all of which may be
+repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from kvstrata.contract.store.redis_keys import parse_block_key
+from kvstrata.model.erasure.evidence import found_again, tiers_at_hand, unreachable_at
+from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict
+from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Observed, TierNow
+from kvstrata.plan.erasure.deletions import begun, running
+from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S, Conclude, ErasureStep, next_step
+from kvstrata.plan.erasure.orders import (
+    DestroyKeys,
+    FollowDeletion,
+    IssueReceipt,
+    NameChunks,
+    Order,
+    ReadServers,
+    RevokeKeys,
+    StartDeletion,
+    VerifyTier,
+)
+
+RETRY_S = 1.0
+"""Pause after a failure, and between looks at a running Job."""
+
+SERVERS_EVERY_S = 5.0
+SHORTEST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 15.0
+"""The pause grows to this while nothing changes: an erasure may wait for days."""
+
+MAX_NAMED = 64
+"""Chunk names kept for each keyspace and tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """`facts` and `observed` are what the world shows now."""
+
+    facts: tuple[Fact, ...]
+    observed: Observed
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDone:
+    """`names` of values were found in a tier. `problem` is why a running Job does not get on. The order is not repeated
+    for `pause_s`, if given."""
+
+    order: Order
+    facts: tuple[Fact, ...] = ()
+    names: tuple[str, ...] = field(default=(), repr=False)
+    servers: TierNow | None = None
+    problem: str = ""
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OrderFailed:
+    """`problem` is empty for a defect. `refused`: by the custody of keys or the chain of receipts."""
+
+    order: Order
+    problem: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordWritten:
+    record: ErasureRecord
+    version: str
+
+
+Event = Woken | OrderDone | OrderFailed | RecordWritten
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRecord:
+    record: ErasureRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Show the erasure to plans."""
+
+    now: ErasureNow
+
+
+@dataclass(frozen=True, slots=True)
+class EmitEvent:
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAfter:
+    seconds: float
+
+
+Effect = WriteRecord | StartOrder | Publish | EmitEvent | WakeAfter
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    since: datetime
+    seconds: float
+
+    def left_s(self, now: datetime) -> float:
+        """Return the rest; none if the clock was set back."""
+        passed_s = (now - self.since).total_seconds()
+        return max(0.0, self.seconds - passed_s) if passed_s >= 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureState:
+    """An erasure in the leading process.
+
+    `record` is stored, as `version`; `known` has the facts reported since, too. `running` orders are being executed,
+    `pauses` are before their next execution. `problems` are results of orders that did not succeed, with whether the
+    custody or the chain refused them. `strays` are names of values without an index that a look found, by tier.
+    `shown` is what was published last,
+    and `announced` whether the verdict was.
+    """
+
+    record: ErasureRecord
+    version: str
+    known: ErasureRecord
+    observed: Observed
+    running: frozenset[Order] = frozenset()
+    pauses: Mapping[Order, Pause] = field(default_factory=dict)
+    problems: Mapping[Order, tuple[str, bool]] = field(default_factory=dict)
+    servers: Mapping[str, TierNow] = field(default_factory=dict)
+    strays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shown: object = None
+    announced: bool = False
+    idle_s: float = SHORTEST_PAUSE_S
+
+    @classmethod
+    def of(cls, record: ErasureRecord, version: str, observed: Observed) -> ErasureState:
+        """Return the state of a stored record. Its verdict, if any, was announced by the process that reached it."""
+        return cls(record, version, record, observed, announced=record.erasure.only(Verdict) is not None)
+
+    @property
+    def over(self) -> bool:
+        return self.shown is not None and self.record.erasure.only(ReceiptWritten) is not None
+
+
+def advance(state: ErasureState, event: Event, now: datetime) -> tuple[ErasureState, tuple[Effect, ...]]:
+    """Return the state after an event, and the effects to execute in order. Only a WriteRecord may fail."""
+    match event:
+        case OrderDone():
+            return _done(state, event, now), ()
+        case OrderFailed():
+            return _over(state, event.order, now, RETRY_S, event.problem, refused=event.refused), ()
+        case Woken():
+            observed, going = event.observed, event.observed.unattended and state.observed.unattended
+            observed = replace(observed, unattended=going or observed.unattended)
+            state = replace(state, known=state.known.with_facts(*event.facts), observed=observed)
+        case RecordWritten():
+            known = event.record.merged_with(state.known)
+            state = replace(state, record=event.record, version=event.version, known=known)
+    state, effects = _follow(state, now)
+    if state.known != state.record and any(not isinstance(effect, WriteRecord) for effect in effects):
+        raise RuntimeError("something would follow from facts that are not stored")
+    return state, effects
+
+
+def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, tuple[Effect, ...]]:
+    if state.known != state.record:
+        return state, (WriteRecord(state.known),)
+    observed = _with_problems(state)
+    # A chain that refused a receipt is tried again: it may have been repaired.
+    step = next_step(state.record.erasure, replace(observed, receipt_problem=""), now)
+    known = state.known.with_facts(*_concluded(state, step, now))
+    if known is not state.known:
+        return replace(state, known=known), (WriteRecord(known),)
+    wanted = tuple(_wanted(state, step))
+    pauses = {order: state.pauses[order] for order in wanted if order in state.pauses}
+    left_s = {order: pause.left_s(now) for order, pause in pauses.items()}
+    due = tuple(order for order in wanted if order not in state.running and not left_s.get(order))
+    problems = {order: told for order, told in state.problems.items() if order in {*wanted, *state.running}}
+    troubles = tuple(sorted({text for text, refused in problems.values() if text and not refused}))
+    erasure = ErasureNow(state.record, observed, troubles, step.pinned_tiers)
+    news = (shown := (erasure, step.phase, step.decision)) != state.shown
+    idle_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * state.idle_s)
+    # Some changes cause no wake-up.
+    waits_s = [idle_s, *(rest_s for rest_s in left_s.values() if rest_s)]
+    if step.again_s is not None and step.again_s != LOOK_AGAIN_S:
+        waits_s.append(step.again_s)
+    verdict = erasure.record.erasure.only(Verdict)
+    effects: list[Effect] = [Publish(erasure)] if news else []
+    effects += [*map(StartOrder, due), WakeAfter(min(waits_s))]
+    effects += [EmitEvent(verdict)] if verdict is not None and not state.announced else []
+    state = replace(
+        state,
+        running=state.running | set(due),
+        pauses=pauses,
+        problems=problems,
+        shown=shown,
+        announced=verdict is not None,
+        idle_s=idle_s,
+    )
+    return state, tuple(effects)
+
+
+def _with_problems(state: ErasureState) -> Observed:
+    refusals = {type(order): text for order, (text, refused) in sorted(state.problems.items(), key=repr) if refused}
+    return replace(
+        state.observed,
+        tiers=state.servers,
+        custody_problem=refusals.get(RevokeKeys) or refusals.get(DestroyKeys, ""),
+        receipt_problem=refusals.get(IssueReceipt, ""),
+    )
+
+
+def _concluded(state: ErasureState, step: ErasureStep, now: datetime) -> Iterator[Fact]:
+    """Yield what the step itself makes a fact: a verdict, or deletions whose Jobs are to be created."""
+    yield from (order.verdict for order in step.orders if isinstance(order, Conclude))
+    yield from begun(state.record.erasure, _deletions(step) - _unnamed(state, step), state.servers, now)
+
+
+def _deletions(step: ErasureStep) -> set[str]:
+    return {order.tier for order in step.orders if isinstance(order, StartDeletion)}
+
+
+def _unnamed(state: ErasureState, step: ErasureStep) -> set[str]:
+    """Return tiers to delete from whose names are not known: chunks for probes, strays that a look found."""
+    known = {
+        tier for tier in state.record.named_tiers if tier in state.strays or not found_again(state.record.erasure, tier)
+    }
+    return _deletions(step) - known
+
+
+def _wanted(state: ErasureState, step: ErasureStep) -> Iterator[Order]:
+    erasure = state.record.erasure
+    yield from (order for order in step.orders if not isinstance(order, Conclude | StartDeletion))
+    yield from map(NameChunks, sorted(_unnamed(state, step)))
+    if erasure.only(Verdict) is not None:
+        return
+    yield from (FollowDeletion(tier, round) for tier, round in running(erasure))
+    if unreachable_at(erasure) is not None:
+        yield from (ReadServers(tier.name) for tier in tiers_at_hand(erasure))
+
+
+def _done(state: ErasureState, event: OrderDone, now: datetime) -> ErasureState:
+    order, known = event.order, state.known.with_facts(*event.facts)
+    pause_s, servers, strays = event.pause_s, dict(state.servers), dict(state.strays)
+    match order:
+        case ReadServers(tier) if event.servers is not None:
+            found, before = event.servers, state.servers.get(tier)
+            # Primaries that were read before stay known while servers are away.
+            primaries = before.primaries if before and not found.reachable and not found.primaries else found.primaries
+            servers[tier] = replace(found, primaries=primaries)
+            pause_s = pause_s or max(SERVERS_EVERY_S, state.idle_s)
+        case NameChunks(tier):
+            known = known.with_names(_chunks(event.names), tier)
+            if tier in state.record.named_tiers:
+                strays[tier] = event.names
+        case VerifyTier(tier):
+            strays[tier] = event.names
+    if known is state.known and not pause_s:
+        # Repeated at once it would bring no news either.
+        pause_s = LOOK_AGAIN_S if isinstance(order, RevokeKeys | DestroyKeys) else RETRY_S
+    state = _over(state, order, now, pause_s, event.problem)
+    return replace(state, known=known, servers=servers, strays=strays)
+
+
+def _over(
+    state: ErasureState, order: Order, now: datetime, pause_s: float, problem: str, *, refused: bool = False
+) -> ErasureState:
+    return replace(
+        state,
+        running=state.running - {order},
+        pauses=_with(state.pauses, order, Pause(now, pause_s) if pause_s else None),
+        problems=_with(state.problems, order, (problem, refused) if problem else None),
+    )
+
+
+def _with(mapping: Mapping[Order, Any], order: Order, value: Any | None) -> Mapping[Order, Any]:
+    rest = {one: held for one, held in mapping.items() if one != order}
+    return rest if value is None else {**rest, order: value}
+
+
+def _chunks(names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return some of the chunks with blocks of these names, by keyspace."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        if (key := parse_block_key(name)) is not None:
+            found.setdefault(key.keyspace, set()).add(key.chunk_hash.hex())
+    return {keyspace: tuple(sorted(chunks)[:MAX_NAMED]) for keyspace, chunks in found.items()}
