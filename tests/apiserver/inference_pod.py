@@ -157,7 +157,7 @@ class InferencePod:
         self._runtime = Runtime(params)
         self._runtime.names = _names
         self._runtime.hasher = Hasher(CHUNK_TOKENS, _chunks)
-        self._runtime.memory = self.memory.evictor
+        self._runtime.memory = self.memory.memory
         files = FileTierParams(
             "files", self.directory / "files", 64 << 20, 4096, free_floor_percent=0, encryption="Required"
         )

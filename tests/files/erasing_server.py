@@ -45,7 +45,7 @@ def main(directory: Path) -> None:
     answers: list[Task] = []
     files = FileTier(params, tier, runtime.enforcement, answers.append, spans=runtime.spans, guarded=lambda: True)
     runtime.add(files)
-    runtime.memory = server.evictor
+    runtime.memory = server.memory
     runtime.names = lambda keyspace, chunks: [[Key(keyspace, int.from_bytes(chunk))] for chunk in chunks]
     while files.state().recovering:
         time.sleep(POLL_S)

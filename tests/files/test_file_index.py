@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.block_file import key_of, keyspace_of
 from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
@@ -205,10 +206,10 @@ class FileIndexMachine(RuleBasedStateMachine):
     def accounts_are_right(self) -> None:
         assert self.index.used_bytes == self.on_disk() <= CAPACITY_BYTES
         assert len(self.index) <= MAX_BLOCKS
-        told = {name: used for name, used, _ in self.index.usage()}
+        told = {row.scope: row.used_bytes for row in self.index.usage("disk")}
         for name in self.policy:
             leaving = sum(self.disk[key] for key in set(self.to_remove) if keyspace_of(key) == name)
-            assert told.get(name, 0) == self.held(name) - leaving
+            assert told.get(name[:SCOPE_DIGITS], 0) == self.held(name) - leaving
 
     def on_disk(self) -> int:
         return sum(self.disk.values()) + sum(self.spares.values())

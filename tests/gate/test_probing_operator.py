@@ -39,7 +39,7 @@ class Key(NamedTuple):
     """LMCache's name of a chunk's only part."""
 
     chunk_hash: bytes
-    keyspace: str
+    cache_salt: str
     kv_rank: int = 0x01000100
     object_group_id: int = 0
 

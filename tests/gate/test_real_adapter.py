@@ -128,7 +128,7 @@ async def test_what_left_the_policy_is_erased_with_its_data_keys(real: World) ->
     own = DataKey(7, b"acme's own key of thirty-two b..")
     memory = Server()
     adapter = await asyncio.to_thread(runtime, real)
-    adapter.memory = memory.evictor
+    adapter.memory = memory.memory
     block = Key(keyspace("acme"), 1)
     try:
         await real.acked(await real.publish([entry("acme", keys=(own,))]))

@@ -22,7 +22,7 @@ def found(server: Server, *keys: Key) -> list[MemoryObject | None]:
 
 def from_the_pool(server: Server) -> Callable[[Key, memoryview], None]:
     """What a tier says of each block that it found under the pool's keyspace."""
-    return lambda key, view: server.evictor.borrowed.loaded(key, P, view)
+    return lambda key, view: server.memory.borrowed.loaded(key, P, view)
 
 
 def content(memory: MemoryObject) -> bytes:

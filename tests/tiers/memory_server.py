@@ -11,19 +11,15 @@ from typing import Any
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.memory.events import MemoryEvent
-from kvstrata_sidecar.adapter.memory.evictor import Evictor
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
-from kvstrata_sidecar.adapter.memory.loans import Lending, Loans
+from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from tests.tiers.memory_stand_in import (
     LOCKED,
     MISSING,
-    READ_TTL_S,
     SUCCESS,
     Entry,
     Key,
-    Listener,
     Lock,
     Manager,
     marker,
@@ -55,10 +51,10 @@ class Server:
             view=None, readable=NOTHING_READABLE, refusal=self._refusal, denies=self._denies
         )
         self.enforcement = enforcement
-        self.evictor = Evictor(
+        self.memory = MemoryTier(
             self.pool,
             enforcement,
-            tier=self.tier,
+            name=self.tier,
             high_watermark_percent=self.high_percent,
             gone=self.gone.append,
             passes_on=lambda _: self.passes_on,
@@ -66,14 +62,17 @@ class Server:
             clock=lambda: self.now_s,
         )
         self.pool.guard()
-        self.pool.lend(self._loans())
-        self.pool.listen(Listener(self.evictor, MemoryEvent, self.pool))
+        self.memory.lend(
+            entry_of=lambda memory: Entry(memory, read_lock=Lock(lambda: self.now_s), is_temporary=True),
+            missing=(MISSING, None),
+        )
+        self.pool.listen(Listener(self.memory, self.pool))
 
     def allow(self, **budgets: EnforcedBudget | None) -> None:
         """Put a policy in force: `allow(a=None, b=EnforcedBudget(…))`."""
         keyspaces = {name * 32: (budget,) if budget else () for name, budget in budgets.items()}
         self.enforcement.view = CacheView("d" * 16, 1, 1, Rules(), keyspaces)
-        self.evictor.policy_changed()
+        self.memory.policy_changed()
 
     def share(self, pool: str, readers: str, numbers: Iterable[int]) -> None:
         """Let readers read the pool's chunks: `share("p", "ab", range(4))`; replaces what was shared before."""
@@ -88,32 +87,15 @@ class Server:
         budgets = self.enforcement.view.keyspaces.get(keyspace, ()) if self.enforcement.view else ()
         return any(budget.denied for budget in budgets if budget.tier == tier)
 
-    def _loans(self) -> Loans:
-        lending = Lending(
-            self.enforcement,
-            tier=self.tier,
-            lendable=self.evictor.lendable,
-            returned=lambda key: self.evictor.note(MemoryEvent.RELEASED, (key,)),
-            counts=self.evictor.traffic,
-        )
-        return Loans(
-            self.manager,
-            lending,
-            entry_of=lambda memory: Entry(memory, read_lock=Lock(lambda: self.now_s), is_temporary=True),
-            missing=(MISSING, None),
-            lock_ttl_s=READ_TTL_S,
-            clock=lambda: self.now_s,
-        )
-
     def turn(self) -> float:
         """One turn, and all that it freed overwritten."""
-        wait_s = self.evictor.turn()
+        wait_s = self.memory.evictor.turn()
         assert self.pool.settle(10)
         return wait_s
 
     def erase(self, *keyspaces: str) -> ErasedTier:
         """Erase keyspaces, and look what is left."""
-        return self.evictor.eraser.erase(keyspaces, lambda _keyspace, _chunk: None)
+        return self.memory.erase(keyspaces, lambda _keyspace, _chunk: None)
 
     def resident(self) -> list[Key]:
         return list(self.manager._objects)
@@ -125,7 +107,7 @@ class Server:
         return len(self.manager._memory_manager.free_blocks)
 
     def close(self) -> None:
-        self.evictor.close()
+        self.memory.close()
         self.pool.close()
 
 

@@ -263,20 +263,6 @@ class Manager:
             getattr(listener, callback)(keys)
 
 
-class Listener:
-    """What adapter/memory/module.py registers, without LMCache's base class."""
-
-    def __init__(self, evictor: Any, kinds: Any, pool: Any) -> None:
-        note, passage = evictor.note, evictor.pending_write_back
-        self.on_l1_keys_reserved_read = passage.taken
-        self.on_l1_keys_reserved_write = lambda keys: note(kinds.RESERVED, keys)
-        self.on_l1_keys_write_finished = lambda keys: (passage.came(keys), note(kinds.WRITTEN, keys))
-        self.on_l1_keys_finish_write_and_reserve_read = evictor.loaded
-        self.on_l1_keys_read_finished = lambda keys: note(kinds.RELEASED, keys)
-        self.on_l1_keys_accessed = lambda keys: note(kinds.USED, [pool.loans.lender(key) for key in keys])
-        self.on_l1_keys_deleted_by_manager = lambda keys: note(kinds.DELETED, keys)
-
-
 def marker(key: Key) -> bytes:
     """What a block of `key` holds: easy to find in memory, and no other key's."""
     return f"<{key.cache_salt}:{key.number}>".encode() * 8

@@ -35,7 +35,7 @@ def test_events_that_were_lost_are_made_up_for(server: Server, monkeypatch: pyte
     server.manager.store(Key(A, 1))
     server.manager.delete([Key(B, 1)])
     server.turn()
-    assert [row.scope for row in server.evictor.usage()[0]] == [A[:SCOPE_DIGITS]]
+    assert [row.scope for row in server.memory.usage()] == [A[:SCOPE_DIGITS]]
 
 
 def test_what_was_lost_is_made_up_for_a_piece_at_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_what_was_lost_is_made_up_for_a_piece_at_a_time(server: Server, monkeypa
     while server.turn() == 0:
         turns += 1
     assert turns == 3, "eleven names, four at once"
-    assert [(row.scope, row.blocks) for row in server.evictor.usage()[0]] == [(A[:SCOPE_DIGITS], 6)]
+    assert [(row.scope, row.blocks) for row in server.memory.usage()] == [(A[:SCOPE_DIGITS], 6)]
 
 
 def test_a_scope_in_which_nothing_happens_is_looked_at_when_something_in_it_is_due(

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.memory import evictor as evicting
+from kvstrata_sidecar.adapter.params import AdapterParams
+from kvstrata_sidecar.adapter.runtime import Runtime
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of, until
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,
@@ -70,7 +73,7 @@ def test_a_block_in_use_goes_when_it_is_let_go(server: Server) -> None:
     server.allow()
     server.turn()
     assert server.resident() == [Key(A, 1)]
-    assert server.evictor.counters()["locked_bytes"] == BLOCK_BYTES
+    assert server.memory.counters()["locked_bytes"] == BLOCK_BYTES
     server.manager.release(Key(A, 1))
     server.turn()
     assert server.resident() == []
@@ -105,7 +108,7 @@ def test_a_store_that_found_no_memory_makes_room_though_the_mark_was_not_reached
     assert not server.manager.reserve(Key(A, 99))
     server.turn()
     assert server.manager.reserve(Key(A, 99))
-    assert server.evictor.counters()["allocation_failed"] == 1
+    assert server.memory.counters()["allocation_failed"] == 1
 
 
 def test_what_a_writer_reserved_and_never_wrote_is_freed(server: Server) -> None:
@@ -139,30 +142,32 @@ def test_usage_names_no_keyspace_in_full_and_sums_up_what_no_policy_names(server
     server.manager.store(*keys_of(A, 3), Key(B, 1), Key(C, 1))
     server.manager.read(Key(C, 1))
     server.turn()
-    assert server.evictor.usage() == (
-        (
-            ScopeUsage(A[:12], TIER, 3 * BLOCK_BYTES, 3, 10**9, 7),
-            ScopeUsage(B[:12], TIER, BLOCK_BYTES, 1),
-            ScopeUsage("", TIER, BLOCK_BYTES, 1, 0),
-        ),
-        0,
-    )
+    assert sorted(server.memory.usage(), key=lambda row: -row.used_bytes) == [
+        ScopeUsage(A[:12], TIER, 3 * BLOCK_BYTES, 3, 10**9, 7),
+        ScopeUsage(B[:12], TIER, BLOCK_BYTES, 1),
+        ScopeUsage("", TIER, BLOCK_BYTES, 1, 0),
+    ]
 
 
 @pytest.mark.parametrize(("tier", "told"), [(TIER, [(TIER, "CPU")]), (None, [])])
 def test_the_gate_is_told_whether_the_cpu_tiers_policy_is_enforced(
-    tier: str | None, told: list[tuple[str, str]]
+    tier: str | None, told: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    with closing(Server(tier=tier)) as server:
-        evictor = server.evictor
-        assert [(state.name, state.medium) for state in evictor.states()] == told
-        assert all(state.breaker == "open" and state.detail for state in evictor.states())
-        evictor.start()
-        assert all(state.breaker == "closed" and not state.detail for state in evictor.states())
+    with (
+        closing(Server(tier=tier)) as server,
+        closing(Runtime(AdapterParams("d" * 16, "1" * 16, None, tmp_path, tmp_path))) as runtime,
+    ):
+        runtime.govern(server.memory)
+        assert [(state.name, state.medium) for state in runtime.state().tiers] == told
+        assert all(state.breaker == "open" and state.detail for state in runtime.state().tiers)
+        assert runtime.state().counters["memory.enforced"] == 0
+        server.memory.start()
+        assert all(state.breaker == "closed" and not state.detail for state in runtime.state().tiers)
+        assert runtime.state().counters["memory.enforced"] == 1
 
 
 def test_the_thread_follows_by_itself(server: Server) -> None:
-    server.evictor.start()
+    server.memory.start()
     server.allow(a=EnforcedBudget(TIER, limit_bytes=4 * BLOCK_BYTES))
     for number in range(50):
         give_up_at_s = time.monotonic() + 10
@@ -172,7 +177,7 @@ def test_the_thread_follows_by_itself(server: Server) -> None:
             assert time.monotonic() < give_up_at_s
             time.sleep(0.001)
     assert Key(A, 49) in server.resident()
-    assert server.evictor.healthy
+    assert server.memory.healthy
 
 
 def test_a_turn_that_fails_shows_and_is_made_up_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +190,8 @@ def test_a_turn_that_fails_shows_and_is_made_up_for(server: Server, monkeypatch:
         return delete(keys)
 
     monkeypatch.setattr(server.pool, "delete", fails)
-    server.evictor.start()
+    server.memory.start()
     server.manager.store(Key(A, 1))
-    until(lambda: server.evictor.counters()["enforced"] == 0)
+    until(lambda: server.memory.counters()["enforced"] == 0)
     failing.clear()
-    until(lambda: server.evictor.healthy and not server.resident())
+    until(lambda: server.memory.healthy and not server.resident())

@@ -38,7 +38,7 @@ def turns(server: Server, count: int = 1, apart_s: float = 0.25) -> None:
 
 
 def counted(server: Server, name: str) -> int:
-    return server.evictor.counters().get(name, 0)
+    return server.memory.counters().get(name, 0)
 
 
 def test_while_there_is_room_nothing_is_copied(server: Server) -> None:
@@ -158,7 +158,7 @@ def test_a_tier_of_servers_is_trusted_for_a_while_and_asked_again_then(server: S
     server.allow(a=None)
     keys = keys_of(A, BLOCKS)
     server.manager.store(*keys)
-    server.evictor.confirm(tier, keys)
+    server.memory.confirm(tier, keys)
     turns(server, 20)
     assert tier.handed == []
     tier.kept |= dict.fromkeys(keys, b"")
@@ -177,11 +177,11 @@ def test_a_word_about_a_block_that_left_is_forgotten(server: Server) -> None:
     server.lower[0] = tier
     server.allow(a=None)
     server.manager.store(Key(A, 1))
-    server.evictor.confirm(tier, [Key(A, 1)])
+    server.memory.confirm(tier, [Key(A, 1)])
     server.turn()
     server.manager.delete([Key(A, 1)])
     server.turn()
-    assert server.evictor._write_back.presence.age_s(tier, Key(A, 1)) is None
+    assert server.memory.write_back.presence.age_s(tier, Key(A, 1)) is None
 
 
 def test_the_next_tier_that_takes_it_gets_it_and_no_other(server: Server) -> None:
@@ -209,7 +209,7 @@ def test_what_leaves_while_no_tier_takes_it_is_counted(server: Server) -> None:
     turns(server)
     assert server.lower[0].handed == []
     assert counted(server, "left_uncopied_blocks") == 5
-    assert server.evictor.came_and_lent()[A[:12], "left_uncopied_blocks"] == 5
+    assert server.memory.by_scope()[A[:12]]["left_uncopied_blocks"] == 5
 
 
 def test_what_left_the_policy_is_neither_copied_nor_missed(server: Server) -> None:
@@ -257,7 +257,7 @@ def test_memory_that_is_emptied_under_a_copy_is_nobodys_until_the_copy_ended(ser
     turns(server)
     (copying,) = tier.waiting
     server.manager.clear()
-    server.evictor.turn()
+    server.memory.evictor.turn()
     until(lambda: server.free_blocks() == BLOCKS - len(copying.blocks))
     assert [bytes(view[:8]) for view in copying.views] == [marker(block.key)[:8] for block in copying.blocks]
     server.manager.store(*keys_of(A, 40))

@@ -109,16 +109,16 @@ class TestThePolicy:
         server.allow(a=EnforcedBudget(TIER, limit_bytes=0), b=None, p=None)
         found(server, *keys_of(A, CHUNKS))
         server.turn()
-        assert [row.scope for row in server.evictor.usage()[0]] == [P[:12]]
-        assert server.evictor.counters()["loans"] == CHUNKS
+        assert [row.scope for row in server.memory.usage()] == [P[:12]]
+        assert server.memory.counters()["loans"] == CHUNKS
         answer = server.erase(A)
         assert (answer.deleted.blocks, answer.remaining.blocks) == (0, 0)
         assert server.pool.in_use(Key(A, 0)), "it is held for its reader"
 
     def test_loans_are_counted_for_the_reader(self, server: Server) -> None:
         found(server, *keys_of(A, CHUNKS))
-        counted = server.evictor.came_and_lent()
-        assert counted == {(A[:12], "lent_blocks"): CHUNKS, (A[:12], "lent_bytes"): CHUNKS * BLOCK_BYTES}
+        counted = server.memory.by_scope()
+        assert counted == {A[:12]: {"lent_blocks": CHUNKS, "lent_bytes": CHUNKS * BLOCK_BYTES}}
 
     def test_a_pool_that_goes_stays_for_who_reads_it_and_is_then_overwritten(self, server: Server) -> None:
         found(server, *keys_of(A, CHUNKS))
@@ -194,12 +194,12 @@ class TestWhatSlowerTiersLoad:
         server.turn()
         assert server.resident() == [*keys_of(P, CHUNKS), Key(P, 7)]
         assert not server.pool.in_use(Key(P, 7))
-        assert [(row.scope, row.blocks) for row in server.evictor.usage()[0]] == [(P[:12], CHUNKS + 1)]
-        assert server.evictor.came_and_lent()[P[:12], "promoted_blocks"] == 1
+        assert [(row.scope, row.blocks) for row in server.memory.usage()] == [(P[:12], CHUNKS + 1)]
+        assert server.memory.by_scope()[P[:12]]["promoted_blocks"] == 1
 
     def test_it_is_as_old_as_it_was_in_the_other_tier(self, server: Server) -> None:
         server.allow(a=None, p=EnforcedBudget(TIER, retention_s=100))
-        server.evictor.inherit_age(Key(A, 7), 60.0)
+        server.memory.inherit_age(Key(A, 7), 60.0)
         self.load(server, Key(A, 7))
         server.manager.finish_read([Key(A, 7)])
         server.turn()
@@ -228,7 +228,7 @@ class TestWhatSlowerTiersLoad:
 
     def test_a_pool_that_went_meanwhile_keeps_nothing(self, server: Server) -> None:
         def withdrawn(key: Key, view: memoryview) -> None:
-            server.evictor.borrowed.loaded(key, P, view)
+            server.memory.borrowed.loaded(key, P, view)
             server.allow(a=None)
             server.enforcement.readable = NOTHING_READABLE
 
@@ -241,14 +241,14 @@ class TestWhatSlowerTiersLoad:
     def test_a_readers_own_copy_never_becomes_the_pools(self, server: Server) -> None:
         """A load from the pool that ended too late must not speak for the next one, which found the reader's own."""
         server.manager.load_in_vain(Key(A, 7), filled=from_the_pool(server))
-        server.manager.load(Key(A, 7), filled=lambda key, view: server.evictor.borrowed.loaded(key, A, view))
+        server.manager.load(Key(A, 7), filled=lambda key, view: server.memory.borrowed.loaded(key, A, view))
         server.manager.finish_read([Key(A, 7)])
         assert Key(P, 7) not in server.resident()
         assert found(server, Key(B, 7)) == [None]
 
     def test_of_two_loads_of_one_block_the_memory_tells_which_is_the_pools(self, server: Server) -> None:
         elsewhere = memoryview(bytearray(BLOCK_BYTES))
-        server.manager.load(Key(A, 7), filled=lambda key, _: server.evictor.borrowed.loaded(key, P, elsewhere))
+        server.manager.load(Key(A, 7), filled=lambda key, _: server.memory.borrowed.loaded(key, P, elsewhere))
         assert Key(P, 7) not in server.resident()
         assert found(server, Key(B, 7)) == [None]
 
@@ -319,11 +319,10 @@ class TestLocksThatRunOut:
         server.turn()
         assert server.free_blocks() == server.blocks
         assert not server.has_bytes_of(Key(P, 0))
-        assert server.evictor.counters()["loans"] == 0
+        assert server.memory.counters()["loans"] == 0
 
     def test_when_lending_ends_the_table_has_the_pools_blocks_alone(self, server: Server) -> None:
         found(server, *keys_of(A, CHUNKS))
-        assert server.pool.loans is not None
         server.pool.loans.close()
         assert server.resident() == keys_of(P, CHUNKS)
         assert found(server, Key(A, 0)) == [None]

@@ -39,7 +39,6 @@ class LendingMachine(RuleBasedStateMachine):
         assert self.server.resident() == []
         assert self.server.free_blocks() == self.server.blocks
         assert not any(self.server.manager._memory_manager.buffer.raw)
-        assert self.server.pool.loans is not None
         assert self.server.pool.loans._by_memory == {}, "nothing is remembered of what is gone"
         self.server.close()
 
@@ -77,7 +76,7 @@ class LendingMachine(RuleBasedStateMachine):
         key = Key(reader, number)
         if key not in self.server.manager._objects:
             self.server.manager.load(
-                key, filled=lambda key, view: self.server.evictor.borrowed.loaded(key, key.cache_salt, view)
+                key, filled=lambda key, view: self.server.memory.borrowed.loaded(key, key.cache_salt, view)
             )
             memory = self.server.manager._objects[key].memory_obj
             self.reading.append((key, memory, content(memory), self.server.now_s))
@@ -127,7 +126,6 @@ class LendingMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_holds_its_own_or_its_pools_bytes(self) -> None:
         loans = self.server.pool.loans
-        assert loans is not None
         for key, entry in self.server.manager._objects.items():
             whose = loans.lender(key) if loans.has(key, entry) else key
             # What a tier loaded for a reader while the pool had its own is the reader's until it has read it.
@@ -137,7 +135,6 @@ class LendingMachine(RuleBasedStateMachine):
     @invariant()
     def a_pools_block_is_locked_while_it_is_lent(self) -> None:
         loans = self.server.pool.loans
-        assert loans is not None
         locked: Counter[int] = Counter()
         for key, entry in self.server.manager._objects.items():
             if loans.has(key, entry) and entry.read_lock.is_locked():

@@ -61,7 +61,7 @@ def test_keyspaces_outside_of_the_policy_get_no_time(server: Server) -> None:
 
 def test_what_is_too_old_gets_no_time(server: Server) -> None:
     server.allow(a=EnforcedBudget(TIER, retention_s=5))
-    server.evictor.inherit_age(Key(A, 1), 5.0)
+    server.memory.inherit_age(Key(A, 1), 5.0)
     server.manager.store(Key(A, 1))
     server.turn()
     assert server.resident() == []
@@ -89,12 +89,9 @@ def test_what_came_from_another_tier_to_stay_is_counted(server: Server) -> None:
     server.manager.load(*keys_of(A, 2, first=3), temporary=True)
     server.manager.store(Key(A, 9))
     server.turn()
-    counts = server.evictor.counters()
+    counts = server.memory.counters()
     assert (counts["promoted_blocks"], counts["promoted_bytes"]) == (3, 3 * BLOCK_BYTES)
-    assert server.evictor.came_and_lent() == {
-        (A[:12], "promoted_blocks"): 3,
-        (A[:12], "promoted_bytes"): 3 * BLOCK_BYTES,
-    }
+    assert server.memory.by_scope() == {A[:12]: {"promoted_blocks": 3, "promoted_bytes": 3 * BLOCK_BYTES}}
 
 
 class TestTiersThatAScopeIsKeptOff:
@@ -104,7 +101,7 @@ class TestTiersThatAScopeIsKeptOff:
         server.manager.store(*keys, *others)
         found = server.manager.reserve_read([*keys, *others], 1)
         assert [key for key, (error, _) in found.items() if error == SUCCESS] == others
-        assert server.evictor.traffic.snapshot()["refused_not_allowed"] == 3
+        assert server.memory.counts.snapshot()["refused_not_allowed"] == 3
         assert {error for error, _ in server.manager.reserve_read(keys).values()} == {SUCCESS}, "taken up for others"
         server.manager.release(*keys)
         server.turn()
@@ -114,4 +111,4 @@ class TestTiersThatAScopeIsKeptOff:
         server.allow(a=EnforcedBudget(TIER, limit_bytes=1 << 20))
         server.manager.store(*keys_of(A, 3))
         assert {error for error, _ in server.manager.reserve_read(keys_of(A, 3), 1).values()} == {SUCCESS}
-        assert "refused" not in server.evictor.traffic.snapshot()
+        assert "refused" not in server.memory.counts.snapshot()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvstrata.contract.messages.erase import Amount, Check
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
+from kvstrata_sidecar.adapter.index.scope_index import Kept
 from kvstrata_sidecar.adapter.memory import erase
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from tests.support.amounts import examples
@@ -98,7 +99,7 @@ def test_what_an_erasure_waits_for_is_left_to_it(server: Server) -> None:
     server.manager.read(Key(A, 1))
     server.erase(A)
     server.manager._objects[Key(A, 1)].read_lock.count = 0
-    assert server.evictor._purges.delete({Key(A, 1): (A, BLOCK_BYTES)}) == set()
+    assert server.memory.eraser.delete({Key(A, 1): Kept(A, BLOCK_BYTES, 0.0, 1)}) == set()
     assert server.erase(A).deleted.blocks == 1
 
 
@@ -109,8 +110,8 @@ def test_sums_are_kept_for_a_bounded_number_of_keyspaces(server: Server, monkeyp
     server.erase(A)
     for number in range(10):
         server.erase(f"{number:032x}")
-    assert len(server.evictor._purges._waiting[A].doomed) == 1, "what has yet to go is not forgotten"
-    assert len(server.evictor._purges._tallies) == 2
+    assert len(server.memory.eraser._waiting[A].doomed) == 1, "what has yet to go is not forgotten"
+    assert len(server.memory.eraser._tallies) == 2
 
 
 steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.integers(0, 5))
@@ -162,7 +163,7 @@ def test_whatever_happens_an_erased_block_leaves_no_byte_and_free_memory_holds_z
         memory = server.manager._memory_manager
         for block in memory.free_blocks:
             assert not any(memory.buffer.raw[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
-        held = sum(row.used_bytes for row in server.evictor.usage()[0] if row.scope == A[:SCOPE_DIGITS])
+        held = sum(row.used_bytes for row in server.memory.usage() if row.scope == A[:SCOPE_DIGITS])
         assert held <= 5 * BLOCK_BYTES
     finally:
         server.close()

@@ -14,8 +14,9 @@ from kvstrata.contract.messages.adapter import TierState
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory import warmup as module
+from kvstrata_sidecar.adapter.memory.events import MemoryEvent
 from kvstrata_sidecar.adapter.memory.params import MemoryParams, Warmup
-from kvstrata_sidecar.adapter.memory.warmup import Chunk, Memory, Warmer
+from kvstrata_sidecar.adapter.memory.warmup import Chunk, Warmer
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Hot
@@ -38,6 +39,8 @@ class Part:
 class Played:
     """LMCache's memory and its loads: `gate` cleared lets a load stand still, `present` is what tiers have."""
 
+    name, high_share = "dram", 0.9
+    counts: Counters = field(default_factory=Counters)
     parts_told: tuple[Part, ...] = (Part(),)
     memory: dict[Any, int] = field(default_factory=dict)
     other_bytes: int = 0
@@ -72,13 +75,18 @@ class Played:
         self.loaded()
         return True
 
-    def asked(self) -> Memory:
-        return Memory(
-            size=lambda key: self.memory.get(key, 0),
-            held=lambda keyspace: sum(size for key, size in self.memory.items() if key[0] == keyspace),
-            usage=lambda: (self.other_bytes + sum(self.memory.values()), MEMORY_BYTES),
-            in_order=self.ordered.extend,
-        )
+    def size(self, key: Any) -> int:
+        return self.memory.get(key, 0)
+
+    def held_bytes(self, keyspace: str) -> int:
+        return sum(size for key, size in self.memory.items() if key[0] == keyspace)
+
+    def fill(self) -> tuple[int, int]:
+        return self.other_bytes + sum(self.memory.values()), MEMORY_BYTES
+
+    def note(self, event: MemoryEvent, keys: Sequence[Any]) -> None:
+        assert event is MemoryEvent.ORDERED
+        self.ordered.extend(keys)
 
 
 @dataclass
@@ -113,17 +121,16 @@ class World:
     def __init__(self) -> None:
         self.played = Played()
         self.enforcement = Enforcement(DOMAIN, lambda **_: 0)
-        self.counts = Counters()
+        self.counts = self.played.counts
         self.warmer: Warmer | None = None
 
     def allow(self, keyspaces: dict[str, tuple[EnforcedBudget, ...]], revision: int = 1) -> None:
         self.enforcement.apply(view(keyspaces, revision))
 
     def start(self, *tiers: Any, chunks: int = 10, timeout_s: int = 60) -> Warmer:
-        self.warmer = Warmer(
-            Warmup(chunks * BYTES, timeout_s), "dram", 0.9, self.enforcement, lambda: tiers, self.played.asked(),
-            self.played, self.counts,
-        )  # fmt: skip
+        played: Any = self.played
+        warmup = Warmup(chunks * BYTES, timeout_s)
+        self.warmer = Warmer(warmup, played, self.enforcement, lambda: tiers, played)
         self.warmer.start()
         return self.warmer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,28 @@ class CountedTier:
         return {"10.0.0.1:6379": "closed", "10.0.0.2:6379": "open: away"}
 
 
+class CountedMemory:
+    """The server's own memory, with what it counted by scope."""
+
+    warming = False
+    warm_up_s: float | None = None
+
+    def __init__(self, name: str = "dram") -> None:
+        self._name = name
+        self.counts = Counters()
+        self.by_scope, self.ages = self.counts.by_scope, self.counts.ages
+
+    def state(self) -> TierState:
+        return TierState(self._name, "CPU", "closed")
+
+    def drift_bytes(self) -> int:
+        return 4096
+
+
+def shown(state: AdapterState, tiers: Sequence[CountedTier], memory: CountedMemory | None = None) -> str:
+    return page(state, tiers, memory)  # type: ignore[arg-type]
+
+
 class TestCounts:
     def test_scopes_are_bounded_and_the_rest_is_counted_together(self) -> None:
         counts = Counters(max_scopes=2)
@@ -86,18 +109,20 @@ class TestThePage:
     def test_the_largest_there_can_be_fits_into_a_line(self) -> None:
         tiers = [CountedTier(f"a-tier-with-a-name-of-forty-characters-{n}", 2 * MAX_SCOPES) for n in range(1)]
         rows = tuple(ScopeUsage(f"{number:012x}", "shared", 10**12, 1, 10**12) for number in range(2048))
-        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), tiers, {}, {})
+        text = shown(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), tiers)
         assert len(series(text)) > 20 * MAX_SCOPES
         assert len(encode_answer(MetricsPage(text))) <= MAX_LINE_BYTES
         assert decode_answer(MetricsPage, encode_answer(MetricsPage(text))).page == text
-        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), [*tiers] * 9, {}, {})
+        text = shown(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), [*tiers] * 9)
         assert len(encode_answer(MetricsPage(text))) <= MAX_LINE_BYTES
         assert decode_answer(MetricsPage, encode_answer(MetricsPage(text))).page == text, "then without scopes"
         assert "scope=" not in text
 
     def test_histograms_are_cumulative_and_servers_are_counted_by_state(self) -> None:
-        evicted, promoted = {("a" * 12, "limit"): 3}, {("a" * 12, "promoted_blocks"): 2, ("a" * 12, "lent_bytes"): 8192}
-        found = series(page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], evicted, promoted))
+        memory = CountedMemory()
+        for name, amount in (("evicted_limit", 3), ("promoted_blocks", 2), ("lent_bytes", 8192)):
+            memory.counts.add(name, amount, "a" * 32)
+        found = series(shown(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], memory))
         lookups = {name: value for name, value in found.items() if 'operation="lookup"' in name and "_bucket" in name}
         assert list(lookups.values()) == sorted(lookups.values())
         assert found['kvstrata_cache_operation_seconds_bucket{tier="shared",operation="lookup",le="0.0025"}'] == 0
@@ -113,12 +138,11 @@ class TestThePage:
         assert found["kvstrata_cache_policy_revision"] == 7
 
     def test_ages_orphans_and_what_is_not_counted_are_shown_by_tier(self) -> None:
-        told = AdapterState("b", 7, 1, True, 2, (TierState("dram", "CPU", "closed"),))
-        tier, memory = CountedTier("shared", 1), Counters()
-        memory.age("hit", 30.0)
+        tier, memory = CountedTier("shared", 1), CountedMemory()
+        memory.counts.age("hit", 30.0)
         tier.counts.add("orphan_scans", 4)
         tier.counts.add("departed_evicted", 3)
-        found = series(page(told, [tier], {}, {}, None, memory.ages(), 4096))
+        found = series(shown(AdapterState("b", 7, 1, True, 2), [tier], memory))
         name = "kvstrata_cache_block_age_seconds"
         assert found[f'{name}_bucket{{tier="dram",at="hit",le="10.0"}}'] == 0
         assert found[f'{name}_bucket{{tier="dram",at="hit",le="60.0"}}'] == 1
@@ -129,15 +153,15 @@ class TestThePage:
         assert found["kvstrata_cache_memory_drift_bytes"] == 4096
 
     def test_what_memory_refused_is_shown_beside_what_other_tiers_did(self) -> None:
-        told = AdapterState("b", 7, 1, True, 2, (TierState("dram", "CPU", "closed"),))
-        counts = {("a" * 12, "refused_not_allowed"): 7, ("a" * 12, "refused"): 7}
-        found = series(page(told, [CountedTier("shared", 1)], {}, counts))
+        memory = CountedMemory()
+        memory.counts.refuse(Refusal.NOT_ALLOWED, 7, "a" * 32)
+        found = series(shown(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], memory))
         name = f'kvstrata_cache_refused_total{{tier="dram",scope="{"a" * 12}",reason="not_allowed"}}'
         assert found[name] == 7
         assert sum('tier="dram"' in one for one in found) == 1
 
     def test_every_family_is_in_the_reference(self) -> None:
-        text = page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], {}, {})
+        text = shown(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)])
         assert families(text).keys() == set(re.findall(r"`(kvstrata_cache_\w+)`", REFERENCE.read_text()))
 
 

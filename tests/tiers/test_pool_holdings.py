@@ -24,7 +24,7 @@ from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
 from kvstrata.contract.policy.pools import MAX_CHUNKS
 from kvstrata_sidecar.adapter.policy.pools import Readable
-from kvstrata_sidecar.adapter.pool_report import counted_groups, holding_of
+from kvstrata_sidecar.adapter.pool_report import Lacking, counted_groups, holding_of
 from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.pool_gate import POOL, PoolGate, content, reader_space
@@ -95,11 +95,12 @@ def test_what_memory_has_and_another_tier_lacks_is_named() -> None:
     there = {(chunk, rank) for chunk in CHUNKS[:3] for rank in RANKS}
     elsewhere = there - {(CHUNKS[1], RANKS[0])}
     lacking: list[tuple[str, list[tuple[bytes, int]]]] = []
-    for memory in ("dram", None):
+    offered: Lacking = lambda pool, keys: lacking.append((pool, [(k.chunk_hash, k.kv_rank) for k in keys]))  # noqa: E731
+    for memory in (("dram", offered), None):
         holding_of(
             "b", PoolQuestion(POOL), view("dram", "shared"), readable(*CHUNKS), names,
             {"dram": tier(there), "shared": tier(elsewhere)},
-            memory=memory, lacking=lambda pool, keys: lacking.append((pool, [(k.chunk_hash, k.kv_rank) for k in keys])),
+            memory=memory,
         )  # fmt: skip
     assert lacking == [(POOL, [(CHUNKS[1], RANKS[0])])]
 

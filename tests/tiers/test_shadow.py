@@ -89,7 +89,7 @@ class TestATier:
         held_faster = runtime.held_faster()
         runtime.add(later := Mock(holds=lambda _, one: one == behind))
         assert [held_faster(one) for one in (in_memory, before, behind)] == [False, True, False]
-        runtime.memory = Mock(in_use=lambda key: key == in_memory.key)
+        runtime.memory = Mock(holds=lambda _, one: one == in_memory)
         assert [held_faster(one) for one in (in_memory, before, behind)] == [True, True, False]
         runtime.memory = None
         runtime.remove(earlier)

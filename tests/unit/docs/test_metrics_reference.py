@@ -43,7 +43,7 @@ def gate_families() -> set[str]:
 
 def cache_families() -> set[str]:
     """Names of what a cache server's page can show: all families are on an empty one."""
-    return set(families(cache_metrics.page(AdapterState("boot", 1, 1, True, 0), [], {}, {})))
+    return set(families(cache_metrics.page(AdapterState("boot", 1, 1, True, 0), [], None)))
 
 
 def documented() -> dict[str, tuple[str, ...]]:

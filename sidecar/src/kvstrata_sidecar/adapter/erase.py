@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.erase import (
@@ -23,10 +22,9 @@ from kvstrata.contract.messages.erase import (
 )
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata_sidecar.adapter.memory.erase import MEDIUM, MemoryEraser
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.pool_report import Names
-from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
+from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block, PodTier, block_of
 
 MAX_KNOWN = 64
 """Chunks remembered per erased keyspace."""
@@ -64,7 +62,7 @@ class Erasing:
         self,
         boot: str,
         enforcement: Enforcement,
-        memory: Callable[[], MemoryEraser | None],
+        memory: Callable[[], PodTier | None],
         tiers: Callable[[], Sequence[PodTier]],
         names: Callable[[], Names],
     ) -> None:
@@ -110,40 +108,31 @@ class Erasing:
         parts = self._names()(keyspace, chunks)
         if parts is None:
             return AdapterVerified(self._boot, view.revision, view.term, False, in_force, len(chunks))
-        keys = [key for own in parts for key in own]
-        blocks = [Block(key, keyspace, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
-        rows = [self._found(keyspace, tier, blocks) for tier in self._tiers()]
-        if (memory := self._memory()) is not None:
-            kept = memory.kept(keys)
-            rows.append(VerifiedTier(memory.tier, MEDIUM, len(keys), memory.found(keys), kept=kept))
+        blocks = [block_of(key) for own in parts for key in own]
+        rows = [self._found(keyspace, tier, blocks) for tier in (*self._tiers(), *self._own_memory())]
         return AdapterVerified(self._boot, view.revision, view.term, True, in_force, len(chunks), tuple(rows))
 
     def forget(self, question: ForgetRequest) -> Forgotten:
         """Delete chunks from every tier. Raises ContractError while the layout of the keyspace's blocks is unknown."""
-        chunks = _names_in(question.chunks)
-        parts = self._names()(question.keyspace, chunks)
+        parts = self._names()(question.keyspace, _names_in(question.chunks))
         if parts is None:
             raise ContractError("no engine told yet how its blocks look")
-        keys = [key for own in parts for key in own]
-        blocks = [Block(key, question.keyspace, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
-        memory, deleted, in_use = self._memory(), 0, 0
+        blocks = [block_of(key) for own in parts for key in own]
+        memory = self._own_memory()
         # Memory comes first: blocks may be on their way from there to slower tiers.
-        if memory is not None:
-            deleted, in_use = memory.forget(keys)
+        deleted = sum(len(tier.delete(blocks)) for tier in memory)
+        in_use = sum(tier.kept(blocks) or 0 for tier in memory)
         deleted += sum(len(tier.delete(blocks)) for tier in self._tiers())
         return Forgotten(self._boot, deleted, in_use)
 
     def _erase(self, question: EraseRequest) -> tuple[list[ErasedTier], list[str]]:
         keyspaces, wanted = question.keyspaces, question.tiers
         rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
+        memory = self._own_memory()
+        if not memory:
+            rows.append(ErasedTier("", MEMORY, problem="this cache server's own memory is not governed"))
         # Memory comes first: blocks may be on their way from there to the files.
-        memory = self._memory()
-        if memory is None:
-            rows.append(ErasedTier("", MEDIUM, problem="this cache server's own memory is not governed"))
-        elif not wanted or memory.tier in wanted:
-            here.add(memory.tier)
-            rows.append(memory.erase(keyspaces, self._known.saw))
-        for tier in self._tiers():
+        for tier in (*memory, *self._tiers()):
             name = tier.state().name
             if wanted and name not in wanted:
                 continue
@@ -155,6 +144,10 @@ class Erasing:
                 rows.append(row)
         return rows, [*elsewhere, *(name for name in wanted if name not in here)]
 
+    def _own_memory(self) -> tuple[PodTier, ...]:
+        memory = self._memory()
+        return () if memory is None else (memory,)
+
     def _chunks(self, question: VerifyRequest) -> list[bytes]:
         if question.chunks is None:
             return self._known.of(question.keyspace)
@@ -162,9 +155,10 @@ class Erasing:
 
     def _found(self, keyspace: str, tier: PodTier, blocks: Sequence[Block]) -> VerifiedTier:
         state = tier.state()
-        refusal: Any = self._enforcement.refusal(keyspace, tier=state.name)
+        # LMCache looks its memory up without asking the policy.
+        refusal = "" if state.medium == MEMORY else self._enforcement.refusal(keyspace, tier=state.name) or ""
         found = sum(size > 0 for size in tier.sizes(blocks))
-        return VerifiedTier(state.name, state.medium, len(blocks), found, str(refusal or ""), tier.kept(blocks))
+        return VerifiedTier(state.name, state.medium, len(blocks), found, str(refusal), tier.kept(blocks))
 
 
 def _names_in(chunks: bytes) -> list[bytes]:

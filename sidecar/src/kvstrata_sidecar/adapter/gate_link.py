@@ -11,17 +11,15 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     SOCKET_NAME,
     AdapterAck,
-    AdapterState,
     Answer,
     ApplyRequest,
-    ChunkHashes,
     HashRequest,
     MetricsPage,
     MetricsRequest,
@@ -31,13 +29,16 @@ from kvstrata.contract.messages.adapter import (
     encode_answer,
     error_answer,
 )
-from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
-from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
-from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
+from kvstrata.contract.messages.erase import EraseRequest, VerifyRequest
+from kvstrata.contract.messages.pools import PoolQuestion
+from kvstrata.contract.messages.probe import ForgetRequest
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.pools import Manifests
+
+if TYPE_CHECKING:
+    from kvstrata_sidecar.adapter.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -48,52 +49,17 @@ DRAIN_TIMEOUT_S = 10.0
 """Time until an apply whose aborted I/O has not ended is answered with an error; the gate asks again."""
 
 
-class Server(Protocol):
-    """The part of the process that the link uses."""
-
-    def state(self) -> AdapterState:
-        """Return the state that the pod reports."""
-
-    def metrics(self) -> str:
-        """Return the metrics in Prometheus' text format."""
-
-    def hash(self, tokens: bytes) -> ChunkHashes:
-        """Return the hashes of the whole chunks. Raises ContractError while the hasher is unknown."""
-
-    def pool(self, question: PoolQuestion) -> PoolHolding:
-        """Return what tiers hold of a pool. Raises ContractError if the policy has no such pool."""
-
-    def erase(self, question: EraseRequest) -> AdapterErased:
-        """Erase keyspaces that left the policy, and return what is left of them."""
-
-    def verify(self, question: VerifyRequest) -> AdapterVerified:
-        """Return which blocks lookups find. Raises ContractError while there is no policy."""
-
-    def forget(self, question: ForgetRequest) -> Forgotten:
-        """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
-
-    def policy_applied(self) -> None:
-        """Called after another view is in force."""
-
-
 class PolicyLink:
     """Serves the socket in `link_dir` until `close`; `boot` names this process. Raises OSError without the socket."""
 
-    def __init__(
-        self,
-        link_dir: Path,
-        policy_dir: Path,
-        enforcement: Enforcement,
-        boot: str,
-        server: Server,
-    ) -> None:
+    def __init__(self, link_dir: Path, policy_dir: Path, enforcement: Enforcement, boot: str, runtime: Runtime) -> None:
         self._path = link_dir / SOCKET_NAME
         self._policy_file = policy_dir / POLICY_FILE
         self._keys_dir = policy_dir / KEYS_DIRECTORY
         self._manifests = Manifests(policy_dir / MANIFESTS_DIRECTORY)
         self._enforcement = enforcement
         self._boot = boot
-        self._server = server
+        self._runtime = runtime
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._path.unlink(missing_ok=True)
@@ -127,25 +93,25 @@ class PolicyLink:
             return error_answer(str(error))
 
     def _answer(self, request: Request) -> Answer:
-        server = self._server
+        runtime = self._runtime
         match request:
             case ApplyRequest():
                 return self._apply(request.revision, request.term)
             case StateRequest():
-                return server.state()
+                return runtime.state()
             case MetricsRequest():
-                page = MetricsPage(server.metrics())
+                page = MetricsPage(runtime.metrics())
                 return page if len(encode_answer(page)) <= MAX_LINE_BYTES else MetricsPage("")
             case HashRequest():
-                return server.hash(request.tokens)
+                return runtime.hash(request.tokens)
             case PoolQuestion():
-                return server.pool(request)
+                return runtime.pool(request)
             case EraseRequest():
-                return server.erase(request)
+                return runtime.erasing.erase(request)
             case VerifyRequest():
-                return server.verify(request)
+                return runtime.erasing.verify(request)
             case ForgetRequest():
-                return server.forget(request)
+                return runtime.erasing.forget(request)
 
     def _apply(self, revision: int, term: int) -> AdapterAck:
         """Enforce policy.json, which may be newer than `revision`; the gate's next request then names that one."""
@@ -157,7 +123,7 @@ class PolicyLink:
             raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
         self._enforcement.apply(view, self._manifests.of(view))
         self._enforcement.take_keys(self._keys_dir)
-        self._server.policy_applied()
+        self._runtime.policy_applied()
         if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
             raise ContractError("I/O on removed keyspaces has not ended yet")
         self._enforcement.drop_keys()

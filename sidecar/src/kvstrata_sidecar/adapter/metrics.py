@@ -7,16 +7,13 @@ that the page fits into one line of the link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Protocol
 
 from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
 from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES, Histogram
+from kvstrata_sidecar.adapter.tier.interface import FILES, ServerMemory, SlowerTier
 
 Row = tuple[Mapping[str, str], float]
 
-FILES = "NVMe"
-MEMORY = "CPU"
 OPERATIONS = ("stored", "loaded", "evicted")
 FAILURES = (
     "errors", "late_lookup", "late_load", "late_store", "load_misses", "unreadable", "stores_present", "sweep_errors",
@@ -49,58 +46,19 @@ MEMORY_TRAFFIC = {
 }
 
 
-class CountedTier(Protocol):
-    def state(self) -> TierState:
-        """Return the state that the pod reports."""
-
-    def nodes(self) -> dict[str, str]:
-        """Return the breaker's state by server."""
-
-    def counters(self) -> dict[str, int]:
-        """Return all counters."""
-
-    def by_scope(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the counters by scope."""
-
-    def latencies(self) -> Mapping[str, Histogram]:
-        """Return how long answers took, by operation."""
-
-    def ages(self) -> Mapping[str, Histogram]:
-        """Return how old blocks were, by moment."""
-
-
-def page(
-    state: AdapterState,
-    tiers: Sequence[CountedTier],
-    memory_evictions: Mapping[tuple[str, str], int],
-    memory_traffic: Mapping[tuple[str, str], int],
-    warm_up_s: float | None = None,
-    memory_ages: Mapping[str, Histogram] | None = None,
-    memory_drift_bytes: int | None = None,
-) -> str:
-    """`memory_evictions` counts blocks that left the server's own memory, by scope and cause; `memory_traffic` promoted
-    and lent blocks, by scope and name. `warm_up_s` is None if memory is not warmed up. `memory_ages` are its blocks'
-    ages by moment, `memory_drift_bytes` the bytes in use there beyond those counted.
+def page(state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None) -> str:
+    """Return the page; `memory` is None unless the server's own memory is governed.
 
     A page that would be too long, with very many tiers, leaves out the series of scopes.
     """
-    memory = (memory_evictions, memory_traffic, warm_up_s, memory_ages or {}, memory_drift_bytes)
-    whole = "\n".join(_lines(state, tiers, *memory, scopes=True)) + "\n"
+    whole = "\n".join(_lines(state, tiers, memory, scopes=True)) + "\n"
     if len(whole) + whole.count('"') + whole.count("\n") < MAX_LINE_BYTES - 1024:
         return whole
-    return "\n".join(_lines(state, tiers, *memory, scopes=False)) + "\n"
+    return "\n".join(_lines(state, tiers, memory, scopes=False)) + "\n"
 
 
 def _lines(
-    state: AdapterState,
-    tiers: Sequence[CountedTier],
-    memory_evictions: Mapping[tuple[str, str], int],
-    memory_traffic: Mapping[tuple[str, str], int],
-    warm_up_s: float | None,
-    memory_ages: Mapping[str, Histogram],
-    memory_drift_bytes: int | None,
-    *,
-    scopes: bool,
+    state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None, *, scopes: bool
 ) -> Iterator[str]:
     yield from _family(
         "policy_revision", "gauge", "The revision that the cache server enforces.", [({}, state.revision)]
@@ -108,6 +66,7 @@ def _lines(
     yield from _family("policy_fresh", "gauge", "1 while the policy is fresh, else 0.", [({}, int(state.fresh))])
     yield from _family("policy_scopes", "gauge", "Keyspaces of the policy in force.", [({}, state.keyspaces)])
     named = [(tier.state(), tier) for tier in tiers]
+    own = [] if memory is None else [(memory.state().name, memory)]
     yield from _family(
         "tier_servers", "gauge", "Servers of a tier by the state of their breaker.",
         (row for one, tier in named for row in _servers(one.name, tier.nodes())),
@@ -134,9 +93,9 @@ def _lines(
             for told in ("full", "read_only", "recovering", "floor_reached")
         ],
     )  # fmt: skip
-    scoped = [
-        (one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items()) if scopes
-    ]
+    memory_counts = [(tier, scope, counts) for tier, one in own for scope, counts in sorted(one.by_scope().items())]
+    scoped = [(one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items())]
+    scoped = [*scoped, *memory_counts] if scopes else []
     yield from _family(
         "lookups_total", "counter", "Blocks that a tier was asked for, by result.",
         _by_scope(scoped, "result", {"lookup_hits": "hit", "lookup_misses": "miss"}),
@@ -164,10 +123,7 @@ def _lines(
     reasons = sorted({name for _, _, counts in scoped for name in counts if name.startswith("refused_")})
     yield from _family(
         "refused_total", "counter", "Blocks that a tier was not used for, by reason.",
-        chain(
-            _by_scope(scoped, "reason", {name: name.removeprefix("refused_") for name in reasons}),
-            _refused_in_memory(state, memory_traffic) if scopes else (),
-        ),
+        _by_scope(scoped, "reason", {name: name.removeprefix("refused_") for name in reasons}),
     )  # fmt: skip
     counted = [(one.name, tier.counters()) for one, tier in named]
     for family, kinds, text in (
@@ -186,20 +142,25 @@ def _lines(
         for operation, histogram in sorted(tier.latencies().items()):
             yield from _histogram("operation_seconds", {"tier": one.name, "operation": operation}, histogram)
     yield from _family("block_age_seconds", "histogram", "How long ago a block's tokens were computed.", ())
-    ages = [(_memory_tier(state), memory_ages), *((one.name, tier.ages()) for one, tier in named)]
+    ages = [*((name, one.ages()) for name, one in own), *((one.name, tier.ages()) for one, tier in named)]
     for name, by_moment in ages:
         for moment, histogram in sorted(by_moment.items()):
             yield from _histogram("block_age_seconds", {"tier": name, "at": moment}, histogram)
     yield from _family(
         "memory_evicted_total", "counter", "Blocks that had to leave the cache server's own memory, by cause.",
-        [({"scope": scope, "cause": cause}, count) for (scope, cause), count in sorted(memory_evictions.items())],
+        [
+            ({"scope": scope, "cause": name.removeprefix("evicted_")}, count)
+            for _, scope, counts in memory_counts
+            for name, count in sorted(counts.items())
+            if name.startswith("evicted_")
+        ],
     )  # fmt: skip
     for name, text in MEMORY_TRAFFIC.items():
-        rows = [({"scope": scope}, count) for (scope, what), count in sorted(memory_traffic.items()) if what == name]
+        rows = [({"scope": scope}, counts[name]) for _, scope, counts in memory_counts if name in counts]
         yield from _family(f"memory_{name}_total", "counter", text, rows)
     yield from _family(
         "memory_drift_bytes", "gauge", "What LMCache says is in use in its memory beyond blocks that are counted.",
-        [] if memory_drift_bytes is None else [({}, memory_drift_bytes)],
+        [({}, one.drift_bytes()) for _, one in own],
     )  # fmt: skip
     yield from _family(
         "memory_warming", "gauge", "1 while the memory of a server that started is being warmed up, else 0.",
@@ -207,11 +168,11 @@ def _lines(
     )  # fmt: skip
     yield from _family(
         "memory_warm_up_seconds", "gauge", "How long that took, or takes by now, from the engine's registration.",
-        [] if warm_up_s is None else [({}, round(warm_up_s, 3))],
+        [({}, round(one.warm_up_s, 3)) for _, one in own if one.warm_up_s is not None],
     )  # fmt: skip
 
 
-def _rows(state: AdapterState, named: Iterable[tuple[TierState, CountedTier]]) -> list[ScopeUsage]:
+def _rows(state: AdapterState, named: Iterable[tuple[TierState, SlowerTier]]) -> list[ScopeUsage]:
     """Return usage of scopes in shared tiers and in files; the server's own status has that of memory."""
     files = {one.name for one, _ in named if one.medium == FILES}
     own = [row for row in state.usage if row.tier in files and row.scope]
@@ -224,18 +185,7 @@ def _servers(tier: str, nodes: Mapping[str, str]) -> Iterator[Row]:
         yield {"tier": tier, "breaker": state}, states.count(state)
 
 
-def _refused_in_memory(state: AdapterState, traffic: Mapping[tuple[str, str], int]) -> Iterator[Row]:
-    tier = _memory_tier(state)
-    for (scope, name), count in sorted(traffic.items()):
-        if name.startswith("refused_"):
-            yield {"tier": tier, "scope": scope, "reason": name.removeprefix("refused_")}, count
-
-
-def _memory_tier(state: AdapterState) -> str:
-    return next((one.name for one in state.tiers if one.medium == MEMORY), "")
-
-
-def _orphans(named: Iterable[tuple[TierState, CountedTier]]) -> Iterator[Row]:
+def _orphans(named: Iterable[tuple[TierState, SlowerTier]]) -> Iterator[Row]:
     for one, tier in named:
         counts = tier.counters()
         for kind, (found, removed) in ORPHANS.get(one.medium, {}).items():

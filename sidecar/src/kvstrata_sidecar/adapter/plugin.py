@@ -24,7 +24,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 
 from kvstrata_sidecar.adapter.redis.tier import Tier
-from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
+from kvstrata_sidecar.adapter.tier.interface import Block, SlowerTier
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task, TaskKind
 
 from .files.tier import FileTier
@@ -51,13 +51,13 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
         self._event_fds = {kind: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for kind in TaskKind}
         self._runtime = runtime = acquire(params)
         runtime.enforcement.ages.memory = lambda: runtime.memory
-        self._own: PodTier | None = None
-        self._tier: PodTier | NoTier = NoTier(self._signal)
+        self._own: SlowerTier | None = None
+        self._tier: SlowerTier | NoTier = NoTier(self._signal)
         if params.tier is not None:
             self._tier = self._own = self._start(params, params.tier)
             self._runtime.add(self._own)
 
-    def _start(self, params: AdapterParams, tier: TierParams | FileTierParams) -> PodTier:
+    def _start(self, params: AdapterParams, tier: TierParams | FileTierParams) -> SlowerTier:
         runtime = self._runtime
         if isinstance(tier, TierParams):
             return Tier(params, tier, runtime.enforcement, self._answered, held_faster=runtime.held_faster())

@@ -15,7 +15,7 @@ from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTier
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from kvstrata_sidecar.adapter.policy.pools import Readable
-from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.interface import Block, block_of
 
 Names = Callable[[str, Sequence[bytes]], Sequence[Sequence[Any]] | None]
 """Returns LMCache's keys of each chunk's parts under a keyspace, None while no engine has reported its layout."""
@@ -36,10 +36,10 @@ def holding_of(
     names: Names,
     tiers: Mapping[str, Sizes],
     *,
-    memory: str | None = None,
-    lacking: Lacking = lambda _keyspace, _keys: None,
+    memory: tuple[str, Lacking] | None = None,
 ) -> PoolHolding:
-    """`tiers` are this pod's, `memory` names its own among them. Raises ContractError if no pool has the keyspace."""
+    """`tiers` are this pod's; `memory` names its own among them, and receives what others lack. Raises ContractError if
+    no pool has the keyspace."""
     pool = view.pools.get(question.keyspace) if view is not None else None
     if pool is None:
         raise ContractError("no pool of the policy has this keyspace")
@@ -48,12 +48,13 @@ def holding_of(
     if parts is None:
         nothing = tuple(PoolTierState(tier, 0, len(chunks), 0) for tier in pool.tiers)
         return PoolHolding(boot, False, nothing)
-    blocks = [[_block(question.keyspace, key) for key in keys] for keys in parts]
+    blocks = [[block_of(key) for key in keys] for keys in parts]
     flat = [block for parts in blocks for block in parts]
     taken = {tier: list(tiers.get(tier, _nothing)(flat)) for tier in pool.tiers}
-    if memory in taken:
-        rows = zip(flat, taken[memory], *taken.values(), strict=True)
-        lacking(question.keyspace, [block.key for block, here, *everywhere in rows if here and not all(everywhere)])
+    if memory is not None and memory[0] in taken:
+        name, offer = memory
+        rows = zip(flat, taken[name], *taken.values(), strict=True)
+        offer(question.keyspace, [block.key for block, here, *everywhere in rows if here and not all(everywhere)])
     states, missing = [], dict[bytes, None]()
     for tier in pool.tiers:
         stored, size_bytes, absent = _count(taken[tier], chunks, blocks)
@@ -93,10 +94,6 @@ def _count(
         else:
             absent.append(chunk)
     return stored, size_bytes, absent
-
-
-def _block(keyspace: str, key: Any) -> Block:
-    return Block(key, keyspace, key.kv_rank, key.object_group_id, key.chunk_hash)
 
 
 def _nothing(blocks: Sequence[Block]) -> Sequence[int]:

@@ -19,30 +19,20 @@ from kvstrata.contract.messages.adapter import (
     AdapterState,
     ChunkHashes,
 )
-from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
-from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE
 from kvstrata_sidecar.adapter.erase import Erasing
 from kvstrata_sidecar.adapter.gate_link import PolicyLink
-from kvstrata_sidecar.adapter.memory.evictor import Evictor
-from kvstrata_sidecar.adapter.memory.warmup import Warmer
+from kvstrata_sidecar.adapter.metrics import page
+from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, FreshnessFile
-from kvstrata_sidecar.adapter.pool_report import Lacking, Names, Sizes, holding_of
+from kvstrata_sidecar.adapter.pool_report import Hasher, Names, holding_of
 from kvstrata_sidecar.adapter.tier.buffers import Spans
-from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
-
-from .metrics import page
-from .params import AdapterParams
-from .pool_report import Hasher
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier, ServerMemory, SlowerTier
 
 
 def no_names(keyspace: str, chunk_hashes: Sequence[bytes]) -> None:
     """Default of `Runtime.names`: the parts of chunks are unknown."""
-
-
-def nobody_offers(_keyspace: str, _keys: Sequence[object]) -> None:
-    """Default of `Runtime.lacking`: only the server module can copy blocks to the tiers that lack them."""
 
 
 _lock = threading.Lock()
@@ -52,41 +42,38 @@ _current: Runtime | None = None
 class Runtime:
     """The enforcement, link, tiers and memory of this process. Use `acquire` and `release`.
 
-    The server module sets `memory`, which governs its own memory, `hasher`, `names` (keys of chunks' parts) and
-    `lacking` (receives blocks of a pool that memory has and another tier lacks). `warmer` is None if not requested.
+    `names` returns keys of chunks' parts, `hasher` names chunks; both are LMCache's, and unknown until `govern`.
     """
 
     def __init__(self, pod: AdapterParams) -> None:
         self.pod = replace(pod, tier=None)
         self.users = 0
         self._boot = secrets.token_hex(16)
-        self._tiers: list[PodTier] = []
+        self._tiers: list[SlowerTier] = []
         self._tier_names: tuple[str, ...] = ()
-        self.memory: Evictor | None = None
-        self.hasher: Hasher | None = None
+        self.memory: ServerMemory | None = None
         self.names: Names = no_names
-        self.lacking: Lacking = nobody_offers
-        self.warmer: Warmer | None = None
+        self.hasher: Hasher | None = None
         self.spans = Spans()
         self._freshness = FreshnessFile(pod.policy_dir / FRESHNESS_FILE)
         self.enforcement = Enforcement(pod.domain, self._freshness.sent_ns)
-        self._erasing = Erasing(
-            self._boot,
-            self.enforcement,
-            lambda: self.memory.eraser if self.memory is not None else None,
-            lambda: self._tiers,
-            lambda: self.names,
+        self.erasing = Erasing(
+            self._boot, self.enforcement, lambda: self.memory, lambda: self._tiers, lambda: self.names
         )
         self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self)
 
-    def add(self, tier: PodTier) -> None:
+    def add(self, tier: SlowerTier) -> None:
         self._put([*self._tiers, tier])
 
-    def remove(self, tier: PodTier) -> None:
+    def remove(self, tier: SlowerTier) -> None:
         self._put([other for other in self._tiers if other is not tier])
 
+    def govern(self, memory: ServerMemory | None, names: Names = no_names, hasher: Hasher | None = None) -> None:
+        """Set what the server module knows of the server's own memory; None and the defaults when it ends."""
+        self.memory, self.names, self.hasher = memory, names, hasher
+
     @property
-    def tiers(self) -> Sequence[PodTier]:
+    def tiers(self) -> Sequence[SlowerTier]:
         """Tiers behind the server's own memory, fastest first."""
         return self._tiers
 
@@ -100,54 +87,44 @@ class Runtime:
 
         def held(block: Block) -> bool:
             memory = self.memory
-            if memory is not None and memory.in_use(block.key):
+            if memory is not None and memory.holds(block.keyspace, block):
                 return True
             return any(tier.holds(block.keyspace, block) for tier in faster)
 
         return held
 
-    def _put(self, tiers: list[PodTier]) -> None:
+    def _put(self, tiers: list[SlowerTier]) -> None:
         self._tiers, self._tier_names = tiers, tuple(tier.state().name for tier in tiers)
 
+    def _all_tiers(self) -> list[PodTier]:
+        return [*self._tiers] if self.memory is None else [*self._tiers, self.memory]
+
     def state(self) -> AdapterState:
-        view = self.enforcement.view
-        tiers = self._tiers
-        states = tuple(tier.state() for tier in tiers)
+        view, memory, tiers = self.enforcement.view, self.memory, self._all_tiers()
+        states = [tier.state() for tier in tiers]
         counters = {
-            f"{state.name}.{name}": count
+            f"{'memory' if tier is memory else state.name}.{name}": count
             for state, tier in zip(states, tiers, strict=True)
             for name, count in sorted(tier.counters().items())
         }
-        memory, warmer = self.memory, self.warmer
-        if memory is not None:
-            counters |= {f"memory.{name}": count for name, count in sorted(memory.counters().items())}
         shared = [row for tier in tiers if not tier.per_pod for row in tier.usage()]
-        own = [row for tier in tiers if tier.per_pod for row in tier.usage()]
-        in_memory, left_out = memory.usage() if memory is not None else ((), 0)
-        usage = sorted((*in_memory, *own), key=lambda row: -row.used_bytes)
+        own = sorted((row for tier in tiers if tier.per_pod for row in tier.usage()), key=lambda row: -row.used_bytes)
         return AdapterState(
             boot=self._boot,
             revision=view.revision if view else 0,
             term=view.term if view else 0,
             fresh=self.enforcement.fresh(),
             keyspaces=len(view.keyspaces) if view else 0,
-            tiers=states if memory is None else (*states, *memory.states()),
+            tiers=tuple(state for state in states if state.name),
             counters=counters,
-            usage=tuple(usage[:MAX_USAGE_ROWS]),
-            usage_left_out=left_out + max(0, len(usage) - MAX_USAGE_ROWS),
+            usage=tuple(own[:MAX_USAGE_ROWS]),
+            usage_left_out=max(0, len(own) - MAX_USAGE_ROWS),
             tier_usage=tuple(sorted(shared, key=lambda row: -row.used_bytes)[:MAX_TIER_USAGE_ROWS]),
-            warming=warmer is not None and warmer.warming,
+            warming=memory is not None and memory.warming,
         )
 
     def metrics(self) -> str:
-        memory, warmer = self.memory, self.warmer
-        lasted_s = warmer.lasted_s if warmer is not None else None
-        if memory is None:
-            return page(self.state(), self._tiers, {}, {})
-        return page(
-            self.state(), self._tiers, memory.evictions(), memory.came_and_lent(), lasted_s,
-            memory.ages(), memory.drift_bytes(),
-        )  # fmt: skip
+        return page(self.state(), self._tiers, self.memory)
 
     def hash(self, tokens: bytes) -> ChunkHashes:
         """Raises ContractError until the server module has started."""
@@ -157,31 +134,17 @@ class Runtime:
         return ChunkHashes(self._boot, hasher.chunk_tokens, hasher.hashes(tokens))
 
     def pool(self, question: PoolQuestion) -> PoolHolding:
-        tiers: dict[str, Sizes] = {tier.state().name: tier.sizes for tier in self._tiers}
-        memory = self.memory
-        if memory is not None and memory.tier is not None:
-            tiers[memory.tier] = memory.sizes
-        enforcement = self.enforcement
+        """Return what tiers hold of a pool. Raises ContractError if the policy has no such pool."""
+        enforcement, memory = self.enforcement, self.memory
+        tiers = {tier.state().name: tier.sizes for tier in self._all_tiers()}
         return holding_of(
             self._boot, question, enforcement.view, enforcement.readable, self.names, tiers,
-            memory=memory.tier if memory is not None else None, lacking=self.lacking,
+            memory=None if memory is None else (memory.state().name, memory.offer),
         )  # fmt: skip
 
-    def erase(self, question: EraseRequest) -> AdapterErased:
-        return self._erasing.erase(question)
-
-    def verify(self, question: VerifyRequest) -> AdapterVerified:
-        return self._erasing.verify(question)
-
-    def forget(self, question: ForgetRequest) -> Forgotten:
-        return self._erasing.forget(question)
-
     def policy_applied(self) -> None:
-        for tier in self._tiers:
+        for tier in self._all_tiers():
             tier.policy_changed()
-        memory = self.memory
-        if memory is not None:
-            memory.policy_changed()
 
     def close(self) -> None:
         self.link.close()

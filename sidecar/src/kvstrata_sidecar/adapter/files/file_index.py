@@ -12,11 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
 
+from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import keyspace_of
 from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
 from kvstrata_sidecar.adapter.files.space import Reservation, Space, Spare, Victim
-from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
+from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex, usage_rows
 from kvstrata_sidecar.adapter.index.victims import Choice
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.policy.limits import Bounds
@@ -278,16 +279,9 @@ class FileIndex:
         """Whether the block count is near its maximum, so that each new block evicts one."""
         return self._space.crowded
 
-    def usage(self) -> list[tuple[str, int, int]]:
-        """Return (keyspace, bytes, blocks); keyspaces outside of the policy together under an empty name."""
+    def usage(self, tier: str) -> list[ScopeUsage]:
         with self._changed:
-            rows, outside_bytes, outside_blocks = list[tuple[str, int, int]](), 0, 0
-            for keyspace, scope in self._index.scopes():
-                if keyspace in self._policy.bounds:
-                    rows.append((keyspace, scope.used_bytes, len(scope.blocks)))
-                else:
-                    outside_bytes, outside_blocks = outside_bytes + scope.used_bytes, outside_blocks + len(scope.blocks)
-            return [*rows, ("", outside_bytes, outside_blocks)] if outside_blocks else rows
+            return usage_rows(self._index, self._policy.bounds, tier)
 
     def bounds(self, keyspace: str) -> Bounds | None:
         """Return a scope's bounds, None for one outside of the policy."""

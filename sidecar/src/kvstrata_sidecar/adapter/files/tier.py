@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.erase import ErasedTier
-from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
 from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper, ReaperThread
 from kvstrata_sidecar.adapter.files.disk import Clocks, Disk
@@ -218,13 +217,7 @@ class FileTier:
         self._housekeeper.wake()
 
     def usage(self) -> list[ScopeUsage]:
-        rows = []
-        for keyspace, used_bytes, blocks in self._files.index.usage():
-            bound = self._files.index.bounds(keyspace)
-            limit_bytes, guaranteed_bytes = (bound.limit_bytes, bound.guaranteed_bytes) if bound else (0, 0)
-            name, guaranteed = keyspace[:SCOPE_DIGITS], guaranteed_bytes or None
-            rows.append(ScopeUsage(name, self._params.name, used_bytes, blocks, limit_bytes, guaranteed))
-        return rows
+        return self._files.index.usage(self._params.name)
 
     def by_scope(self) -> Mapping[str, Mapping[str, int]]:
         return self._counters.by_scope()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from kvstrata.contract.messages.adapter import ScopeUsage
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
+from kvstrata_sidecar.adapter.policy.limits import Bounds
 
 COMPACT_ABOVE = 64
 """Stale entries that an order by age may hold in addition to as many as it has blocks."""
@@ -93,13 +97,14 @@ class ScopeIndex:
             scope = self._scopes[keyspace] = Scope()
         scope.add(key, kept)
 
-    def touch(self, key: Hashable) -> None:
-        """Make a block the most recently used; absent ones are ignored."""
+    def touch(self, key: Hashable) -> Kept | None:
+        """Make a block the most recently used, and return it; None if it is absent."""
         kept = self._blocks.get(key)
         if kept is not None:
             self._uses += 1
             kept.used = self._uses
             self._scopes[kept.keyspace].blocks.move_to_end(key)
+        return kept
 
     def remove(self, key: Hashable) -> Kept | None:
         kept = self._blocks.pop(key, None)
@@ -130,3 +135,19 @@ class ScopeIndex:
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self.keys())
+
+
+def usage_rows(index: ScopeIndex, bounds: Mapping[str, Bounds], tier: str) -> list[ScopeUsage]:
+    """Return what scopes hold in `tier`, keyspaces outside of the policy together under an empty name."""
+    rows: list[ScopeUsage] = []
+    outside_bytes = outside_blocks = 0
+    for keyspace, scope in index.scopes():
+        bound = bounds.get(keyspace)
+        if bound is None:
+            outside_bytes += scope.used_bytes
+            outside_blocks += len(scope.blocks)
+        else:
+            name, guaranteed_bytes = keyspace[:SCOPE_DIGITS], bound.guaranteed_bytes or None
+            used = scope.used_bytes, len(scope.blocks)
+            rows.append(ScopeUsage(name, tier, *used, bound.limit_bytes, guaranteed_bytes))
+    return [*rows, ScopeUsage("", tier, outside_bytes, outside_blocks, 0)] if outside_blocks else rows

@@ -34,7 +34,7 @@ class Pool:
     """One LMCache L1Manager whose freed memory is overwritten from `guard` until `close`.
 
     `success` and `locked` are LMCache's answers: done, and (for a delete) in use. `spans` is memory that disks may
-    still touch. `loans`, set by `lend`, are not counted as blocks; only `in_use` includes them.
+    still touch. `loans` are not counted as blocks; only `in_use` includes them.
     """
 
     def __init__(self, manager: Any, success: object, locked: object, spans: Spans | None = None) -> None:
@@ -45,26 +45,19 @@ class Pool:
         self._spans = Spans() if spans is None else spans
         self.scrubber = Scrubber(self)
         self._spans.released = self.scrubber.look_again
-        self.loans: Loans | None = None
+        self.loans = Loans(manager)
 
     def guard(self) -> None:
         self.scrubber.start()
 
         def free(objects: list[Any]) -> object:
-            loans = self.loans
-            self.scrubber.take(objects if loans is None else [one for one in objects if loans.frees(one)])
+            self.scrubber.take([one for one in objects if self.loans.frees(one)])
             return self._success
 
         self._memory.free = free
 
-    def lend(self, loans: Loans) -> None:
-        """Start lending pools' blocks; after `guard`."""
-        self.loans = loans
-        loans.begin()
-
     def close(self) -> None:
-        if self.loans is not None:
-            self.scrubber.take(self.loans.close())
+        self.scrubber.take(self.loans.close())
         self._memory.__dict__.pop("free", None)
         self.scrubber.close()
 
@@ -100,8 +93,8 @@ class Pool:
 
     def entry(self, key: Hashable) -> Any:
         """Return the entry of a block that readers can find, None without one."""
-        entry, loans = self._manager._objects.get(key), self.loans
-        return None if loans and loans.has(key, entry) else entry
+        entry = self._manager._objects.get(key)
+        return None if self.loans.has(key, entry) else entry
 
     def address(self, key: Hashable) -> int | None:
         """Return the memory address of a block or a loan, None without one."""
@@ -169,10 +162,9 @@ class Pool:
 
     def return_loans(self) -> None:
         """Return loans of readers that are gone, and free memory that only loans held."""
-        if self.loans is not None:
-            unread, unowned = self.loans.overdue()
-            self.delete(unread)
-            self.scrubber.take(unowned)
+        unread, unowned = self.loans.overdue()
+        self.delete(unread)
+        self.scrubber.take(unowned)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until everything deleted so far is overwritten; return whether that succeeded in time."""

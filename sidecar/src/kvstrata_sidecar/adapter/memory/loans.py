@@ -11,7 +11,6 @@ Loans count for no budget, retention or purge: these apply to the lender, which 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,17 +34,17 @@ class Lending:
     def __init__(
         self,
         enforcement: Enforcement,
+        counts: Counters,
         *,
         tier: str | None,
         lendable: Callable[[Any], bool],
         returned: Callable[[Hashable], None],
-        counts: Counters,
     ) -> None:
         self._enforcement = enforcement
+        self._counts = counts
         self._tier = tier
         self.lendable = lendable
         self.returned = returned
-        self._counts = counts
 
     def withheld(self, keys: Sequence[Any]) -> set[Any]:
         """Return the keys that their readers may not find in this tier, and count them."""
@@ -66,6 +65,11 @@ class Lending:
         if not pools:
             return ()
         return tuple(pool for pool in pools if self._enforcement.refusal(reader, (pool,)) is None)
+
+    def keeps(self, pool: str, chunk_hash: bytes) -> bool:
+        """Whether a pool's chunk may stay in memory; a removed pool keeps nothing."""
+        readable = self._enforcement.readable
+        return self._tier is not None and pool in readable.chunks and readable.admits(pool, chunk_hash, self._tier)
 
     def lent(self, key: Any, size_bytes: int) -> None:
         self._counts.add("lent_blocks", 1, key.cache_salt)
@@ -92,39 +96,29 @@ class Loan:
 
 
 class Loans:
-    """The loans in the table of one L1Manager.
+    """The loans in the table of one L1Manager, from `begin` to `close`; without any before."""
 
-    `entry_of(memory_object)` makes an entry that LMCache frees after its last read; `missing` is the answer of
-    `reserve_read` for an absent key; `lock_ttl_s` is the lifetime of LMCache's read locks.
-    """
-
-    def __init__(
-        self,
-        manager: Any,
-        lending: Lending,
-        *,
-        entry_of: Callable[[Any], Any],
-        missing: object,
-        lock_ttl_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._lending = lending
-        self._entry_of = entry_of
-        self._missing = missing
-        self._lock_ttl_s = lock_ttl_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._loans: dict[Any, Loan] = {}
         self._by_memory: dict[int, Lent] = {}
         self._kept_back: dict[int, Lent] = {}
-        self._reserve_read: Callable[..., dict[Any, Any]] = manager.reserve_read
+
+    def begin(
+        self, lending: Lending, *, entry_of: Callable[[Any], Any], missing: object, clock: Callable[[], float]
+    ) -> None:
+        """Start lending. `entry_of(memory_object)` makes an entry that LMCache frees after its last read; `missing` is
+        the answer of `reserve_read` for an absent key."""
+        self._lending = lending
+        self._entry_of = entry_of
+        self._missing = missing
+        self._clock = clock
+        self._reserve_read: Callable[..., dict[Any, Any]] = self._manager.reserve_read
+        self._manager.reserve_read = self.reserve_read
 
     def __len__(self) -> int:
         return len(self._loans)
-
-    def begin(self) -> None:
-        self._manager.reserve_read = self.reserve_read
 
     def close(self) -> list[Any]:
         """Stop lending, and remove loans from LMCache's table, which would free their memory more than once. Returns
@@ -267,7 +261,7 @@ class Loans:
         loan.lent.entry.read_lock.lock()
         # Expired locks are gone: LMCache counts from one again.
         loan.holds = loan.holds + 1 if now_s < loan.held_until_s else 1
-        loan.held_until_s = now_s + self._lock_ttl_s
+        loan.held_until_s = now_s + self._manager._read_ttl_seconds
 
     def _is_owned(self, lent: Lent) -> bool:
         """Remove loans that left the table; return whether the lender or another loan remains."""

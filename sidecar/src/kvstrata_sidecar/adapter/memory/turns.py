@@ -1,4 +1,4 @@
-"""The thread that runs turns: after events, and when something is due."""
+"""The thread that runs the evictor's turns: after events, and when something is due."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ class Turns:
     """Calls `turn`, which returns the seconds until its next call at the latest, from `start` to `close`. A failed turn
     is repeated. `clock` returns seconds."""
 
-    def __init__(self, name: str, turn: Callable[[], float], clock: Callable[[], float]) -> None:
+    def __init__(self, turn: Callable[[], float], clock: Callable[[], float]) -> None:
         self._turn = turn
         self._clock = clock
         self._failures = 0
         self._woken_s = clock()
         self._closed = False
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kvs-memory", daemon=True)
+        self.start = self._thread.start
         self.slowest_s = 0.0
         """The longest time from a call of `wake` to the end of its turn."""
 
     @property
     def healthy(self) -> bool:
         return self._thread.is_alive() and not self._failures
-
-    def start(self) -> None:
-        self._thread.start()
 
     def close(self) -> None:
         self._closed = True

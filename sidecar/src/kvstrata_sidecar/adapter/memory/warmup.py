@@ -18,14 +18,18 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata_sidecar.adapter.memory.events import MemoryEvent
 from kvstrata_sidecar.adapter.memory.params import Warmup
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of
-from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.interface import Hot, PodTier
+from kvstrata_sidecar.adapter.tier.interface import Hot, SlowerTier
+
+if TYPE_CHECKING:
+    from kvstrata_sidecar.adapter.memory.lmcache_chunks import Chunks
+    from kvstrata_sidecar.adapter.memory.tier import MemoryTier
 
 logger = logging.getLogger(__name__)
 
@@ -80,57 +84,24 @@ class Room:
     guaranteed_bytes: int = 0
 
 
-class Loads(Protocol):
-    """LMCache's prefetching; see `Prefetch`, which imports LMCache."""
-
-    def parts(self) -> Sequence[ChunkPart]:
-        """Return a chunk's parts; empty before an engine registered."""
-
-    def keys(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> list[Any]:
-        """Return LMCache's keys of all parts of chunks, chunk by chunk."""
-
-    def begin(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> Any:
-        """Start loading chunks; return the handle for `over`."""
-
-    def over(self, handle: Any, timeout_s: float) -> bool:
-        """Wait for the end of a load; return whether it ended in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Access to the server's memory. `size` returns a block's bytes, 0 if it is absent; `held` a keyspace's bytes;
-    `usage` the bytes in use and all bytes; `in_order` marks blocks as used now, the first of them last."""
-
-    size: Callable[[Any], int]
-    held: Callable[[str], int]
-    usage: Callable[[], tuple[int, int]]
-    in_order: Callable[[Sequence[Any]], None]
-
-
 class Warmer:
-    """Warms memory up once, in a thread of its own, from `start` until it is done or closed. `tier` is the CPU tier's
-    name, `tiers` returns those behind it, from fast to slow."""
+    """Warms memory up once, in a thread of its own, from `start` until it is done or closed. `tiers` returns the tiers
+    behind the memory, from fast to slow."""
 
     def __init__(
         self,
         warmup: Warmup,
-        tier: str,
-        high_share: float,
+        memory: MemoryTier,
         enforcement: Enforcement,
-        tiers: Callable[[], Sequence[PodTier]],
-        memory: Memory,
-        loads: Loads,
-        counts: Counters,
+        tiers: Callable[[], Sequence[SlowerTier]],
+        loads: Chunks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._warmup = warmup
-        self._tier = tier
-        self._room_share = high_share - SPARE_SHARE
+        self._memory = memory
         self._enforcement = enforcement
         self._tiers = tiers
-        self._memory = memory
         self._loads = loads
-        self._counts = counts
         self._clock = clock
         self._left_bytes = warmup.bytes
         self._batch_bytes = min(BATCH_BYTES, warmup.bytes // BATCH_SHARE)
@@ -189,24 +160,24 @@ class Warmer:
                 waiting = [tier for tier in waiting if self._worth_waiting(tier)]
                 self._closed.wait(PAUSE_S)
         keys = self._loads.keys(parts, list(self._warmed))
-        self._memory.in_order([key for key in keys if self._memory.size(key)])
+        self._memory.note(MemoryEvent.ORDERED, [key for key in keys if self._memory.size(key)])
         logger.info(
             "The memory was warmed up: %d chunks, %d bytes, in %.1f s",
             len(self._warmed), self._warmup.bytes - self._left_bytes, self.lasted_s,
         )  # fmt: skip
 
-    def _ask(self, tier: PodTier) -> list[Hot] | None:
+    def _ask(self, tier: SlowerTier) -> list[Hot] | None:
         view = self._enforcement.view
         return None if view is None else tier.hottest(list(view.keyspaces))
 
-    def _worth_waiting(self, tier: PodTier) -> bool:
+    def _worth_waiting(self, tier: SlowerTier) -> bool:
         return tier.state().recovering or self._enforcement.view is None or self.lasted_s < PATIENCE_S
 
-    def _warm_from(self, tier: PodTier, parts: Sequence[ChunkPart], hot: Iterable[Hot]) -> None:
+    def _warm_from(self, tier: SlowerTier, parts: Sequence[ChunkPart], hot: Iterable[Hot]) -> None:
         """Load recently used chunks of `tier`, planning again whenever the policy changes."""
         chunk_bytes = sum(part.size_bytes for part in parts)
         needed = {(part.rank, part.group) for part in parts if part.counted}
-        bounds = bounds_of(self._enforcement.view, self._tier)
+        bounds = bounds_of(self._enforcement.view, self._memory.name)
         left = whole_chunks((one for one in hot if _young(one, bounds)), needed)
         while not self._is_over():
             view = self._enforcement.view
@@ -241,16 +212,16 @@ class Warmer:
                 self._warmed[chunk] = None
                 self._left_bytes -= size_bytes
                 self._by_scope[chunk.keyspace] += size_bytes
-                self._counts.add("warmed_blocks", blocks, chunk.keyspace)
-                self._counts.add("warmed_bytes", size_bytes, chunk.keyspace)
+                self._memory.counts.add("warmed_blocks", blocks, chunk.keyspace)
+                self._memory.counts.add("warmed_bytes", size_bytes, chunk.keyspace)
 
     def _rooms(self, view: CacheView | None) -> dict[str, Room]:
         rooms: dict[str, Room] = {}
-        for keyspace, bound in bounds_of(view, self._tier).items():
+        for keyspace, bound in bounds_of(view, self._memory.name).items():
             if self._enforcement.refusal(keyspace) is not None:
                 continue
             # Recent arrivals may not be counted by the memory yet.
-            held_bytes = max(self._memory.held(keyspace), self._by_scope[keyspace])
+            held_bytes = max(self._memory.held_bytes(keyspace), self._by_scope[keyspace])
             left_bytes = None if bound.limit_bytes is None else max(0, bound.limit_bytes - held_bytes)
             rooms[keyspace] = Room(left_bytes, max(0, bound.guaranteed_bytes - held_bytes))
         return rooms
@@ -260,8 +231,8 @@ class Warmer:
         return all(self._memory.size(key) for key, part in zip(keys, parts, strict=True) if part.counted)
 
     def _is_over(self) -> bool:
-        used_bytes, total_bytes = self._memory.usage()
-        full = used_bytes >= self._room_share * total_bytes
+        used_bytes, total_bytes = self._memory.fill()
+        full = used_bytes >= (self._memory.high_share - SPARE_SHARE) * total_bytes
         return self._closed.is_set() or not self.warming or self._left_bytes <= 0 or full
 
 

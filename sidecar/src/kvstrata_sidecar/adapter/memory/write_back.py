@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Fill, next_victims
@@ -23,7 +23,7 @@ from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool, Reserved
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
+from kvstrata_sidecar.adapter.tier.interface import Block, SlowerTier, block_of
 from kvstrata_sidecar.adapter.tier.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -68,16 +68,12 @@ MAX_POOLS = 128
 """Pools' keyspaces with recorded lacking blocks."""
 
 
-class Way(NamedTuple):
-    """Where a block should be copied to; `open`: that tier takes it now."""
-
-    tier: PodTier
-    open: bool
-
-
 class WriteBack:
     """Copies blocks that are about to leave `pool`. `look` and `left` are the evictor's; the rest is thread-safe.
-    `lower` returns the tiers behind the memory from fast to slow, `spared` whether a block must not be copied."""
+
+    `lower` returns the tiers behind the memory from fast to slow, `passes_on` whether one of them admits a block, and
+    `is_doomed` whether a block is being erased.
+    """
 
     def __init__(
         self,
@@ -85,16 +81,18 @@ class WriteBack:
         index: ScopeIndex,
         counts: Counters,
         *,
-        lower: Callable[[], Sequence[PodTier]],
-        spared: Callable[[Hashable], bool],
-        clock: Callable[[], float] = time.monotonic,
+        lower: Callable[[], Sequence[SlowerTier]],
+        passes_on: Callable[[Any], bool],
+        is_doomed: Callable[[Any], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._index = index
         self._counts = counts
         self._lower = lower
-        self._spared = spared
+        self._is_doomed = is_doomed
         self._clock = clock
+        self.pending = PendingWriteBack(passes_on, clock)
         self.presence = PresenceCache(clock)
         self._lock = threading.Lock()
         self._in_flight: Counter[str] = Counter()
@@ -117,72 +115,70 @@ class WriteBack:
         most_bytes = min(IN_FLIGHT_BYTES, IN_FLIGHT_SHARE * fill.total_bytes)
         if in_flight.total() >= most_bytes:
             return
-        named = next_victims(self._index, bounds, guarantees, fill, in_flight, self._spared, now_s)
         batches: dict[tuple[int, bool], list[tuple[Hashable, float]]] = defaultdict(list)
-        tiers: dict[int, PodTier] = {}
-        for key, cause in named.items():
-            kept, bound = self._index.find(key), bounds.get(getattr(key, "cache_salt", ""))
+        tiers: dict[int, SlowerTier] = {}
+        victims = next_victims(self._index, bounds, guarantees, fill, in_flight, self._is_spared, now_s)
+        for key, cause in victims.items():
+            kept = self._index.find(key)
+            bound = None if kept is None else bounds.get(kept.keyspace)
             if cause not in EVICTIONS or kept is None or bound is None or key in self._tried_s:
                 continue
             remaining_s = WITHIN_S if bound.retention_s is None else kept.computed_s + bound.retention_s - now_s
             # An expiring block matters only if it outlives its time here; others if they live at all.
             age_s = now_s - kept.computed_s + (max(0.0, remaining_s) if cause is Cause.RETENTION else 0.0)
-            if remaining_s < ENOUGH_S or not self._fits(in_flight, kept, bound, most_bytes):
+            if remaining_s < ENOUGH_S or not _fits(in_flight, kept, bound, most_bytes):
                 continue
-            way = self._way(block_of(key), age_s, TRUST_S)
-            if way is None or not way.open:
+            tier, is_open = self._target(block_of(key), age_s, TRUST_S)
+            if tier is None or not is_open:
                 continue
             in_flight[kept.keyspace] += kept.size_bytes
-            tiers[id(way.tier)] = way.tier
-            batches[id(way.tier), cause is Cause.RETENTION].append((key, remaining_s))
+            tiers[id(tier)] = tier
+            batches[id(tier), cause is Cause.RETENTION].append((key, remaining_s))
         for (number, _), batch in batches.items():
             within_s = min(WITHIN_S, LOCK_SHARE * self._pool.read_lock_s, *(remaining_s for _, remaining_s in batch))
             self._begin(tiers[number], [key for key, _ in batch], within_s, now_s)
 
     def left(self, key: Any, kept: Kept, now_s: float) -> None:
         """Count an evicted block that could live in a slower tier and is in none known."""
-        if self._lower() and self._way(block_of(key), now_s - kept.computed_s, float("inf")) is not None:
+        if self._lower() and self._target(block_of(key), now_s - kept.computed_s, float("inf"))[0] is not None:
             self._counts.add("left_uncopied_blocks", 1, kept.keyspace)
 
-    def _way(self, block: Block, age_s: float, trust_s: float) -> Way | None:
-        """Return where a block of that age should be copied to; None if it is there, or may live nowhere."""
-        closed: Way | None = None
+    def _is_spared(self, key: Hashable) -> bool:
+        """Whether a block is not to be copied: in use, already on its way, or doomed."""
+        return self.pending.waits(key, self._clock()) or self._pool.in_use(key) or self._is_doomed(key)
+
+    def _target(self, block: Block, age_s: float, trust_s: float) -> tuple[SlowerTier | None, bool]:
+        """Return where a block of that age should be copied to, and whether that tier takes it now. None if a slower
+        tier has it, or it may live in none."""
+        closed: SlowerTier | None = None
         for tier in self._lower():
             if tier.life_s(block) < age_s + WORTHWHILE_S:
                 continue
             since_s = self.presence.age_s(tier, block.key)
             if tier.holds(block.keyspace, block) or (not tier.per_pod and since_s is not None and since_s < trust_s):
-                return None
+                return None, False
             if tier.takes(block):
-                return Way(tier, True)
-            closed = closed or Way(tier, False)
-        return closed
+                return tier, True
+            closed = closed or tier
+        return closed, False
 
-    def _fits(self, in_flight: Counter[str], kept: Kept, bound: Bounds, most_bytes: float) -> bool:
-        total_bytes = in_flight.total()
-        if total_bytes and total_bytes + kept.size_bytes > most_bytes:
-            return False
-        scope_bytes = in_flight[kept.keyspace] + kept.size_bytes
-        return bound.limit_bytes is None or scope_bytes <= SCOPE_SHARE * bound.limit_bytes
-
-    def _begin(self, tier: PodTier, keys: Sequence[Hashable], within_s: float, now_s: float) -> None:
+    def _begin(self, tier: SlowerTier, keys: Sequence[Hashable], within_s: float, now_s: float) -> None:
         self._tried_s.update(dict.fromkeys(keys, now_s))
         reserved = self._pool.reserve(keys)
         if not reserved:
             return
-        blocks = [block_of(one.key) for one in reserved]
         with self._lock:
             self._copying[id(reserved)] = reserved
             for one in reserved:
                 self._in_flight[one.key.cache_salt] += one.size_bytes
-        views = [one.view for one in reserved]
+        blocks, views = [block_of(one.key) for one in reserved], [one.view for one in reserved]
         try:
             tier.hand_down(blocks, views, within_s, lambda task: self._ended(tier, reserved, task))
         except Exception:
             logger.exception("Blocks that leave the memory could not be handed down")
             self._let_go(reserved)
 
-    def _ended(self, tier: PodTier, reserved: Sequence[Reserved], task: Task) -> None:
+    def _ended(self, tier: SlowerTier, reserved: Sequence[Reserved], task: Task) -> None:
         """Record the end of a copy; called from the tier's threads."""
         try:
             self.presence.confirm(tier, [one.key for one, there in zip(reserved, task.found, strict=True) if there])
@@ -288,5 +284,9 @@ class Offers:
             self._offer(due)
 
 
-def block_of(key: Any) -> Block:
-    return Block(key, key.cache_salt, key.kv_rank, key.object_group_id, key.chunk_hash)
+def _fits(in_flight: Counter[str], kept: Kept, bound: Bounds, most_bytes: float) -> bool:
+    total_bytes = in_flight.total()
+    if total_bytes and total_bytes + kept.size_bytes > most_bytes:
+        return False
+    scope_bytes = in_flight[kept.keyspace] + kept.size_bytes
+    return bound.limit_bytes is None or scope_bytes <= SCOPE_SHARE * bound.limit_bytes

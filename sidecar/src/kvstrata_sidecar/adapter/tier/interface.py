@@ -1,17 +1,22 @@
-"""Interface of a tier for LMCache's plugin, the runtime, the gate's link and metrics.
+"""Interfaces of a pod's tiers: of any tier, for the runtime, the gate's link and metrics; of those behind the server's
+own memory, for LMCache's plugin; and of that memory.
 
 Only `delete`, `sizes`, `hottest`, `erase` and `close` may block: LMCache's two loops serve all tenants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.erase import ErasedTier
+from kvstrata_sidecar.adapter.policy.ages import AgeBook
 from kvstrata_sidecar.adapter.tier.counts import Histogram
 from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task
+
+MEMORY, FILES = "CPU", "NVMe"
+"""Media whose blocks are this pod's alone."""
 
 MAX_HOT = 65_536
 """Upper bound on the blocks that a tier reports."""
@@ -43,52 +48,21 @@ class Block(NamedTuple):
     chunk_hash: bytes
 
 
+def block_of(key: Any) -> Block:
+    """Return the block that LMCache's key names."""
+    return Block(key, key.cache_salt, key.kv_rank, key.object_group_id, key.chunk_hash)
+
+
 class PodTier(Protocol):
     """A tier of one cache server. If `per_pod`, its blocks are this pod's alone, and usage adds up over pods."""
 
     per_pod: bool
-
-    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Start to store blocks from `views`; return the task's id. Refused blocks count as stored with 0 bytes."""
-
-    def hand_down(
-        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
-    ) -> None:
-        """Start to store blocks that are about to leave memory, as `store` does, within `within_s` seconds at most.
-
-        `done` is called once nothing touches the views any more, from any thread, possibly before this returns. In its
-        task, `found` marks the blocks that are here now, `keys` and `sizes` those written for it.
-        """
-
-    def life_s(self, block: Block) -> float:
-        """Return how long after computation of its tokens the policy keeps a block here, 0 for not at all."""
-
-    def takes(self, block: Block) -> bool:
-        """Whether a block could be stored here now, as far as known without waiting."""
-
-    def lookup(self, blocks: Sequence[Block]) -> int:
-        """Start to look up blocks; return the task's id. What is unknown at the deadline is a miss."""
 
     def holds(self, keyspace: str, block: Block) -> bool:
         """Whether a block could be read here now, as far as known without waiting. Does not count as use."""
 
     def sizes(self, blocks: Sequence[Block]) -> Sequence[int]:
         """Return each block's bytes here, 0 if it cannot be read or is unknown in time. Does not count as use."""
-
-    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
-        """Return the most recently used blocks of these keyspaces, about `hot.MAX_HOT` at most. Does not count as use.
-
-        None if they cannot be listed now. Waits for servers, scope by scope: not for threads that serve requests.
-        """
-
-    def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Start to load blocks into `views`; return the task's id."""
-
-    def pop_stores(self) -> dict[int, StoreOutcome]:
-        """Return, once, the stores answered since the last call."""
-
-    def pop_found(self, task_id: int) -> bytes | None:
-        """Return, once, a byte for each block of a lookup or load, 1 for a hit; None while it is under way."""
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
         """Delete blocks and return the keys of those that were there."""
@@ -115,9 +89,6 @@ class PodTier(Protocol):
     def by_scope(self) -> Mapping[str, Mapping[str, int]]:
         """Return the counters by scope."""
 
-    def latencies(self) -> Mapping[str, Histogram]:
-        """Return how long LMCache waited for answers, by operation."""
-
     def ages(self) -> Mapping[str, Histogram]:
         """Return how old blocks were when they were loaded or evicted."""
 
@@ -128,8 +99,72 @@ class PodTier(Protocol):
     def healthy(self) -> bool:
         """Whether all threads are alive. An unreachable tier does not make it unhealthy."""
 
+    def close(self) -> None:
+        """Abort what is under way, answer every task, end the threads."""
+
+
+class SlowerTier(PodTier, Protocol):
+    """A tier behind the server's own memory."""
+
+    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        """Start to store blocks from `views`; return the task's id. Refused blocks count as stored with 0 bytes."""
+
+    def hand_down(
+        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
+    ) -> None:
+        """Start to store blocks that are about to leave memory, as `store` does, within `within_s` seconds at most.
+
+        `done` is called once nothing touches the views any more, from any thread, possibly before this returns. In its
+        task, `found` marks the blocks that are here now, `keys` and `sizes` those written for it.
+        """
+
+    def life_s(self, block: Block) -> float:
+        """Return how long after computation of its tokens the policy keeps a block here, 0 for not at all."""
+
+    def takes(self, block: Block) -> bool:
+        """Whether a block could be stored here now, as far as known without waiting."""
+
+    def lookup(self, blocks: Sequence[Block]) -> int:
+        """Start to look up blocks; return the task's id. What is unknown at the deadline is a miss."""
+
+    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
+        """Return the most recently used blocks of these keyspaces, about `hot.MAX_HOT` at most. Does not count as use.
+
+        None if they cannot be listed now. Waits for servers, scope by scope: not for threads that serve requests.
+        """
+
+    def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        """Start to load blocks into `views`; return the task's id."""
+
+    def pop_stores(self) -> dict[int, StoreOutcome]:
+        """Return, once, the stores answered since the last call."""
+
+    def pop_found(self, task_id: int) -> bytes | None:
+        """Return, once, a byte for each block of a lookup or load, 1 for a hit; None while it is under way."""
+
+    def latencies(self) -> Mapping[str, Histogram]:
+        """Return how long LMCache waited for answers, by operation."""
+
     def nodes(self) -> dict[str, str]:
         """Return the breaker's state of each server or directory, by name, with its fault."""
 
-    def close(self) -> None:
-        """Abort what is under way, answer every task, end the threads."""
+
+class ServerMemory(PodTier, AgeBook, Protocol):
+    """The server's own memory; its state has no name without a CPU tier."""
+
+    def confirm(self, tier: SlowerTier, keys: Iterable[Hashable]) -> None:
+        """Record that a slower tier holds these blocks."""
+
+    def offer(self, keyspace: str, keys: Sequence[Hashable]) -> None:
+        """Receive a pool's blocks that are here and not in all other tiers of the pool."""
+
+    def drift_bytes(self) -> int:
+        """Return the bytes in use beyond the counted blocks."""
+
+    @property
+    def warming(self) -> bool:
+        """Whether recently used blocks are still being loaded into a server that started."""
+
+    @property
+    def warm_up_s(self) -> float | None:
+        """How long that took, or takes by now; None without a warm-up."""

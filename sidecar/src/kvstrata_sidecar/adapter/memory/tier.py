@@ -1,0 +1,216 @@
+"""The server's own memory as a tier of the pod: what runtime, metrics and link ask it, and what LMCache reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex, usage_rows
+from kvstrata_sidecar.adapter.memory.erase import MemoryEraser
+from kvstrata_sidecar.adapter.memory.events import Events, MemoryEvent
+from kvstrata_sidecar.adapter.memory.evictor import Evictor
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.memory.loans import Borrowed, Lending
+from kvstrata_sidecar.adapter.memory.turns import Turns
+from kvstrata_sidecar.adapter.memory.warmup import Warmer
+from kvstrata_sidecar.adapter.memory.write_back import Offers, WriteBack
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block, SlowerTier
+
+
+class MemoryTier:
+    """One pool under the policy in force, from `start` to `close`. Thread-safe.
+
+    `name` is the CPU tier's, None without one. `residue` says why copies may remain elsewhere, or is empty. `gone` is
+    called with the key of every block that left the memory. `lower` returns the tiers behind it from fast to slow,
+    `passes_on` whether one of them admits a block written here, and `store_again` has LMCache store blocks there.
+    """
+
+    per_pod = True
+
+    def __init__(
+        self,
+        pool: Pool,
+        enforcement: Enforcement,
+        *,
+        name: str | None,
+        high_watermark_percent: int,
+        residue: str = "",
+        gone: Callable[[Hashable], None] = lambda _: None,
+        passes_on: Callable[[Any], bool] = lambda _: False,
+        lower: Callable[[], Sequence[SlowerTier]] = tuple,
+        store_again: Callable[[list[Hashable]], object] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._enforcement = enforcement
+        self.name = name or ""
+        self.high_share = high_watermark_percent / 100
+        self._gone = gone
+        self._clock = clock
+        self.counts = counts = Counters()
+        self._index = index = ScopeIndex()
+        self.eraser = MemoryEraser(pool, tier=self.name, residue=residue)
+        self.write_back = WriteBack(
+            pool, index, counts, lower=lower, passes_on=passes_on, is_doomed=self.eraser.is_doomed, clock=clock
+        )
+        self._events = Events(pool, index, counts, left=self._left, clock=clock)
+        self.evictor = Evictor(
+            pool, enforcement, index, self._events, self.eraser, self.write_back, counts,
+            tier=name, high_share=self.high_share, clock=clock,
+        )  # fmt: skip
+        self._turns = Turns(self.evictor.turn, clock)
+        self._lending = Lending(
+            enforcement, counts, tier=name, lendable=self._lendable,
+            returned=lambda key: self.note(MemoryEvent.RELEASED, (key,)),
+        )  # fmt: skip
+        self.borrowed = Borrowed(self._lending.keeps)
+        self.offer = Offers(store_again, counts.add, clock).lacking
+        self.inherit_age, self.age_s = self._events.inherit_age, self._events.age_s
+        self.erase, self.by_scope, self.ages = self.eraser.erase, counts.by_scope, counts.ages
+        self.start = self._turns.start
+        self.warmer: Warmer | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self._turns.healthy and self._pool.scrubber.healthy
+
+    def lend(self, *, entry_of: Callable[[Any], Any], missing: object) -> None:
+        """Start lending pools' blocks; see `Loans.begin`."""
+        self._pool.loans.begin(self._lending, entry_of=entry_of, missing=missing, clock=self._clock)
+
+    def close(self) -> None:
+        if self.warmer is not None:
+            self.warmer.close()
+        self._turns.close()
+
+    def note(self, event: MemoryEvent, keys: Sequence[Any]) -> None:
+        """Queue an event; called by LMCache under its lock, so nothing else happens here."""
+        self._events.add(event, keys)
+        self._turns.wake()
+
+    def loaded(self, keys: Sequence[Any]) -> None:
+        """Record a tier's load; called by LMCache under its lock, while the requester has the blocks locked."""
+        came = list(keys)
+        for key, pool in self.borrowed.arrived(keys, self._pool.address):
+            own = self._pool.loans.adopt(key, pool)
+            if own is not None:
+                self.inherit_age(own, self.age_s(key))
+                came.append(own)
+        self.note(MemoryEvent.LOADED, came)
+
+    def policy_changed(self) -> None:
+        """Apply the view in force now, not within a second."""
+        self.eraser.follow(self._enforcement.view)
+        self._turns.wake()
+
+    def confirm(self, tier: SlowerTier, keys: Iterable[Hashable]) -> None:
+        """Record that a slower tier holds these blocks."""
+        if not tier.per_pod:  # per-pod tiers know their blocks at any time
+            self.write_back.presence.confirm(tier, keys)
+
+    def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
+        """Whether a reader has the block locked: others may be evicted before they are read."""
+        return self._pool.in_use(block.key)
+
+    def size(self, key: Any) -> int:
+        """Return a block's bytes, 0 if no reader can find it."""
+        entry = self._pool.entry(key)
+        return 0 if entry is None else self._pool.size(entry)
+
+    def sizes(self, blocks: Sequence[Block]) -> list[int]:
+        return [self.size(block.key) for block in blocks]
+
+    def delete(self, blocks: Sequence[Block]) -> list[Hashable]:
+        return list(self._pool.delete([block.key for block in blocks if self._pool.entry(block.key) is not None])[0])
+
+    def kept(self, blocks: Sequence[Block]) -> int:
+        """Return how many of these blocks exist or are being written."""
+        return sum(self._pool.entry(one.key) is not None or self._pool.coming(one.key) for one in blocks)
+
+    def held_bytes(self, keyspace: str) -> int:
+        scope = self._index.scope(keyspace)
+        return scope.used_bytes if scope is not None else 0
+
+    def fill(self) -> tuple[int, int]:
+        """Return the bytes in use, and all bytes."""
+        return self._pool.usage()
+
+    def state(self) -> TierState:
+        if self.healthy:
+            return TierState(self.name, MEMORY, "closed")
+        detail = "the policy of the memory cannot be enforced; see the cache server's log"
+        return TierState(self.name, MEMORY, "open", detail)
+
+    def usage(self) -> list[ScopeUsage]:
+        return usage_rows(self._index, self.evictor.bounds, self.name)
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the start and some gauges: see docs/guides/memory.md."""
+        return self.counts.snapshot() | {
+            "enforced": int(self.healthy),
+            "slowest_ms": round(self._turns.slowest_s * 1000),
+            "locked_bytes": self.evictor.locked_bytes,
+            "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
+            "loans": len(self._pool.loans),
+        }
+
+    def drift_bytes(self) -> int:
+        """Return LMCache's bytes in use beyond the counted and staged blocks; negative if less."""
+        counted = sum(scope.used_bytes for _, scope in self._index.scopes())
+        return self._pool.usage()[0] - counted - sum(self._pool.staged_bytes().values())
+
+    @property
+    def warming(self) -> bool:
+        return self.warmer is not None and self.warmer.warming
+
+    @property
+    def warm_up_s(self) -> float | None:
+        return None if self.warmer is None else self.warmer.lasted_s
+
+    def _lendable(self, key: Any) -> bool:
+        """Whether a pool's block may be lent again: overlapping readers would otherwise keep a doomed block."""
+        bound = self.evictor.bounds.get(key.cache_salt)
+        if bound is None or bound.denied or self.eraser.is_doomed(key):
+            return False
+        return bound.retention_s is None or self.age_s(key) < bound.retention_s
+
+    def _left(self, key: Hashable) -> None:
+        self.write_back.presence.discard(key)
+        self._gone(key)
+
+
+class Listener:
+    """LMCache's callbacks for changes of its memory, called under its lock; `L1ManagerListener` has their names."""
+
+    def __init__(self, memory: MemoryTier, pool: Pool) -> None:
+        self._memory = memory
+        self._note = memory.note
+        self._pending = memory.write_back.pending
+        self._loans = pool.loans
+
+    def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:
+        """No use of the blocks, but LMCache reads written blocks to store them in other tiers."""
+        self._pending.taken(keys)
+
+    def on_l1_keys_read_finished(self, keys: list[Any]) -> None:
+        self._note(MemoryEvent.RELEASED, keys)
+
+    def on_l1_keys_reserved_write(self, keys: list[Any]) -> None:
+        self._note(MemoryEvent.RESERVED, keys)
+
+    def on_l1_keys_write_finished(self, keys: list[Any]) -> None:
+        self._pending.came(keys)
+        self._note(MemoryEvent.WRITTEN, keys)
+
+    def on_l1_keys_finish_write_and_reserve_read(self, keys: list[Any]) -> None:
+        self._memory.loaded(keys)
+
+    def on_l1_keys_deleted_by_manager(self, keys: list[Any]) -> None:
+        self._note(MemoryEvent.DELETED, keys)
+
+    def on_l1_keys_accessed(self, keys: list[Any]) -> None:
+        self._note(MemoryEvent.USED, [self._loans.lender(key) for key in keys])
