@@ -9,28 +9,29 @@ T = TypeVar("T")
 
 
 class Memo:
-    """The newest result of each computation, with its inputs. `inputs` must be all that the computation reads. Objects
-    of the world are immutable, so equal inputs give equal results."""
+    """The newest result of each computation about each object, with its inputs. `inputs` must be all that the
+    computation reads. Objects of the world are immutable, so equal inputs give equal results."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[tuple[Any, ...], Any]] = {}
+        self._known: dict[str, dict[Hashable, tuple[tuple[Any, ...], Any]]] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return sum(map(len, self._known.values()))
 
-    def get(self, name: Hashable, inputs: tuple[Any, ...], compute: Callable[[], T]) -> T:
-        """Return the result stored under `name` if it came from these `inputs`, else `compute()`."""
-        known = self._known.get(name)
+    def get(self, what: Hashable, name: str, inputs: tuple[Any, ...], compute: Callable[[], T]) -> T:
+        """Return the result of `what` about object `name` if it came from these `inputs`, else `compute()`."""
+        about = self._known.setdefault(name, {})
+        known = about.get(what)
         # Tuples compare members by identity first, so unchanged inputs cost little.
         if known is not None and known[0] == inputs:
             found: T = known[1]
             return found
         result = compute()
-        self._known[name] = (inputs, result)
+        about[what] = (inputs, result)
         return result
 
-    def forget(self, *names: Hashable) -> None:
-        for name in names:
-            self._known.pop(name, None)
+    def forget(self, name: str) -> None:
+        """Drop all results about objects of this name."""
+        self._known.pop(name, None)

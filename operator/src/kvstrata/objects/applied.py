@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvstrata.contract.wire import digest
@@ -30,13 +30,9 @@ def is_applied(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> bo
 
 def missing(memo: Memo, live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the stamped `desired` if it is still to be applied, else None. Memoized for the same pair of objects."""
-    of_stamp, of_answer = memo_names(desired["kind"], desired["metadata"]["name"])
-    wanted = memo.get(of_stamp, (desired,), lambda: stamped(desired))
-    return None if memo.get(of_answer, (live, wanted), lambda: is_applied(live, wanted)) else wanted
-
-
-def memo_names(kind: str, name: str) -> tuple[Hashable, Hashable]:
-    return (stamped, kind, name), (is_applied, kind, name)
+    kind, name = desired["kind"], desired["metadata"]["name"]
+    wanted = memo.get((stamped, kind), name, (desired,), lambda: stamped(desired))
+    return None if memo.get((is_applied, kind), name, (live, wanted), lambda: is_applied(live, wanted)) else wanted
 
 
 def contains(live: Any, desired: Any) -> bool:

@@ -250,4 +250,4 @@ def _keyspaces(world: World, model: CachedModel) -> str:
     def compute() -> str:
         return hashlib.sha256("".join(sorted(bundle.keyspaces)).encode()).hexdigest()[:16]
 
-    return world.memo.get((KIND, model.name), (bundle.entries, bundle.pools), compute)
+    return world.memo.get(KIND, model.name, (bundle.entries, bundle.pools), compute)

@@ -21,7 +21,7 @@ from kvstrata.plan.actions import CommitBundle, EmptySecrets
 from kvstrata.plan.ownership import is_ours
 
 from . import metrics
-from .affected import concerned_by_commit
+from .affected import affected_by_commit
 from .audit import tell_sharing
 from .domain_store import DomainStore
 from .queue import WorkQueue
@@ -59,7 +59,7 @@ class Bundles:
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
         tell_sharing(key.namespace, commit, before.bundle.entries if before else {}, domain)
-        self._queue.add_all(concerned_by_commit(self._store.world(key.namespace), commit, before))
+        self._queue.add_all(affected_by_commit(self._store.world(key.namespace), commit, before))
 
     async def _write_root(self, domain: DomainStore, commit: CommitBundle, bundle: Bundle) -> str:
         """Write the root if it is at the version that the plan knew; return its new version."""

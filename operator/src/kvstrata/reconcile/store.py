@@ -14,21 +14,13 @@ from typing import Any
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.model.pods import Departure, Pod, VerifiedState
-from kvstrata.model.redis.cluster import Cluster
-from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.refs import Key
 from kvstrata.model.world import World
-from kvstrata.objects.applied import memo_names
-from kvstrata.objects.pod.identity import cache_identity, render_id
-from kvstrata.plan.budgets.capacity import guaranteed_bytes
-from kvstrata.plan.budgets.waiting_line import CapacityRequest, WaitingLine
 from kvstrata.plan.ownership import controllers
-from kvstrata.plan.redis.backend import servers_held
-from kvstrata.reconcile.affected import concerned_by_object, concerned_by_pod, concerned_by_state
+from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
 
 from .domain_store import DomainStore, Versions, keys_of_former, note_end, note_presence
 from .parse import OWN_KINDS, owners, parse_pod, parse_server_pod, read, resource_version, unreadable
@@ -137,40 +129,13 @@ class Store:
             # The answer to an own write may arrive after the deletion: it must not bring the object back.
             d.versions.gone((kind, name), version)
         if kind in OWN_KINDS:
-            before = d.objects[kind].pop(name, None)
-            _note_epoch_left(d, before, None)
-            note_end(d.ending, before)
-            if before is not None:
-                d.forget_foreign(before.uid)
-            d.claims.replace(Key(kind, namespace, name), None)
-            d.unreadable.pop(Key(kind, namespace, name), None)
-            if isinstance(before, TenantCachePolicy):
-                self._index_policy(d, before, present=False)
-                d.memo.forget((TenantCachePolicy, name))
-            if isinstance(before, CachedModel):
-                d.bundles.pop(name, None)
-                d.suspected_bundles.pop(name, None)
-                d.memo.forget((CachedModel, name), (cache_identity, name), (render_id, name))
-                d.memo.forget((BUNDLE, name), (ScopeUsage, name), (ConditionType.ISOLATION_VERIFIED, name))
-            if isinstance(before, PrefixPool):
-                d.memo.forget((PrefixPool, name))
-            if isinstance(before, CacheTier):
-                d.clusters.pop(name, None)
-                d.memo.forget(
-                    (guaranteed_bytes, name),
-                    (WaitingLine, name),
-                    (CapacityRequest, name),
-                    (servers_held, name),
-                    (Cluster, name),
-                )
-            concerned = concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
-            d.forget_ending()
-            return concerned
+            d.memo.forget(name)
+            return self._replace(d, Key(kind, namespace, name), None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
         self._disown(d, (kind, name))
         child = d.children.pop((kind, name), None)
-        d.memo.forget(*memo_names(kind, name))
+        d.memo.forget(name)
         return owners(child) if child else frozenset()
 
     def names(self, kind: str, namespace: str) -> frozenset[str]:
@@ -192,7 +157,7 @@ class Store:
         if not verified.state.engine_ready:
             # After a restart the engine may read another tokenizer.
             d.renders.pop(pod.uid, None)
-        return concerned_by_state(self.world(namespace), pod, before, verified)
+        return affected_by_state(self.world(namespace), pod, before, verified)
 
     def lose_contact(self, namespace: str, uid: str) -> None:
         states = self.domain(namespace).states
@@ -222,33 +187,51 @@ class Store:
             yield Key("CacheDomain", namespace, "default")
 
     def _observe_own(self, d: DomainStore, kind: str, raw: Mapping[str, Any]) -> frozenset[Key]:
-        name = raw["metadata"]["name"]
-        key = Key(kind, d.namespace, name)
-        before: Resource | None = d.objects[kind].get(name)
+        key = Key(kind, d.namespace, raw["metadata"]["name"])
+        before: Resource | None = d.objects[kind].get(key.name)
         try:
             after = read(raw, before)
         except InvalidObjectError as error:
             # The last valid form stays in the store and in force until the object can be read.
             d.unreadable[key] = unreadable(raw, str(error))
             return frozenset({key})
-        d.unreadable.pop(key, None)
         if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
             # A spec changes only with the generation. Sharing the object makes comparisons fast.
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
         else:
             d.forget_foreign(after.uid)
-        d.objects[kind][name] = after
-        _note_epoch_left(d, before, after)
-        note_presence(d.ending, after)
-        if gone := keys_of_former(d.data_keys, before, after):
-            d.data_keys = {epoch: kept for epoch, kept in d.data_keys.items() if epoch not in gone}
-            d.keys_lost |= gone
+        return self._replace(d, key, after)
+
+    def _replace(self, d: DomainStore, key: Key, after: Resource | None) -> frozenset[Key]:
+        """Replace an object of the API, None for a deleted one, in the store and its indexes."""
+        objects = d.objects[key.kind]
+        before: Resource | None = objects.get(key.name)
+        d.unreadable.pop(key, None)
         d.claims.replace(key, after)
+        _note_epoch_left(d, before, after)
         if isinstance(before, TenantCachePolicy):
             self._index_policy(d, before, present=False)
-        if isinstance(after, TenantCachePolicy):
-            self._index_policy(d, after, present=True)
-        return concerned_by_object(self.world(d.namespace), key, before, after)
+        if after is not None:
+            objects[key.name] = after
+            note_presence(d.ending, after)
+            if gone := keys_of_former(d.data_keys, before, after):
+                d.data_keys = {epoch: kept for epoch, kept in d.data_keys.items() if epoch not in gone}
+                d.keys_lost |= gone
+            if isinstance(after, TenantCachePolicy):
+                self._index_policy(d, after, present=True)
+            return affected_by_object(self.world(d.namespace), key, before, after)
+        objects.pop(key.name, None)
+        note_end(d.ending, before)
+        if before is not None:
+            d.forget_foreign(before.uid)
+        if isinstance(before, CachedModel):
+            d.bundles.pop(key.name, None)
+            d.suspected_bundles.pop(key.name, None)
+        if isinstance(before, CacheTier):
+            d.clusters.pop(key.name, None)
+        affected = affected_by_object(self.world(d.namespace), key, before, None)
+        d.forget_ending()
+        return affected
 
     def _disown(self, d: DomainStore, slot: tuple[str, str]) -> None:
         known = d.children.get(slot)
@@ -284,7 +267,7 @@ class Store:
         if before and before.uid != pod.uid:
             gone = self._forget_pod(d, before.name, None)
         d.pods[pod.model][pod.name] = pod
-        return gone | concerned_by_pod(self.world(d.namespace), before, pod)
+        return gone | affected_by_pod(self.world(d.namespace), before, pod)
 
     def _observe_server(self, d: DomainStore, raw: Mapping[str, Any]) -> frozenset[Key]:
         tier, server = parse_server_pod(raw)
@@ -309,7 +292,7 @@ class Store:
             for facts in (d.renders, d.warmed, d.holdings):
                 facts.pop(pod.uid, None)
             d.probes.pop(pod.uid, None)
-            return concerned_by_pod(self.world(d.namespace), pod, None, model=model)
+            return affected_by_pod(self.world(d.namespace), pod, None, model=model)
         return frozenset()
 
 

@@ -51,7 +51,7 @@ def line_for(world: World, tier: str) -> WaitingLine | None:
         return None
     validity = (*_validity(world), found.spec.per_pod)
     inputs = (claims.version, tuple(sorted(pending.items())), room, validity)
-    return world.memo.get((WaitingLine, tier), inputs, lambda: _line(world, found, room, claims, pending, validity))
+    return world.memo.get(WaitingLine, tier, inputs, lambda: _line(world, found, room, claims, pending, validity))
 
 
 def held_bytes(world: World, holder: Key, tier: str) -> int:
@@ -213,7 +213,7 @@ def _line(
     with each of thousands of statuses, of which one has changed."""
     places = _places(world, tier)
     known: dict[Key, tuple[GuaranteeClaim, Any, CapacityRequest]] = world.memo.get(
-        (CapacityRequest, tier.name), validity, dict
+        CapacityRequest, tier.name, validity, dict
     )
     requests = []
     for holder, claim in claims.by_holder.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier, CacheTierStatus, Medium
 from kvstrata.api.common import Classification, TierBudget
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, TierReason
@@ -43,7 +43,7 @@ def guaranteed_bytes(world: World, tier: CacheTier) -> int:
                 together[keyspace] = max(amount, together.get(keyspace, 0))
         return sum(together.values())
 
-    return world.memo.get((guaranteed_bytes, tier.name), (tier.spec.per_pod, versions), add_up)
+    return world.memo.get(guaranteed_bytes, tier.name, (tier.spec.per_pod, versions), add_up)
 
 
 def _promised(bundle: Bundle, tier: str) -> Mapping[str, int]:
@@ -164,7 +164,9 @@ def within_budget(
             PolicyReason.BUDGETS_NOT_ENFORCED,
             do_not_say(silent[Medium.REDIS], "divide the capacity of Redis tiers"),
         )
-    cut = sorted({tier.name: tier for budget, tier in known if budget.guaranteed_bytes and overcommitted(tier)}.items())
+    cut = sorted(
+        {tier.name: tier for budget, tier in known if budget.guaranteed_bytes and overcommitted(tier.status)}.items()
+    )
     if cut:
         return false(
             kind,
@@ -194,7 +196,7 @@ def _said(world: World, uid: str) -> PodState | None:
     return verified.state if verified is not None else None
 
 
-def overcommitted(tier: CacheTier) -> bool:
+def overcommitted(status: CacheTierStatus) -> bool:
     """Whether a tier's status says that pods hold more guarantees than fit."""
-    told = tier.status.condition(ConditionType.CAPACITY_COMMITTED)
+    told = status.condition(ConditionType.CAPACITY_COMMITTED)
     return told is not None and told.reason == TierReason.GUARANTEES_EXCEED_CAPACITY

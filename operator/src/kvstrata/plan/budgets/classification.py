@@ -153,7 +153,7 @@ def _strictest_first(levels: Iterable[Classification]) -> tuple[Classification, 
 
 
 def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:
-    return world.memo.get((Classification, world.namespace), (Snapshot(world),), lambda: _of_shared_scopes(world))
+    return world.memo.get(Classification, world.namespace, (Snapshot(world),), lambda: _of_shared_scopes(world))
 
 
 def _of_shared_scopes(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:

@@ -152,7 +152,7 @@ def _of_model(world: World, model: str) -> Held:
                 by_tier[row.tier] = max(row.used_bytes, by_tier.get(row.tier, 0))
         return most
 
-    return world.memo.get((ScopeUsage, model), (tiers, *told), add_up)
+    return world.memo.get(ScopeUsage, model, (tiers, *told), add_up)
 
 
 def _states(world: World, model: str) -> list[PodState]:

@@ -144,8 +144,7 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
     """Return the policies' shares, reused from the last plan where nothing changed. Most plans follow an edit of one
     policy among thousands: common inputs are compared once, policies by identity."""
     common = _common_inputs(world, model)
-    name = (BUNDLE, model.name)
-    before: dict[str, _Share] = world.memo.get(name, common, dict)
+    before: dict[str, _Share] = world.memo.get(BUNDLE, model.name, common, dict)
     shares = [
         share
         if (share := before.get(policy_name)) is not None and share.stands(world, policy)

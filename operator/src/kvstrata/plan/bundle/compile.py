@@ -39,7 +39,7 @@ class Compiled:
 
 def compile_policy(world: World, policy: TenantCachePolicy) -> Compiled:
     """Return the bundle entry of a policy, without its `since`; memoized by `_inputs`."""
-    return world.memo.get((TenantCachePolicy, policy.name), _inputs(world, policy), lambda: _compile(world, policy))
+    return world.memo.get(TenantCachePolicy, policy.name, _inputs(world, policy), lambda: _compile(world, policy))
 
 
 def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:

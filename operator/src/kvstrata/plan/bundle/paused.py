@@ -13,7 +13,7 @@ from kvstrata.plan.scopes import Epoch
 
 
 def paused_epochs(world: World) -> frozenset[str]:
-    return world.memo.get((paused_epochs, world.namespace), (Snapshot(world),), lambda: _paused(world))
+    return world.memo.get(paused_epochs, world.namespace, (Snapshot(world),), lambda: _paused(world))
 
 
 def pauses(world: World, epoch: Epoch | None) -> bool:

@@ -74,7 +74,7 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
             _certificate(world, ctx, model), statuses=statuses, enqueue=_first_bundle(world, model), wake_after_s=1
         )
     usable = _usable(world, model)
-    identity = world.memo.get((cache_identity, model.name), (model.spec, usable), lambda: cache_identity(model, usable))
+    identity = world.memo.get(cache_identity, model.name, (model.spec, usable), lambda: cache_identity(model, usable))
     children = _children(world, ctx, model, usable, identity)
     if conflict := name_conflict(world, model, children):
         return _conflicting(world, model, now, conflict)
@@ -137,7 +137,7 @@ def _children(
     own = (model.spec, model.name, model.namespace, model.uid, model.metadata.labels)
     of_tiers = tuple((tier.name, tier.uid, tier.spec) for tier in tiers)
     inputs = (ctx, domain_id, own, of_tiers, identity, shard_count, has_pools)
-    return world.memo.get((CachedModel, model.name), inputs, render)
+    return world.memo.get(CachedModel, model.name, inputs, render)
 
 
 def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[EnsureSecret, ...]:

@@ -149,7 +149,8 @@ def _children(
 ) -> tuple[dict[str, Any], ...]:
     token = restart_token(world, tier)
     return world.memo.get(
-        (redis_tier_children, tier.name),
+        redis_tier_children,
+        tier.name,
         (ctx, tier.uid, tier.spec, token, members),
         lambda: redis_tier_children(ctx, tier, restart_token=token, members=members),
     )

@@ -57,7 +57,7 @@ def content_of(world: World, pool: PrefixPool) -> Content | Decision | None:
         if found.problem:
             return Decision(PoolReason.SOURCE_NOT_FOUND, f"{found.problem}: create it or correct configMapKeyRef")
         texts[where] = found.text or ""
-    return world.memo.get((PrefixPool, pool.name), (pool.spec, texts), lambda: _content(pool, texts))
+    return world.memo.get(PrefixPool, pool.name, (pool.spec, texts), lambda: _content(pool, texts))
 
 
 def _named(pool: PrefixPool) -> list[tuple[str, str]]:

@@ -179,4 +179,4 @@ def _lacking(world: World, model: str) -> Lacking:
             for keyspace, by_pool in found.items()
         }
 
-    return world.memo.get((POOLS_RESOLVED, model), (committed.resource_version,), find)
+    return world.memo.get(POOLS_RESOLVED, model, (committed.resource_version,), find)

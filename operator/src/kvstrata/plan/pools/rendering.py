@@ -60,7 +60,7 @@ class Renderings:
 
 
 def newest_render_id(world: World, model: CachedModel) -> str:
-    return world.memo.get((render_id, model.name), (model.spec,), lambda: render_id(model))
+    return world.memo.get(render_id, model.name, (model.spec,), lambda: render_id(model))
 
 
 def render(

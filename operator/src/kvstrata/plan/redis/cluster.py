@@ -104,7 +104,7 @@ def _judged(world: World, tier: str, report: ClusterReport | None, goal: Goal) -
     if report is None or report.cluster is None:
         return None, None
     cluster, moved = report.cluster, report.moved
-    return world.memo.get((Cluster, tier), (cluster, goal, moved), lambda: topology.look(cluster, goal, moved))
+    return world.memo.get(Cluster, tier, (cluster, goal, moved), lambda: topology.look(cluster, goal, moved))
 
 
 def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:

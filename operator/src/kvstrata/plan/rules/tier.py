@@ -50,7 +50,7 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
 def _held(world: World, name: str) -> tuple[frozenset[tuple[tuple[str, ...], int]], tuple[float, str]]:
     """Return the servers that a tier holds, and its age; memoized because every tier's plan reads all others."""
     tier = world.tiers[name]
-    return world.memo.get((servers_held, name), (tier,), lambda: (servers_held(tier), seniority(tier)))
+    return world.memo.get(servers_held, name, (tier,), lambda: (servers_held(tier), seniority(tier)))
 
 
 def seniority(tier: CacheTier) -> tuple[float, str]:
