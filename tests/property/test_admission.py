@@ -1,7 +1,7 @@
 """Guarantees under random histories: objects come, grow, shrink and go, tiers are resized, the operator dies.
 
 Whatever a bundle is committed with fits into its tiers at that moment. The arithmetic itself has properties of its own
-(`tests/unit/plan/test_line.py`); here it is that plans, writes, events and crashes keep to it.
+(`tests/unit/plan/test_waiting_line.py`); here it is that plans, writes, events and crashes keep to it.
 """
 
 from __future__ import annotations

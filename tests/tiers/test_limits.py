@@ -6,9 +6,15 @@ from dataclasses import fields
 
 import pytest
 
+from kvstrata.api.common import TierBudget
 from kvstrata.contract.policy.budget import EnforcedBudget
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.plan.bundle.compile import enforced
 from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_in
 
+KEYSPACE = "0" * 32
+DECLARED = {"guaranteed": "1Mi", "limit": "2Mi", "retention": "1h"}
 SET = {"limit_bytes": 100, "guaranteed_bytes": 40, "retention_s": 60, "denied": True}
 
 
@@ -26,3 +32,10 @@ def test_a_shared_tier_enforces_the_limit_and_with_a_capacity_the_guarantee() ->
     assert Bounds(100, 40).shared(80) == SharedBounds(80, 40, 80)
     assert Bounds(100, 40).shared(500) == SharedBounds(100, 40, 500)
     assert Bounds().shared(500) == SharedBounds(500, 0, 500)
+
+
+@pytest.mark.parametrize("name", sorted(TierBudget.model_fields.keys() - {"name"}))
+def test_every_field_that_users_set_is_a_bound_in_pods(name: str) -> None:
+    declared = TierBudget.model_validate({"name": "shared", name: DECLARED[name]})
+    sent = CacheView("d", 1, 1, Rules(), {KEYSPACE: (enforced(declared),)}).encode()
+    assert bounds_in(CacheView.decode(sent).keyspaces[KEYSPACE], "shared") != Bounds()

@@ -9,9 +9,7 @@ import pytest
 
 from kvstrata.api.common import TierBudget
 from kvstrata.contract.policy.budget import EnforcedBudget
-from kvstrata.model.refs import Key
-from kvstrata.plan.budgets.admission import admitted_part
-from kvstrata.plan.bundle.compile import enforced
+from kvstrata.plan.bundle.compile import as_admitted, enforced
 from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -101,7 +99,7 @@ def test_every_field_of_a_declared_budget_reaches_the_pods() -> None:
 
 def test_admission_changes_the_guarantee_of_a_budget_and_nothing_else() -> None:
     whole = EnforcedBudget("shared", limit_bytes=2, guaranteed_bytes=1, retention_s=3)
-    (admitted,) = admitted_part(at_rest(policy("a")).world, Key("TenantCachePolicy", "team", "a"), [whole])
+    admitted = as_admitted({}, whole)
     changed = {
         field.name for field in fields(EnforcedBudget) if getattr(admitted, field.name) != getattr(whole, field.name)
     }

@@ -17,7 +17,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import CommitBundle, Plan
 from kvstrata.plan.bundle.commit import plan_bundle
-from kvstrata.plan.bundle.compile import compile_policy
+from kvstrata.plan.bundle.compile import compile_policy, gather
 from tests.support.amounts import examples
 from tests.support.objects import NAMESPACE, domain, group, hbm_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation
@@ -83,7 +83,10 @@ def test_what_is_remembered_is_what_would_be_computed(names: list[str]) -> None:
         EDITS[name](simulation)
         world, fresh = simulation.world, without_memory(simulation.world)
         for found in world.policies.values():
-            assert compile_policy(world, found) == compile_policy(fresh, found), (name, found.name)
+            assert compile_policy(world, gather(world, found)) == compile_policy(fresh, gather(fresh, found)), (
+                name,
+                found.name,
+            )
         for other in world.models:
             assert committed(plan_bundle(world, other)) == committed(plan_bundle(fresh, other)), name
         simulation.settle()

@@ -15,14 +15,13 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Admission
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
-from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.model.guarantees import GuaranteeClaim, Holder, TierClaims, declared_guarantees, models_digest
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import KIB, binary, readable, round_up
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision, StatusWrite
-from kvstrata.plan.budgets.waiting_line import CapacityRequest, Holders, Waiting, WaitingLine, line_up
+from kvstrata.plan.budgets.waiting_line import CapacityRequest, Holders, Waiting, WaitingLine, decide_admission
 from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.rules import budgets, first
 from kvstrata.plan.rules import policy as policy_chain
@@ -69,25 +68,16 @@ def is_undecided(resource: Holder | None) -> bool:
     return resource is not None and resource.status.admission is None and bool(declared_guarantees(resource))
 
 
-def admitted_part(world: World, holder: Key, declared: Iterable[EnforcedBudget]) -> tuple[EnforcedBudget, ...]:
-    return tuple(
-        replace(budget, guaranteed_bytes=min(budget.guaranteed_bytes, held_bytes(world, holder, budget.tier)) or None)
-        if budget.guaranteed_bytes
-        else budget
-        for budget in declared
-    )
-
-
-def admitted_inputs(world: World, resource: Holder | None) -> tuple[int, ...]:
-    """Return all that `admitted_part` reads of one object, for the comparison of inputs."""
-    if resource is None:
-        return ()
-    key = key_of(resource)
-    return tuple([held_bytes(world, key, tier) for tier in world.claimants.get(key, ())])
+def admitted_bytes(world: World, holder: Holder | None) -> dict[str, int]:
+    """Return the admitted guarantees of an object that still fit, by tier."""
+    if holder is None:
+        return {}
+    key = key_of(holder)
+    return {tier: held_bytes(world, key, tier) for tier in world.claimants.get(key, ())}
 
 
 def lost_everywhere(world: World) -> tuple[Any, ...]:
-    """Return all that `admitted_part` reads besides the object, for any object."""
+    """Return all that `admitted_bytes` reads besides the object, for any object."""
     lines = ((tier, line_for(world, tier)) for tier in sorted(world.claims))
     return tuple((tier, line.lost) for tier, line in lines if line is not None and line.lost)
 
@@ -106,6 +96,10 @@ class AdmissionDecision:
     due: bool = False
     finding: Finding | None = None
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return (self.finding,) if self.finding is not None else ()
+
     def status(self, *, let_go: bool = True) -> dict[str, Any] | None:
         """Return the field `admission` of status, always complete because patches merge. Without `let_go` guarantees
         that are no longer declared stay reserved until no bundle promises them. Lost ones go at once."""
@@ -118,7 +112,7 @@ class AdmissionDecision:
         return {"models": self.models, "tiers": rows}
 
 
-def decide_admission(world: World, resource: Holder, wrong: Decision | None) -> AdmissionDecision:
+def admission_of(world: World, resource: Holder, wrong: Decision | None) -> AdmissionDecision:
     claims = world.claimants.get(key_of(resource))
     if not claims:
         return AdmissionDecision()
@@ -139,9 +133,8 @@ def decide_admission(world: World, resource: Holder, wrong: Decision | None) -> 
             before[tier] = had
         due = due or size > had or lost or not claim.current
     declared = {tier: claim.declared_bytes for tier, claim in claims.items() if claim.declared_bytes}
-    return AdmissionDecision(
-        admitted, before, models_digest(resource), due, _finding(world, declared, admitted, waiting)
-    )
+    finding = _finding(world, declared, admitted, waiting, wrong) if declared else None
+    return AdmissionDecision(admitted, before, models_digest(resource), due, finding)
 
 
 def admitted_by(writes: Iterable[StatusWrite]) -> dict[Key, dict[str, int]]:
@@ -225,7 +218,7 @@ def _line(
         requests.append(replace(request, pending_bytes=pending[holder]) if holder in pending else request)
     for gone in known.keys() - claims.by_holder.keys():
         del known[gone]
-    return line_up(requests, dict.fromkeys(places, room))
+    return decide_admission(requests, dict.fromkeys(places, room))
 
 
 def _spec(world: World, holder: Key) -> Any:
@@ -256,7 +249,7 @@ def _request(world: World, claim: GuaranteeClaim, places: tuple[str, ...]) -> Ca
         holder=claim.holder,
         since=claim.since,
         requested_bytes=wanted,
-        recorded_bytes=claim.recorded_bytes or 0,
+        admitted_bytes=claim.recorded_bytes or 0,
         places=own,
         charged_places=own if claim.current else places,
         is_current=claim.current,
@@ -283,10 +276,11 @@ def _finding(
     declared: Mapping[str, int],
     admitted: Mapping[str, int],
     waiting: Iterable[tuple[str, int, Waiting, WaitingLine]],
-) -> Finding | None:
+    wrong: Decision | None,
+) -> Finding:
     kind = ConditionType.ADMITTED
-    if not declared:
-        return None
+    if wrong:
+        return false(kind, wrong.reason, wrong.message)
     told = [_shortage(world.tiers[tier], at, why, line) for tier, at, why, line in waiting]
     if told:
         return false(kind, PolicyReason.INSUFFICIENT_CAPACITY, "; ".join(told)[:4000])
@@ -295,7 +289,7 @@ def _finding(
 
 
 def _shortage(tier: CacheTier, at: int, why: Waiting, line: WaitingLine) -> str:
-    room, request = line.rooms[why.place], why.request
+    room, request = line.capacity_bytes[why.place], why.request
     whose = f" of each pod of CachedModel {why.place}" if why.place else (" of each pod" if tier.spec.per_pod else "")
     kept = line.kept[request.holder]
     until = f"{readable(kept)} of it stay guaranteed" if kept else "nothing of it is guaranteed"

@@ -16,6 +16,7 @@ from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
+from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.admission import waiting_for
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
@@ -112,14 +113,18 @@ def within_budget(
     budgets: Sequence[TierBudget],
     models: Iterable[CachedModel],
     nothing: str,
+    wrong: Decision | None = None,
     levels: Sequence[Classification] = (),
 ) -> Finding:
     """Return the condition WithinBudget of an object that declares `budgets`; `nothing` is the message without any.
 
-    `levels` are the classifications in a shared scope, empty for budgets that are not shared. It is True only if every
-    serving pod reports enforcement, and unknown for media without such reports.
+    `wrong` is what is wrong with its spec. `levels` are the classifications in a shared scope, empty for budgets that
+    are not shared. It is True only if every serving pod reports enforcement, and unknown for media without such
+    reports.
     """
     kind = ConditionType.WITHIN_BUDGET
+    if wrong:
+        return false(kind, wrong.reason, wrong.message)
     known = [(budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and _bounds(budget)]
     if not known:
         return true(kind, PolicyReason.NO_BUDGET, nothing)

@@ -19,16 +19,16 @@ NAMED = 3
 class CapacityRequest:
     """The guarantee that one object requests on a tier.
 
-    `requested_bytes` is its maximum, `recorded_bytes` is admitted by its status, `pending_bytes` by a status write
-    under way. `is_current`: it was admitted for its present places. If not, it is charged in all of `charged_places`
-    until its status is replaced, and is decided again. `is_eligible`: it may receive more than it has; if not, it
-    blocks no other.
+    `admitted_bytes`: recorded in its status; `pending_bytes`: in a status write that is not confirmed yet.
+    `is_current`: whether it was admitted for the places that it names now. If not, it keeps its charge in
+    `charged_places` until its status is replaced, and is decided again. `is_eligible`: whether it may receive more than
+    it holds. An ineligible request blocks no other.
     """
 
     holder: Key
     since: tuple[float, str]
     requested_bytes: int
-    recorded_bytes: int = 0
+    admitted_bytes: int = 0
     pending_bytes: int = 0
     places: tuple[str, ...] = ("",)
     charged_places: tuple[str, ...] = ("",)
@@ -37,7 +37,10 @@ class CapacityRequest:
 
     @property
     def reserved_bytes(self) -> int:
-        return max(self.recorded_bytes, self.pending_bytes)
+        return max(self.admitted_bytes, self.pending_bytes)
+
+    def reserved_in(self, place: str) -> int:
+        return self.reserved_bytes if place in self.charged_places else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,14 @@ class WaitingLine:
     """The result for one tier.
 
     `kept` is still admitted, `granted` takes effect when status says so, `waiting` have less than they request, oldest
-    first, and `lost` are records that no longer fit. `rooms` (bytes) and `holders` are by place.
+    first, and `lost` are admitted guarantees that no longer fit. `capacity_bytes` and `holders` are by place.
     """
 
     kept: Mapping[Key, int]
     granted: Mapping[Key, int]
     waiting: tuple[Waiting, ...]
     lost: frozenset[Key]
-    rooms: Mapping[str, int]
+    capacity_bytes: Mapping[str, int]
     holders: Mapping[str, Holders] = field(default_factory=dict)
 
     def position(self, holder: Key) -> tuple[int, Waiting] | None:
@@ -77,50 +80,46 @@ class WaitingLine:
         return next(((at, one) for at, one in enumerate(self.waiting) if one.request.holder == holder), None)
 
 
-def line_up(requests: Iterable[CapacityRequest], rooms: Mapping[str, int]) -> WaitingLine:
-    """Decide which guarantees a tier admits; `rooms` are bytes by place.
+def decide_admission(requests: Iterable[CapacityRequest], capacity_bytes: Mapping[str, int]) -> WaitingLine:
+    """Decide which guarantees a tier admits.
 
-    Admitted guarantees are kept oldest first; those that no longer fit are lost. Further requests are granted oldest
-    first if they fit beside all that is recorded or pending; a request that does not fit blocks younger ones, unless it
-    exceeds the whole place.
+    1. Keep admitted guarantees, oldest first, as long as they fit; the rest are `lost`.
+    2. Admit further requests, oldest first, if they fit beside everything that is admitted or pending.
+    3. A request that does not fit waits and closes its places to younger ones, unless it exceeds the place's whole
+       capacity: such a request can never be admitted and blocks no other.
     """
     ordered = sorted(requests, key=lambda request: request.since)
-    kept = _still_fitting(ordered, rooms)
-    reserved = dict.fromkeys(rooms, 0)
-    for request in ordered:
-        for place in request.charged_places:
-            reserved[place] += request.reserved_bytes
+    kept = _still_fitting(ordered, capacity_bytes)
+    reserved = {place: sum(request.reserved_in(place) for request in ordered) for place in capacity_bytes}
     granted = dict(kept)
-    closed: dict[str, Key] = {}
+    blocked_by: dict[str, Key] = {}
     waiting: list[Waiting] = []
     for request in ordered:
         if not request.is_eligible or request.requested_bytes <= kept[request.holder]:
             continue
-        why = _shortage(request, closed, reserved, rooms)
-        if why is None:
+        free = {p: capacity_bytes[p] - reserved[p] + request.reserved_in(p) for p in request.places}
+        shortage = _shortage(request, blocked_by, free)
+        if shortage is None:
             granted[request.holder] = request.requested_bytes
             for place in request.places:
-                own = request.reserved_bytes if place in request.charged_places else 0
-                reserved[place] += max(0, request.requested_bytes - own)
+                reserved[place] += max(0, request.requested_bytes - request.reserved_in(place))
             continue
-        waiting.append(why)
-        if all(request.requested_bytes <= rooms[place] for place in request.places):
+        waiting.append(shortage)
+        if all(request.requested_bytes <= capacity_bytes[place] for place in request.places):
             for place in request.places:
-                closed.setdefault(place, request.holder)
-    lost = frozenset(one.holder for one in ordered if kept[one.holder] < min(one.recorded_bytes, one.requested_bytes))
-    places = {one.place for one in waiting}
-    return WaitingLine(
-        kept, granted, tuple(waiting), lost, rooms, {place: _holders(ordered, place) for place in places}
-    )
+                blocked_by.setdefault(place, request.holder)
+    lost = frozenset(one.holder for one in ordered if kept[one.holder] < min(one.admitted_bytes, one.requested_bytes))
+    holders = {place: _holders(ordered, place) for place in {one.place for one in waiting}}
+    return WaitingLine(kept, granted, tuple(waiting), lost, capacity_bytes, holders)
 
 
-def _still_fitting(ordered: Iterable[CapacityRequest], rooms: Mapping[str, int]) -> dict[Key, int]:
-    used = dict.fromkeys(rooms, 0)
+def _still_fitting(ordered: Iterable[CapacityRequest], capacity_bytes: Mapping[str, int]) -> dict[Key, int]:
+    used = dict.fromkeys(capacity_bytes, 0)
     kept = {}
     for request in ordered:
-        size = min(request.requested_bytes, request.recorded_bytes) if request.is_current else 0
+        size = min(request.requested_bytes, request.admitted_bytes) if request.is_current else 0
         # Another object's loss must give the same result before and after it is recorded.
-        if not all(used[place] + size <= rooms[place] for place in request.places):
+        if not all(used[place] + size <= capacity_bytes[place] for place in request.places):
             size = 0
         for place in request.places:
             used[place] += size
@@ -128,26 +127,18 @@ def _still_fitting(ordered: Iterable[CapacityRequest], rooms: Mapping[str, int])
     return kept
 
 
-def _shortage(
-    request: CapacityRequest, closed: Mapping[str, Key], reserved: Mapping[str, int], rooms: Mapping[str, int]
-) -> Waiting | None:
-    """Return why a request is not admitted, None if it is."""
+def _shortage(request: CapacityRequest, blocked_by: Mapping[str, Key], free: Mapping[str, int]) -> Waiting | None:
+    """Return why a request is not admitted, None if it is; `free` are the bytes of its places that no other object
+    has reserved."""
     behind = None
-    for place in request.places:
-        left = _free_bytes(request, place, reserved, rooms)
-        if left < request.requested_bytes:
-            return Waiting(request, place, max(0, left), closed.get(place))
-        if behind is None and place in closed:
-            behind = Waiting(request, place, left, closed[place])
+    for place, free_bytes in free.items():
+        if free_bytes < request.requested_bytes:
+            return Waiting(request, place, max(0, free_bytes), blocked_by.get(place))
+        if behind is None and place in blocked_by:
+            behind = Waiting(request, place, free_bytes, blocked_by[place])
     return behind
 
 
-def _free_bytes(request: CapacityRequest, place: str, reserved: Mapping[str, int], rooms: Mapping[str, int]) -> int:
-    """Return the bytes of a place that are not reserved for objects other than `request`."""
-    own = request.reserved_bytes if place in request.charged_places else 0
-    return rooms[place] - (reserved[place] - own)
-
-
 def _holders(ordered: Iterable[CapacityRequest], place: str) -> Holders:
-    held = [(one.holder, one.reserved_bytes) for one in ordered if one.reserved_bytes and place in one.charged_places]
+    held = [(one.holder, size) for one in ordered if (size := one.reserved_in(place))]
     return Holders(tuple(nlargest(NAMED, held, key=lambda one: one[1])), len(held))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import DOMAIN_NAME
@@ -26,15 +25,20 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.plan.actions import CommitBundle, Plan
-from kvstrata.plan.budgets.admission import lost_everywhere
 from kvstrata.plan.budgets.capacity import BUDGETED
-from kvstrata.plan.budgets.classification import shared_classifications
 from kvstrata.plan.bundle import restore
-from kvstrata.plan.bundle.compile import Compiled, compile_policy, entry_in, rules_of, selects, still_allowed
-from kvstrata.plan.bundle.paused import paused_epochs
+from kvstrata.plan.bundle.compile import (
+    Compiled,
+    compile_policy,
+    entry_in,
+    gather,
+    inputs_of_all,
+    rules_of,
+    selects,
+    still_allowed,
+)
 from kvstrata.plan.ownership import foreign_of
 from kvstrata.plan.pools.shards import are_placed, desired_pools, empty_leftovers, leftovers, place
-from kvstrata.plan.scopes import current_epoch
 
 NO_PLAN = Plan()
 TIDY_AFTER_S = 60.0
@@ -143,8 +147,7 @@ class _Share:
 def _shares(world: World, model: CachedModel) -> list[_Share]:
     """Return the policies' shares, reused from the last plan where nothing changed. Most plans follow an edit of one
     policy among thousands: common inputs are compared once, policies by identity."""
-    common = _common_inputs(world, model)
-    before: dict[str, _Share] = world.memo.get(BUNDLE, model.name, common, dict)
+    before: dict[str, _Share] = world.memo.get(BUNDLE, model.name, inputs_of_all(world, model), dict)
     shares = [
         share
         if (share := before.get(policy_name)) is not None and share.stands(world, policy)
@@ -157,37 +160,12 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
 
 
 def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
-    compiled = compile_policy(world, policy)
+    inputs = gather(world, policy)
+    compiled = compile_policy(world, inputs)
     absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
-    entry = None if absent or compiled.blocked or compiled.entry is None else entry_in(world, model, compiled.entry)
-    current = current_epoch(world, policy)
-    epoch = current.value if current is not None else ""
+    entry = None if absent or compiled.entry is None else entry_in(world, model, compiled.entry)
+    epoch = inputs.epoch.value if inputs.epoch is not None else ""
     return _Share(policy, policy.spec.tenant, compiled, entry, absent, epoch, world.data_keys.get(epoch))
-
-
-def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
-    """Return all that `_share` reads besides the policy, for any policy."""
-    domain = world.domain
-    return (
-        world.domain_key,
-        domain.status.scope if domain else None,
-        domain.status.admission if domain else None,
-        world.domain_spec.public_tiers,
-        lost_everywhere(world),
-        tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
-        tuple(
-            (name, g.spec, g.status.scope, g.status.admission, g.metadata.deleting)
-            for name, g in sorted(world.groups.items())
-        ),
-        tuple((name, p.spec.readers, p.spec.model_ref, p.metadata.deleting) for name, p in sorted(world.pools.items())),
-        frozenset(world.models),
-        model.metadata.labels,
-        model.spec.tier_names,
-        shared_classifications(world),
-        paused_epochs(world),
-        # Policies for the same tenant read each other.
-        tuple([tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())]),
-    )
 
 
 def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,23 +10,107 @@ from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.cachedomain import AuditNames
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import TierBudget
-from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
-from kvstrata.contract.policy.bundle import EnforcedBudget, Entry, Rules
+from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy, TenantCachePolicySpec
+from kvstrata.contract.policy.budget import EnforcedBudget
+from kvstrata.contract.policy.bundle import Entry, Rules
 from kvstrata.contract.policy.data_key import BundledKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.guarantees import Holder
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.budgets.admission import admitted_inputs, admitted_part, is_undecided, key_of
-from kvstrata.plan.budgets.classification import denied_tiers
-from kvstrata.plan.bundle.paused import pauses
+from kvstrata.plan.budgets.admission import admitted_bytes, is_undecided, lost_everywhere
+from kvstrata.plan.budgets.classification import denied_tiers, shared_classifications
+from kvstrata.plan.bundle.paused import paused_epochs, pauses
 from kvstrata.plan.isolation import is_fenced
-from kvstrata.plan.keys.data_keys import as_held, encrypts, keys_of
-from kvstrata.plan.pools.readers import may_read, of_model, reading_inputs
+from kvstrata.plan.keys.data_keys import as_held, keys_of
+from kvstrata.plan.pools.readers import may_read, of_model
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as model_chain
 from kvstrata.plan.rules import policy as chain
-from kvstrata.plan.scopes import current_epoch, epoch_of, scope_in_force
+from kvstrata.plan.scopes import Epoch, epoch_of, scope_in_force
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInputs:
+    """All that a policy's entry follows from, gathered once; equal inputs give equal entries.
+
+    `declared` are the budgets of `scope`, by the policy, its group or the domain, and `admitted_bytes` the guarantees
+    of that object; `undecided`: these are not decided yet. `longest_s` are retention limits by tier, `in_memory` the
+    CPU tiers among them. `denied` are the tiers that the scope's data is kept off. `epoch` is None while not drawn, or
+    if the tenant may no longer use the scope.
+    """
+
+    name: str
+    uid: str
+    spec: TenantCachePolicySpec
+    blocked: Decision | None
+    scope: Scope
+    epoch: Epoch | None
+    domain_key: bytes | None
+    declared: tuple[TierBudget, ...]
+    undecided: bool
+    admitted_bytes: dict[str, int]
+    longest_s: dict[str, int]
+    in_memory: tuple[str, ...]
+    denied: tuple[str, ...]
+    keys: tuple[BundledKey, ...]
+    paused: bool
+    pools: tuple[str, ...]
+
+    @property
+    def keyspace(self) -> str | None:
+        return self.epoch.keyspace(self.domain_key) if self.epoch is not None and self.domain_key is not None else None
+
+
+def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) -> PolicyInputs:
+    """Read what the entry of a policy in `scope` follows from, by default in its scope in force."""
+    scope = scope or scope_in_force(world, policy)
+    epoch = epoch_of(world, policy, scope)
+    holder, declared = _declaring(world, policy, scope)
+    longest_s = {name: most for name, tier in world.tiers.items() if (most := tier.spec.max_retention_s) is not None}
+    return PolicyInputs(
+        name=policy.name,
+        uid=policy.uid,
+        spec=policy.spec,
+        blocked=first(chain.BLOCKING, world, policy),
+        scope=scope,
+        epoch=epoch,
+        domain_key=world.domain_key,
+        declared=declared,
+        undecided=is_undecided(holder),
+        admitted_bytes=admitted_bytes(world, holder),
+        longest_s=longest_s,
+        in_memory=tuple(name for name in longest_s if world.tiers[name].spec.medium is Medium.CPU),
+        denied=denied_tiers(world, policy, scope),
+        keys=keys_of(world, epoch) if epoch is not None else (),
+        paused=pauses(world, epoch),
+        pools=may_read(world, policy.spec.tenant, policy.spec.pool_names),
+    )
+
+
+def inputs_of_all(world: World, model: CachedModel) -> tuple[Any, ...]:
+    """Return all that `gather` and `entry_in` read besides the policy and its data key, for any policy."""
+    domain = world.domain
+    return (
+        world.domain_key,
+        domain.status.scope if domain else None,
+        domain.status.admission if domain else None,
+        world.domain_spec.public_tiers,
+        lost_everywhere(world),
+        tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
+        tuple(
+            (name, g.spec, g.status.scope, g.status.admission, g.metadata.deleting)
+            for name, g in sorted(world.groups.items())
+        ),
+        tuple((name, p.spec.readers, p.spec.model_ref, p.metadata.deleting) for name, p in sorted(world.pools.items())),
+        frozenset(world.models),
+        model.metadata.labels,
+        model.spec.tier_names,
+        shared_classifications(world),
+        paused_epochs(world),
+        # Policies for the same tenant read each other.
+        tuple([tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,68 +122,27 @@ class Compiled:
     blocked: Decision | None = None
 
 
-def compile_policy(world: World, policy: TenantCachePolicy) -> Compiled:
-    """Return the bundle entry of a policy, without its `since`; memoized by `_inputs`."""
-    return world.memo.get(TenantCachePolicy, policy.name, _inputs(world, policy), lambda: _compile(world, policy))
+def compile_policy(world: World, inputs: PolicyInputs) -> Compiled:
+    """Return the bundle entry of a policy, without its `since`."""
+    return world.memo.get(PolicyInputs, inputs.name, (inputs,), lambda: _compile(inputs))
 
 
-def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
-    """Return all that `_compile` reads, as narrowly as possible."""
-    spec = policy.spec
-    budgets = spec.tiers
-    shared: tuple[Any, ...] = ()
-    if spec.isolation is Isolation.GROUP:
-        group = world.groups.get(spec.group_name or "")
-        if group is not None:
-            shared = (group.spec, group.status.scope, group.status.admission, group.metadata.deleting)
-            budgets += group.spec.tiers
-    elif spec.isolation is Isolation.PUBLIC:
-        told = (world.domain.status.scope, world.domain.status.admission) if world.domain else ()
-        shared = (told, world.domain_spec.public_tiers)
-        budgets += world.domain_spec.public_tiers
-    tiers = tuple(tier.spec if (tier := world.tiers.get(budget.name)) else None for budget in budgets)
-    rivals = world.policies_of_tenant.get(spec.tenant, ())
-    return (
-        policy,
-        world.domain_key,
-        _keys_now(world, policy),
-        shared,
-        tiers,
-        _caps(world),
-        denied_tiers(world, policy, scope_in_force(world, policy)),
-        admitted_inputs(world, _holder(world, policy, scope_in_force(world, policy))),
-        # A refusal message lists the existing tiers.
-        tuple(sorted(world.tiers)) if None in tiers else (),
-        tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
-        tuple(name in world.models for name in spec.models.names or ()) if spec.models else (),
-        pauses(world, current_epoch(world, policy)),
-        reading_inputs(world, policy) if spec.pools else (),
-    )
-
-
-def _keys_now(world: World, policy: TenantCachePolicy) -> tuple[BundledKey, ...]:
-    epoch = current_epoch(world, policy) if encrypts(world) else None
-    return keys_of(world, epoch) if epoch is not None else ()
-
-
-def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
-    blocked = first(chain.BLOCKING, world, policy)
-    if blocked:
-        return Compiled(blocked=blocked)
-    epoch = current_epoch(world, policy)
-    if epoch is None or world.domain_key is None or is_undecided(_holder(world, policy, epoch.scope)):
+def _compile(inputs: PolicyInputs) -> Compiled:
+    if inputs.blocked:
+        return Compiled(blocked=inputs.blocked)
+    if (keyspace := inputs.keyspace) is None or inputs.undecided:
         return Compiled()
     return Compiled(
         Entry(
-            tenant=policy.spec.tenant,
-            keyspace=epoch.keyspace(world.domain_key),
-            scope=epoch.scope,
-            policy=policy.uid,
-            suspended=policy.spec.is_suspended,
-            budgets=budgets_of(world, policy, epoch.scope),
-            keys=keys_of(world, epoch),
-            pools=may_read(world, policy.spec.tenant, policy.spec.pool_names),
-        ).paused(pauses(world, epoch))
+            tenant=inputs.spec.tenant,
+            keyspace=keyspace,
+            scope=inputs.scope,
+            policy=inputs.uid,
+            suspended=inputs.spec.is_suspended,
+            budgets=_reduced(inputs, map(enforced, inputs.declared)),
+            keys=inputs.keys,
+            pools=inputs.pools,
+        ).paused(inputs.paused)
     )
 
 
@@ -113,16 +157,11 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
     An invalid spec must not protect its tenant from invalidations, retention limits, or a group, pool or tier that no
     longer admits it. It opens no closed tier either, because its new classification may be the invalid part.
     """
-    holder = _holder(world, policy, kept.scope)
-    budgets = admitted_part(world, key_of(holder), kept.budgets) if holder is not None else kept.budgets
-    budgets = _shortened(world, budgets)
-    kept = replace(kept, budgets=_without(budgets, denied_tiers(world, policy, kept.scope)))
-    epoch = epoch_of(world, policy, kept.scope)
-    pools = may_read(world, kept.tenant, kept.pools)
-    if epoch is None or world.domain_key is None:
-        return replace(kept, suspended=True, resumes=False, keys=(), pools=pools)
-    kept = kept.paused(pauses(world, epoch))
-    return replace(kept, keyspace=epoch.keyspace(world.domain_key), keys=keys_of(world, epoch), pools=pools)
+    inputs = gather(world, policy, kept.scope)
+    kept = replace(kept, budgets=_reduced(inputs, kept.budgets), pools=may_read(world, kept.tenant, kept.pools))
+    if inputs.keyspace is None:
+        return replace(kept, suspended=True, resumes=False, keys=())
+    return replace(kept.paused(inputs.paused), keyspace=inputs.keyspace, keys=inputs.keys)
 
 
 def enforced(budget: TierBudget) -> EnforcedBudget:
@@ -135,47 +174,38 @@ def enforced(budget: TierBudget) -> EnforcedBudget:
     )
 
 
-def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[EnforcedBudget, ...]:
-    match scope.kind:
-        case ScopeKind.GROUP:
-            declared: tuple[TierBudget, ...] = world.groups[scope.name].spec.tiers
-        case ScopeKind.PUBLIC:
-            declared = world.domain_spec.public_tiers
-        case _:
-            declared = policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
-    budgets = tuple(map(enforced, declared))
-    holder = _holder(world, policy, scope)
-    admitted = admitted_part(world, key_of(holder), budgets) if holder else budgets
-    return _without(_shortened(world, admitted), denied_tiers(world, policy, scope))
+def as_admitted(admitted_bytes: Mapping[str, int], budget: EnforcedBudget) -> EnforcedBudget:
+    """Return a budget with its guarantee as far as it is admitted."""
+    if not budget.guaranteed_bytes:
+        return budget
+    admitted = min(budget.guaranteed_bytes, admitted_bytes.get(budget.tier, 0))
+    return replace(budget, guaranteed_bytes=admitted or None)
 
 
-def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> Holder | None:
-    match scope.kind:
-        case ScopeKind.GROUP:
-            return world.groups.get(scope.name)
-        case ScopeKind.PUBLIC:
-            return world.domain
-        case _:
-            return policy
-
-
-def _without(budgets: tuple[EnforcedBudget, ...], denied: tuple[str, ...]) -> tuple[EnforcedBudget, ...]:
-    if not denied:
-        return budgets
-    by_tier = {budget.tier: budget for budget in budgets}
-    for name in denied:
-        old = by_tier.get(name)
-        by_tier[name] = EnforcedBudget.denying(name, old.retention_s if old is not None else None)
+def _reduced(inputs: PolicyInputs, budgets: Iterable[EnforcedBudget]) -> tuple[EnforcedBudget, ...]:
+    """Reduce budgets by admission, retention limits and closed tiers. The retention of a CPU tier is limited without a
+    budget too; for Redis tiers pods have that limit as a parameter."""
+    by_tier = {name: EnforcedBudget(name) for name in inputs.in_memory}
+    by_tier |= {budget.tier: as_admitted(inputs.admitted_bytes, budget) for budget in budgets}
+    for name, budget in by_tier.items():
+        longest_s = inputs.longest_s.get(name)
+        if longest_s is not None and (budget.retention_s is None or budget.retention_s > longest_s):
+            by_tier[name] = replace(budget, retention_s=longest_s)
+    for name in inputs.denied:
+        by_tier[name] = EnforcedBudget.denying(name, by_tier[name].retention_s if name in by_tier else None)
     return tuple(budget for _, budget in sorted(by_tier.items()))
 
 
-def _caps(world: World) -> tuple[tuple[str, int], ...]:
-    """Return the retention limits of CPU tiers; for Redis tiers pods have them as parameters."""
-    return tuple(
-        (name, tier.spec.max_retention_s)
-        for name, tier in sorted(world.tiers.items())
-        if tier.spec.medium is Medium.CPU and tier.spec.max_retention_s is not None
-    )
+def _declaring(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[Holder | None, tuple[TierBudget, ...]]:
+    """Return the object that declares the budgets of a scope, if it exists, and these budgets."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            group = world.groups.get(scope.name)
+            return group, group.spec.tiers if group is not None else ()
+        case ScopeKind.PUBLIC:
+            return world.domain, world.domain_spec.public_tiers
+        case _:
+            return policy, policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
 
 
 def rules_of(world: World, model: CachedModel) -> Rules:
@@ -200,16 +230,3 @@ def rules_of(world: World, model: CachedModel) -> Rules:
 
 def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
     return policy.spec.covers(model.name, model.metadata.labels)
-
-
-def _shortened(world: World, budgets: tuple[EnforcedBudget, ...]) -> tuple[EnforcedBudget, ...]:
-    capped = {name: EnforcedBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
-    named = {budget.tier: replace(budget, retention_s=_shorter(budget, world)) for budget in budgets}
-    return tuple(budget for _, budget in sorted((capped | named).items()))
-
-
-def _shorter(budget: EnforcedBudget, world: World) -> int | None:
-    tier = world.tiers.get(budget.tier)
-    longest_s = tier.spec.max_retention_s if tier else None
-    bounds = [bound for bound in (budget.retention_s, longest_s) if bound is not None]
-    return min(bounds) if bounds else None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.base import API_VERSION
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
-from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, derive_keyspace
@@ -16,12 +14,12 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import Create, Decision, EnsureSecret, Material, Plan
-from kvstrata.plan.budgets.admission import AdmissionDecision, admitted_part, decide_admission, key_of
+from kvstrata.plan.budgets.admission import admission_of, admitted_bytes
 from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.bundle import restore
-from kvstrata.plan.bundle.compile import enforced
+from kvstrata.plan.bundle.compile import as_admitted, enforced
 from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
@@ -129,17 +127,17 @@ def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision
     }
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
-    verdict = decide_admission(world, domain, wrong)
+    verdict = admission_of(world, domain, wrong)
     fields["admission"] = verdict.status()
     levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
     admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
-    reserved = _admitted(verdict, wrong)
-    within = _within_budget(world, domain, wrong, levels)
+    nothing = "the public scope has no limit"
+    within = within_budget(world, domain.spec.public_tiers, models, nothing, wrong, levels)
     restored = restore.restored_finding(world, domain, now)
     fields["restored"] = restore.record(domain, restored, now)
     stalled = conflict or wrong or keycustody.refused_change(world, domain)
     keys = _keys(world, domain)
-    findings = (*kstatus(stalled, pending, ready), *reserved, enforced, within, *admitted, *keys, *restored)
+    findings = (*kstatus(stalled, pending, ready), *verdict.findings, enforced, within, *admitted, *keys, *restored)
     can_wait = pending is not None and stalled is None and not verdict.due
     statuses = write_status(domain, now, findings, fields, can_wait=can_wait)
     return Plan(statuses=statuses, wake_after_s=LOOK_AGAIN_S if restore.is_doubted(restored) else None)
@@ -150,26 +148,11 @@ def _keys(world: World, domain: CacheDomain) -> tuple[Finding, ...]:
     return keycustody.keys_at_hand(world, domain, lost)
 
 
-def _admitted(verdict: AdmissionDecision, wrong: Decision | None) -> tuple[Finding, ...]:
-    if verdict.finding is None:
-        return ()
-    return (false(ConditionType.ADMITTED, wrong.reason, wrong.message) if wrong else verdict.finding,)
-
-
-def _within_budget(
-    world: World, domain: CacheDomain, wrong: Decision | None, levels: Sequence[Classification]
-) -> Finding:
-    if wrong:
-        return false(ConditionType.WITHIN_BUDGET, wrong.reason, wrong.message)
-    return within_budget(
-        world, domain.spec.public_tiers, world.models.values(), "the public scope has no limit", levels
-    )
-
-
 def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object] | None:
     told = domain.status.scope
     keyspace = derive_keyspace(world.domain_key, PUBLIC_SCOPE, told.epoch) if told and world.domain_key else None
-    budgets = admitted_part(world, key_of(domain), map(enforced, domain.spec.public_tiers))
+    admitted = admitted_bytes(world, domain)
+    budgets = [as_admitted(admitted, enforced(budget)) for budget in domain.spec.public_tiers]
     return usage_status(world, keyspace, budgets, world.models, domain.status.usage, now)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
@@ -15,11 +14,11 @@ from kvstrata.contract.policy.keyspace import derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan
-from kvstrata.plan.budgets.admission import AdmissionDecision, admitted_part, decide_admission, key_of
+from kvstrata.plan.budgets.admission import admission_of, admitted_bytes
 from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
-from kvstrata.plan.bundle.compile import compile_policy, enforced, entry_in, selects
+from kvstrata.plan.bundle.compile import as_admitted, compile_policy, enforced, entry_in, gather, selects
 from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
@@ -44,7 +43,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     )
     stalled = _stalled(world, group)
     due = due or (previous is not None and is_lost(world, previous.epoch))
-    verdict = decide_admission(world, group, stalled)
+    verdict = admission_of(world, group, stalled)
     if previous is None or due or verdict.due:
         of_epoch: dict[str, object] = {"admission": verdict.status(let_go=False)}
         what = "its guarantees were decided on"
@@ -57,7 +56,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         enforced = false(ENFORCED, waiting.reason, waiting.message)
         drawn = (
             *kstatus(stalled, waiting, waiting),
-            *_admitted(verdict, stalled),
+            *verdict.findings,
             enforced,
             _members(world, group),
             *_of_tiers(world, group, stalled),
@@ -71,7 +70,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     ready = Decision(enforced.reason, enforced.message)
     findings = (
         *kstatus(stalled, pending, ready),
-        *_admitted(verdict, stalled),
+        *verdict.findings,
         enforced,
         _members(world, group),
         *_of_tiers(world, group, stalled),
@@ -89,12 +88,6 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         statuses=write_status(group, now, findings, fields, can_wait=can_wait),
         enqueue=() if total is not None else followers,
     )
-
-
-def _admitted(verdict: AdmissionDecision, stalled: Decision | None) -> tuple[Finding, ...]:
-    if verdict.finding is None:
-        return ()
-    return (false(ConditionType.ADMITTED, stalled.reason, stalled.message) if stalled else verdict.finding,)
 
 
 def _stalled(world: World, group: TenantGroup) -> Decision | None:
@@ -145,9 +138,7 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
 def _of_tiers(world: World, group: TenantGroup, stalled: Decision | None) -> tuple[Finding, ...]:
     scope, models = group_scope(group.name), world.models.values()
     levels = shared_levels(world, scope)
-    budgets = within_budget(world, group.spec.tiers, models, "the group sets no limit", levels)
-    if stalled:
-        budgets = false(ConditionType.WITHIN_BUDGET, stalled.reason, stalled.message)
+    budgets = within_budget(world, group.spec.tiers, models, "the group sets no limit", stalled, levels)
     if not _shares_blocks(group):
         return (budgets,)
     return (budgets, *tiers_admitted(world, levels, because_of(world, scope), models))
@@ -163,7 +154,8 @@ def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object]
         return None
     scope, told = group_scope(group.name), group.status.scope
     keyspace = derive_keyspace(world.domain_key, scope, told.epoch) if told and world.domain_key else None
-    budgets = admitted_part(world, key_of(group), map(enforced, group.spec.tiers))
+    admitted = admitted_bytes(world, group)
+    budgets = [as_admitted(admitted, enforced(budget)) for budget in group.spec.tiers]
     return usage_status(world, keyspace, budgets, world.models, group.status.usage, now)
 
 
@@ -174,7 +166,7 @@ def _joined(world: World, group: TenantGroup) -> frozenset[str]:
 def _is_committed(world: World, model: str, policy: TenantCachePolicy, entries: Mapping[str, Entry]) -> bool:
     """Whether a bundle holds a member's compiled policy; a blocked policy reports that itself."""
     selected = world.models.get(model)
-    compiled = compile_policy(world, policy)
+    compiled = compile_policy(world, gather(world, policy))
     if selected is None or compiled.blocked or not selects(policy, selected):
         return True
     held_entry = entries.get(policy.spec.tenant)

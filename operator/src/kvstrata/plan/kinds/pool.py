@@ -19,7 +19,7 @@ from kvstrata.contract.policy.keyspace import epoch_from_random
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan, Question
-from kvstrata.plan.budgets.admission import decide_admission
+from kvstrata.plan.budgets.admission import admission_of
 from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys.data_keys import is_lost
@@ -97,7 +97,7 @@ def _report(
         pending = None if objection is not None else made.pending
         statuses = write_status(pool, now, _findings(world, pool, objection, pending), {}, can_wait=objection is None)
         return Plan(actions, statuses=statuses, wake_after_s=_soonest(waits))
-    verdict = decide_admission(world, pool, None)
+    verdict = admission_of(world, pool, None)
     if verdict.due:
         waiting = Decision(PoolReason.NOT_COMMITTED, "its guarantees were decided on; pods are being told")
         findings = _findings(world, pool, None, waiting, as_told(pool))
@@ -237,11 +237,6 @@ def _findings(
         *kstatus(stalled, pending or awaited, shown),
         warm,
         known,
-        *_admitted(world, pool),
+        *admission_of(world, pool, None).findings,
         within_guarantee(world, pool),
     )
-
-
-def _admitted(world: World, pool: PrefixPool) -> tuple[Finding, ...]:
-    finding = decide_admission(world, pool, None).finding
-    return (finding,) if finding is not None else ()

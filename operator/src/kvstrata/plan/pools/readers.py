@@ -50,15 +50,6 @@ def of_model(world: World, model: CachedModel, entry: Entry) -> Entry:
     return entry if own == entry.pools else replace(entry, pools=own)
 
 
-def reading_inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
-    pools = [pool for name in policy.spec.pool_names if (pool := present(world, name)) is not None]
-    groups = {name for pool in pools for name in pool.spec.readers.groups}
-    return (
-        tuple((pool.name, pool.spec.readers) for pool in pools),
-        tuple((name, _has(world, name, policy.spec.tenant)) for name in sorted(groups)),
-    )
-
-
 def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding:
     names = policy.spec.pool_names
     if not names:

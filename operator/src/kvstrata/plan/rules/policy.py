@@ -17,6 +17,8 @@ FIELD = "spec.tiers"
 
 def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
     """Of two policies for one tenant the older applies, unless it is under deletion."""
+    if policy.spec.tenant not in world.contested:
+        return None
     winner = by_seniority(world, policy.spec.tenant)[0]
     if seniority(winner) >= seniority(policy):
         return None

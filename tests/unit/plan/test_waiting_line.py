@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.refs import Key
-from kvstrata.plan.budgets.waiting_line import CapacityRequest, WaitingLine, line_up
+from kvstrata.plan.budgets.waiting_line import CapacityRequest, WaitingLine, decide_admission
 from tests.support.amounts import examples
 
 POD = ("", "m0", "m1")
@@ -28,47 +28,47 @@ def admitted(line: WaitingLine) -> dict[str, int]:
 
 
 def test_room_goes_to_the_eldest_first() -> None:
-    line = line_up([ask(2, 40), ask(1, 40), ask(3, 40)], {"": 100})
+    line = decide_admission([ask(2, 40), ask(1, 40), ask(3, 40)], {"": 100})
     assert admitted(line) == {"p1": 40, "p2": 40, "p3": 0}
     assert [(one.request.holder.name, one.free_bytes, one.behind) for one in line.waiting] == [("p3", 20, None)]
 
 
 def test_a_younger_smaller_one_does_not_go_past_an_older_larger_one() -> None:
-    line = line_up([ask(1, 60, 60), ask(2, 50), ask(3, 10)], {"": 100})
+    line = decide_admission([ask(1, 60, 60), ask(2, 50), ask(3, 10)], {"": 100})
     assert admitted(line) == {"p1": 60, "p2": 0, "p3": 0}
     assert line.waiting[1].behind == key(2)
 
 
 def test_one_that_would_not_fit_even_alone_holds_up_nobody() -> None:
-    assert admitted(line_up([ask(1, 101), ask(2, 50)], {"": 100})) == {"p1": 0, "p2": 50}
+    assert admitted(decide_admission([ask(1, 101), ask(2, 50)], {"": 100})) == {"p1": 0, "p2": 50}
 
 
 def test_an_older_one_that_asks_for_more_takes_nothing_from_a_younger_and_keeps_what_it_has() -> None:
-    line = line_up([ask(1, 90, 40), ask(2, 50, 50)], {"": 100})
+    line = decide_admission([ask(1, 90, 40), ask(2, 50, 50)], {"": 100})
     assert admitted(line) == {"p1": 40, "p2": 50}
     assert line.lost == frozenset()
 
 
 def test_when_room_shrinks_the_eldest_keep_theirs_as_far_as_they_fit() -> None:
-    line = line_up([ask(1, 40, 40), ask(2, 30, 30), ask(3, 10, 10)], {"": 50})
+    line = decide_admission([ask(1, 40, 40), ask(2, 30, 30), ask(3, 10, 10)], {"": 50})
     assert dict(line.kept) == {key(1): 40, key(2): 0, key(3): 10}
     assert line.lost == {key(2)}
-    written = line_up([ask(1, 40, 40), ask(2, 30, 0), ask(3, 10, 10)], {"": 50})
+    written = decide_admission([ask(1, 40, 40), ask(2, 30, 0), ask(3, 10, 10)], {"": 50})
     assert (written.kept, written.granted) == (line.kept, line.granted), "whatever is written down first"
 
 
 def test_one_that_became_too_large_even_alone_costs_the_others_nothing() -> None:
-    line = line_up([ask(1, 80, 80), ask(2, 30, 30)], {"": 50})
+    line = decide_admission([ask(1, 80, 80), ask(2, 30, 30)], {"": 50})
     assert line.lost == {key(1)}
 
 
 def test_what_was_let_go_is_given_to_nobody_before_its_status_says_so() -> None:
-    assert admitted(line_up([ask(1, 10, 60), ask(2, 50, 0)], {"": 100})) == {"p1": 10, "p2": 0}
-    assert admitted(line_up([ask(1, 10, 10), ask(2, 50, 0)], {"": 100})) == {"p1": 10, "p2": 50}
+    assert admitted(decide_admission([ask(1, 10, 60), ask(2, 50, 0)], {"": 100})) == {"p1": 10, "p2": 0}
+    assert admitted(decide_admission([ask(1, 10, 10), ask(2, 50, 0)], {"": 100})) == {"p1": 10, "p2": 50}
 
 
 def test_what_is_being_written_for_one_is_not_given_to_another() -> None:
-    line = line_up([ask(1, 60), ask(2, 60, 0, pending_bytes=60)], {"": 100})
+    line = decide_admission([ask(1, 60), ask(2, 60, 0, pending_bytes=60)], {"": 100})
     assert admitted(line)["p1"] == 0
 
 
@@ -78,14 +78,14 @@ def test_pods_of_one_model_have_room_that_those_of_another_have_not() -> None:
         ask(2, 80, 0, places=("m1",), charged_places=("m1",)),
         ask(3, 30, 0, places=POD, charged_places=POD),
     ]
-    line = line_up(asks, dict.fromkeys(POD, 100))
+    line = decide_admission(asks, dict.fromkeys(POD, 100))
     assert admitted(line) == {"p1": 80, "p2": 80, "p3": 0}
 
 
 def test_another_choice_of_models_is_asked_for_anew_and_keeps_no_right_of_the_old() -> None:
     moved = ask(1, 60, 60, places=("m1",), charged_places=POD, is_current=False)
     there = ask(2, 60, 60, places=("m1",), charged_places=("m1",))
-    line = line_up([moved, there], dict.fromkeys(POD, 100))
+    line = decide_admission([moved, there], dict.fromkeys(POD, 100))
     assert admitted(line) == {"p1": 0, "p2": 60}
     assert line.lost == {key(1)}
 
@@ -99,14 +99,14 @@ class Tier:
 
     @property
     def line(self) -> WaitingLine:
-        return line_up(self.asks.values(), dict.fromkeys(POD, self.room))
+        return decide_admission(self.asks.values(), dict.fromkeys(POD, self.room))
 
     def due(self) -> list[Key]:
         line = self.line
-        return [holder for holder, one in self.asks.items() if line.granted[holder] != one.recorded_bytes]
+        return [holder for holder, one in self.asks.items() if line.granted[holder] != one.admitted_bytes]
 
     def write(self, holder: Key) -> None:
-        self.asks[holder] = replace(self.asks[holder], recorded_bytes=self.line.granted[holder])
+        self.asks[holder] = replace(self.asks[holder], admitted_bytes=self.line.granted[holder])
 
     def settle(self, chance: random.Random) -> None:
         for _ in range(200):
@@ -119,7 +119,7 @@ class Tier:
         kept = self.line.kept
         return [
             sum(
-                one.recorded_bytes if of_records else kept[holder]
+                one.admitted_bytes if of_records else kept[holder]
                 for holder, one in self.asks.items()
                 if place in one.places
             )
@@ -188,7 +188,7 @@ def test_the_order_of_writes_changes_nothing_and_at_rest_nobody_waits_for_room_t
     tier = Tier(20)
     for what, number, size, places in steps:
         if what == "put":
-            tier.asks[key(number)] = ask(number, size, tier.asks.get(key(number), ask(0, 0)).recorded_bytes)
+            tier.asks[key(number)] = ask(number, size, tier.asks.get(key(number), ask(0, 0)).admitted_bytes)
             tier.asks[key(number)] = replace(tier.asks[key(number)], places=places, charged_places=places)
         elif what == "room":
             tier.room = size + 8
@@ -205,7 +205,7 @@ def test_the_order_of_writes_changes_nothing_and_at_rest_nobody_waits_for_room_t
     closed: set[str] = set()
     for one in line.waiting:
         free = {place: tier.room - tier.sums(of_records=True)[POD.index(place)] for place in one.request.places}
-        more = one.request.requested_bytes - one.request.recorded_bytes
+        more = one.request.requested_bytes - one.request.admitted_bytes
         assert any(free[place] < more or place in closed for place in one.request.places), "there is room for it"
         if one.request.requested_bytes <= tier.room:
             closed.update(one.request.places)
