@@ -136,8 +136,8 @@ class Simulation:
             **dict.fromkeys(get_args(PoolQuestion), lambda _, asked: self.pool_questions.append(asked)),
             **dict.fromkeys(get_args(IsolationQuestion), lambda _, asked: self.isolation_questions.append(asked)),
             **dict.fromkeys(get_args(ErasureOrder), lambda where, order: self.erase(where, order)),
-            **dict.fromkeys(get_args(ReclaimQuestion), self.ask),
-            EndReclaim: self.end,
+            **dict.fromkeys(get_args(ReclaimQuestion), lambda where, question: self.ask(where, question)),
+            EndReclaim: lambda where, order: self.end(where, order),
             KeepInKms: self.kms.keep,
         }
         forget_tier = (

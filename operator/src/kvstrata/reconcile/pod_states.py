@@ -7,9 +7,10 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from kvstrata.clients.gate import GateClient, GateError
+from kvstrata.clients.gate import GateClient, GateError, GateFailure
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
@@ -27,6 +28,8 @@ from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LONG_POLL_S = 20.0
 MIN_PAUSE_S = 0.02
@@ -166,10 +169,40 @@ def _serves_under(state: PodState) -> tuple[int, int, str]:
 TOKEN_CACHE_S = 60.0
 
 
+class PodAnswerError(Exception):
+    """A pod did not answer, or its token is not its own. `failure` is why its gate gave no answer, None otherwise;
+    `status` the HTTP status of a refusal, or 0."""
+
+    def __init__(self, message: str, failure: GateFailure | None = None, status: int = 0) -> None:
+        super().__init__(message)
+        self.failure, self.status = failure, status
+
+
 class PodTokens:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._known: dict[str, tuple[float, str, str]] = {}
+
+    async def answer_of(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
+        """Return the answer to a request that is `asked` of a pod's gate. Raises PodAnswerError."""
+        try:
+            answer, token = await asked
+            problem = await self.token_problem(namespace, pod, token)
+        except GateError as error:
+            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+            message = f"pod {pod.name} did not answer: {error.reason}"
+            log.info(message)
+            raise PodAnswerError(message, error.reason, error.status) from error
+        except KubeError as error:
+            message = f"the token of pod {pod.name} could not be reviewed: {error.reason}"
+            log.warning(message)
+            raise PodAnswerError(message) from error
+        if problem is not None:
+            tell_refused(namespace, pod, problem)
+            message = f"the answer of pod {pod.name} is not believed: {problem}"
+            log.warning(message)
+            raise PodAnswerError(message)
+        return answer
 
     async def token_problem(self, namespace: str, pod: Pod, token: str) -> str | None:
         """Return why a token is not that of `pod`, or None. Raises KubeError."""

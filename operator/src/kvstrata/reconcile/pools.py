@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Coroutine, Hashable
+from collections.abc import Coroutine, Hashable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.clients.gate import GateClient, GateError
+from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import CONFIG_MAP
 from kvstrata.contract import ContractError
@@ -24,11 +24,9 @@ from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, Sourc
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from kvstrata.plan.pools.rendering import RENDER_AGAIN_S
-from kvstrata.reconcile import metrics
-from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.background import RETRY_S, Background, utc_now
 from kvstrata.reconcile.domain_store import DomainStore
-from kvstrata.reconcile.pod_states import PodTokens
+from kvstrata.reconcile.pod_states import PodAnswerError, PodTokens
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 
@@ -43,7 +41,6 @@ FORGET_AFTER = timedelta(seconds=2 * RENDER_AGAIN_S)
 
 _GO_ON = (WarmOutcome.STORED, WarmOutcome.INCOMPLETE)
 
-T = TypeVar("T")
 K = TypeVar("K")
 R = TypeVar("R", RenderReport, WarmReport, HoldingReport)
 
@@ -57,12 +54,6 @@ class _Warmup:
     pod_uid: str
     pool: str
     scope: str
-
-
-class _NoAnswerError(Exception):
-    def __init__(self, problem: NoRendering) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
 
 
 class Warming(Background):
@@ -148,10 +139,13 @@ class Warming(Background):
     async def _render(self, namespace: str, pod: Pod, prefix: PrefixSource) -> RenderReport:
         server_name = gate_server_name(pod.model, namespace)
         try:
-            rendered = await self._believed(namespace, pod, self._gates.render(pod.ip or "", server_name, prefix))
-        except _NoAnswerError as error:
-            return RenderReport(None, error.problem, utc_now())
-        return RenderReport(rendered, None, utc_now())
+            asked = self._gates.render(pod.ip or "", server_name, prefix)
+            return RenderReport(await self._tokens.answer_of(namespace, pod, asked), None, utc_now())
+        except ContractError:
+            return RenderReport(None, NoRendering.OVERSIZE, utc_now())
+        except PodAnswerError as error:
+            too_old = error.status in UNHEARD_OF
+            return RenderReport(None, NoRendering.TOO_OLD if too_old else NoRendering.UNANSWERED, utc_now())
 
     async def _warm_all(self, namespace: str, question: WarmPool) -> None:
         pod, server_name = question.pod, gate_server_name(question.pod.model, namespace)
@@ -159,8 +153,8 @@ class Warming(Background):
             request = WarmRequest(question.pool_uid, question.scope, question.manifest, prefix)
             asked = self._gates.warm(pod.ip or "", server_name, request, question.timeout_s)
             outcome: WarmOutcome | None = None
-            with contextlib.suppress(_NoAnswerError):
-                outcome = (await self._believed(namespace, pod, asked)).outcome
+            with contextlib.suppress(PodAnswerError, ContractError):
+                outcome = (await self._tokens.answer_of(namespace, pod, asked)).outcome
             domain = self._store.domain(namespace)
             if pod.name not in domain.pods[pod.model]:
                 break
@@ -175,35 +169,14 @@ class Warming(Background):
     async def _inspect(self, namespace: str, question: InspectPool) -> None:
         pod, report = question.pod, None
         server_name = gate_server_name(pod.model, namespace)
-        with contextlib.suppress(_NoAnswerError):
-            report = await self._believed(
-                namespace, pod, self._gates.pool(pod.ip or "", server_name, question.pool_uid)
-            )
+        asked = self._gates.pool(pod.ip or "", server_name, question.pool_uid)
+        with contextlib.suppress(PodAnswerError, ContractError):
+            report = await self._tokens.answer_of(namespace, pod, asked)
         domain = self._store.domain(namespace)
         if pod.name in domain.pods[pod.model]:
             domain.holdings[pod.uid][question.pool_uid] = HoldingReport(report, utc_now())
             _forget(domain.holdings[pod.uid])
         self._queue.add(Key("PrefixPool", namespace, question.pool))
-
-    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
-        try:
-            answer, token = await asked
-            doubt = await self._tokens.token_problem(namespace, pod, token)
-        except GateError as error:
-            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
-            log.info("a pod did not work for a pool", extra={"pod": pod.name, "reason": str(error.reason)})
-            too_old = error.status in UNHEARD_OF
-            raise _NoAnswerError(NoRendering.TOO_OLD if too_old else NoRendering.UNANSWERED) from error
-        except ContractError as error:
-            raise _NoAnswerError(NoRendering.OVERSIZE) from error
-        except KubeError as error:
-            log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
-            raise _NoAnswerError(NoRendering.UNANSWERED) from error
-        if doubt is not None:
-            tell_refused(namespace, pod, doubt)
-            log.warning("an answer about a pool was refused", extra={"pod": pod.name, "reason": doubt})
-            raise _NoAnswerError(NoRendering.UNANSWERED)
-        return answer
 
 
 def _forget(reports: dict[K, R]) -> None:

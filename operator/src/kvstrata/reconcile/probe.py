@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.clients.gate import GateClient, GateError, GateFailure
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.gate import GateClient, GateFailure
+from kvstrata.clients.kube import Kube
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
@@ -17,10 +17,9 @@ from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ProbePod, TellIsolation
 from kvstrata.plan.isolation import failure_message, failure_stands
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.events import Events
-from kvstrata.reconcile.pod_states import PodTokens
+from kvstrata.reconcile.pod_states import PodAnswerError, PodTokens
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 
@@ -79,17 +78,6 @@ class Probing(Background):
         pod, server_name = question.pod, gate_server_name(question.model, namespace)
         request = ProbeRequest(question.revision, question.readers)
         try:
-            answer, token = await self._gates.probe(pod.ip or "", server_name, request)
-            doubt = await self._tokens.token_problem(namespace, pod, token)
-        except GateError as error:
-            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
-            log.info("a pod was not probed", extra={"pod": pod.name, "reason": str(error.reason)})
-            return NoProbe.TOO_OLD if error.reason is GateFailure.UNSUPPORTED else NoProbe.UNANSWERED
-        except KubeError as error:
-            log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
-            return NoProbe.UNANSWERED
-        if doubt is not None:
-            tell_refused(namespace, pod, doubt)
-            log.warning("a probe's answer was refused", extra={"pod": pod.name, "reason": doubt})
-            return NoProbe.UNANSWERED
-        return answer
+            return await self._tokens.answer_of(namespace, pod, self._gates.probe(pod.ip or "", server_name, request))
+        except PodAnswerError as error:
+            return NoProbe.TOO_OLD if error.failure is GateFailure.UNSUPPORTED else NoProbe.UNANSWERED
