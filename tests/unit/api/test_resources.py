@@ -15,13 +15,14 @@ from kvstrata.api.cachedmodel import CachedModel, ReuseMode, Transfer
 from kvstrata.api.cachedmodel_gate import TimingMode
 from kvstrata.api.cachedmodel_source import DType
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
-from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationScope, Phase
+from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationScope, Phase
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Classification, LabelSelector, TierBudget, TlsMode
 from kvstrata.api.engine_flags import OWNED_FLAGS, owned_flag
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
+from kvstrata.contract.receipt.vocabulary import Hbm
 from tests.api.objects import REMOVE, changed, valid
 
 
@@ -208,7 +209,7 @@ def test_groups_pools_and_invalidations_have_the_documented_defaults() -> None:
     pool = PrefixPool.parse(valid("PrefixPool")).spec
     assert (pool.effective_invalidation, pool.is_pinned) == ("Lazy", False)
     order = CacheInvalidation.parse(valid("CacheInvalidation")).spec
-    assert (order.effective_hbm, order.deadline_s, order.residue_allowed) == (HbmHandling.ROLL_SCOPES, None, False)
+    assert (order.effective_hbm, order.deadline_s, order.residue_allowed) == (Hbm.ROLL_SCOPES, None, False)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from itertools import permutations
 
 import pytest
 
+from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Component
 from kvstrata.contract.receipt.record import Record
@@ -14,7 +15,7 @@ from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody
 from kvstrata.model.erasure.facts import EngineReset, Fact, HeldKey, JobState, KeyNotDestroyed, ReceiptWritten, Verdict
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, TierNow
-from kvstrata.plan.erasure.next_step import STILL_S, ErasurePhase
+from kvstrata.plan.erasure.next_step import STILL_S
 from kvstrata.plan.erasure.orders import (
     MAX_DELETIONS_AT_ONCE,
     AskPodToErase,
@@ -53,7 +54,7 @@ from .erasures import (
 
 def test_epochs_are_rolled_by_who_rolls_them_lazily() -> None:
     step = step_of()
-    assert (step.phase, step.orders, holding(step)) == (ErasurePhase.ROLLING, (), set())
+    assert (step.phase, step.orders, holding(step)) == (Phase.ROLLING, (), set())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_epochs_are_rolled_by_who_rolls_them_lazily() -> None:
 )
 def test_a_pod_that_may_still_reuse_is_waited_for_by_name(word: tuple[Fact, ...]) -> None:
     step = step_of(rolled(), acked("p1"), *word)
-    assert (step.phase, step.decision.reason, step.orders) == (ErasurePhase.AWAITING_ACKS, R.AWAITING_ACKS, ())
+    assert (step.phase, step.decision.reason, step.orders) == (Phase.AWAITING_ACKS, R.AWAITING_ACKS, ())
     assert "chat-p2" in step.decision.message
     assert "chat-p1" not in step.decision.message
     assert holding(step) == set()
@@ -70,7 +71,7 @@ def test_a_pod_that_may_still_reuse_is_waited_for_by_name(word: tuple[Fact, ...]
 @pytest.mark.parametrize("word", [acked("p2"), ended("p2", 3), fenced("p2")])
 def test_once_every_pod_is_settled_keys_go(word: Fact) -> None:
     step = step_of(rolled(), acked("p1"), word, now_s=400)
-    assert step.phase is ErasurePhase.REVOKING
+    assert step.phase is Phase.REVOKING
     assert step.orders == (RevokeKeys((KEY,)),)
     assert holding(step) == {"LogicallyInvalid"}
 
@@ -79,7 +80,7 @@ def test_the_kms_is_asked_to_end_a_removed_key_before_anything_is_deleted() -> N
     gone, destroyed = removed()
     facts = (rolled(), acked("p1"), acked("p2", 4), gone)
     step = step_of(*facts, now_s=400)
-    assert (step.phase, step.orders) == (ErasurePhase.REVOKING, (DestroyKeys((KEY,)),))
+    assert (step.phase, step.orders) == (Phase.REVOKING, (DestroyKeys((KEY,)),))
     assert holding(step) == {"LogicallyInvalid", "KeysRevoked"}
     assert "KeysDestroyed" in holding(step_of(*facts, destroyed, now_s=400))
 
@@ -88,7 +89,7 @@ def test_a_key_whose_end_is_not_confirmed_holds_up_nothing_and_its_condition_say
     gone, _ = removed()
     why = KeyNotDestroyed(KEY, "key k can be exported", at(10))
     step = step_of(rolled(), acked("p1"), acked("p2", 4), gone, why, now_s=400)
-    assert step.phase is ErasurePhase.ERASING
+    assert step.phase is Phase.ERASING
     lacking = next(one for one in step.findings if one.type == "KeysDestroyed")
     assert (lacking.status, lacking.reason) == ("False", R.NOT_CONFIRMED)
     assert lacking.message.endswith("key k can be exported")
@@ -103,9 +104,9 @@ def test_a_custody_that_is_away_is_named_and_nothing_is_deleted_before_keys_are_
 def test_deletion_waits_until_writes_that_had_begun_are_over() -> None:
     facts = (rolled(), acked("p1"), acked("p2", 4), *removed())
     step = step_of(*facts, now_s=33)
-    assert (step.phase, step.again_s, step.orders) == (ErasurePhase.WAITING_OUT_WRITES, 1, ())
+    assert (step.phase, step.again_s, step.orders) == (Phase.WAITING_OUT_WRITES, 1, ())
     assert holding(step) == {"LogicallyInvalid", "KeysRevoked", "KeysDestroyed"}
-    assert step_of(*facts, now_s=34).phase is ErasurePhase.ERASING
+    assert step_of(*facts, now_s=34).phase is Phase.ERASING
 
 
 def test_every_primary_and_every_pod_is_told_and_slots_stand_still() -> None:
@@ -138,7 +139,7 @@ def test_no_more_deletions_run_at_a_time_than_servers_bear() -> None:
 
 def test_verification_begins_when_everything_is_erased_and_asks_everyone() -> None:
     step = step_of(*until_erased())
-    assert step.phase is ErasurePhase.VERIFYING
+    assert step.phase is Phase.VERIFYING
     assert [type(one) for one in step.orders] == [VerifyTier, AskPodToVerify, AskPodToVerify]
     assert step.pinned_tiers == {"redis"}
     assert "Erased" in holding(step)
@@ -157,18 +158,18 @@ def test_a_receipt_is_ordered_after_the_verdict_and_nothing_is_complete_before_i
     verdict = verdict_of(step_of(*until_verified()))
     assert verdict is not None
     step = step_of(*until_verified(), verdict)
-    assert (step.phase, len(ordered(step, IssueReceipt))) == (ErasurePhase.RECEIPTING, 1)
+    assert (step.phase, len(ordered(step, IssueReceipt))) == (Phase.RECEIPTING, 1)
     assert "Complete" not in holding(step)
     stuck = step_of(*until_verified(), verdict, seen=around(receipt_problem="two stored receipts have one number"))
     assert (stuck.decision.reason, stuck.orders) == (R.RECEIPT_REFUSED, ())
     over = step_of(*until_verified(), verdict, ReceiptWritten("d" * 64))
-    assert over.phase is ErasurePhase.COMPLETE
+    assert over.phase is Phase.COMPLETE
     assert over.phase.finished
     assert holding(over) >= {"LogicallyInvalid", "KeysRevoked", "KeysDestroyed", "Erased", "Verified", "Complete"}
 
 
 def test_a_receipt_without_a_verdict_ends_nothing() -> None:
-    assert step_of(*until_erased(), ReceiptWritten("d" * 64)).phase is ErasurePhase.VERIFYING
+    assert step_of(*until_erased(), ReceiptWritten("d" * 64)).phase is Phase.VERIFYING
 
 
 def test_the_whole_way_gives_a_receipt_that_proves_it_all_and_is_taken() -> None:
@@ -229,10 +230,10 @@ def test_engines_are_emptied_where_the_order_says_so() -> None:
 
 def test_writes_into_pods_are_waited_out_where_the_keyspace_lives_on() -> None:
     facts = (rolled(), acked("p1"), acked("p2"), *removed())
-    assert step_of(*facts, now_s=10, tiers=()).phase is ErasurePhase.ERASING
+    assert step_of(*facts, now_s=10, tiers=()).phase is Phase.ERASING
     prefix = ErasedPrefix("chat", ("c1",))
-    assert step_of(*facts, now_s=10, tiers=(), prefix=prefix).phase is ErasurePhase.WAITING_OUT_WRITES
-    assert step_of(*facts, now_s=33, tiers=(), prefix=prefix).phase is ErasurePhase.ERASING
+    assert step_of(*facts, now_s=10, tiers=(), prefix=prefix).phase is Phase.WAITING_OUT_WRITES
+    assert step_of(*facts, now_s=33, tiers=(), prefix=prefix).phase is Phase.ERASING
 
 
 def test_what_a_deletion_came_to_stands_as_it_was_heard_first_so_looks_since_then_count() -> None:

@@ -10,6 +10,7 @@ from random import Random
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from kvstrata.api.cacheinvalidation import Phase as ErasurePhase
 from kvstrata.api.common import ConditionStatus
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Component
@@ -29,7 +30,7 @@ from kvstrata.model.erasure.facts import (
     Verdict,
 )
 from kvstrata.model.erasure.record import Erasure
-from kvstrata.plan.erasure.next_step import ErasurePhase, ErasureStep, next_step
+from kvstrata.plan.erasure.next_step import ErasureStep, next_step
 from kvstrata.plan.erasure.receipt import facts_of
 from tests.support.amounts import examples
 

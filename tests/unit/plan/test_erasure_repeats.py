@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import Fact, JobState
 from kvstrata.model.erasure.record import PodNow, TierNow
-from kvstrata.plan.erasure.next_step import ErasurePhase
 from kvstrata.plan.erasure.orders import MAX_ROUNDS, AskPodToErase, AskPodToVerify, StartDeletion, VerifyTier
 
 from .erasure_steps import because, holding, ordered, step_of, verdict_of
@@ -44,7 +44,7 @@ def test_a_job_that_failed_is_not_followed_at_once() -> None:
 def test_a_tier_that_is_away_is_named_and_waited_for_while_pods_erase() -> None:
     seen = around(tiers={"redis": TierNow(("n1", "n2"), SLOTS, False, "n2 refuses connections")})
     step = step_of(rolled(), acked("p1"), acked("p2"), *removed(), seen=seen, now_s=7200)
-    assert (step.phase, step.decision.reason) == (ErasurePhase.ERASING, R.TIER_AWAY)
+    assert (step.phase, step.decision.reason) == (Phase.ERASING, R.TIER_AWAY)
     assert "CacheTier redis" in step.decision.message
     assert "n2 refuses connections" in step.decision.message
     assert len(ordered(step, AskPodToErase)) == 2

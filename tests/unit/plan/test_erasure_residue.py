@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.contract.receipt.record import Record
@@ -9,7 +10,7 @@ from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
 from kvstrata.model.erasure.record import Erasure, PodNow
-from kvstrata.plan.erasure.next_step import PATIENCE_S, RESIDUE_PATIENCE_S, ErasurePhase
+from kvstrata.plan.erasure.next_step import PATIENCE_S, RESIDUE_PATIENCE_S
 from kvstrata.plan.erasure.orders import AskPodToErase
 from kvstrata.plan.erasure.receipt import facts_of
 from tests.support.receipts import subject
@@ -121,7 +122,7 @@ def test_a_failed_erasure_gets_a_receipt_with_what_is_left() -> None:
     kinds = {item.kind for item in record.erasure.residue}
     assert {Residue.POD_OPEN, Residue.SERVER_UNREACHABLE, Residue.KEY_KEPT} <= kinds
     done = step_of(*facts, verdict, ReceiptWritten("d" * 64), deadline_s=60)
-    assert (done.phase, because(done, "Failed")) == (ErasurePhase.FAILED, R.DEADLINE_EXCEEDED)
+    assert (done.phase, because(done, "Failed")) == (Phase.FAILED, R.DEADLINE_EXCEEDED)
 
 
 def test_one_that_is_given_up_says_so_in_its_receipt() -> None:

@@ -22,6 +22,7 @@ from kvstrata.api.common import Count, Duration, Hex, ObjectRef, PodCount, Revis
 from kvstrata.api.markers import AtomicList, Between, MapList, SetList
 from kvstrata.api.prefixpool import Messages, PrefixText, TokenIds
 from kvstrata.api.scalars import ObjectName, ShortText, TenantName, Text, Timestamp
+from kvstrata.contract.receipt.vocabulary import Hbm, Mode
 
 MAX_AWAITING = 1000
 """Most pods that status.awaiting names."""
@@ -121,20 +122,6 @@ class SharedScopes(StrEnum):
     EXCLUDE = "Exclude"
 
 
-class InvalidationMode(StrEnum):
-    """How far an invalidation goes."""
-
-    LAZY = "Lazy"
-    EAGER = "Eager"
-
-
-class HbmHandling(StrEnum):
-    """What happens to the engines' own memory."""
-
-    ROLL_SCOPES = "RollScopes"
-    RESET_ENGINE = "ResetEngine"
-
-
 class CacheInvalidationSpec(ApiModel):
     """An order to invalidate. It cannot be changed."""
 
@@ -145,13 +132,13 @@ class CacheInvalidationSpec(ApiModel):
     """For a tenant that shares or shared. Roll: the whole shared scope is invalidated. Exclude: it is left, and named
     as residue. Required for such tenants."""
 
-    mode: InvalidationMode
+    mode: Mode
     """Lazy: data becomes unreachable and ages out. Eager: data is also deleted, and that is verified."""
 
     tiers: TierNames = ()
     """CacheTiers from which data is deleted; with mode Eager only. Absent means all."""
 
-    hbm: HbmHandling | None = None
+    hbm: Hbm | None = None
     """RollScopes: blocks in the engines' memory become unreachable. ResetEngine, with mode Eager only: the engines'
     prefix caches are emptied, for all tenants, and requests that run for more than two seconds are computed anew.
     Absent means RollScopes."""
@@ -183,20 +170,20 @@ class CacheInvalidationSpec(ApiModel):
             cel="self.mode == 'Eager' || !has(self.tiers) || size(self.tiers) == 0",
             message="tiers are only for mode Eager, because Lazy deletes nothing",
             field_path=".tiers",
-            holds=lambda spec: spec.mode is InvalidationMode.EAGER or not spec.tiers,
+            holds=lambda spec: spec.mode is Mode.EAGER or not spec.tiers,
         ),
         Rule(
             cel="self.mode == 'Eager' || !has(self.allowResidue)",
             message="allowResidue is only for mode Eager, because Lazy deletes nothing",
             field_path=".allowResidue",
-            holds=lambda spec: spec.mode is InvalidationMode.EAGER or spec.allow_residue is None,
+            holds=lambda spec: spec.mode is Mode.EAGER or spec.allow_residue is None,
         ),
     )
 
     @property
-    def effective_hbm(self) -> HbmHandling:
+    def effective_hbm(self) -> Hbm:
         """hbm, or its default."""
-        return self.hbm or HbmHandling.ROLL_SCOPES
+        return self.hbm or Hbm.ROLL_SCOPES
 
     @property
     def deadline_s(self) -> int | None:

@@ -10,9 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, ge
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationMode, Phase
+from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.contract.receipt.vocabulary import moment_in_s
+from kvstrata.contract.receipt.vocabulary import Mode, moment_in_s
 from kvstrata.model.erasure.facts import Deletion, JobState, Look
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.refs import Key
@@ -143,7 +143,7 @@ STEPS = ("unreachable", "keys_revoked", "erased", "verified")
 
 
 def count_lazy(before: Resource | None, after: Resource | None) -> None:
-    if not isinstance(after, CacheInvalidation) or after.spec.mode is not InvalidationMode.LAZY:
+    if not isinstance(after, CacheInvalidation) or after.spec.mode is not Mode.LAZY:
         return
     known = isinstance(before, CacheInvalidation) and before.uid == after.uid and before.status.phase is Phase.COMPLETE
     began, ended = after.status.start_time, after.status.completion_time

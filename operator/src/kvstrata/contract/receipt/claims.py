@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstrata.contract.receipt.facts import Amount, Erasure, KeyFact, NodeFact, PodFact, PodTier, TierFact
+from kvstrata.contract.receipt.facts import (
+    Amount,
+    Erasure,
+    Fence,
+    KeyFact,
+    NodeFact,
+    PodFact,
+    PodTier,
+    TierFact,
+)
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import (
     Hbm,
@@ -132,22 +141,21 @@ def _freed_in_clear(erasure: Erasure) -> Iterator[bool]:
             yield files and (gone or (one.erased is not None and one.erased.erased > 0))
 
 
+def settles(standing: Standing, boots: tuple[str, str], revision: int, needed: int | None, fence: Fence | None) -> bool:
+    """Whether a pod reuses nothing of it any more: it acknowledged the `needed` revision, it ended, or it was waited
+    for until its own clock fenced it off. `boots` are of its gate and cache server."""
+    if standing is Standing.ACKED:
+        return all(boots) and needed is not None and revision >= needed
+    if standing is Standing.FENCED and fence is not None:
+        waited_s = moment_in_s(fence.waited_until) - moment_in_s(fence.last_fresh)
+        return waited_s >= fence.stale_after_s + fence.drain_timeout_s
+    return standing is Standing.ENDED
+
+
 def _settled(erasure: Erasure, pod: PodFact) -> bool:
-    """Whether a pod reuses nothing of it any more, by its word, by its end, or by its own clock."""
-    match pod.standing:
-        case Standing.ACKED:
-            needed = next((target.revision for target in erasure.targets if target.model == pod.model), None)
-            said = bool(pod.gate_boot and pod.cache_boot and pod.at)
-            return said and needed is not None and pod.revision >= needed
-        case Standing.ENDED:
-            return pod.at is not None
-        case Standing.FENCED:
-            fence = pod.fence
-            if fence is None:
-                return False
-            waited_s = moment_in_s(fence.waited_until) - moment_in_s(fence.last_fresh)
-            return waited_s >= fence.stale_after_s + fence.drain_timeout_s
-    return False
+    needed = next((target.revision for target in erasure.targets if target.model == pod.model), None)
+    told = pod.at is not None or pod.standing is Standing.FENCED
+    return told and settles(pod.standing, (pod.gate_boot, pod.cache_boot), pod.revision, needed, pod.fence)
 
 
 def _unreachable(erasure: Erasure) -> bool:

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from kvstrata.contract.receipt.claims import WRITE_WINDOW_S
-from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
+from kvstrata.contract.receipt.claims import WRITE_WINDOW_S, settles
+from kvstrata.contract.receipt.vocabulary import Standing
 from kvstrata.model.erasure.facts import (
     NOTHING,
     Deletion,
-    EngineKept,
-    EngineReset,
     FilesErased,
-    HeldTier,
     JobState,
-    KeyDestroyed,
-    KeyNotDestroyed,
     KeyRemoved,
     Look,
     PodErased,
@@ -83,16 +78,6 @@ def keys_kept(erasure: Erasure) -> tuple[str, ...]:
     return tuple(key.fingerprint for key in (rolled.keys if rolled else ()) if key.fingerprint not in gone)
 
 
-def keys_not_destroyed(erasure: Erasure, *, judged: bool) -> tuple[str, ...]:
-    """Return the fingerprints of removed keys in a KMS that did not confirm their destruction. With `judged`, those for
-    which the KMS gave a reason; otherwise those that were not asked about yet."""
-    rolled = erasure.only(Rolled)
-    able = [key.fingerprint for key in (rolled.keys if rolled else ()) if key.custody is not KeyCustody.SECRET]
-    kept, gone = keys_kept(erasure), {one.fingerprint for one in erasure.of(KeyDestroyed)}
-    told = {one.fingerprint for one in erasure.of(KeyNotDestroyed)}
-    return tuple(one for one in able if one not in gone and one not in kept and (one in told) is judged)
-
-
 def tiers_at_hand(erasure: Erasure) -> tuple[SharedTier, ...]:
     lost = {one.tier for one in erasure.of(TierLost)}
     return tuple(tier for tier in erasure.order.tiers if tier.name not in lost)
@@ -139,33 +124,6 @@ def answer_of(erasure: Erasure, uid: str) -> PodErased | None:
     own = [one for one in erasure.of(PodErased) if one.uid == uid]
     counting = [one for one in own if has_acknowledged(erasure, uid, one.boots) and _after_ack(erasure, one)]
     return max(counting, key=lambda one: (one.round, one.at, one.key), default=None)
-
-
-def is_empty(erasure: Erasure, witness: Witness) -> bool:
-    """Whether a witness that acknowledged erased each of its tiers, and no later probe found data."""
-    if not witness.tiers:
-        return True
-    answer = answer_of(erasure, witness.uid)
-    if answer is None or leaks(erasure, answer):
-        return False
-    return all(tier.name in answer.copies and not answer.copies[tier.name].remaining for tier in witness.tiers)
-
-
-def is_reset(erasure: Erasure, uid: str) -> bool:
-    return any(one.uid == uid for one in erasure.of(EngineReset))
-
-
-def cannot_reset(erasure: Erasure, uid: str) -> bool:
-    return any(one.uid == uid for one in erasure.of(EngineKept))
-
-
-def files_left(erasure: Erasure, witness: Witness) -> tuple[HeldTier, ...]:
-    """Return the tiers of an ended witness whose files outlive it and were not erased."""
-    answer = answer_of(erasure, witness.uid)
-    inherited = {one.tier for one in erasure.of(FilesErased) if one.uid == witness.uid}
-    whole = answer is not None and not leaks(erasure, answer)
-    told = {name for name, copies in answer.copies.items() if not copies.remaining} if answer and whole else set()
-    return tuple(tier for tier in witness.tiers if tier.outlives_pod and tier.name not in told | inherited)
 
 
 def erased_at(erasure: Erasure) -> datetime | None:
@@ -218,16 +176,8 @@ def _settles(erasure: Erasure, seen: PodSeen) -> bool:
     witness = next((one for one in witnesses(erasure) if one.uid == seen.uid), None)
     if rolled is None or witness is None:
         return False
-    match seen.standing:
-        case Standing.ACKED:
-            needed = next((target.revision for target in rolled.targets if target.model == witness.model), None)
-            return bool(seen.gate_boot and seen.cache_boot) and needed is not None and seen.revision >= needed
-        case Standing.ENDED:
-            return True
-        case Standing.FENCED if seen.fence is not None:
-            waited_s = (moment(seen.fence.waited_until) - moment(seen.fence.last_fresh)).total_seconds()
-            return waited_s >= seen.fence.stale_after_s + seen.fence.drain_timeout_s
-    return False
+    needed = next((target.revision for target in rolled.targets if target.model == witness.model), None)
+    return settles(seen.standing, seen.boots, seen.revision, needed, seen.fence)
 
 
 def _settled_at(seen: PodSeen) -> datetime:

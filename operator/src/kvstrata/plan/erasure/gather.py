@@ -18,7 +18,6 @@ from kvstrata.contract.policy.data_key import key_fingerprint
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Component, Fence, Revoked, Subject, Target
 from kvstrata.contract.receipt.vocabulary import (
-    Hbm,
     KeyCustody,
     Mode,
     PodMedium,
@@ -262,7 +261,7 @@ def _subject(invalidation: CacheInvalidation) -> Subject:
         scope_name=name,
         tenants=spec.scope.named_tenants if spec.scope.prefix is not None else (),
         mode=Mode.EAGER,
-        hbm=Hbm(str(spec.effective_hbm)),
+        hbm=spec.effective_hbm,
         tiers=tuple(tier.name for tier in spec.tiers),
         reason=spec.reason or "",
     )

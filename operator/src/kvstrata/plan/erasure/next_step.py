@@ -8,20 +8,19 @@ do not count (`evidence`). Conditions follow `claims`, the rules for reading rec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 
+from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
 from kvstrata.model.erasure.evidence import (
     keys_kept,
-    keys_not_destroyed,
     last_moment,
-    standing_of,
     tiers_at_hand,
     unreachable_at,
     window_ends,
@@ -33,19 +32,19 @@ from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.erasure.orders import (
     DestroyKeys,
+    ErasureCase,
     IssueReceipt,
+    Open,
     Order,
-    Outstanding,
     RevokeKeys,
     StartDeletion,
-    deletions_owed,
-    names,
-    pods_owed,
-    probes_owed,
-    reset_owed,
-    tiers_to_look_at,
+    open_copies,
+    open_deletions,
+    open_engines,
+    open_looks,
+    open_probes,
 )
-from kvstrata.plan.erasure.receipt import facts_of, proven
+from kvstrata.plan.erasure.receipt import facts_of
 
 PATIENCE_S = 600
 """How long unreachable copies are waited for when nothing else is left and the order has no deadline."""
@@ -64,24 +63,6 @@ LOOK_AGAIN_S = 5.0
 """When to check again without notification."""
 
 
-class ErasurePhase(StrEnum):
-    """Progress for people; decides nothing."""
-
-    ROLLING = "Rolling"
-    AWAITING_ACKS = "AwaitingAcks"
-    REVOKING = "Revoking"
-    WAITING_OUT_WRITES = "WaitingOutWrites"
-    ERASING = "Erasing"
-    VERIFYING = "Verifying"
-    RECEIPTING = "Receipting"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
-
-    @property
-    def finished(self) -> bool:
-        return self in (ErasurePhase.COMPLETE, ErasurePhase.FAILED)
-
-
 @dataclass(frozen=True, slots=True)
 class Conclude:
     verdict: Verdict
@@ -92,7 +73,7 @@ class ErasureStep:
     """Orders, their reason, and when to check again without events. Slots of the tiers in `pinned_tiers` must not move
     meanwhile."""
 
-    phase: ErasurePhase
+    phase: Phase
     decision: Decision
     orders: tuple[Order | StartDeletion | Conclude, ...] = ()
     again_s: float | None = None
@@ -100,24 +81,13 @@ class ErasureStep:
     findings: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ErasureCase:
-    """Input of the rules. `holds` is what the facts prove."""
-
-    erasure: Erasure
-    seen: Observed
-    now: datetime
-    holds: frozenset[ReceiptClaim]
-
-
 def next_step(erasure: Erasure, seen: Observed, now: datetime) -> ErasureStep:
-    case = ErasureCase(erasure, seen, now, proven(erasure))
+    facts = facts_of(erasure)
+    case = ErasureCase(erasure, seen, now, facts, frozenset(claims(facts)))
     step = next(step for rule in RULES if (step := rule(case)) is not None)
     if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
         step = _cut_short(case, step)
-    return ErasureStep(
-        step.phase, step.decision, step.orders, step.again_s, step.pinned_tiers, tuple(_findings(case, step))
-    )
+    return replace(step, findings=tuple(_findings(case, step)))
 
 
 def finish(case: ErasureCase) -> ErasureStep | None:
@@ -125,28 +95,30 @@ def finish(case: ErasureCase) -> ErasureStep | None:
     if verdict is None:
         return None
     if receipt is not None:
-        phase = ErasurePhase.COMPLETE if verdict.complete else ErasurePhase.FAILED
+        phase = Phase.COMPLETE if verdict.complete else Phase.FAILED
         return ErasureStep(phase, Decision(verdict.reason, verdict.message))
     if case.seen.receipt_problem:
-        return _waiting(ErasurePhase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
+        return _waiting(Phase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
     why = Decision(R.RECEIPTING, f"the receipt is being written; it ends so: {verdict.message}")
-    return ErasureStep(ErasurePhase.RECEIPTING, why, (IssueReceipt(facts_of(case.erasure)),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.RECEIPTING, why, (IssueReceipt(case.facts),), LOOK_AGAIN_S)
 
 
 def roll(case: ErasureCase) -> ErasureStep | None:
     """The plan of the invalidation rolls epochs, eager or not."""
     if case.erasure.only(Rolled) is not None:
         return None
-    return _waiting(ErasurePhase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
+    return _waiting(Phase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
 
 
 def await_pods(case: ErasureCase) -> ErasureStep | None:
     """Every witness acknowledged, ended, or is fenced."""
     if unreachable_at(case.erasure) is not None:
         return None
-    unsettled = [pod.name for pod in witnesses(case.erasure) if standing_of(case.erasure, pod.uid) is None]
-    why = f"{names(unsettled)} neither acknowledged nor ended, and could not yet fence themselves off for certain"
-    return _waiting(ErasurePhase.AWAITING_ACKS, Decision(R.AWAITING_ACKS, why))
+    unsettled = sorted(witness.name for witness, pod in case.pods if pod.standing is Standing.OPEN)
+    more = f" and {len(unsettled) - 3} more" if len(unsettled) > 3 else ""
+    who = ", ".join(unsettled[:3]) + more
+    why = f"{who} neither acknowledged nor ended, and could not yet fence themselves off for certain"
+    return _waiting(Phase.AWAITING_ACKS, Decision(R.AWAITING_ACKS, why))
 
 
 def revoke(case: ErasureCase) -> ErasureStep | None:
@@ -157,18 +129,18 @@ def revoke(case: ErasureCase) -> ErasureStep | None:
     why = Decision(R.REVOKING_KEYS, f"{len(kept)} data keys are removed from their custody")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(kept)} data keys are still in their custody: {case.seen.custody_problem}")
-    return ErasureStep(ErasurePhase.REVOKING, why, (RevokeKeys(kept),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.REVOKING, why, (RevokeKeys(kept),), LOOK_AGAIN_S)
 
 
 def destroy(case: ErasureCase) -> ErasureStep | None:
     """The KMS is asked for the destruction of keys once every holder may have dropped them."""
-    open_keys = keys_not_destroyed(case.erasure, judged=False)
+    open_keys = _keys_not_destroyed(case, judged=False)
     if not open_keys:
         return None
     why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are asked after: whoever had them is to have let go")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
-    return ErasureStep(ErasurePhase.REVOKING, why, (DestroyKeys(open_keys),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.REVOKING, why, (DestroyKeys(open_keys),), LOOK_AGAIN_S)
 
 
 def wait_out_writes(case: ErasureCase) -> ErasureStep | None:
@@ -179,55 +151,55 @@ def wait_out_writes(case: ErasureCase) -> ErasureStep | None:
         return None
     left_s = (end - case.now).total_seconds()
     why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may still arrive for 30 s")
-    return ErasureStep(ErasurePhase.WAITING_OUT_WRITES, why, again_s=left_s, pinned_tiers=_pinned_tiers(case))
+    return ErasureStep(Phase.WAITING_OUT_WRITES, why, again_s=left_s, pinned_tiers=_pinned_tiers(case))
 
 
 def finish_verified(case: ErasureCase) -> ErasureStep | None:
     """A proof stays valid when servers change afterwards."""
-    if _engines_owed(case):
+    if any(open_engines(case)):
         return None
     if ReceiptClaim.VERIFIED in case.holds:
         return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
-    if _held_nothing(case):
+    inside = any(witness.tiers for witness in witnesses(case.erasure))
+    if ReceiptClaim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not inside:
         return _judged(case, True, R.NOTHING_HELD, "nothing was held outside the engines' own memory")
     return None
 
 
 def erase(case: ErasureCase) -> ErasureStep | None:
     """Each primary by a Job, a few at a time; each pod by itself."""
-    outstanding = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
-    return _step(case, ErasurePhase.ERASING, R.ERASING, outstanding)
+    return _step(case, Phase.ERASING, R.ERASING, (*open_deletions(case), *open_copies(case)))
 
 
 def verify(case: ErasureCase) -> ErasureStep | None:
     """The operator looks itself, after all deletions."""
-    outstanding = tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
-    return _step(case, ErasurePhase.VERIFYING, R.VERIFYING, outstanding)
+    return _step(case, Phase.VERIFYING, R.VERIFYING, (*open_looks(case), *open_probes(case)))
 
 
 def finish_short(case: ErasureCase) -> ErasureStep:
     """Copies are left and nothing more can be ordered: wait, accept the residue, or fail. In a namespace under deletion
     only reachable copies are waited for: what is gone does not return."""
-    outstanding = _owed(case)
-    late = next((why for why in outstanding.blocked_by if why.reason == R.LATE_COPIES), None)
+    every = (*open_deletions(case), *open_copies(case), *open_looks(case), *open_probes(case))
+    blocked = [one for one in every if one.blocked]
+    late = next((one for one in blocked if one.reason is R.LATE_COPIES), None)
     if late is not None:
         return _judged(case, False, late.reason, late.message)
-    why = outstanding.blocked_by[0] if outstanding.blocked_by else Decision(R.NOT_VERIFIED, _unproven(case))
-    message = "; ".join(dict.fromkeys(one.message for one in outstanding.blocked_by)) or why.message
+    reason = blocked[0].reason if blocked else R.NOT_VERIFIED
+    message = "; ".join(dict.fromkeys(one.message for one in blocked)) or _unproven(case)
     allowed, deadline = case.erasure.order.allow_residue or bool(case.seen.unattended), _deadline(case)
     ends = last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
     if deadline is not None:
         ends = min(deadline, ends) if allowed else deadline
-    if case.now >= ends or (case.seen.unattended and not outstanding.blocked_by):
+    if case.now >= ends or (case.seen.unattended and not blocked):
         if allowed:
             return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"what could be reached is erased; left: {message}")
-        return _judged(case, False, why.reason, message)
+        return _judged(case, False, reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
     # A holder of a key may have ended since.
-    late_keys = keys_not_destroyed(case.erasure, judged=True)
+    late_keys = _keys_not_destroyed(case, judged=True)
     orders = (DestroyKeys(late_keys),) if late_keys else ()
-    return ErasureStep(ErasurePhase.ERASING, Decision(why.reason, until), orders, left_s, _pinned_tiers(case))
+    return ErasureStep(Phase.ERASING, Decision(reason, until), orders, left_s, _pinned_tiers(case))
 
 
 RULES: tuple[Callable[[ErasureCase], ErasureStep | None], ...] = (
@@ -244,42 +216,32 @@ RULES: tuple[Callable[[ErasureCase], ErasureStep | None], ...] = (
 )
 
 
-def _owed(case: ErasureCase) -> Outstanding:
-    erasing = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
-    return erasing + tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
-
-
-def _step(case: ErasureCase, phase: ErasurePhase, reason: R, outstanding: Outstanding) -> ErasureStep | None:
-    if not (outstanding.orders or outstanding.waiting):
-        return None
+def _step(case: ErasureCase, phase: Phase, reason: R, every: Iterable[Open]) -> ErasureStep | None:
     # Unusual reasons first.
-    whys = sorted(outstanding.waiting, key=lambda why: why.reason == reason)
-    shown = list(dict.fromkeys(why.message for why in whys))
+    waiting = sorted((one for one in every if not one.blocked), key=lambda one: one.reason is reason)
+    if not waiting:
+        return None
+    shown = list(dict.fromkeys(one.message for one in waiting))
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
-    why = Decision(whys[0].reason, "; ".join(shown[:3]) + more)
-    return ErasureStep(phase, why, outstanding.orders, LOOK_AGAIN_S, _pinned_tiers(case))
+    orders = tuple(one.order for one in every if one.order is not None)
+    why = Decision(waiting[0].reason, "; ".join(shown[:3]) + more)
+    return ErasureStep(phase, why, orders, LOOK_AGAIN_S, _pinned_tiers(case))
 
 
-def _engines_owed(case: ErasureCase) -> bool:
-    acked = [
-        pod
-        for pod in witnesses(case.erasure)
-        if (word := standing_of(case.erasure, pod.uid)) and word.standing is Standing.ACKED
-    ]
-    return any(reset_owed(case.erasure, case.seen, pod) != Outstanding() for pod in acked)
-
-
-def _held_nothing(case: ErasureCase) -> bool:
-    inside = any(witness.tiers for witness in witnesses(case.erasure))
-    return ReceiptClaim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not inside
+def _keys_not_destroyed(case: ErasureCase, *, judged: bool) -> tuple[str, ...]:
+    """Return the fingerprints of removed keys in a KMS that did not confirm their destruction. With `judged`, those for
+    which the KMS gave a reason; otherwise those that were not asked about yet."""
+    known = {one.fingerprint for one in case.erasure.of(KeyNotDestroyed)}
+    left = (key for key in case.facts.keys if key.custody is KeyCustody.KMS and key.removed and not key.destroyed)
+    return tuple(key.fingerprint for key in left if (key.fingerprint in known) is judged)
 
 
 def _judged(case: ErasureCase, complete: bool, reason: str, message: str) -> ErasureStep:
     verdict = Verdict(complete, reason, message, case.now)
-    return ErasureStep(ErasurePhase.RECEIPTING, Decision(reason, message), (Conclude(verdict),))
+    return ErasureStep(Phase.RECEIPTING, Decision(reason, message), (Conclude(verdict),))
 
 
-def _waiting(phase: ErasurePhase, why: Decision) -> ErasureStep:
+def _waiting(phase: Phase, why: Decision) -> ErasureStep:
     return ErasureStep(phase, why, again_s=LOOK_AGAIN_S)
 
 
@@ -298,7 +260,7 @@ def _cut_short(case: ErasureCase, step: ErasureStep) -> ErasureStep:
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
         verdict = Verdict(False, R.ABANDONED, message, case.now, case.seen.abandoned)
-        return ErasureStep(ErasurePhase.RECEIPTING, Decision(R.ABANDONED, message), (Conclude(verdict),))
+        return ErasureStep(Phase.RECEIPTING, Decision(R.ABANDONED, message), (Conclude(verdict),))
     deadline = _deadline(case)
     if deadline is None:
         return step
@@ -310,7 +272,7 @@ def _cut_short(case: ErasureCase, step: ErasureStep) -> ErasureStep:
         return _judged(case, False, R.DEADLINE_EXCEEDED, message)
     left_s = (deadline - case.now).total_seconds()
     again_s = left_s if step.again_s is None else min(left_s, step.again_s)
-    return ErasureStep(step.phase, step.decision, step.orders, again_s, step.pinned_tiers)
+    return replace(step, again_s=again_s)
 
 
 def _pinned_tiers(case: ErasureCase) -> frozenset[str]:
@@ -321,7 +283,7 @@ def _pinned_tiers(case: ErasureCase) -> frozenset[str]:
 
 
 def _unproven(case: ErasureCase) -> str:
-    kinds = [str(item.kind) for item in facts_of(case.erasure).residue if not item.kind.asked and item.kind.denies]
+    kinds = [str(item.kind) for item in case.facts.residue if not item.kind.asked and item.kind.denies]
     what = f" ({', '.join(kinds)})" if kinds else ", for example because no pod knew a key to be asked for"
     return f"everything was done, and the facts do not prove that all is gone{what}"
 
@@ -339,7 +301,7 @@ def _findings(case: ErasureCase, step: ErasureStep) -> Iterable[Finding]:
         holds = claim in case.holds
         yield true(kind, reason, claim.meaning) if holds else false(kind, lacking.reason, lacking.message)
     if step.phase.finished:
-        kind = ConditionType.COMPLETE if step.phase is ErasurePhase.COMPLETE else ConditionType.FAILED
+        kind = ConditionType.COMPLETE if step.phase is Phase.COMPLETE else ConditionType.FAILED
         yield true(kind, why.reason, why.message)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receipt.claims import claims, required_residue
+from kvstrata.contract.receipt.claims import required_residue
 from kvstrata.contract.receipt.facts import (
     Amount,
     Component,
@@ -24,7 +24,7 @@ from kvstrata.contract.receipt.facts import (
     Verification,
 )
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
-from kvstrata.contract.receipt.residue import ReceiptClaim, Residue, ResidueItem
+from kvstrata.contract.receipt.residue import Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Party, Standing
 from kvstrata.contract.wire import MAX_CLOSED_TEXT
 from kvstrata.model.erasure.evidence import (
@@ -59,10 +59,6 @@ from kvstrata.model.erasure.facts import (
     Witness,
 )
 from kvstrata.model.erasure.record import Erasure, SharedTier
-
-
-def proven(erasure: Erasure) -> frozenset[ReceiptClaim]:
-    return frozenset(claims(facts_of(erasure)))
 
 
 def facts_of(erasure: Erasure) -> ReceiptFacts:

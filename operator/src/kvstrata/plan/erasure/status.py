@@ -14,7 +14,7 @@ from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.objects.quantities import binary
 from kvstrata.plan.actions import Decision, StatusWrite
 from kvstrata.plan.conditions import kstatus, write_status
-from kvstrata.plan.erasure.next_step import ErasurePhase, next_step
+from kvstrata.plan.erasure.next_step import next_step
 from kvstrata.plan.erasure.receipt import facts_of
 
 MAX_TROUBLES = 3
@@ -28,7 +28,7 @@ def tell(invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took
     receipt = erasure.only(ReceiptWritten)
     standings = [pod.standing for pod in facts.pods]
     fields: dict[str, Any] = {
-        "phase": str(Phase(str(step.phase))),
+        "phase": str(step.phase),
         "pods": {
             "acked": standings.count(Standing.ACKED),
             "live": len(standings) - standings.count(Standing.ENDED),
@@ -46,7 +46,7 @@ def tell(invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took
         "awaiting": None,
         "receiptDigest": receipt.digest if receipt is not None else None,
     }
-    failed = why if step.phase is ErasurePhase.FAILED else None
+    failed = why if step.phase is Phase.FAILED else None
     return write_status(invalidation, now, (*kstatus(failed, None, why), *step.findings), fields)
 
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, InvalidationMode, Phase
+from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.contract.receipt.vocabulary import Mode
 from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
 from kvstrata.model.refs import BUNDLE, Key
@@ -49,7 +50,7 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
     phase = invalidation.status.phase or Phase.PENDING
     if phase.finished:
         return _end(world, invalidation) if held else _expire(invalidation, now)
-    if invalidation.spec.mode is InvalidationMode.EAGER and phase is not Phase.PENDING:
+    if invalidation.spec.mode is Mode.EAGER and phase is not Phase.PENDING:
         return _erase(world, invalidation, now)
     if _past_deadline(invalidation, now):
         late = Decision(
@@ -146,7 +147,7 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
         )
         return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
     rolled = [intent for scope in scopes for intent in _intents(world, scope)] if leaving is None else _ends(leaving)
-    if not rolled and invalidation.spec.mode is InvalidationMode.EAGER:
+    if not rolled and invalidation.spec.mode is Mode.EAGER:
         nothing = (
             f"{invalidation.spec.scope.summary} has no scope of its own that was ever cached under: nothing was done"
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.api.cacheinvalidation import MAX_SCOPES, CacheInvalidation, HbmHandling, InvalidationMode, SharedScopes
+from kvstrata.api.cacheinvalidation import MAX_SCOPES, CacheInvalidation, SharedScopes
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.contract.receipt.vocabulary import Hbm, Mode
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import Decision
@@ -20,7 +21,7 @@ MAX_ERASED_SCOPES = 2_048
 
 def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) -> Decision | None:
     """Only an erasure waits for the reset of engines."""
-    if invalidation.spec.effective_hbm is HbmHandling.ROLL_SCOPES or invalidation.spec.mode is InvalidationMode.EAGER:
+    if invalidation.spec.effective_hbm is Hbm.ROLL_SCOPES or invalidation.spec.mode is Mode.EAGER:
         return None
     return Decision(
         InvalidationReason.RESET_NOT_RECONCILED,
@@ -34,7 +35,7 @@ def leaves_nothing_of_a_prefix(world: World, invalidation: CacheInvalidation) ->
     if spec.scope.prefix is None:
         return None
     why = ""
-    if spec.mode is not InvalidationMode.EAGER or spec.effective_hbm is not HbmHandling.RESET_ENGINE:
+    if spec.mode is not Mode.EAGER or spec.effective_hbm is not Hbm.RESET_ENGINE:
         why = "it takes mode Eager and hbm ResetEngine: set both"
     elif spec.tiers:
         why = "what stays in other tiers would be found again: leave tiers out"
@@ -106,7 +107,7 @@ def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalida
 
 def is_no_more_than_can_be_written_down(world: World, invalidation: CacheInvalidation) -> Decision | None:
     """Every old epoch is recorded before any roll: in a status, and for an erasure in a Secret."""
-    eager = invalidation.spec.mode is InvalidationMode.EAGER
+    eager = invalidation.spec.mode is Mode.EAGER
     most = MAX_ERASED_SCOPES if eager else MAX_SCOPES
     scopes = scopes_to_roll(world, invalidation)
     pools = (world.pools[scope.name] for scope in scopes if scope.kind is ScopeKind.POOL)
