@@ -127,7 +127,7 @@ class ClusterWorld(World):
             pod = next(pod for pod in self.rig.pods.values() if pod.ready)
             return TierVerifier(f"{pod.ip}:{self.rig.port}", server_name, access, cluster=cluster)
 
-        looks = Looks(self.sim.kube, deps.operator, deps.now, verifier)
+        looks = Looks(self.sim.kube, "operator-1", deps.now, verifier)
         jobs = Jobs(self.sim.kube, CONTEXT, deps.now, lambda: self.leading)
         return replace(deps, looks=looks, jobs=jobs, sleep=lambda _: asyncio.sleep(PAUSE_S))
 

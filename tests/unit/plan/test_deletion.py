@@ -12,15 +12,11 @@ from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.objects.labels import ERASES
+from kvstrata.plan.actions import CarryOutErasure, Create, SetFinalizers
 from kvstrata.plan.erasure.policy_deletion import (
     ABANDON,
     FINALIZER,
-    AbandonErasure,
-    CreateInvalidation,
     DeletionCase,
-    DropFinalizer,
-    EraseWithoutObject,
-    SetFinalizer,
     build_invalidation,
     invalidation_name,
     plan_deletion,
@@ -41,6 +37,10 @@ def policy(
     return TenantCachePolicy.model_validate(raw)
 
 
+CARRY_OUT = CarryOutErasure("TenantCachePolicy", "acme", policy().uid)
+SET, DROP = (SetFinalizers(left, policy().metadata.resource_version) for left in ((FINALIZER,), ()))
+
+
 def without_finalizer(found: TenantCachePolicy) -> TenantCachePolicy:
     return found.model_copy(update={"metadata": found.metadata.model_copy(update={"finalizers": ()})})
 
@@ -48,49 +48,53 @@ def without_finalizer(found: TenantCachePolicy) -> TenantCachePolicy:
 def invalidation(phase: str = "AwaitingAcks", of: TenantCachePolicy | None = None, **status: Any) -> CacheInvalidation:
     spec = build_invalidation(of or policy())
     raw = objects.invalidation("name", **spec["spec"])
-    raw["metadata"] |= {"name": spec["metadata"]["name"], "annotations": spec["metadata"]["annotations"]}
+    raw["metadata"] |= {
+        "name": spec["metadata"]["name"],
+        "uid": "order-1",
+        "annotations": spec["metadata"]["annotations"],
+    }
     raw["status"] = {"phase": phase, **status}
     return CacheInvalidation.model_validate(raw)
 
 
 def test_a_policy_with_an_epoch_that_erases_gets_the_finalizer_and_others_lose_it() -> None:
     living = without_finalizer(policy(deleting=False))
-    assert plan_deletion(DeletionCase(living)).order == SetFinalizer()
-    assert plan_deletion(DeletionCase(policy(deleting=False))).order is None
-    assert plan_deletion(DeletionCase(policy(deleting=False, wish="Abandon"))).order == DropFinalizer()
-    assert plan_deletion(DeletionCase(policy(deleting=False, cached=False))).order == DropFinalizer()
-    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False, cached=False)))).order is None
+    assert plan_deletion(DeletionCase(living)).action == SET
+    assert plan_deletion(DeletionCase(policy(deleting=False))).action is None
+    assert plan_deletion(DeletionCase(policy(deleting=False, wish="Abandon"))).action == DROP
+    assert plan_deletion(DeletionCase(policy(deleting=False, cached=False))).action == DROP
+    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False, cached=False)))).action is None
 
 
 def test_a_policy_that_says_nothing_of_its_deletion_erases() -> None:
-    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False, wish=None)))).order == SetFinalizer()
+    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False, wish=None)))).action == SET
 
 
 def test_the_finalizer_is_there_before_the_epoch_is() -> None:
     own, shared = Scope(ScopeKind.TENANT, "acme"), Scope(ScopeKind.GROUP, "lab")
     fresh = without_finalizer(policy(deleting=False, cached=False))
-    assert plan_deletion(DeletionCase(fresh, draws=own)).order == SetFinalizer()
-    assert plan_deletion(DeletionCase(fresh, draws=shared)).order is None
+    assert plan_deletion(DeletionCase(fresh, draws=own)).action == SET
+    assert plan_deletion(DeletionCase(fresh, draws=shared)).action is None
 
 
 def test_the_finalizer_stays_until_the_status_names_what_is_shared() -> None:
     shared = Scope(ScopeKind.GROUP, "lab")
-    assert plan_deletion(DeletionCase(policy(deleting=False), draws=shared)).order is None
-    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False)), draws=shared)).order == SetFinalizer()
+    assert plan_deletion(DeletionCase(policy(deleting=False), draws=shared)).action is None
+    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False)), draws=shared)).action == SET
 
 
 def test_a_tenant_that_only_shares_leaves_nothing_that_would_be_erased() -> None:
     sharing = policy(deleting=False)
     scope = ScopeStatus(kind=ScopeKind.GROUP, name="lab", epoch="0" * 32, rolls=0)
     sharing = sharing.model_copy(update={"status": sharing.status.model_copy(update={"scope": scope})})
-    assert plan_deletion(DeletionCase(sharing)).order == DropFinalizer()
-    assert plan_deletion(DeletionCase(without_finalizer(sharing))).order is None
+    assert plan_deletion(DeletionCase(sharing)).action == DROP
+    assert plan_deletion(DeletionCase(without_finalizer(sharing))).action is None
 
 
 def test_a_deleted_policy_orders_one_eager_invalidation_that_leaves_what_others_share() -> None:
     step = plan_deletion(DeletionCase(policy()))
-    assert isinstance(step.order, CreateInvalidation)
-    made = step.order.invalidation
+    assert isinstance(step.action, Create)
+    made = step.action.body
     CacheInvalidation.model_validate(made)
     assert made["spec"]["scope"] == {"tenant": "acme"}
     assert (made["spec"]["mode"], made["spec"]["sharedScopes"]) == ("Eager", "Exclude")
@@ -109,24 +113,24 @@ def test_the_invalidations_name_fits_and_differs_for_a_policy_that_comes_later()
 
 def test_in_a_namespace_that_goes_nothing_is_created() -> None:
     step = plan_deletion(DeletionCase(policy(), namespace_deleting=True))
-    assert step.order == EraseWithoutObject(policy().uid)
+    assert step.action == CARRY_OUT
     begun = plan_deletion(DeletionCase(policy(), kept=frozenset({policy().uid}), nameable=False))
-    assert begun.order == EraseWithoutObject(policy().uid), "what has begun needs no name any more"
+    assert begun.action == CARRY_OUT, "what has begun needs no name any more"
 
 
 def test_a_policy_whose_blocks_nobody_can_name_goes_with_its_namespace_and_says_why() -> None:
     for given_up in (None, "whatever"):
         case = DeletionCase(policy(why=given_up), namespace_deleting=True, nameable=False)
-        order = plan_deletion(case).order
-        assert isinstance(order, DropFinalizer)
+        order = plan_deletion(case).action
+        assert isinstance(order, SetFinalizers)
         assert "no receipt" in order.unproven
-    assert isinstance(plan_deletion(DeletionCase(policy(), nameable=False)).order, CreateInvalidation)
+    assert isinstance(plan_deletion(DeletionCase(policy(), nameable=False)).action, Create)
 
 
 @pytest.mark.parametrize("phase", ["Rolling", "AwaitingAcks", "Complete"])
 def test_without_a_receipt_the_finalizer_stays(phase: str) -> None:
     step = plan_deletion(DeletionCase(policy(), erasing=invalidation(phase)))
-    assert step.order is None
+    assert step.action is None
     assert step.decision is not None
     expected = PolicyReason.RECEIPT_MISSING if phase == "Complete" else PolicyReason.ERASING
     assert step.decision.reason == expected
@@ -134,16 +138,16 @@ def test_without_a_receipt_the_finalizer_stays(phase: str) -> None:
 
 def test_with_the_receipt_the_policy_goes() -> None:
     case = DeletionCase(policy(), erasing=invalidation("Complete"), receipt="d" * 64)
-    assert plan_deletion(case).order == DropFinalizer()
+    assert plan_deletion(case).action == DROP
     gone = DeletionCase(policy(), receipt="d" * 64, namespace_deleting=True)
-    assert plan_deletion(gone).order == DropFinalizer()
+    assert plan_deletion(gone).action == DROP
 
 
 def test_an_erasure_that_failed_keeps_the_policy_says_why_and_how_out() -> None:
     failed = invalidation("Failed", message="files of pod chat-2 stayed on its node")
     for receipt in (None, "d" * 64):
         step = plan_deletion(DeletionCase(policy(), erasing=failed, receipt=receipt))
-        assert step.order is None
+        assert step.action is None
         assert step.decision is not None
         assert step.decision.reason == PolicyReason.ERASURE_FAILED
         assert "files of pod chat-2" in step.decision.message
@@ -154,27 +158,29 @@ def test_who_gives_it_up_gets_a_receipt_that_says_so_before_the_policy_goes() ->
     given_up = policy(why="the disk was shredded")
     erasing = invalidation("AwaitingAcks")
     step = plan_deletion(DeletionCase(given_up, erasing=erasing, kept=frozenset({erasing.uid})))
-    assert step.order == AbandonErasure(erasing.uid, "the disk was shredded")
-    refused = plan_deletion(DeletionCase(given_up, erasing=invalidation("Failed"))).order
-    assert refused == AbandonErasure(given_up.uid, "the disk was shredded"), "it never began, and has no receipt"
-    never_begun = plan_deletion(DeletionCase(given_up)).order
-    assert never_begun == AbandonErasure(given_up.uid, "the disk was shredded")
+    assert step.action == CarryOutErasure("CacheInvalidation", erasing.name, erasing.uid)
+    assert step.decision is not None
+    assert "the disk was shredded" in step.decision.message
+    refused = plan_deletion(DeletionCase(given_up, erasing=invalidation("Failed"))).action
+    assert refused == CARRY_OUT, "it never began, and has no receipt"
+    never_begun = plan_deletion(DeletionCase(given_up)).action
+    assert never_begun == CARRY_OUT
     done = DeletionCase(given_up, erasing=invalidation("Failed"), receipt="d" * 64)
-    assert plan_deletion(done).order == DropFinalizer()
+    assert plan_deletion(done).action == DROP
     empty = plan_deletion(DeletionCase(policy(why="  "), erasing=erasing))
-    assert empty.order is None, "giving up takes a reason"
+    assert empty.action is None, "giving up takes a reason"
 
 
 def test_a_strangers_invalidation_of_that_name_is_named_and_not_taken_for_ours() -> None:
     other = policy()
     other = other.model_copy(update={"metadata": other.metadata.model_copy(update={"uid": "another"})})
     step = plan_deletion(DeletionCase(policy(), erasing=invalidation("Complete", of=other)))
-    assert step.order is None
+    assert step.action is None
     assert step.decision is not None
     assert step.decision.reason == PolicyReason.NAME_TAKEN
 
 
 def test_a_policy_whose_owner_changed_to_abandon_goes_at_once() -> None:
-    assert plan_deletion(DeletionCase(policy(wish="Abandon"))).order == DropFinalizer()
+    assert plan_deletion(DeletionCase(policy(wish="Abandon"))).action == DROP
     failed = DeletionCase(policy(wish="Abandon"), erasing=invalidation("Failed"), receipt="d" * 64)
-    assert plan_deletion(failed).order == DropFinalizer()
+    assert plan_deletion(failed).action == DROP

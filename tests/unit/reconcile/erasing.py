@@ -327,7 +327,6 @@ class World:
             pods=Pods(sim.kube, self.gates, now),
             jobs=self.jobs,
             chains=self.chain,
-            operator="operator-1",
             may_write=may_write,
             now=now,
             sleep=at_once,

@@ -12,7 +12,6 @@ from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import ORDER_FILE
 from kvstrata.plan.erasure.deletions import DeletionRun
-from kvstrata.reconcile.erasure.deps import DeletionJobs
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
@@ -45,11 +44,6 @@ def kube() -> MemoryKube:
 @pytest.fixture
 def jobs(kube: MemoryKube) -> Jobs:
     return jobs_of(kube)
-
-
-def test_it_is_what_erasures_need(jobs: Jobs) -> None:
-    needed: DeletionJobs = jobs
-    assert needed is jobs
 
 
 class TestBeginning:

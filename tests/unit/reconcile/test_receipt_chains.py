@@ -19,7 +19,6 @@ from kvstrata.objects.erasure import receipts
 from kvstrata.objects.erasure.receipts import RECEIPT_DATA_KEY, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
-from kvstrata.reconcile.erasure.deps import ReceiptChains
 from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError
@@ -89,10 +88,6 @@ def verifies(kube: MemoryKube, *pinned: str) -> list[str]:
 
 
 class TestAChain:
-    def test_is_what_erasures_need(self, chains: Chains) -> None:
-        needed: ReceiptChains = chains
-        assert needed is chains
-
     async def test_grows_by_a_receipt_for_each_order(self, kube: MemoryKube, chains: Chains) -> None:
         first, second = await append(chains, erasure("order-1")), await append(chains, lazy("order-2"))
         assert (first.count, second.count) == (1, 2)

@@ -21,7 +21,7 @@ from kvstrata.model.erasure.facts import ReceiptWritten
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
-from kvstrata.plan.actions import Action, CarryOutErasure, Create, Decision, EndErasure, Plan, SetFinalizers
+from kvstrata.plan.actions import CarryOutErasure, Create, Decision, EndErasure, Plan, SetFinalizers
 from kvstrata.plan.bundle.enforcement import ENFORCED
 from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
 
@@ -32,43 +32,6 @@ ABANDON = "kvstrata.io/abandon-erasure"
 
 KEPT_FOR_S = 24 * 3600
 """How long a finished CacheInvalidation stays; its receipt stays for good."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetFinalizer:
-    """Set the finalizer, before anything is cached under an epoch of the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class DropFinalizer:
-    """Release the object. `unproven` says why there is no receipt, if there should be one."""
-
-    unproven: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CreateInvalidation:
-    """Create the erasing CacheInvalidation; its derived name makes it unique."""
-
-    invalidation: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EraseWithoutObject:
-    """Begin or continue the erasure with this uid, recorded in the operator's namespace."""
-
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonErasure:
-    """End the erasure as abandoned for this reason, with a receipt, even if it never began."""
-
-    uid: str
-    reason: str
-
-
-DeletionOrder = SetFinalizer | DropFinalizer | CreateInvalidation | EraseWithoutObject | AbandonErasure
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +63,9 @@ class DeletionCase:
 
 @dataclass(frozen=True, slots=True)
 class DeletionStep:
-    """The next order, if any, and why the object still exists."""
+    """The next action, if any, and why the object still exists."""
 
-    order: DeletionOrder | None = None
+    action: SetFinalizers | Create | CarryOutErasure | None = None
     decision: Decision | None = None
 
 
@@ -153,7 +116,7 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
     if not policy.metadata.deleting:
         if needs_finalizer(policy, case.draws) == has:
             return DeletionStep()
-        return DeletionStep(DropFinalizer() if has else SetFinalizer())
+        return DeletionStep(_drop(policy) if has else _finalizers(policy, (*policy.metadata.finalizers, FINALIZER)))
     if not has:
         return DeletionStep()
     # No epoch of its own was ever used, or its owner changed the deletion policy.
@@ -165,9 +128,9 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
         return DeletionStep(decision=_stuck(case, case.erasing))
     if case.namespace_deleting or policy.uid in case.kept:
         why = Decision(PolicyReason.ERASING, "it is erased without an object, because the namespace is deleted")
-        return DeletionStep(EraseWithoutObject(policy.uid), why) if _can_be_named(case) else _unnamed()
+        return DeletionStep(_carry_out(policy, policy.uid), why) if _can_be_named(case) else _unnamed(policy)
     why = Decision(PolicyReason.ERASING, f"CacheInvalidation {invalidation_name(policy)} erases it")
-    return DeletionStep(CreateInvalidation(build_invalidation(policy)), why)
+    return DeletionStep(Create(build_invalidation(policy)), why)
 
 
 def _given_up(case: DeletionCase) -> DeletionStep:
@@ -175,9 +138,9 @@ def _given_up(case: DeletionCase) -> DeletionStep:
     erasing = case.erasing if case.is_ours else None
     uid = erasing.uid if erasing is not None and erasing.uid in case.kept else case.policy.uid
     if uid == case.policy.uid and not _can_be_named(case):
-        return _unnamed()
+        return _unnamed(case.policy)
     why = Decision(PolicyReason.ABANDONING, f"the receipt is to say that it was given up: {case.abandoned}")
-    return DeletionStep(AbandonErasure(uid, case.abandoned), why)
+    return DeletionStep(_carry_out(case.policy, uid), why)
 
 
 def _can_be_named(case: DeletionCase) -> bool:
@@ -185,14 +148,28 @@ def _can_be_named(case: DeletionCase) -> bool:
     return case.nameable or case.policy.uid in case.kept or not case.namespace_deleting
 
 
-def _unnamed() -> DeletionStep:
+def _unnamed(policy: TenantCachePolicy) -> DeletionStep:
     """Release it: without the domain's key no block can be attributed or reached."""
-    return DeletionStep(
-        DropFinalizer(
-            "the namespace is being deleted, and the key and id of its domain went before an operator saw it: nothing "
-            "can be erased by name, and no receipt is written"
-        )
+    unproven = (
+        "the namespace is being deleted, and the key and id of its domain went before an operator saw it: nothing "
+        "can be erased by name, and no receipt is written"
     )
+    return DeletionStep(_drop(policy, unproven))
+
+
+def _carry_out(policy: TenantCachePolicy, uid: str) -> CarryOutErasure:
+    """Begin or continue the erasure of this uid: that of the policy itself, or of its CacheInvalidation."""
+    if uid == policy.uid:
+        return CarryOutErasure(policy.INFO.kind, policy.name, uid)
+    return CarryOutErasure(CacheInvalidation.INFO.kind, invalidation_name(policy), uid)
+
+
+def _drop(policy: TenantCachePolicy, unproven: str = "") -> SetFinalizers:
+    return _finalizers(policy, tuple(one for one in policy.metadata.finalizers if one != FINALIZER), unproven)
+
+
+def _finalizers(policy: TenantCachePolicy, wanted: tuple[str, ...], unproven: str = "") -> SetFinalizers:
+    return SetFinalizers(wanted, policy.metadata.resource_version, unproven)
 
 
 def _last(case: DeletionCase) -> DeletionStep:
@@ -201,7 +178,7 @@ def _last(case: DeletionCase) -> DeletionStep:
     erases = needs_finalizer(case.policy) and not case.abandoned
     if erases and erasing is not None and erasing.status.phase is Phase.FAILED:
         return DeletionStep(decision=_stuck(case, erasing))
-    return DeletionStep(DropFinalizer())
+    return DeletionStep(_drop(case.policy))
 
 
 def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:
@@ -237,31 +214,23 @@ def finalizer_due(policy: TenantCachePolicy, draws: Scope | None) -> Plan | None
     `draws` is the scope of an epoch about to be drawn: the finalizer precedes anything cached under it, and is dropped
     after the status names a shared epoch instead.
     """
-    step = plan_deletion(DeletionCase(policy, draws=draws))
-    match step.order:
-        case SetFinalizer():
-            wanted = (*policy.metadata.finalizers, FINALIZER)
-        case DropFinalizer():
-            wanted = _without_ours(policy)
-        case _:
-            return None
-    return Plan(
-        actions=(SetFinalizers(wanted, policy.metadata.resource_version),),
-        enqueue=(Key(policy.INFO.kind, policy.namespace, policy.name),),
-    )
+    action = plan_deletion(DeletionCase(policy, draws=draws)).action
+    key = Key(policy.INFO.kind, policy.namespace, policy.name)
+    return Plan(actions=(action,), enqueue=(key,)) if action is not None else None
 
 
 def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Plan:
     """Return the plan for a policy under deletion, including bundles without it."""
     step = plan_deletion(_case(world, policy))
     bundles = tuple(Key(BUNDLE, world.namespace, model) for model in sorted(world.models))
+    actions = (step.action,) if step.action is not None else ()
     why = step.decision
     if why is None:
-        return Plan(actions=_actions(policy, step.order), enqueue=bundles)
+        return Plan(actions=actions, enqueue=bundles)
     stuck = why.reason in STUCK
     findings = (*(kstatus(why, None, why) if stuck else kstatus(None, why, why)), _no_access(), *erases(policy))
     return Plan(
-        actions=_actions(policy, step.order),
+        actions=actions,
         statuses=write_status(policy, now, findings, {}),
         enqueue=bundles,
         wake_after_s=LOOK_AGAIN_STUCK_S if stuck else LOOK_AGAIN_S,
@@ -332,26 +301,6 @@ def _receipt(world: World, policy: TenantCachePolicy) -> str | None:
     found = world.erasures.get(policy.uid)
     written = found.record.erasure.only(ReceiptWritten) if found is not None else None
     return written.digest if written is not None else None
-
-
-def _actions(policy: TenantCachePolicy, order: DeletionOrder | None) -> tuple[Action, ...]:
-    kind = policy.INFO.kind
-    match order:
-        case DropFinalizer():
-            return (SetFinalizers(_without_ours(policy), policy.metadata.resource_version, order.unproven),)
-        case CreateInvalidation():
-            return (Create(order.invalidation),)
-        case EraseWithoutObject():
-            return (CarryOutErasure(kind, policy.name, policy.uid),)
-        case AbandonErasure() if order.uid == policy.uid:
-            return (CarryOutErasure(kind, policy.name, policy.uid),)
-        case AbandonErasure():
-            return (CarryOutErasure(CacheInvalidation.INFO.kind, invalidation_name(policy), order.uid),)
-    return ()
-
-
-def _without_ours(policy: TenantCachePolicy) -> tuple[str, ...]:
-    return tuple(one for one in policy.metadata.finalizers if one != FINALIZER)
 
 
 def _no_access() -> Finding:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import KubeError
-from kvstrata.clients.resources import BY_KIND
-from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.model.erasure.facts import JobState, ReceiptWritten, Rolled
 from kvstrata.model.erasure.record import ErasureRecord, TierNow
 from kvstrata.model.pods import Pod
@@ -31,8 +28,9 @@ from kvstrata.plan.erasure.orders import (
     ToTier,
     VerifyTier,
 )
-from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
+from kvstrata.plan.erasure.receipt_chain import ChainConflict
 from kvstrata.reconcile import metrics
+from kvstrata.reconcile.erasure import receipt_count
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.pods import PodError
 from kvstrata.reconcile.erasure.tiers import LookError
@@ -144,40 +142,16 @@ class Executor:
             return DeletionRun("", JobState.FAILED, problem=str(error))
 
     async def _issue(self, record: ErasureRecord, order: IssueReceipt) -> OrderDone | OrderFailed:
-        done = await self._issued(record, order.facts)
+        store, namespace, domain = self._deps.store, record.namespace, record.domain
+        counted = receipt_count.counted(store, namespace, domain)
+        self._deps.may_write()
+        done = await self._deps.chains.issue(namespace, domain, counted, order.facts)
         if isinstance(done, ChainConflict):
             return OrderFailed(order, done.message, refused=True)
+        self._deps.may_write()
+        await receipt_count.count(self._deps.kube, store, namespace, domain, done.count, done.head)
         metrics.count_erasure(order.facts)
         return OrderDone(order, (ReceiptWritten(done.digest),))
-
-    async def _issued(self, record: ErasureRecord, facts: ReceiptFacts) -> Receipted | ChainConflict:
-        async with self._deps.issuing[record.namespace]:
-            domain = self._domain_of(record)
-            counted = domain.status.receipts if domain is not None else None
-            self._deps.may_write()
-            done = await self._deps.chains.issue(record.namespace, record.domain, counted, facts)
-            if isinstance(done, Receipted):
-                await self._count_receipt(record, done)
-        return done
-
-    async def _count_receipt(self, record: ErasureRecord, done: Receipted) -> None:
-        domain, resource = self._domain_of(record), BY_KIND[CacheDomain.INFO.kind]
-        if domain is None or (domain.status.receipts and domain.status.receipts.count >= done.count):
-            return
-        status, version = {"receipts": {"count": done.count, "head": done.head}}, domain.metadata.resource_version
-        self._deps.may_write()
-        try:
-            written = await self._deps.kube.patch_status(resource, record.namespace, DOMAIN_NAME, status, version)
-        except KubeError as error:
-            if not error.is_not_found:
-                raise
-        else:
-            self._deps.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
-
-    def _domain_of(self, record: ErasureRecord) -> CacheDomain | None:
-        """Return the domain that an erasure's receipt belongs to; a successor has another chain."""
-        found: CacheDomain | None = self._deps.store.domain(record.namespace).objects["CacheDomain"].get(DOMAIN_NAME)
-        return found if found is not None and found.status.domain_id == record.domain else None
 
     def _tier(self, record: ErasureRecord, order: NameChunks | VerifyTier) -> CacheTier:
         found: CacheTier | None = self._deps.store.domain(record.namespace).objects["CacheTier"].get(order.tier)

@@ -1,6 +1,6 @@
 """Deletes former caches: runs Jobs, one tier after the other, and records their state as facts.
 
-Observes: Jobs. Writes: Jobs, by the `DeletionJobs` of erasures. Runs again when: its model is planned, or a running Job
+Observes: Jobs. Writes: Jobs, by the `Jobs` of erasures. Runs again when: its model is planned, or a running Job
 is due for a look.
 
 The model is planned again after a round. A round is in the model's status before it begins, and Jobs are named after
@@ -28,7 +28,7 @@ from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import RETRY_S, Background
-from kvstrata.reconcile.erasure.deps import DeletionJobs
+from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
@@ -52,7 +52,7 @@ class Reclaims(Background):
         self,
         store: Store,
         queue: WorkQueue,
-        jobs: DeletionJobs,
+        jobs: Jobs,
         now: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

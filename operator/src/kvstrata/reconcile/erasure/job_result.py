@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, decode_line
+from kvstrata.contract.messages.erase_report import End, Line, Outcome, decode_line
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.plan.erasure.deletions import DeletionRun
@@ -26,15 +25,6 @@ WHOLE, MALFORMED, STOPPED = 0, 2, 3
 OUT_OF_MEMORY = "OOMKilled"
 MAX_PROBLEM = 512
 """Characters."""
-
-REASONS: Mapping[StopReason, InvalidationReason] = {
-    StopReason.SERVER_AWAY: InvalidationReason.TIER_AWAY,
-    StopReason.ACCESS_REFUSED: InvalidationReason.TIER_AWAY,
-    StopReason.SLOTS_UNSERVED: InvalidationReason.TIER_AWAY,
-    StopReason.REPLICAS_BEHIND: InvalidationReason.TIER_AWAY,
-    StopReason.SLOT_MAP_CHANGED: InvalidationReason.SLOT_MAP_CHANGED,
-}
-"""Reason of an erasure while a stopped deletion is retried; Erasing for any other."""
 
 _LONG_HEX = re.compile(r"[0-9a-f]{32,}")
 
@@ -48,12 +38,6 @@ class Ended:
     code: int
     reason: str
     at: datetime
-
-
-def reason_of(run: DeletionRun) -> InvalidationReason:
-    end = run.lines[-1] if run.lines else None
-    stopped = end.reason if isinstance(end, End) else StopReason.NONE
-    return REASONS.get(stopped, InvalidationReason.ERASING)
 
 
 def read_report(log: bytes) -> tuple[Line, ...]:

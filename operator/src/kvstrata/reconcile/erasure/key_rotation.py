@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain, ReceiptChain
+from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.resources import BY_KIND
 from kvstrata.clients.signing import SigningError
 from kvstrata.reconcile import metrics
+from kvstrata.reconcile.erasure import receipt_count
 from kvstrata.reconcile.erasure.receipt_chain import Chains, HandedOver
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.store import Store
@@ -61,22 +61,11 @@ class KeyRotation:
         if await self._chains.finish_rotation(self._told):
             log.info("every chain of receipts was handed over to the current key")
 
-    def _domain(self, namespace: str, domain: str) -> CacheDomain | None:
-        found: CacheDomain | None = self._store.domain(namespace).objects["CacheDomain"].get(DOMAIN_NAME)
-        return found if found is not None and found.status.domain_id == domain else None
-
     def _told(self, namespace: str, domain: str) -> ReceiptChain | None:
-        found = self._domain(namespace, domain) if namespace else None
-        return found.status.receipts if found is not None else None
+        return receipt_count.counted(self._store, namespace, domain) if namespace else None
 
     async def _tell(self, one: HandedOver) -> None:
-        found = self._domain(one.namespace, one.domain)
-        if found is None or (found.status.receipts is not None and found.status.receipts.count >= one.count):
-            return
-        resource = BY_KIND[CacheDomain.INFO.kind]
-        receipts = {"count": one.count, "head": one.head}
-        version = found.metadata.resource_version
-        written = await self._kube.patch_status(resource, one.namespace, DOMAIN_NAME, {"receipts": receipts}, version)
-        self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
-        message = f"receipt {one.count} hands the chain over to the new signing key"
-        await self._events.tell(found, "ReceiptsKeyRotated", message)
+        found = await receipt_count.count(self._kube, self._store, one.namespace, one.domain, one.count, one.head)
+        if found is not None:
+            message = f"receipt {one.count} hands the chain over to the new signing key"
+            await self._events.tell(found, "ReceiptsKeyRotated", message)

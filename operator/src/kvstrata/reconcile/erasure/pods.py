@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from kvstrata.clients.gate import GateError
+from kvstrata.clients.gate import GateClient, GateError
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import (
     MAX_ERASED_KEYSPACES,
-    Erased,
     ErasedTier,
     EraseOutcome,
     EraseRequest,
-    Verified,
     VerifyRequest,
 )
 from kvstrata.contract.messages.pod_state import gate_server_name
@@ -37,19 +35,6 @@ WAIT_MS = 30_000
 """How long a pod may wait for readers and writers before it names those that hold the rest."""
 
 
-class Gates(Protocol):
-    """Gates of pods; see `clients.gate.GateClient`."""
-
-    async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
-        """Have a pod erase."""
-
-    async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
-        """Ask what a pod finds."""
-
-    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
-        """Have a pod's engine empty its prefix cache."""
-
-
 class PodError(Exception):
     """A pod did not do what was asked, or its answer is not trusted. The message holds no keyspace."""
 
@@ -57,7 +42,7 @@ class PodError(Exception):
 class Pods:
     """`now` is the wall clock in UTC."""
 
-    def __init__(self, kube: Kube, gates: Gates, now: Callable[[], datetime]) -> None:
+    def __init__(self, kube: Kube, gates: GateClient, now: Callable[[], datetime]) -> None:
         self._gates, self._tokens, self._now = gates, PodTokens(kube), now
 
     async def erase(self, record: ErasureRecord, pod: Pod, order: AskPodToErase) -> PodErased | FilesErased:

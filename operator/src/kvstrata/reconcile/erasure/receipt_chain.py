@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -77,13 +76,14 @@ class HandedOver:
 
 
 class Chains:
-    """The chains of all domains. `may_write` is checked before every write; `now` is the wall clock in UTC."""
+    """The chains of all domains. One receipt is written at a time, and none while the previous key leaves the Secret.
+    `may_write` is checked before every write; `now` is the wall clock in UTC."""
 
     def __init__(
         self, kube: Kube, namespace: str, now: Callable[[], datetime], may_write: Callable[[], bool] = lambda: True
     ) -> None:
         self._kube, self._namespace, self._now, self._may_write = kube, namespace, now, may_write
-        self._turns, self._issuing = asyncio.Condition(), 0
+        self._lock = asyncio.Lock()
 
     async def issue(
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
@@ -92,7 +92,7 @@ class Chains:
         chain in the CacheDomain's status. What only an administrator can repair is a conflict, without any write.
         Raises KubeError and NotLeadingError; a retry finds what was written."""
         found: ConfigMaps = {}
-        async with self._one_of_many():
+        async with self._lock:
             try:
                 for _ in range(ATTEMPTS):
                     keys, published = await self._keys()
@@ -143,7 +143,7 @@ class Chains:
     async def finish_rotation(self, told: ToldChain) -> bool:
         """Remove the previous key from the Secret if no chain needs it; return whether it did. No receipt is written
         meanwhile: one signed by the previous key could not be continued. Raises KubeError and NotLeadingError."""
-        async with self._alone():
+        async with self._lock:
             stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
             if stored is None:
                 return False
@@ -193,25 +193,6 @@ class Chains:
         body = {**stored, "metadata": metadata, "data": build_signing_key("", keys.secret_data())["data"]}
         self._require_lead()
         await self._kube.replace(SECRET, self._namespace, body)
-
-    @asynccontextmanager
-    async def _one_of_many(self) -> AsyncIterator[None]:
-        """Hold off key changes while a receipt is written."""
-        async with self._turns:
-            self._issuing += 1
-        try:
-            yield
-        finally:
-            async with self._turns:
-                self._issuing -= 1
-                self._turns.notify_all()
-
-    @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """Wait until no receipt is being written, and hold off new ones."""
-        async with self._turns:
-            await self._turns.wait_for(lambda: self._issuing == 0)
-            yield
 
     async def _keys(self) -> tuple[SigningKeys, frozenset[str]]:
         """Return the signing keys, and the ids of all published ones, including these."""
