@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.receipt.facts import NOTHING, Amount
 from kvstrata.contract.wire import digest
-from kvstrata.model.erasure.facts import NOTHING, JobState
+from kvstrata.model.erasure.facts import JobState
 
 ORDER_HEX_DIGITS = 32
 

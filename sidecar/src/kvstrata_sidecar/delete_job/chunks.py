@@ -54,7 +54,7 @@ class Tally:
 
     def line(self, node: str) -> Erased:
         deleted, left = Amount(self.deleted_keys, self.deleted_bytes), Amount(self.left_keys, self.left_bytes)
-        return Erased(None, node, Amount(deleted.keys + left.keys, deleted.bytes + left.bytes), deleted, left)
+        return Erased(None, node, deleted + left, deleted, left)
 
 
 class ChunkDeletion:

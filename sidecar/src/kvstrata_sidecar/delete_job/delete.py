@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
-from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.receipt.facts import NOTHING, Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, claim_key, ledger_key, revoked_key, rooms_key
 from kvstrata_sidecar.adapter.redis.budget.capacity_shares import TierCapacity
 from kvstrata_sidecar.adapter.redis.budget.scope_state import view
@@ -199,15 +199,11 @@ class Deletion:
                 ones = [one for one in answers if one is not None]
                 if len(ones) < len(answers):  # the totals are unknown
                     continue
-                deleted = _sum([one.deleted for one in ones])
-                left = _sum([one.left for one in ones])
+                deleted = sum((one.deleted for one in ones), NOTHING)
+                left = sum((one.left for one in ones), NOTHING)
                 name = keyspace_digest(keyspace) if keyspace is not None else None
-                yield Erased(name, primary.node, _sum([deleted, left]), deleted, left)
+                yield Erased(name, primary.node, deleted + left, deleted, left)
             yield PrimaryEnd(primary.node, *self._replicas[primary], self._strays[primary])
-
-
-def _sum(amounts: Sequence[Amount]) -> Amount:
-    return Amount(sum(one.keys for one in amounts), sum(one.bytes for one in amounts))
 
 
 def _parts(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, StopReason
-from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.receipt.facts import NOTHING, Amount
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
@@ -46,7 +46,7 @@ class Reclaim:
         self._clock = clock
         self._sleep = sleep
         self._identities = tuple(identity.encode() for identity in order.identities)
-        self._removed = dict.fromkeys(servers.layout.primaries, Amount(0, 0))
+        self._removed = dict.fromkeys(servers.layout.primaries, NOTHING)
         buckets = servers.layout.buckets(order.domain, order.keyspaces)
         self._states = {primary: [state for _, state in some] for primary, some in buckets.items()}
 
@@ -86,7 +86,7 @@ class Reclaim:
             )
             took_s = self._clock() - began_s
             known = self._removed[primary]
-            self._removed[primary] = Amount(known.keys + removed, known.bytes + freed_bytes)
+            self._removed[primary] = known + Amount(removed, freed_bytes)
             pace.took(removed if again else count, took_s)
             self._sleep(min(LONGEST_PAUSE_S, PAUSE * took_s))
             if not cursor and not again:
@@ -98,4 +98,4 @@ class Reclaim:
 
     def _lines(self) -> Iterator[Line]:
         for primary, amount in self._removed.items():
-            yield Erased(None, primary.node, amount, amount, Amount(0, 0))
+            yield Erased(None, primary.node, amount, amount, NOTHING)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.receipt.facts import Amount, Uid
+from kvstrata.contract.receipt.facts import NOTHING, Amount, Uid
 from kvstrata.contract.receipt.vocabulary import EVIDENCE
 from kvstrata.contract.wire import Form, HexDigest, Wire, canonical_json, from_wire, to_wire
 
@@ -126,9 +126,8 @@ def decode_line(data: bytes) -> Line:
 def totals(lines: Iterable[Erased], node: str) -> tuple[Amount, Amount, Amount]:
     """Return blocks found, deleted and remaining on one primary, over all keyspaces. A report has lines for keyspaces
     or one line for all of them, never both."""
-    mine = [line for line in lines if line.node == node]
-    found, deleted, remaining = (
-        Amount(sum(one.keys for one in amounts), sum(one.bytes for one in amounts))
-        for amounts in ([one.found for one in mine], [one.deleted for one in mine], [one.remaining for one in mine])
-    )
+    found = deleted = remaining = NOTHING
+    for line in lines:
+        if line.node == node:
+            found, deleted, remaining = found + line.found, deleted + line.deleted, remaining + line.remaining
     return found, deleted, remaining

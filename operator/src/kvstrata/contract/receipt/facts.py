@@ -245,6 +245,12 @@ class Amount:
     bytes: int
     """Bytes of their values."""
 
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.keys + other.keys, self.bytes + other.bytes)
+
+
+NOTHING = Amount(0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFact:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from kvstrata.contract.receipt.claims import WRITE_WINDOW_S, settles
+from kvstrata.contract.receipt.facts import NOTHING
 from kvstrata.contract.receipt.vocabulary import Standing
 from kvstrata.model.erasure.facts import (
-    NOTHING,
     Deletion,
     FilesErased,
     JobState,

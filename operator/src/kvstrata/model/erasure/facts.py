@@ -9,11 +9,9 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from kvstrata.api.reasons.invalidation import InvalidationReason
-from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Statement, Target
+from kvstrata.contract.receipt.facts import NOTHING, Amount, Copies, Fence, Revoked, Statement, Target
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, Standing
 from kvstrata.contract.wire import Wire
-
-NOTHING = Amount(0, 0)
 
 
 @dataclass(frozen=True, slots=True)

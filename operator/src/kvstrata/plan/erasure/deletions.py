@@ -13,8 +13,8 @@ from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import Erased, Line, PrimaryEnd, totals
-from kvstrata.contract.receipt.facts import Amount
-from kvstrata.model.erasure.facts import NOTHING, Deletion, JobState
+from kvstrata.contract.receipt.facts import NOTHING, Amount
+from kvstrata.model.erasure.facts import Deletion, JobState
 from kvstrata.model.erasure.record import Erasure, TierNow
 
 NOT_MADE = "not-made"
@@ -94,7 +94,7 @@ def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetim
         ]
         found, deleted, remaining = totals(lines, node)
         # Where keyspaces stay in use, no tombstone remembers the deletions of earlier runs.
-        earlier = _sum(one.deleted for one in before) if erasure.order.prefix is None else NOTHING
+        earlier = sum((one.deleted for one in before), NOTHING) if erasure.order.prefix is None else NOTHING
         yield Deletion(
             tier, node, round, run.job, JobState.DONE, began, len(ends), now,
             found=_less(found, earlier), deleted=_less(deleted, earlier), remaining=remaining,
@@ -107,11 +107,6 @@ def _failed(one: Deletion, run: DeletionRun, now: datetime, problem: str) -> Del
         one.tier, one.node, one.round, run.job or NOT_MADE, JobState.FAILED, one.began, one.primaries, now,
         problem=problem,
     )  # fmt: skip
-
-
-def _sum(amounts: Iterable[Amount]) -> Amount:
-    listed = list(amounts)
-    return Amount(sum(one.keys for one in listed), sum(one.bytes for one in listed)) if listed else NOTHING
 
 
 def _less(amount: Amount, earlier: Amount) -> Amount:

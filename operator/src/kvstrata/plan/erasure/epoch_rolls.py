@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kvstrata.api.cachedomain import DOMAIN_NAME
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.cacheinvalidation import RolledScope
 from kvstrata.api.common import ScopeStatus
+from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.api.tenantgroup import TenantGroup
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import StatusWrite
@@ -68,30 +70,18 @@ def holder_of(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None]:
 
 
 def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None, str]:
+    holders: Iterable[CacheDomain | PrefixPool | TenantCachePolicy | TenantGroup | None]
     match scope.kind:
         case ScopeKind.GROUP:
-            group = world.groups.get(scope.name)
-            key = Key("TenantGroup", world.namespace, scope.name)
-            return (
-                (key, epoch_held(group.status.scope, scope), group.metadata.resource_version)
-                if group
-                else (key, None, "")
-            )
+            missing, holders = Key(TenantGroup.INFO.kind, world.namespace, scope.name), (world.groups.get(scope.name),)
         case ScopeKind.PUBLIC:
-            domain = world.domain
-            key = Key("CacheDomain", world.namespace, DOMAIN_NAME)
-            found = epoch_held(domain.status.scope, PUBLIC_SCOPE) if domain else None
-            return key, found, domain.metadata.resource_version if domain else ""
+            missing, holders = Key(CacheDomain.INFO.kind, world.namespace, DOMAIN_NAME), (world.domain,)
         case ScopeKind.POOL:
-            pool = world.pools.get(scope.name)
-            key = Key("PrefixPool", world.namespace, scope.name)
-            return (
-                (key, epoch_held(pool.status.scope, scope), pool.metadata.resource_version) if pool else (key, None, "")
-            )
+            missing, holders = Key(PrefixPool.INFO.kind, world.namespace, scope.name), (world.pools.get(scope.name),)
         case _:
             # Of two policies for one tenant only the older one's epoch is in bundles.
-            for policy in by_seniority(world, scope.name):
-                found = epoch_held(policy.status.scope, scope)
-                if found:
-                    return Key(policy.INFO.kind, world.namespace, policy.name), found, policy.metadata.resource_version
-            return Key("TenantCachePolicy", world.namespace, ""), None, ""
+            missing, holders = Key(TenantCachePolicy.INFO.kind, world.namespace, ""), by_seniority(world, scope.name)
+    for holder in holders:
+        if holder is not None and (found := epoch_held(holder.status.scope, scope)) is not None:
+            return Key(holder.INFO.kind, world.namespace, holder.name), found, holder.metadata.resource_version
+    return missing, None, ""

@@ -73,23 +73,41 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         for one in status.scopes
         if one.old_epoch
     )
+    chosen = {tier.name for tier in invalidation.spec.tiers}
+
+    def is_meant(tier: CacheTier) -> bool:
+        return not chosen or tier.name in chosen
+
     keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
+    erased_prefix: ErasedPrefix | None = None
+    if prefix is not None:
+        erased_prefix = ErasedPrefix(prefix.model_ref.name, chunks, _prefix_commitment(domain_key, prefix))
     order = ErasureOrder(
         subject=_subject(invalidation),
         started=started,
         keyspaces=tuple(sorted(keyspaces)),
-        tiers=tuple(SharedTier(tier.name, tier.spec.encryption_required) for tier in _shared(world, invalidation)),
-        excluded_tiers=tuple(sorted(tier.name for tier in world.tiers.values() if _is_excluded(tier, invalidation))),
+        tiers=shared_tiers(tier for tier in world.tiers.values() if is_meant(tier) and not tier.metadata.deleting),
+        excluded_tiers=tuple(
+            sorted(
+                tier.name for tier in world.tiers.values() if not is_meant(tier) and tier.spec.medium is not Medium.HBM
+            )
+        ),
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.residue_allowed,
-        prefix=_erased_prefix(domain_key, prefix, chunks) if prefix is not None else None,
+        prefix=erased_prefix,
         versions=(OPERATOR,),
     )
     # The rest of a keyspace stays readable with the same keys.
     keys = keys_held(world, domain, epochs if prefix is None else ())
     erasure = Erasure(order).with_facts(*servers_seen(world, order))
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, erasure)
+
+
+def shared_tiers(tiers: Iterable[CacheTier]) -> tuple[SharedTier, ...]:
+    """Return the Redis tiers among these, whether or not a model lists them."""
+    rows = sorted((tier.name, tier.spec.encryption_required) for tier in tiers if tier.spec.medium is Medium.REDIS)
+    return tuple(SharedTier(name, encrypted) for name, encrypted in rows)
 
 
 def servers_seen(world: World, order: ErasureOrder) -> Iterator[ServersSeen]:
@@ -108,8 +126,12 @@ def left_out(scopes: Iterable[Scope]) -> tuple[str, ...]:
 
 
 def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[HeldKey, ...]:
+    found = ((one, world.data_keys[one.old]) for one in epochs if one.old in world.data_keys)
     return tuple(
-        _held_key(world.data_keys[one.old], _commitment(domain, one)) for one in epochs if one.old in world.data_keys
+        HeldKey(key, _commitment(domain, one), KeyCustody.KMS)
+        if isinstance(key, str)
+        else HeldKey(key_fingerprint(key), _commitment(domain, one), KeyCustody.SECRET)
+        for one, key in found
     )
 
 
@@ -120,12 +142,6 @@ def lacks_keys(world: World, record: ErasureRecord) -> bool:
     return going and any(
         left.old in world.keys_unwrapping and left.old not in world.data_keys for left in record.epochs
     )
-
-
-def _held_key(kept: bytes | str, revoked: str) -> HeldKey:
-    if isinstance(kept, str):
-        return HeldKey(kept, revoked, KeyCustody.KMS)
-    return HeldKey(key_fingerprint(kept), revoked, KeyCustody.SECRET)
 
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
@@ -273,10 +289,6 @@ def _successor(world: World, rolled: RolledScope) -> str:
     return "" if leaves(world, holder) else rolled.new_epoch or ""
 
 
-def _erased_prefix(domain_key: bytes, prefix: PrefixScope, chunks: tuple[str, ...]) -> ErasedPrefix:
-    return ErasedPrefix(prefix.model_ref.name, chunks, _prefix_commitment(domain_key, prefix))
-
-
 def _of_prefix(world: World, prefix: PrefixScope, record: ErasureRecord) -> tuple[Revoked, ...] | None:
     """Return a prefix's commitment; for records of earlier versions it needs the domain's key."""
     kept = record.erasure.order.prefix
@@ -304,18 +316,6 @@ def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:
 
 def _commitment(domain: str, left: LeftEpoch) -> str:
     return epoch_commitment(domain, left.kind, left.name, left.old)
-
-
-def _shared(world: World, invalidation: CacheInvalidation) -> list[CacheTier]:
-    """Return the namespace's shared tiers that the order includes, whether or not a model lists them."""
-    chosen = {tier.name for tier in invalidation.spec.tiers}
-    tiers = [tier for _, tier in sorted(world.tiers.items()) if tier.spec.medium is Medium.REDIS]
-    return [tier for tier in tiers if (not chosen or tier.name in chosen) and not tier.metadata.deleting]
-
-
-def _is_excluded(tier: CacheTier, invalidation: CacheInvalidation) -> bool:
-    chosen = {tier.name for tier in invalidation.spec.tiers}
-    return bool(chosen) and tier.name not in chosen and tier.spec.medium is not Medium.HBM
 
 
 def inside(

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Subject, Target
 from kvstrata.contract.receipt.vocabulary import Hbm, Mode, ScopeForm, SubjectKind
 from kvstrata.model.erasure.facts import Rolled, TierLost, Witness
-from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch
 from kvstrata.model.world import World
 from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.erasure import gather
@@ -36,16 +36,11 @@ def begin(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureReco
         return None
     domain_key, domain = identity
     left = LeftEpoch(ScopeKind.TENANT, told.name, told.epoch, "")
-    tiers = _tiers(world)
     order = ErasureOrder(
         subject=_subject(policy),
         started=now,
         keyspaces=(derive_keyspace(domain_key, Scope(left.kind, left.name), left.old),),
-        tiers=tuple(
-            SharedTier(name, tier.spec.encryption_required)
-            for name, tier in sorted(tiers.items())
-            if tier.spec.medium is Medium.REDIS
-        ),
+        tiers=gather.shared_tiers(_tiers(world).values()),
         excluded_scopes=gather.left_out(shared_by(world, policy)),
         deadline_s=ENDING_LIMIT_S,
         allow_residue=True,

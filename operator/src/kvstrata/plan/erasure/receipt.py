@@ -10,7 +10,7 @@ from datetime import datetime
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.claims import required_residue
 from kvstrata.contract.receipt.facts import (
-    Amount,
+    NOTHING,
     Component,
     Copies,
     KeyFact,
@@ -42,7 +42,6 @@ from kvstrata.model.erasure.evidence import (
     witnesses,
 )
 from kvstrata.model.erasure.facts import (
-    NOTHING,
     Deletion,
     EngineReset,
     FilesErased,
@@ -225,11 +224,11 @@ def _node(erasure: Erasure, tier: str, node: str, look: Look | None) -> NodeFact
     if not done:
         return NodeFact(node, NOTHING, NOTHING, NOTHING, 0, 0, None, left)
     *before, last = done
-    keys, size = sum(one.deleted.keys for one in before), sum(one.deleted.bytes for one in before)
+    earlier = sum((one.deleted for one in before), NOTHING)
     return NodeFact(
         node=node,
-        found=Amount(keys + last.found.keys, size + last.found.bytes),
-        deleted=Amount(keys + last.deleted.keys, size + last.deleted.bytes),
+        found=earlier + last.found,
+        deleted=earlier + last.deleted,
         remaining=last.remaining,
         replicas=last.replicas,
         replicas_in_step=last.replicas_in_step,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.contract.messages.audit import Action, Happened
+from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure.facts import (
     Deletion,
     EngineKept,
@@ -15,7 +16,6 @@ from kvstrata.model.erasure.facts import (
     FilesErased,
     JobState,
     KeyDestroyed,
-    KeyNotDestroyed,
     KeyRemoved,
     Look,
     PodErased,
@@ -23,7 +23,6 @@ from kvstrata.model.erasure.facts import (
     PodSeen,
     ReceiptWritten,
     Rolled,
-    ServersSeen,
     TierLost,
     Verdict,
 )
@@ -47,66 +46,43 @@ def _news(before: ErasureRecord, after: ErasureRecord) -> Iterator[Happened]:
 
 
 def _told(fact: Fact) -> Happened | None:
+    """Return the event of a fact; None if nothing changed."""
     match fact:
         case Rolled():
             return Happened(action=Action.SCOPES_ROLLED, count=len(fact.revoked))
-        case PodSeen():
-            return Happened(
-                action=Action.POD_STANDS, pod_uid=fact.uid, revision=fact.revision, reason=str(fact.standing)
-            )
-        case PodErased():
-            copies = fact.copies.values()
-            return Happened(
-                action=Action.POD_ERASED,
-                pod_uid=fact.uid,
-                blocks=sum(one.erased for one in copies),
-                bytes=sum(one.bytes for one in copies),
-                remaining=sum(one.remaining for one in copies),
-            )
-        case FilesErased():
-            return Happened(
-                action=Action.FILES_ERASED,
-                pod_uid=fact.uid,
-                tier=fact.tier,
-                blocks=fact.copies.erased,
-                bytes=fact.copies.bytes,
-                remaining=fact.copies.remaining,
-            )
-        case EngineReset():
-            return Happened(action=Action.ENGINE_RESET, pod_uid=fact.uid)
-        case EngineKept():
-            return Happened(action=Action.ENGINE_KEPT, pod_uid=fact.uid)
-        case PodProbed():
+        case PodSeen(uid, standing):
+            return Happened(action=Action.POD_STANDS, pod_uid=uid, revision=fact.revision, reason=str(standing))
+        case PodErased(uid):
+            return _copies(Happened(action=Action.POD_ERASED, pod_uid=uid), *fact.copies.values())
+        case FilesErased(uid, tier):
+            return _copies(Happened(action=Action.FILES_ERASED, pod_uid=uid, tier=tier), fact.copies)
+        case EngineKept(uid):
+            return Happened(action=Action.ENGINE_KEPT, pod_uid=uid)
+        case EngineReset(uid):
+            return Happened(action=Action.ENGINE_RESET, pod_uid=uid)
+        case PodProbed(uid):
             left = fact.asked - fact.missed
-            return Happened(action=Action.POD_PROBED, pod_uid=fact.uid, count=fact.asked, remaining=left)
-        case KeyDestroyed():
-            return Happened(action=Action.KEY_DESTROYED, fingerprint=fact.fingerprint)
-        case KeyRemoved():
-            return Happened(action=Action.KEY_REVOKED, fingerprint=fact.fingerprint)
-        case KeyNotDestroyed() | ServersSeen():
-            return None  # nothing changed
-        case Deletion():
-            return _deleted(fact)
-        case Look():
+            return Happened(action=Action.POD_PROBED, pod_uid=uid, count=fact.asked, remaining=left)
+        case KeyDestroyed(fingerprint):
+            return Happened(action=Action.KEY_DESTROYED, fingerprint=fingerprint)
+        case KeyRemoved(fingerprint):
+            return Happened(action=Action.KEY_REVOKED, fingerprint=fingerprint)
+        case Deletion() if fact.state is not JobState.RUNNING:
+            deleted, left, server = fact.deleted, fact.remaining.keys, fact.node or None
+            about = Happened(action=Action.SERVER_DELETED, tier=fact.tier, server=server, reason=str(fact.state))
+            return replace(about, blocks=deleted.keys, bytes=deleted.bytes, remaining=left)
+        case Look(tier):
             left = sum(amount.keys for amount in fact.left.values())
-            return Happened(action=Action.TIER_VERIFIED, tier=fact.tier, count=len(fact.left), remaining=left)
-        case TierLost():
-            return Happened(action=Action.TIER_LOST, tier=fact.tier)
+            return Happened(action=Action.TIER_VERIFIED, tier=tier, count=len(fact.left), remaining=left)
+        case TierLost(tier):
+            return Happened(action=Action.TIER_LOST, tier=tier)
         case Verdict():
             return Happened(action=Action.ERASURE_JUDGED, reason=fact.reason)
-        case ReceiptWritten():
-            return Happened(action=Action.RECEIPT_WRITTEN, receipt=fact.digest)
+        case ReceiptWritten(digest):
+            return Happened(action=Action.RECEIPT_WRITTEN, receipt=digest)
+    return None
 
 
-def _deleted(fact: Deletion) -> Happened | None:
-    if fact.state is JobState.RUNNING:
-        return None
-    return Happened(
-        action=Action.SERVER_DELETED,
-        tier=fact.tier,
-        server=fact.node or None,
-        reason=str(fact.state),
-        blocks=fact.deleted.keys,
-        bytes=fact.deleted.bytes,
-        remaining=fact.remaining.keys,
-    )
+def _copies(about: Happened, *copies: Copies) -> Happened:
+    blocks, size = sum(one.erased for one in copies), sum(one.bytes for one in copies)
+    return replace(about, blocks=blocks, bytes=size, remaining=sum(one.remaining for one in copies))

@@ -19,8 +19,8 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.erase_report import Erased
-from kvstrata.contract.receipt.facts import Amount
-from kvstrata.model.erasure.facts import NOTHING, JobState
+from kvstrata.contract.receipt.facts import NOTHING
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
@@ -120,7 +120,7 @@ class Reclaims(Background):
                 run = await self._over(namespace, cache, order)
                 if run is None:
                     return None
-                deleted = _sum(deleted, run)
+                deleted = sum((line.deleted for line in run.lines if isinstance(line, Erased)), deleted)
                 if run.state is not JobState.DONE:
                     message = f"CacheTier {tier.name}: {run.problem or 'the deletion failed'}"
                     return ReclaimReport(cache, JobState.FAILED, self._now(), message, deleted)
@@ -164,11 +164,6 @@ class Reclaims(Background):
         facts = self._store.domain(namespace).reclaims
         for key in [key for key, report in facts.items() if which(report.cache)]:
             del facts[key]
-
-
-def _sum(deleted: Amount, run: DeletionRun) -> Amount:
-    told = [line.deleted for line in run.lines if isinstance(line, Erased)]
-    return Amount(deleted.keys + sum(one.keys for one in told), deleted.bytes + sum(one.bytes for one in told))
 
 
 def _forget_counts(namespace: str, model: str) -> None:
