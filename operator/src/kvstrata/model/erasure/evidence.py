@@ -11,35 +11,23 @@ from datetime import datetime, timedelta
 from kvstrata.contract.receipt.claims import WRITE_WINDOW_S, settles
 from kvstrata.contract.receipt.facts import NOTHING
 from kvstrata.contract.receipt.vocabulary import Standing
-from kvstrata.model.erasure.facts import (
-    Deletion,
-    FilesErased,
-    JobState,
-    KeyRemoved,
-    Look,
-    PodErased,
-    PodProbed,
-    PodSeen,
-    Rolled,
-    TierLost,
-    Witness,
-)
+from kvstrata.model.erasure import facts
 from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
-def witnesses(erasure: Erasure) -> tuple[Witness, ...]:
+def witnesses(erasure: Erasure) -> tuple[facts.Witness, ...]:
     """Return every pod that may have used what is revoked; empty before the epochs are rolled."""
-    rolled = erasure.only(Rolled)
+    rolled = erasure.only(facts.Rolled)
     return rolled.witnesses if rolled else ()
 
 
-def standing_of(erasure: Erasure, uid: str) -> PodSeen | None:
+def standing_of(erasure: Erasure, uid: str) -> facts.PodSeen | None:
     """Return the report about a witness that counts: that it ended, else that it acknowledged, else that it is fenced.
     Among acknowledgements, one of the processes that erased comes first, then the newest."""
-    seen = [one for one in erasure.of(PodSeen) if one.uid == uid]
+    seen = [one for one in erasure.of(facts.PodSeen) if one.uid == uid]
     for wanted in (Standing.ENDED, Standing.ACKED, Standing.FENCED):
         if found := [one for one in seen if one.standing is wanted and _settles(erasure, one)]:
-            answers = {one.boots for one in erasure.of(PodErased) if one.uid == uid}
+            answers = {one.boots for one in erasure.of(facts.PodErased) if one.uid == uid}
             return max(found, key=lambda one: (one.boots in answers, one.at, one.key))
     return None
 
@@ -47,19 +35,21 @@ def standing_of(erasure: Erasure, uid: str) -> PodSeen | None:
 def has_acknowledged(erasure: Erasure, uid: str, boots: tuple[str, str]) -> bool:
     return any(
         one.uid == uid and one.boots == boots and one.standing is Standing.ACKED and _settles(erasure, one)
-        for one in erasure.of(PodSeen)
+        for one in erasure.of(facts.PodSeen)
     )
 
 
 def unreachable_at(erasure: Erasure) -> datetime | None:
     """Return the time since which no witness reuses anything; None while one may. A pod stays settled from its first
     such report: a cache server that restarts reads bundles without the epoch."""
-    rolled = erasure.only(Rolled)
+    rolled = erasure.only(facts.Rolled)
     if rolled is None:
         return None
     moments = [rolled.at]
     for witness in rolled.witnesses:
-        settled = [_settled_at(one) for one in erasure.of(PodSeen) if one.uid == witness.uid and _settles(erasure, one)]
+        settled = [
+            _settled_at(one) for one in erasure.of(facts.PodSeen) if one.uid == witness.uid and _settles(erasure, one)
+        ]
         if not settled:
             return None
         moments.append(min(settled))
@@ -73,34 +63,34 @@ def window_ends(erasure: Erasure) -> datetime | None:
 
 
 def keys_kept(erasure: Erasure) -> tuple[str, ...]:
-    rolled = erasure.only(Rolled)
-    gone = {one.fingerprint for one in erasure.of(KeyRemoved)}
+    rolled = erasure.only(facts.Rolled)
+    gone = {one.fingerprint for one in erasure.of(facts.KeyRemoved)}
     return tuple(key.fingerprint for key in (rolled.keys if rolled else ()) if key.fingerprint not in gone)
 
 
 def tiers_at_hand(erasure: Erasure) -> tuple[SharedTier, ...]:
-    lost = {one.tier for one in erasure.of(TierLost)}
+    lost = {one.tier for one in erasure.of(facts.TierLost)}
     return tuple(tier for tier in erasure.order.tiers if tier.name not in lost)
 
 
-def rounds(erasure: Erasure, tier: str, node: str) -> tuple[Deletion, ...]:
+def rounds(erasure: Erasure, tier: str, node: str) -> tuple[facts.Deletion, ...]:
     """Return the deletions from one primary that began after the last possible write; oldest first."""
     end = window_ends(erasure)
-    own = [one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)]
+    own = [one for one in erasure.of(facts.Deletion) if (one.tier, one.node) == (tier, node)]
     return tuple(sorted((one for one in own if end and one.began >= end), key=lambda one: one.round))
 
 
 def next_round(erasure: Erasure, tier: str, node: str) -> int:
     """Return the number of the next deletion from a primary, counted from 1."""
-    return 1 + max((one.round for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)), default=0)
+    return 1 + max((one.round for one in erasure.of(facts.Deletion) if (one.tier, one.node) == (tier, node)), default=0)
 
 
-def is_whole(deletion: Deletion) -> bool:
+def is_whole(deletion: facts.Deletion) -> bool:
     emptied = deletion.remaining == NOTHING and not deletion.over_bound
-    return deletion.state is JobState.DONE and emptied and deletion.replicas_in_step == deletion.replicas
+    return deletion.state is facts.JobState.DONE and emptied and deletion.replicas_in_step == deletion.replicas
 
 
-def last_whole(erasure: Erasure, tier: str, node: str) -> Deletion | None:
+def last_whole(erasure: Erasure, tier: str, node: str) -> facts.Deletion | None:
     """Return the last deletion that left a primary empty; None if a later look found data there."""
     found = next((one for one in reversed(rounds(erasure, tier, node)) if is_whole(one)), None)
     look = look_at(erasure, tier)
@@ -110,8 +100,8 @@ def last_whole(erasure: Erasure, tier: str, node: str) -> Deletion | None:
     return None if late else found
 
 
-def look_at(erasure: Erasure, tier: str) -> Look | None:
-    return next((one for one in erasure.of(Look) if one.tier == tier), None)
+def look_at(erasure: Erasure, tier: str) -> facts.Look | None:
+    return next((one for one in erasure.of(facts.Look) if one.tier == tier), None)
 
 
 def found_again(erasure: Erasure, tier: str) -> bool:
@@ -119,60 +109,61 @@ def found_again(erasure: Erasure, tier: str) -> bool:
     return look is not None and any(left != NOTHING for left in look.left.values())
 
 
-def answer_of(erasure: Erasure, uid: str) -> PodErased | None:
+def answer_of(erasure: Erasure, uid: str) -> facts.PodErased | None:
     """Return a witness's newest answer to the erase order from processes that had acknowledged."""
-    own = [one for one in erasure.of(PodErased) if one.uid == uid]
+    own = [one for one in erasure.of(facts.PodErased) if one.uid == uid]
     counting = [one for one in own if has_acknowledged(erasure, uid, one.boots) and _after_ack(erasure, one)]
     return max(counting, key=lambda one: (one.round, one.at, one.key), default=None)
 
 
 def erased_at(erasure: Erasure) -> datetime | None:
     """Return when the last copy was deleted; None if none was."""
-    moments = [one.ended for one in erasure.of(Deletion) if one.state is JobState.DONE and one.ended]
-    moments += [one.at for one in erasure.of(PodErased)]
-    moments += [one.at for one in erasure.of(FilesErased)]
+    moments = [one.ended for one in erasure.of(facts.Deletion) if one.state is facts.JobState.DONE and one.ended]
+    moments += [one.at for one in erasure.of(facts.PodErased)]
+    moments += [one.at for one in erasure.of(facts.FilesErased)]
     return max(moments, default=None)
 
 
-def counts(erasure: Erasure, look: Look) -> bool:
+def counts(erasure: Erasure, look: facts.Look) -> bool:
     """Whether a look counts: it began after all deletions, and slots did not move during it."""
     since = erased_at(erasure)
     return since is not None and look.began >= since and look.slots_before == look.slots_after
 
 
-def probe_of(erasure: Erasure, uid: str) -> PodProbed | None:
+def probe_of(erasure: Erasure, uid: str) -> facts.PodProbed | None:
     """Return a witness's newest probe after all deletions, by processes that had acknowledged."""
     since = erased_at(erasure) or unreachable_at(erasure)
     if since is None:
         return None
-    own = [one for one in erasure.of(PodProbed) if one.uid == uid and one.at >= since]
+    own = [one for one in erasure.of(facts.PodProbed) if one.uid == uid and one.at >= since]
     counting = [one for one in own if has_acknowledged(erasure, uid, one.boots)]
     return max(counting, key=lambda one: (one.at, one.key), default=None)
 
 
 def last_moment(erasure: Erasure) -> datetime:
-    looks = [look.ended for look in erasure.of(Look)]
-    probes = [probe.at for probe in erasure.of(PodProbed)]
-    removed = [moment(one.by.at) for one in erasure.of(KeyRemoved)]
+    looks = [look.ended for look in erasure.of(facts.Look)]
+    probes = [probe.at for probe in erasure.of(facts.PodProbed)]
+    removed = [moment(one.by.at) for one in erasure.of(facts.KeyRemoved)]
     known = (erased_at(erasure), window_ends(erasure), *looks, *probes, *removed)
     return max((known_at for known_at in known if known_at), default=erasure.order.started)
 
 
-def leaks(erasure: Erasure, answer: PodErased) -> bool:
+def leaks(erasure: Erasure, answer: facts.PodErased) -> bool:
     """Whether a probe of the same round still found a key."""
     return any(
-        (one.uid, one.round) == (answer.uid, answer.round) and one.missed < one.asked for one in erasure.of(PodProbed)
+        (one.uid, one.round) == (answer.uid, answer.round) and one.missed < one.asked
+        for one in erasure.of(facts.PodProbed)
     )
 
 
-def _after_ack(erasure: Erasure, answer: PodErased) -> bool:
-    acks = [one.at for one in erasure.of(PodSeen) if one.uid == answer.uid and one.boots == answer.boots]
+def _after_ack(erasure: Erasure, answer: facts.PodErased) -> bool:
+    acks = [one.at for one in erasure.of(facts.PodSeen) if one.uid == answer.uid and one.boots == answer.boots]
     return bool(acks) and answer.at >= min(acks)
 
 
-def _settles(erasure: Erasure, seen: PodSeen) -> bool:
+def _settles(erasure: Erasure, seen: facts.PodSeen) -> bool:
     """Whether a report settles its witness, by the rules of receipts: the revision reached, the fence waited out."""
-    rolled = erasure.only(Rolled)
+    rolled = erasure.only(facts.Rolled)
     witness = next((one for one in witnesses(erasure) if one.uid == seen.uid), None)
     if rolled is None or witness is None:
         return False
@@ -180,7 +171,7 @@ def _settles(erasure: Erasure, seen: PodSeen) -> bool:
     return settles(seen.standing, seen.boots, seen.revision, needed, seen.fence)
 
 
-def _settled_at(seen: PodSeen) -> datetime:
+def _settled_at(seen: facts.PodSeen) -> datetime:
     return moment(seen.fence.waited_until) if seen.fence is not None else seen.at
 
 

@@ -16,19 +16,9 @@ from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata.model.erasure.evidence import found_again, tiers_at_hand, unreachable_at
 from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict
 from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Observed, TierNow
+from kvstrata.plan.erasure import orders
 from kvstrata.plan.erasure.deletions import begun, running
 from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S, Conclude, ErasureStep, next_step
-from kvstrata.plan.erasure.orders import (
-    DestroyKeys,
-    FollowDeletion,
-    IssueReceipt,
-    NameChunks,
-    Order,
-    ReadServers,
-    RevokeKeys,
-    StartDeletion,
-    VerifyTier,
-)
 
 RETRY_S = 1.0
 """Pause after a failure, and between looks at a running Job."""
@@ -55,7 +45,7 @@ class OrderDone:
     """`names` of values were found in a tier. `problem` is why a running Job does not get on. The order is not repeated
     for `pause_s`, if given."""
 
-    order: Order
+    order: orders.Order
     facts: tuple[Fact, ...] = ()
     names: tuple[str, ...] = field(default=(), repr=False)
     servers: TierNow | None = None
@@ -67,7 +57,7 @@ class OrderDone:
 class OrderFailed:
     """`problem` is empty for a defect. `refused`: by the custody of keys or the chain of receipts."""
 
-    order: Order
+    order: orders.Order
     problem: str
     refused: bool = False
 
@@ -88,7 +78,7 @@ class WriteRecord:
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    order: Order
+    order: orders.Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +127,9 @@ class ErasureState:
     version: str
     known: ErasureRecord
     observed: Observed
-    running: frozenset[Order] = frozenset()
-    pauses: Mapping[Order, Pause] = field(default_factory=dict)
-    problems: Mapping[Order, tuple[str, bool]] = field(default_factory=dict)
+    running: frozenset[orders.Order] = frozenset()
+    pauses: Mapping[orders.Order, Pause] = field(default_factory=dict)
+    problems: Mapping[orders.Order, tuple[str, bool]] = field(default_factory=dict)
     servers: Mapping[str, TierNow] = field(default_factory=dict)
     strays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shown: object = None
@@ -219,8 +209,8 @@ def _with_problems(state: ErasureState) -> Observed:
     return replace(
         state.observed,
         tiers=state.servers,
-        custody_problem=refusals.get(RevokeKeys) or refusals.get(DestroyKeys, ""),
-        receipt_problem=refusals.get(IssueReceipt, ""),
+        custody_problem=refusals.get(orders.RevokeKeys) or refusals.get(orders.DestroyKeys, ""),
+        receipt_problem=refusals.get(orders.IssueReceipt, ""),
     )
 
 
@@ -231,7 +221,7 @@ def _concluded(state: ErasureState, step: ErasureStep, now: datetime) -> Iterato
 
 
 def _deletions(step: ErasureStep) -> set[str]:
-    return {order.tier for order in step.orders if isinstance(order, StartDeletion)}
+    return {order.tier for order in step.orders if isinstance(order, orders.StartDeletion)}
 
 
 def _unnamed(state: ErasureState, step: ErasureStep) -> set[str]:
@@ -242,42 +232,42 @@ def _unnamed(state: ErasureState, step: ErasureStep) -> set[str]:
     return _deletions(step) - known
 
 
-def _wanted(state: ErasureState, step: ErasureStep) -> Iterator[Order]:
+def _wanted(state: ErasureState, step: ErasureStep) -> Iterator[orders.Order]:
     erasure = state.record.erasure
-    yield from (order for order in step.orders if not isinstance(order, Conclude | StartDeletion))
-    yield from map(NameChunks, sorted(_unnamed(state, step)))
+    yield from (order for order in step.orders if not isinstance(order, Conclude | orders.StartDeletion))
+    yield from map(orders.NameChunks, sorted(_unnamed(state, step)))
     if erasure.only(Verdict) is not None:
         return
-    yield from (FollowDeletion(tier, round) for tier, round in running(erasure))
+    yield from (orders.FollowDeletion(tier, round) for tier, round in running(erasure))
     if unreachable_at(erasure) is not None:
-        yield from (ReadServers(tier.name) for tier in tiers_at_hand(erasure))
+        yield from (orders.ReadServers(tier.name) for tier in tiers_at_hand(erasure))
 
 
 def _done(state: ErasureState, event: OrderDone, now: datetime) -> ErasureState:
     order, known = event.order, state.known.with_facts(*event.facts)
     pause_s, servers, strays = event.pause_s, dict(state.servers), dict(state.strays)
     match order:
-        case ReadServers(tier) if event.servers is not None:
+        case orders.ReadServers(tier) if event.servers is not None:
             found, before = event.servers, state.servers.get(tier)
             # Primaries that were read before stay known while servers are away.
             primaries = before.primaries if before and not found.reachable and not found.primaries else found.primaries
             servers[tier] = replace(found, primaries=primaries)
             pause_s = pause_s or max(SERVERS_EVERY_S, state.idle_s)
-        case NameChunks(tier):
+        case orders.NameChunks(tier):
             known = known.with_names(_chunks(event.names), tier)
             if tier in state.record.named_tiers:
                 strays[tier] = event.names
-        case VerifyTier(tier):
+        case orders.VerifyTier(tier):
             strays[tier] = event.names
     if known is state.known and not pause_s:
         # Repeated at once it would bring no news either.
-        pause_s = LOOK_AGAIN_S if isinstance(order, RevokeKeys | DestroyKeys) else RETRY_S
+        pause_s = LOOK_AGAIN_S if isinstance(order, orders.RevokeKeys | orders.DestroyKeys) else RETRY_S
     state = _over(state, order, now, pause_s, event.problem)
     return replace(state, known=known, servers=servers, strays=strays)
 
 
 def _over(
-    state: ErasureState, order: Order, now: datetime, pause_s: float, problem: str, *, refused: bool = False
+    state: ErasureState, order: orders.Order, now: datetime, pause_s: float, problem: str, *, refused: bool = False
 ) -> ErasureState:
     return replace(
         state,
@@ -287,7 +277,7 @@ def _over(
     )
 
 
-def _with(mapping: Mapping[Order, Any], order: Order, value: Any | None) -> Mapping[Order, Any]:
+def _with(mapping: Mapping[orders.Order, Any], order: orders.Order, value: Any | None) -> Mapping[orders.Order, Any]:
     rest = {one: held for one, held in mapping.items() if one != order}
     return rest if value is None else {**rest, order: value}
 

@@ -18,14 +18,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
-from kvstrata.model.erasure.evidence import (
-    keys_kept,
-    last_moment,
-    tiers_at_hand,
-    unreachable_at,
-    window_ends,
-    witnesses,
-)
+from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
 from kvstrata.model.erasure.record import Erasure, Observed
 from kvstrata.plan.actions import Decision
@@ -112,7 +105,7 @@ def roll(case: ErasureCase) -> ErasureStep | None:
 
 def await_pods(case: ErasureCase) -> ErasureStep | None:
     """Every witness acknowledged, ended, or is fenced."""
-    if unreachable_at(case.erasure) is not None:
+    if evidence.unreachable_at(case.erasure) is not None:
         return None
     unsettled = sorted(witness.name for witness, pod in case.pods if pod.standing is Standing.OPEN)
     more = f" and {len(unsettled) - 3} more" if len(unsettled) > 3 else ""
@@ -123,7 +116,7 @@ def await_pods(case: ErasureCase) -> ErasureStep | None:
 
 def revoke(case: ErasureCase) -> ErasureStep | None:
     """Data keys are removed when no pod needs them any more, and before any deletion."""
-    kept = keys_kept(case.erasure)
+    kept = evidence.keys_kept(case.erasure)
     if not kept:
         return None
     why = Decision(R.REVOKING_KEYS, f"{len(kept)} data keys are removed from their custody")
@@ -146,8 +139,8 @@ def destroy(case: ErasureCase) -> ErasureStep | None:
 def wait_out_writes(case: ErasureCase) -> ErasureStep | None:
     """A deletion before the last possible write would have to be repeated. In pods, late writes under a revoked
     keyspace disappear; under the surviving keyspace of a prefix they would stay."""
-    end = window_ends(case.erasure)
-    if end is None or case.now >= end or not (tiers_at_hand(case.erasure) or case.erasure.order.prefix):
+    end = evidence.window_ends(case.erasure)
+    if end is None or case.now >= end or not (evidence.tiers_at_hand(case.erasure) or case.erasure.order.prefix):
         return None
     left_s = (end - case.now).total_seconds()
     why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may still arrive for 30 s")
@@ -160,7 +153,7 @@ def finish_verified(case: ErasureCase) -> ErasureStep | None:
         return None
     if ReceiptClaim.VERIFIED in case.holds:
         return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
-    inside = any(witness.tiers for witness in witnesses(case.erasure))
+    inside = any(witness.tiers for witness in evidence.witnesses(case.erasure))
     if ReceiptClaim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not inside:
         return _judged(case, True, R.NOTHING_HELD, "nothing was held outside the engines' own memory")
     return None
@@ -187,7 +180,7 @@ def finish_short(case: ErasureCase) -> ErasureStep:
     reason = blocked[0].reason if blocked else R.NOT_VERIFIED
     message = "; ".join(dict.fromkeys(one.message for one in blocked)) or _unproven(case)
     allowed, deadline = case.erasure.order.allow_residue or bool(case.seen.unattended), _deadline(case)
-    ends = last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
+    ends = evidence.last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
     if deadline is not None:
         ends = min(deadline, ends) if allowed else deadline
     if case.now >= ends or (case.seen.unattended and not blocked):
@@ -198,8 +191,8 @@ def finish_short(case: ErasureCase) -> ErasureStep:
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
     # A holder of a key may have ended since.
     late_keys = _keys_not_destroyed(case, judged=True)
-    orders = (DestroyKeys(late_keys),) if late_keys else ()
-    return ErasureStep(Phase.ERASING, Decision(reason, until), orders, left_s, _pinned_tiers(case))
+    again = (DestroyKeys(late_keys),) if late_keys else ()
+    return ErasureStep(Phase.ERASING, Decision(reason, until), again, left_s, _pinned_tiers(case))
 
 
 RULES: tuple[Callable[[ErasureCase], ErasureStep | None], ...] = (
@@ -276,10 +269,10 @@ def _cut_short(case: ErasureCase, step: ErasureStep) -> ErasureStep:
 
 
 def _pinned_tiers(case: ErasureCase) -> frozenset[str]:
-    since = unreachable_at(case.erasure)
+    since = evidence.unreachable_at(case.erasure)
     if since is None or case.now >= since + timedelta(seconds=STILL_S):
         return frozenset()
-    return frozenset(tier.name for tier in tiers_at_hand(case.erasure))
+    return frozenset(tier.name for tier in evidence.tiers_at_hand(case.erasure))
 
 
 def _unproven(case: ErasureCase) -> str:

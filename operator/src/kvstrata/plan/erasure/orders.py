@@ -14,18 +14,7 @@ from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.facts import PodFact
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import Hbm, Standing
-from kvstrata.model.erasure.evidence import (
-    answer_of,
-    counts,
-    has_acknowledged,
-    is_whole,
-    last_whole,
-    look_at,
-    next_round,
-    rounds,
-    tiers_at_hand,
-    witnesses,
-)
+from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import Deletion, EngineKept, JobState, Witness
 from kvstrata.model.erasure.record import Erasure, Observed, TierNow
 
@@ -144,7 +133,7 @@ class ErasureCase:
 
     @property
     def pods(self) -> Iterator[tuple[Witness, PodFact]]:
-        return zip(witnesses(self.erasure), self.facts.pods, strict=True)
+        return zip(evidence.witnesses(self.erasure), self.facts.pods, strict=True)
 
 
 def open_deletions(case: ErasureCase) -> Iterator[Open]:
@@ -152,14 +141,16 @@ def open_deletions(case: ErasureCase) -> Iterator[Open]:
     erasure, seen = case.erasure, case.seen
     running = [one for one in erasure.of(Deletion) if one.state is JobState.RUNNING and _is_newest(erasure, one)]
     room = MAX_DELETIONS_AT_ONCE - seen.deletions_elsewhere - len(running)
-    for tier in tiers_at_hand(erasure):
+    for tier in evidence.tiers_at_hand(erasure):
         servers = seen.tiers.get(tier.name, UNKNOWN)
         if servers.reachable:
             for node in servers.primaries:
                 for one in _deletion(case, tier.name, node, room > 0):
                     room -= one.order is not None
                     yield one
-        elif not servers.primaries or not all(last_whole(erasure, tier.name, node) for node in servers.primaries):
+        elif not servers.primaries or not all(
+            evidence.last_whole(erasure, tier.name, node) for node in servers.primaries
+        ):
             yield _away(tier.name, servers)
 
 
@@ -185,14 +176,14 @@ def open_engines(case: ErasureCase) -> Iterator[Open]:
 
 def open_looks(case: ErasureCase) -> Iterator[Open]:
     """Every tier is read after all deletions, over an unchanged slot map."""
-    for tier in tiers_at_hand(case.erasure):
-        servers, look = case.seen.tiers.get(tier.name, UNKNOWN), look_at(case.erasure, tier.name)
+    for tier in evidence.tiers_at_hand(case.erasure):
+        servers, look = case.seen.tiers.get(tier.name, UNKNOWN), evidence.look_at(case.erasure, tier.name)
         if not servers.reachable:
             yield _away(tier.name, servers)
         elif look and look.slots_before != look.slots_after:
             why = f"slots of CacheTier {tier.name} moved meanwhile: it is looked at again"
             yield Open(R.SLOT_MAP_CHANGED, why, VerifyTier(tier.name))
-        elif not (look and counts(case.erasure, look) and set(look.left) == set(servers.primaries)):
+        elif not (look and evidence.counts(case.erasure, look) and set(look.left) == set(servers.primaries)):
             yield Open(R.VERIFYING, f"every primary of CacheTier {tier.name} is looked at", VerifyTier(tier.name))
 
 
@@ -204,18 +195,18 @@ def open_probes(case: ErasureCase) -> Iterator[Open]:
         if pod.probes is not None and pod.probes.missed < pod.probes.asked:
             yield Open(R.LATE_COPIES, f"pod {witness.name} still finds what it should miss", blocked=True)
         elif pod.probes is None or (pod.probes.known and not pod.probes.asked):
-            answer = answer_of(case.erasure, witness.uid)
+            answer = evidence.answer_of(case.erasure, witness.uid)
             yield _ask(case, witness, R.VERIFYING, AskPodToVerify(witness.uid, answer.round if answer else 0))
 
 
 def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Iterator[Open]:
     erasure, where = case.erasure, f"primary {node} of CacheTier {tier}"
-    if last_whole(erasure, tier, node):
+    if evidence.last_whole(erasure, tier, node):
         return
     own = [one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)]
     newest = max(own, key=lambda one: one.round, default=None)
-    counted = rounds(erasure, tier, node)
-    emptied = [one for one in counted if is_whole(one)]
+    counted = evidence.rounds(erasure, tier, node)
+    emptied = [one for one in counted if evidence.is_whole(one)]
     reason, why = R.ERASING, f"{where} is emptied"
     if newest is not None and newest.state is JobState.RUNNING:
         yield Open(R.ERASING, f"{where} is being emptied")
@@ -233,7 +224,7 @@ def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Iterat
     elif emptied:
         reason, why = R.LATE_COPIES, f"{where} is emptied again"
     if has_room:
-        yield Open(reason, why, StartDeletion(tier, node, next_round(erasure, tier, node)))
+        yield Open(reason, why, StartDeletion(tier, node, evidence.next_round(erasure, tier, node)))
     else:
         yield Open(R.ERASING, f"{where} waits until fewer deletions run")
 
@@ -241,7 +232,7 @@ def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Iterat
 def _own_copies(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]:
     if all(tier.erased is not None and not tier.erased.remaining for tier in pod.tiers):
         return
-    answer = answer_of(case.erasure, witness.uid)
+    answer = evidence.answer_of(case.erasure, witness.uid)
     turn = answer.round + 1 if answer else 1
     if turn > MAX_ROUNDS:
         yield Open(R.LATE_COPIES, f"pod {witness.name} erased {MAX_ROUNDS} times and still has something", blocked=True)
@@ -279,7 +270,7 @@ def _ask(case: ErasureCase, witness: Witness, reason: R, order: Order) -> Open:
     if pod is None:
         why = f"pod {witness.name} acknowledged and cannot be asked any more: it has to end, or to come back"
         return Open(R.POD_GONE_MID_ERASE, why, blocked=True)
-    if not has_acknowledged(case.erasure, witness.uid, (pod.gate_boot, pod.cache_boot)):
+    if not evidence.has_acknowledged(case.erasure, witness.uid, (pod.gate_boot, pod.cache_boot)):
         return Open(R.POD_GONE_MID_ERASE, f"pod {witness.name} started anew and has not acknowledged since")
     return Open(reason, f"pod {witness.name} was asked", order)
 
@@ -289,4 +280,4 @@ def _away(tier: str, servers: TierNow) -> Open:
 
 
 def _is_newest(erasure: Erasure, deletion: Deletion) -> bool:
-    return deletion.round == next_round(erasure, deletion.tier, deletion.node) - 1
+    return deletion.round == evidence.next_round(erasure, deletion.tier, deletion.node) - 1

@@ -8,39 +8,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.receipt import facts as rows
 from kvstrata.contract.receipt.claims import required_residue
-from kvstrata.contract.receipt.facts import (
-    NOTHING,
-    Component,
-    Copies,
-    KeyFact,
-    NodeFact,
-    PodFact,
-    PodTier,
-    Probes,
-    Statement,
-    TierFact,
-    Timings,
-    Verification,
-)
-from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.residue import Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Party, Standing
 from kvstrata.contract.wire import MAX_CLOSED_TEXT
-from kvstrata.model.erasure.evidence import (
-    answer_of,
-    counts,
-    erased_at,
-    last_moment,
-    leaks,
-    look_at,
-    probe_of,
-    rounds,
-    standing_of,
-    tiers_at_hand,
-    unreachable_at,
-    witnesses,
-)
+from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import (
     Deletion,
     EngineReset,
@@ -60,17 +33,17 @@ from kvstrata.model.erasure.facts import (
 from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
-def facts_of(erasure: Erasure) -> ReceiptFacts:
+def facts_of(erasure: Erasure) -> rows.Erasure:
     """Return the facts as in a receipt; final once there is a verdict."""
     rolled, verdict = erasure.only(Rolled), erasure.only(Verdict)
-    pods = tuple(_pod(erasure, witness) for witness in witnesses(erasure))
+    pods = tuple(_pod(erasure, witness) for witness in evidence.witnesses(erasure))
     tiers = tuple(_tier(erasure, tier) for tier in erasure.order.tiers)
     keys = tuple(_keys(erasure))
     subject = erasure.order.subject
     if verdict is not None and verdict.abandoned:
         reasons = [subject.reason, f"abandoned: {verdict.abandoned}"]
         subject = replace(subject, reason="; ".join(filter(None, reasons))[:MAX_CLOSED_TEXT])
-    facts = ReceiptFacts(
+    facts = rows.Erasure(
         subject=subject,
         revoked=rolled.revoked if rolled else (),
         targets=rolled.targets if rolled else (),
@@ -79,14 +52,14 @@ def facts_of(erasure: Erasure) -> ReceiptFacts:
         tiers=tiers,
         verification=_verification(erasure),
         residue=(),
-        timings=Timings(
+        timings=rows.Timings(
             started=format_timestamp(erasure.order.started),
             rolled=_text(rolled.at if rolled else None),
-            unreachable=_text(unreachable_at(erasure)),
+            unreachable=_text(evidence.unreachable_at(erasure)),
             keys_revoked=_keys_revoked(keys),
-            erased=_text(erased_at(erasure)),
+            erased=_text(evidence.erased_at(erasure)),
             verified=None,
-            issued=format_timestamp(verdict.at if verdict else last_moment(erasure)),
+            issued=format_timestamp(verdict.at if verdict else evidence.last_moment(erasure)),
         ),
         versions=_versions(erasure),
     )
@@ -95,7 +68,7 @@ def facts_of(erasure: Erasure) -> ReceiptFacts:
     return replace(facts, residue=_residue(erasure, facts))
 
 
-def _residue(erasure: Erasure, facts: ReceiptFacts) -> tuple[ResidueItem, ...]:
+def _residue(erasure: Erasure, facts: rows.Erasure) -> tuple[ResidueItem, ...]:
     order = erasure.order
     items = {ResidueItem(kind, "", 0) for kind in required_residue(facts)}
     items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
@@ -113,32 +86,34 @@ def _residue(erasure: Erasure, facts: ReceiptFacts) -> tuple[ResidueItem, ...]:
     return tuple(sorted(items, key=lambda item: (str(item.kind), item.about)))
 
 
-def _versions(erasure: Erasure) -> tuple[Component, ...]:
+def _versions(erasure: Erasure) -> tuple[rows.Component, ...]:
     """Return the version of the operator that began, and the number of tiers on each version of servers."""
     servers = Counter((one.software, one.version) for one in erasure.of(ServersSeen))
-    tiers = (Component(f"tiers on {software}", version, n) for (software, version), n in sorted(servers.items()))
+    tiers = (rows.Component(f"tiers on {software}", version, n) for (software, version), n in sorted(servers.items()))
     return (*erasure.order.versions[:1], *tiers)
 
 
 def _owed(erasure: Erasure) -> Iterator[ResidueItem]:
     unanswered: dict[str, int] = {}
-    for witness in witnesses(erasure):
-        seen = standing_of(erasure, witness.uid)
-        if seen is not None and seen.standing is Standing.ACKED and answer_of(erasure, witness.uid) is None:
+    for witness in evidence.witnesses(erasure):
+        seen = evidence.standing_of(erasure, witness.uid)
+        if seen is not None and seen.standing is Standing.ACKED and evidence.answer_of(erasure, witness.uid) is None:
             unanswered[witness.model] = unanswered.get(witness.model, 0) + len(witness.tiers)
     yield from (ResidueItem(Residue.COPY_UNREACHABLE, model, copies) for model, copies in unanswered.items() if copies)
-    for tier in tiers_at_hand(erasure):
-        if not any(rounds(erasure, tier.name, one.node) for one in erasure.of(Deletion) if one.tier == tier.name):
+    for tier in evidence.tiers_at_hand(erasure):
+        if not any(
+            evidence.rounds(erasure, tier.name, one.node) for one in erasure.of(Deletion) if one.tier == tier.name
+        ):
             yield ResidueItem(Residue.SERVER_UNREACHABLE, tier.name, 0)
 
 
-def _pod(erasure: Erasure, witness: Witness) -> PodFact:
-    seen = standing_of(erasure, witness.uid)
+def _pod(erasure: Erasure, witness: Witness) -> rows.PodFact:
+    seen = evidence.standing_of(erasure, witness.uid)
     standing = seen.standing if seen else Standing.OPEN
     reset = next((one.at for one in erasure.of(EngineReset) if one.uid == witness.uid), None)
-    probe = probe_of(erasure, witness.uid)
+    probe = evidence.probe_of(erasure, witness.uid)
     acked = seen if seen and standing is Standing.ACKED else None
-    return PodFact(
+    return rows.PodFact(
         model=witness.model,
         uid=witness.uid,
         standing=standing,
@@ -148,42 +123,42 @@ def _pod(erasure: Erasure, witness: Witness) -> PodFact:
         at=_text(seen.at) if seen and standing is not Standing.FENCED else None,
         fence=seen.fence if seen else None,
         tiers=tuple(
-            PodTier(tier.name, tier.medium, tier.encrypted, tier.outlives_pod, _copies(erasure, witness, tier))
+            rows.PodTier(tier.name, tier.medium, tier.encrypted, tier.outlives_pod, _copies(erasure, witness, tier))
             for tier in witness.tiers
         ),
         engine_reset=_text(reset),
-        probes=Probes(probe.known, probe.asked, probe.missed) if probe and acked else None,
+        probes=rows.Probes(probe.known, probe.asked, probe.missed) if probe and acked else None,
     )
 
 
-def _copies(erasure: Erasure, witness: Witness, tier: HeldTier) -> Copies | None:
+def _copies(erasure: Erasure, witness: Witness, tier: HeldTier) -> rows.Copies | None:
     files = [one for one in erasure.of(FilesErased) if (one.uid, one.tier) == (witness.uid, tier.name)]
     if files:
         return files[0].copies
-    newest = answer_of(erasure, witness.uid)
+    newest = evidence.answer_of(erasure, witness.uid)
     told = [one for one in erasure.of(PodErased) if one.uid == witness.uid and tier.name in one.copies]
     if newest is None or tier.name not in newest.copies:
         return None
     last = newest.copies[tier.name]
     before = [one.copies[tier.name] for one in told if one.round < newest.round]
     earlier, erased_bytes = sum(one.erased for one in before), sum(one.bytes for one in before)
-    left = max(last.remaining, 1) if leaks(erasure, newest) else last.remaining
-    seen = standing_of(erasure, witness.uid)
+    left = max(last.remaining, 1) if evidence.leaks(erasure, newest) else last.remaining
+    seen = evidence.standing_of(erasure, witness.uid)
     if left and seen is not None and seen.standing is Standing.ENDED and not tier.outlives_pod:
         return None  # its memory ended with it
-    return Copies(earlier + last.found, earlier + last.erased, left, erased_bytes + last.bytes)
+    return rows.Copies(earlier + last.found, earlier + last.erased, left, erased_bytes + last.bytes)
 
 
-def _keys(erasure: Erasure) -> Iterator[KeyFact]:
+def _keys(erasure: Erasure) -> Iterator[rows.KeyFact]:
     rolled = erasure.only(Rolled)
     removed = {one.fingerprint: one.by for one in erasure.of(KeyRemoved)}
     destroyed = {one.fingerprint: one.by for one in erasure.of(KeyDestroyed)}
     for key in rolled.keys if rolled else ():
         name = key.fingerprint
-        yield KeyFact(name, key.revoked, key.custody, removed.get(name), destroyed.get(name))
+        yield rows.KeyFact(name, key.revoked, key.custody, removed.get(name), destroyed.get(name))
 
 
-def _keys_revoked(keys: Iterable[KeyFact]) -> str | None:
+def _keys_revoked(keys: Iterable[rows.KeyFact]) -> str | None:
     words = [key.removed for key in keys]
     moments = [word.at for word in words if word]
     return max(moments, default=None) if len(moments) == len(words) else None
@@ -191,23 +166,25 @@ def _keys_revoked(keys: Iterable[KeyFact]) -> str | None:
 
 def _newest(erasure: Erasure, tier: str) -> list[Deletion]:
     nodes = {one.node for one in erasure.of(Deletion) if one.tier == tier}
-    done = [[one for one in rounds(erasure, tier, node) if one.state is JobState.DONE] for node in sorted(nodes)]
+    done = [
+        [one for one in evidence.rounds(erasure, tier, node) if one.state is JobState.DONE] for node in sorted(nodes)
+    ]
     return [own[-1] for own in done if own]
 
 
-def _tier(erasure: Erasure, tier: SharedTier) -> TierFact:
+def _tier(erasure: Erasure, tier: SharedTier) -> rows.TierFact:
     """Return a tier's row. Its primaries are those of the last look, else those of the deletions.
 
     Deletions from a former primary are counted by its successor, because tombstones are replicated; without a successor
     they are in no row.
     """
-    look = look_at(erasure, tier.name)
-    look = look if look and counts(erasure, look) else None
+    look = evidence.look_at(erasure, tier.name)
+    look = look if look and evidence.counts(erasure, look) else None
     newest = _newest(erasure, tier.name)
-    since = unreachable_at(erasure)
+    since = evidence.unreachable_at(erasure)
     nodes = sorted(look.left) if look else [one.node for one in newest]
     waits = [(one.began - since).total_seconds() for one in newest if since and one.node in nodes]
-    return TierFact(
+    return rows.TierFact(
         tier=tier.name,
         encrypted=tier.encrypted,
         primaries=look.primaries if look else max((one.primaries for one in newest), default=0),
@@ -218,42 +195,42 @@ def _tier(erasure: Erasure, tier: SharedTier) -> TierFact:
     )
 
 
-def _node(erasure: Erasure, tier: str, node: str, look: Look | None) -> NodeFact:
-    done = [one for one in rounds(erasure, tier, node) if one.state is JobState.DONE]
+def _node(erasure: Erasure, tier: str, node: str, look: Look | None) -> rows.NodeFact:
+    done = [one for one in evidence.rounds(erasure, tier, node) if one.state is JobState.DONE]
     left = look.left.get(node) if look else None
     if not done:
-        return NodeFact(node, NOTHING, NOTHING, NOTHING, 0, 0, None, left)
+        return rows.NodeFact(node, rows.NOTHING, rows.NOTHING, rows.NOTHING, 0, 0, None, left)
     *before, last = done
-    earlier = sum((one.deleted for one in before), NOTHING)
-    return NodeFact(
+    earlier = sum((one.deleted for one in before), rows.NOTHING)
+    return rows.NodeFact(
         node=node,
         found=earlier + last.found,
         deleted=earlier + last.deleted,
         remaining=last.remaining,
         replicas=last.replicas,
         replicas_in_step=last.replicas_in_step,
-        erased=Statement(Party.JOB, last.job, _text(last.ended) or ""),
+        erased=rows.Statement(Party.JOB, last.job, _text(last.ended) or ""),
         left=left,
     )
 
 
-def _verification(erasure: Erasure) -> Verification | None:
-    looks = [look for tier in tiers_at_hand(erasure) if (look := look_at(erasure, tier.name))]
-    since = erased_at(erasure)
+def _verification(erasure: Erasure) -> rows.Verification | None:
+    looks = [look for tier in evidence.tiers_at_hand(erasure) if (look := evidence.look_at(erasure, tier.name))]
+    since = evidence.erased_at(erasure)
     acked = [
         witness.uid
-        for witness in witnesses(erasure)
-        if (seen := standing_of(erasure, witness.uid)) and seen.standing is Standing.ACKED
+        for witness in evidence.witnesses(erasure)
+        if (seen := evidence.standing_of(erasure, witness.uid)) and seen.standing is Standing.ACKED
     ]
-    probes = [probe for uid in acked if (probe := probe_of(erasure, uid))]
+    probes = [probe for uid in acked if (probe := evidence.probe_of(erasure, uid))]
     if since is None or len(looks) < len(erasure.order.tiers) or len(probes) < len(acked) or not (looks or probes):
         return None
-    if not all(counts(erasure, look) for look in looks):
+    if not all(evidence.counts(erasure, look) for look in looks):
         return None
     over = max([look.ended for look in looks] + [probe.at for probe in probes])
     began = min([look.began for look in looks] + [probe.at for probe in probes])
     by = max(((look.began, look.by) for look in looks), default=(began, "operator"))[1]
-    return Verification(Statement(Party.OPERATOR, by, format_timestamp(over)), format_timestamp(began))
+    return rows.Verification(rows.Statement(Party.OPERATOR, by, format_timestamp(over)), format_timestamp(began))
 
 
 def _text(at: datetime | None) -> str | None:

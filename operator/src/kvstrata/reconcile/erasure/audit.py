@@ -8,24 +8,7 @@ from dataclasses import replace
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.contract.messages.audit import Action, Happened
 from kvstrata.contract.receipt.facts import Copies
-from kvstrata.model.erasure.facts import (
-    Deletion,
-    EngineKept,
-    EngineReset,
-    Fact,
-    FilesErased,
-    JobState,
-    KeyDestroyed,
-    KeyRemoved,
-    Look,
-    PodErased,
-    PodProbed,
-    PodSeen,
-    ReceiptWritten,
-    Rolled,
-    TierLost,
-    Verdict,
-)
+from kvstrata.model.erasure import facts
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.reconcile.audit import tell
 from kvstrata.reconcile.metrics import count_looks
@@ -45,40 +28,40 @@ def _news(before: ErasureRecord, after: ErasureRecord) -> Iterator[Happened]:
             yield replace(told, namespace=after.namespace, object=name, uid=subject.uid)
 
 
-def _told(fact: Fact) -> Happened | None:
+def _told(fact: facts.Fact) -> Happened | None:
     """Return the event of a fact; None if nothing changed."""
     match fact:
-        case Rolled():
+        case facts.Rolled():
             return Happened(action=Action.SCOPES_ROLLED, count=len(fact.revoked))
-        case PodSeen(uid, standing):
+        case facts.PodSeen(uid, standing):
             return Happened(action=Action.POD_STANDS, pod_uid=uid, revision=fact.revision, reason=str(standing))
-        case PodErased(uid):
+        case facts.PodErased(uid):
             return _copies(Happened(action=Action.POD_ERASED, pod_uid=uid), *fact.copies.values())
-        case FilesErased(uid, tier):
+        case facts.FilesErased(uid, tier):
             return _copies(Happened(action=Action.FILES_ERASED, pod_uid=uid, tier=tier), fact.copies)
-        case EngineKept(uid):
+        case facts.EngineKept(uid):
             return Happened(action=Action.ENGINE_KEPT, pod_uid=uid)
-        case EngineReset(uid):
+        case facts.EngineReset(uid):
             return Happened(action=Action.ENGINE_RESET, pod_uid=uid)
-        case PodProbed(uid):
+        case facts.PodProbed(uid):
             left = fact.asked - fact.missed
             return Happened(action=Action.POD_PROBED, pod_uid=uid, count=fact.asked, remaining=left)
-        case KeyDestroyed(fingerprint):
+        case facts.KeyDestroyed(fingerprint):
             return Happened(action=Action.KEY_DESTROYED, fingerprint=fingerprint)
-        case KeyRemoved(fingerprint):
+        case facts.KeyRemoved(fingerprint):
             return Happened(action=Action.KEY_REVOKED, fingerprint=fingerprint)
-        case Deletion() if fact.state is not JobState.RUNNING:
+        case facts.Deletion() if fact.state is not facts.JobState.RUNNING:
             deleted, left, server = fact.deleted, fact.remaining.keys, fact.node or None
             about = Happened(action=Action.SERVER_DELETED, tier=fact.tier, server=server, reason=str(fact.state))
             return replace(about, blocks=deleted.keys, bytes=deleted.bytes, remaining=left)
-        case Look(tier):
+        case facts.Look(tier):
             left = sum(amount.keys for amount in fact.left.values())
             return Happened(action=Action.TIER_VERIFIED, tier=tier, count=len(fact.left), remaining=left)
-        case TierLost(tier):
+        case facts.TierLost(tier):
             return Happened(action=Action.TIER_LOST, tier=tier)
-        case Verdict():
+        case facts.Verdict():
             return Happened(action=Action.ERASURE_JUDGED, reason=fact.reason)
-        case ReceiptWritten(digest):
+        case facts.ReceiptWritten(digest):
             return Happened(action=Action.RECEIPT_WRITTEN, receipt=digest)
     return None
 

@@ -10,24 +10,9 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.model.erasure.facts import JobState, ReceiptWritten, Rolled
 from kvstrata.model.erasure.record import ErasureRecord, TierNow
 from kvstrata.model.pods import Pod
-from kvstrata.plan.erasure import deletions, gather
+from kvstrata.plan.erasure import deletions, gather, orders
 from kvstrata.plan.erasure.advance import RETRY_S, ErasureState, OrderDone, OrderFailed
 from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
-from kvstrata.plan.erasure.orders import (
-    AskPodToErase,
-    AskPodToVerify,
-    DestroyKeys,
-    FollowDeletion,
-    IssueReceipt,
-    NameChunks,
-    Order,
-    ReadServers,
-    ResetEngine,
-    RevokeKeys,
-    ToPod,
-    ToTier,
-    VerifyTier,
-)
 from kvstrata.plan.erasure.receipt_chain import ChainConflict
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import receipt_count
@@ -40,10 +25,10 @@ from kvstrata.reconcile.writer import NotLeadingError
 log = logging.getLogger(__name__)
 
 _METRIC_LABELS: dict[type, str] = {
-    FollowDeletion: "deletion",
-    IssueReceipt: "receipt",
-    NameChunks: "names",
-    ReadServers: "servers",
+    orders.FollowDeletion: "deletion",
+    orders.IssueReceipt: "receipt",
+    orders.NameChunks: "names",
+    orders.ReadServers: "servers",
 }
 
 
@@ -51,12 +36,14 @@ class Executor:
     def __init__(self, deps: ErasureDeps) -> None:
         self._deps = deps
 
-    async def execute(self, state: ErasureState, order: Order) -> OrderDone | OrderFailed:
+    async def execute(self, state: ErasureState, order: orders.Order) -> OrderDone | OrderFailed:
         """Raises NotLeadingError after leadership was lost. No event holds a secret."""
         kind = _METRIC_LABELS.get(type(order), type(order).__name__)
         event: OrderDone | OrderFailed
         try:
-            async with self._deps.limit if isinstance(order, ToPod | ToTier) else contextlib.nullcontext():
+            async with (
+                self._deps.limit if isinstance(order, orders.ToPod | orders.ToTier) else contextlib.nullcontext()
+            ):
                 event = await self._carry_out(state, order)
         except NotLeadingError:
             raise
@@ -71,36 +58,36 @@ class Executor:
         if isinstance(event, OrderFailed):
             log.info("an order of an erasure is not carried out yet", extra={"order": kind, "why": event.problem})
             metrics.ERASURE_ORDERS.labels(kind, "Failed").inc()
-        elif event.facts or not isinstance(order, FollowDeletion):
+        elif event.facts or not isinstance(order, orders.FollowDeletion):
             metrics.ERASURE_ORDERS.labels(kind, "Done").inc()
         return event
 
-    async def _carry_out(self, state: ErasureState, order: Order) -> OrderDone | OrderFailed:
+    async def _carry_out(self, state: ErasureState, order: orders.Order) -> OrderDone | OrderFailed:
         record, pods = state.record, self._deps.pods
         match order:
-            case RevokeKeys():
+            case orders.RevokeKeys():
                 return OrderDone(order, await self._deps.keys.revoke(record, order))
-            case DestroyKeys():
+            case orders.DestroyKeys():
                 return OrderDone(order, await self._deps.keys.destroy(record, order))
-            case AskPodToErase():
+            case orders.AskPodToErase():
                 return OrderDone(order, (await pods.erase(record, self._pod(record, order.uid), order),))
-            case ResetEngine():
+            case orders.ResetEngine():
                 return OrderDone(order, (await pods.reset(record, self._pod(record, order.uid), order),))
-            case AskPodToVerify():
+            case orders.AskPodToVerify():
                 return OrderDone(order, (await pods.verify(record, self._pod(record, order.uid), order),))
-            case ReadServers():
+            case orders.ReadServers():
                 return await self._read_servers(state, order)
-            case NameChunks():
+            case orders.NameChunks():
                 return OrderDone(order, names=(await self._deps.looks.look(record, self._tier(record, order))).names)
-            case VerifyTier():
+            case orders.VerifyTier():
                 found = await self._deps.looks.look(record, self._tier(record, order))
                 return OrderDone(order, (found.look,), found.names)
-            case FollowDeletion():
+            case orders.FollowDeletion():
                 return await self._follow_deletion(state, order)
-            case IssueReceipt():
+            case orders.IssueReceipt():
                 return await self._issue(record, order)
 
-    async def _read_servers(self, state: ErasureState, order: ReadServers) -> OrderDone:
+    async def _read_servers(self, state: ErasureState, order: orders.ReadServers) -> OrderDone:
         """Read a tier's primaries, unless its servers are known not to answer."""
         world = self._deps.store.world(state.record.namespace)
         tier = world.tiers.get(order.tier)
@@ -112,7 +99,7 @@ class Executor:
             return OrderDone(order, servers=TierNow((), "", False, away), pause_s=pause_s)
         return OrderDone(order, servers=await self._deps.looks.servers(state.record, tier), pause_s=pause_s)
 
-    async def _follow_deletion(self, state: ErasureState, order: FollowDeletion) -> OrderDone:
+    async def _follow_deletion(self, state: ErasureState, order: orders.FollowDeletion) -> OrderDone:
         erasure = state.record.erasure
         run = await self._deps.jobs.look(erasure.order.uid, order.tier, order.round)
         if run is None or not run.begun:
@@ -121,7 +108,7 @@ class Executor:
             return OrderDone(order, problem=run.problem)
         return OrderDone(order, tuple(deletions.over(erasure, order.tier, order.round, run, self._deps.now())))
 
-    async def _start_deletion(self, state: ErasureState, order: FollowDeletion) -> DeletionRun:
+    async def _start_deletion(self, state: ErasureState, order: orders.FollowDeletion) -> DeletionRun:
         record = state.record
         asked, rolled = record.erasure.order, record.erasure.only(Rolled)
         tier = self._deps.store.domain(record.namespace).objects["CacheTier"].get(order.tier)
@@ -141,7 +128,7 @@ class Executor:
         except ValueError as error:
             return DeletionRun("", JobState.FAILED, problem=str(error))
 
-    async def _issue(self, record: ErasureRecord, order: IssueReceipt) -> OrderDone | OrderFailed:
+    async def _issue(self, record: ErasureRecord, order: orders.IssueReceipt) -> OrderDone | OrderFailed:
         store, namespace, domain = self._deps.store, record.namespace, record.domain
         counted = receipt_count.counted(store, namespace, domain)
         self._deps.may_write()
@@ -153,7 +140,7 @@ class Executor:
         metrics.count_erasure(order.facts)
         return OrderDone(order, (ReceiptWritten(done.digest),))
 
-    def _tier(self, record: ErasureRecord, order: NameChunks | VerifyTier) -> CacheTier:
+    def _tier(self, record: ErasureRecord, order: orders.NameChunks | orders.VerifyTier) -> CacheTier:
         found: CacheTier | None = self._deps.store.domain(record.namespace).objects["CacheTier"].get(order.tier)
         if found is None:
             raise LookError(order.tier, "it does not exist any more")

@@ -19,28 +19,9 @@ from kvstrata.clients.resources import JOB, NETWORK_POLICY, POD, SECRET, Resourc
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasure.delete_job import (
-    CONTAINER,
-    build_deletion_job,
-    build_deletion_networkpolicy,
-    build_deletion_secret,
-    deletion_order,
-    needed_secrets,
-)
+from kvstrata.objects.erasure import delete_job
 from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
-from kvstrata.reconcile.erasure.job_result import (
-    STOPPED,
-    WHOLE,
-    ReportError,
-    crashed,
-    ended_of,
-    held_up,
-    judged,
-    lost,
-    over,
-    read_report,
-    readable,
-)
+from kvstrata.reconcile.erasure import job_result
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError
 
@@ -75,16 +56,16 @@ class Jobs:
         tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
         job = await self._kube.get(JOB, self._namespace, name)
         if job is None or _is_suspended(job):
-            what = deletion_order(
+            what = delete_job.deletion_order(
                 tier, order.domain, order.revision, order.keyspaces, order.strays, order.identities, order.chunks
             )
             files = await self._files(tier)
             if job is None:
-                built = build_deletion_job(self._ctx, tier, order.erasure, order.round, len(order.keyspaces))
+                built = delete_job.build_deletion_job(self._ctx, tier, order.erasure, order.round, len(order.keyspaces))
                 job = await self._make(JOB, built)
             if _is_suspended(job):
-                await self._make(SECRET, build_deletion_secret(job, what, files))
-                await self._make(NETWORK_POLICY, build_deletion_networkpolicy(job, tier))
+                await self._make(SECRET, delete_job.build_deletion_secret(job, what, files))
+                await self._make(NETWORK_POLICY, delete_job.build_deletion_networkpolicy(job, tier))
                 job = await self._resume(job)
                 log.info("deletion begun", extra={"job": name, "tier": tier.name, "round": order.round})
         return await self._run(job, order.erasure)
@@ -109,27 +90,29 @@ class Jobs:
         if _is_suspended(job):
             problem = "it has not begun: something that it needs is missing"
             return DeletionRun(uid, JobState.RUNNING, problem=problem, begun=False)
-        said, pod = over(job), await self._pod(uid, erasure)
+        said, pod = job_result.over(job), await self._pod(uid, erasure)
         if pod is None:
             if said:
                 return DeletionRun(uid, JobState.FAILED, problem=f"its pod is gone, and its report with it; {said}")
             return DeletionRun(uid, JobState.RUNNING, problem="its pod has not been created yet")
-        ended = ended_of(pod)
+        ended = job_result.ended_of(pod)
         if ended is None:
-            problem = lost(pod) or said
+            problem = job_result.lost(pod) or said
             if problem:
                 return DeletionRun(uid, JobState.FAILED, problem=problem)
-            return DeletionRun(uid, JobState.RUNNING, problem=held_up(pod))
+            return DeletionRun(uid, JobState.RUNNING, problem=job_result.held_up(pod))
         name = pod["metadata"]["name"]
-        if ended.code not in (WHOLE, STOPPED):
-            return crashed(uid, name, ended)
+        if ended.code not in (job_result.WHOLE, job_result.STOPPED):
+            return job_result.crashed(uid, name, ended)
         try:
-            lines = read_report(await self._kube.container_log(self._namespace, name, CONTAINER, MAX_REPORT_BYTES))
-        except (KubeError, ReportError) as error:
-            problem = readable(f"the report of pod {name} cannot be read: {error}")
+            lines = job_result.read_report(
+                await self._kube.container_log(self._namespace, name, delete_job.CONTAINER, MAX_REPORT_BYTES)
+            )
+        except (KubeError, job_result.ReportError) as error:
+            problem = job_result.readable(f"the report of pod {name} cannot be read: {error}")
             waits = self._now() < ended.at + REPORT_PATIENCE
             return DeletionRun(uid, JobState.RUNNING if waits else JobState.FAILED, ended.at, problem=problem)
-        return judged(uid, ended, lines)
+        return job_result.judged(uid, ended, lines)
 
     async def _pod(self, job: str, erasure: str) -> dict[str, Any] | None:
         own = [
@@ -142,7 +125,7 @@ class Jobs:
     async def _files(self, tier: CacheTier) -> dict[str, bytes]:
         """Return the tier's credentials, by file name. Raises LookupError for missing ones."""
         files = {}
-        for file, (secret, key) in needed_secrets(tier).items():
+        for file, (secret, key) in delete_job.needed_secrets(tier).items():
             value = decode(await self._kube.get(SECRET, tier.namespace, secret) or {}).get(key)
             if value is None:
                 raise LookupError(f"Secret {secret} of CacheTier {tier.name} does not exist or has no key {key}")

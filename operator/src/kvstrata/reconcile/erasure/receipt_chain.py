@@ -33,15 +33,7 @@ from kvstrata.contract.receipt.vocabulary import moment_in_s
 from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
-from kvstrata.plan.erasure.receipt_chain import (
-    ChainConflict,
-    ChainState,
-    IssueReceipt,
-    KeysInUse,
-    Receipted,
-    plan_hand_over,
-    plan_receipt,
-)
+from kvstrata.plan.erasure import receipt_chain
 from kvstrata.reconcile.audit import tell_secret
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError
@@ -87,7 +79,7 @@ class Chains:
 
     async def issue(
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
-    ) -> Receipted | ChainConflict:
+    ) -> receipt_chain.Receipted | receipt_chain.ChainConflict:
         """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
         chain in the CacheDomain's status. What only an administrator can repair is a conflict, without any write.
         Raises KubeError and NotLeadingError; a retry finds what was written."""
@@ -97,12 +89,12 @@ class Chains:
                 for _ in range(ATTEMPTS):
                     keys, published = await self._keys()
                     chain = await self._chain(namespace, domain, told, keys, published, found)
-                    step = plan_receipt(chain, _in_use(keys), facts)
-                    if not isinstance(step, IssueReceipt):
+                    step = receipt_chain.plan_receipt(chain, _in_use(keys), facts)
+                    if not isinstance(step, receipt_chain.IssueReceipt):
                         return step
                     await self._write(keys.sign(step.record), found)
             except (_CannotGoOnError, SigningError, ReceiptError) as error:
-                return ChainConflict(str(error))
+                return receipt_chain.ChainConflict(str(error))
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
 
     async def rotate(self, max_age_s: float) -> bool:
@@ -153,7 +145,7 @@ class Chains:
                     return False
                 for domain in await self._domains():
                     keys, _, chain = await self._handing_over(domain, told)
-                    if plan_hand_over(chain, _in_use(keys)) is not None:
+                    if receipt_chain.plan_hand_over(chain, _in_use(keys)) is not None:
                         return False
             except (_CannotGoOnError, SigningError, ReceiptError):
                 return False
@@ -164,8 +156,8 @@ class Chains:
     async def _handed_over(self, domain: str, told: ToldChain) -> HandedOver | None:
         for _ in range(ATTEMPTS):
             keys, found, chain = await self._handing_over(domain, told)
-            step = plan_hand_over(chain, _in_use(keys))
-            if isinstance(step, ChainConflict):
+            step = receipt_chain.plan_hand_over(chain, _in_use(keys))
+            if isinstance(step, receipt_chain.ChainConflict):
                 raise _CannotGoOnError(step.message)
             if step is None:
                 newest = max(chain.stored, key=lambda link: link.head.sequence, default=None)
@@ -175,7 +167,9 @@ class Chains:
             await self._write(keys.sign(step.record), found)
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
 
-    async def _handing_over(self, domain: str, told: ToldChain) -> tuple[SigningKeys, ConfigMaps, ChainState]:
+    async def _handing_over(
+        self, domain: str, told: ToldChain
+    ) -> tuple[SigningKeys, ConfigMaps, receipt_chain.ChainState]:
         keys, published = await self._keys()
         found: ConfigMaps = {}
         chain = await self._chain("", domain, None, keys, published, found)
@@ -265,7 +259,7 @@ class Chains:
         keys: SigningKeys,
         published: frozenset[str],
         found: ConfigMaps,
-    ) -> ChainState:
+    ) -> receipt_chain.ChainState:
         """Return a domain's stored chain, with `found` objects by name whose labels were changed."""
         objects = dict(found)
         async for raw in self._kube.list(CONFIG_MAP, self._namespace, f"{_OF_RECEIPTS},{labels.DOMAIN}={domain}"):
@@ -285,7 +279,7 @@ class Chains:
         if newest is not None and newest.next_signer not in published | keys.public_pems().keys():
             name = names.receipt(domain, newest.head.sequence)
             raise _CannotGoOnError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
-        return ChainState(domain, namespace, links, told)
+        return receipt_chain.ChainState(domain, namespace, links, told)
 
     async def _write(self, receipt: bytes, found: ConfigMaps) -> None:
         """Create a receipt's objects, the decisive one last; record existing ones in `found`."""
@@ -306,8 +300,8 @@ class Chains:
             raise NotLeadingError("a receipt would be written by a process that lost the Lease")
 
 
-def _in_use(keys: SigningKeys) -> KeysInUse:
-    return KeysInUse(keys.current_id, keys.since, keys.previous_id)
+def _in_use(keys: SigningKeys) -> receipt_chain.KeysInUse:
+    return receipt_chain.KeysInUse(keys.current_id, keys.since, keys.previous_id)
 
 
 def _annotations(raw: Mapping[str, Any]) -> Mapping[str, str]:

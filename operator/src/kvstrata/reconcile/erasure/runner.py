@@ -19,23 +19,7 @@ from kvstrata.model.erasure.facts import Verdict
 from kvstrata.model.erasure.record import ErasureNow, ErasureRecord
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import CarryOutErasure
-from kvstrata.plan.erasure import deletions, ordering
-from kvstrata.plan.erasure.advance import (
-    RETRY_S,
-    Effect,
-    EmitEvent,
-    ErasureState,
-    Event,
-    OrderDone,
-    OrderFailed,
-    Publish,
-    RecordWritten,
-    StartOrder,
-    WakeAfter,
-    Woken,
-    WriteRecord,
-    advance,
-)
+from kvstrata.plan.erasure import advance, deletions, ordering
 from kvstrata.plan.erasure.next_step import next_step
 from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.plan.erasure.orders import Order
@@ -55,8 +39,8 @@ class ErasureRunner:
         self._deps, self._executor = deps, Executor(deps)
         self.namespace, self.order, self.uid = namespace, order, order.uid
         self.name = f"{namespace}/{order.name}"
-        self.state: ErasureState | None = None
-        self._events: list[OrderDone | OrderFailed] = []
+        self.state: advance.ErasureState | None = None
+        self._events: list[advance.OrderDone | advance.OrderFailed] = []
         self._tasks: dict[Order, asyncio.Task[None]] = {}
         self._pause_s = 0.0
         self._woken = asyncio.Event()
@@ -97,7 +81,7 @@ class ErasureRunner:
                     await self.turn(elsewhere())
                 except (KubeError, ContractError) as error:
                     log.warning("an erasure waits", extra={"erasure": self.name, "error": str(error)})
-                    self._pause_s = RETRY_S
+                    self._pause_s = advance.RETRY_S
                 await self._pause()
         finally:
             for task in self._tasks.values():
@@ -125,39 +109,39 @@ class ErasureRunner:
             elif ordering.is_over(world, self.key, found):
                 return False
             else:
-                self._pause_s = RETRY_S
+                self._pause_s = advance.RETRY_S
                 await self._pause()
         self.recall(stored.record)
-        self.state = ErasureState.of(stored.record, stored.version, self._observe(stored.record, 0).observed)
+        self.state = advance.ErasureState.of(stored.record, stored.version, self._observe(stored.record, 0).observed)
         return True
 
-    def _observe(self, record: ErasureRecord, elsewhere: int) -> Woken:
+    def _observe(self, record: ErasureRecord, elsewhere: int) -> advance.Woken:
         world, found, now = self._deps.store.world(self.namespace), self.found, self._deps.now()
         facts = tuple(ordering.news(world, found, record, now))
-        return Woken(facts, ordering.observed(world, self.key, found, record, elsewhere, now))
+        return advance.Woken(facts, ordering.observed(world, self.key, found, record, elsewhere, now))
 
-    async def _apply(self, before: ErasureState, event: Event) -> None:
-        self.state, effects = state, _ = advance(before, event, self._deps.now())
+    async def _apply(self, before: advance.ErasureState, event: advance.Event) -> None:
+        self.state, effects = state, _ = advance.advance(before, event, self._deps.now())
         for effect in effects:
             await self._execute(state, effect)
 
-    async def _execute(self, state: ErasureState, effect: Effect) -> None:
+    async def _execute(self, state: advance.ErasureState, effect: advance.Effect) -> None:
         match effect:
-            case WriteRecord(record):
+            case advance.WriteRecord(record):
                 self._deps.may_write()
                 stored = await self._deps.record_store.write(StoredRecord(state.record, state.version), record)
                 tell_news(state.record, stored.record)
-                await self._apply(state, RecordWritten(stored.record, stored.version))
-            case StartOrder(order):
+                await self._apply(state, advance.RecordWritten(stored.record, stored.version))
+            case advance.StartOrder(order):
                 self._tasks[order] = asyncio.create_task(self._carry_out(state, order), name=f"erasure {self.name}")
-            case Publish(now):
+            case advance.Publish(now):
                 self._publish(now)
-            case EmitEvent(verdict):
+            case advance.EmitEvent(verdict):
                 await self._emit(state.record, verdict)
-            case WakeAfter(seconds):
+            case advance.WakeAfter(seconds):
                 self._pause_s = seconds
 
-    async def _carry_out(self, state: ErasureState, order: Order) -> None:
+    async def _carry_out(self, state: advance.ErasureState, order: Order) -> None:
         with contextlib.suppress(NotLeadingError):  # the runner finds the same, and ends
             self._events.append(await self._executor.execute(state, order))
             del self._tasks[order]
