@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
+from typing import Self
 
 CONTRACT_VERSION = 1
 """Version of every document in this package; readers accept this one and its predecessor."""
@@ -31,3 +33,14 @@ def contract_errors(what: str) -> Iterator[None]:
         raise
     except MALFORMED as error:
         raise ContractError(f"{what} is malformed: {error!r}") from error
+
+
+class Meaningful(StrEnum):
+    """Members are declared with a sentence that says what they mean."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str, *_: object) -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.meaning = value, meaning
+        return member

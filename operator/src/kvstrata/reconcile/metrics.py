@@ -14,7 +14,6 @@ from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.vocabulary import Mode, moment_in_s
 from kvstrata.model.erasure.facts import Deletion, JobState, Look
-from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.refs import Key
 
 log = logging.getLogger(__name__)
@@ -172,15 +171,13 @@ def count_erasure(facts: Erasure) -> None:
             INVALIDATIONS.labels("Eager", step).observe(max(0, moment_in_s(at) - began_s))
 
 
-def count_looks(before: ErasureRecord, after: ErasureRecord) -> None:
-    for key, fact in after.erasure.facts.items():
-        if before.erasure.facts.get(key) == fact:
-            continue
-        if isinstance(fact, Look):
-            ORPHAN_SCANS.inc()
-            ORPHANS.labels("found").inc(sum(amount.keys for amount in fact.left.values()))
-        elif isinstance(fact, Deletion) and fact.state is JobState.DONE and fact.round > 1:
-            ORPHANS.labels("removed").inc(fact.deleted.keys)
+def count_look(fact: object) -> None:
+    """Count what a new fact of an erasure says of a look, or of a deletion of what was found late."""
+    if isinstance(fact, Look):
+        ORPHAN_SCANS.inc()
+        ORPHANS.labels("found").inc(sum(amount.keys for amount in fact.left.values()))
+    elif isinstance(fact, Deletion) and fact.state is JobState.DONE and fact.round > 1:
+        ORPHANS.labels("removed").inc(fact.deleted.keys)
 
 
 Check = Callable[[], str | None]

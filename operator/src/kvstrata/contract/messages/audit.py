@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
-from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract import ContractError, Meaningful, contract_errors
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.wire import Form, HexDigest, Wire, camel, encode_line, from_wire, to_wire
 
@@ -36,17 +36,8 @@ class Source(StrEnum):
     GATE = "gate"
 
 
-class Event(StrEnum):
+class Event(Meaningful):
     """What a line is about, coarsely: what a platform routes by."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> Self:
-        """Make a member from its word and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
 
     ADMISSION = "Admission", "something was let in: a guarantee on a tier, callers' requests"
     DENIAL = "Denial", "something was not let in, or no longer: a guarantee, an object, a pod's word, requests"

@@ -14,9 +14,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
-from kvstrata.contract import MALFORMED, ContractError
+from kvstrata.contract import MALFORMED, ContractError, Meaningful
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.residue import ReceiptClaim
@@ -36,17 +36,8 @@ _HEAD = ("domain", "namespace", "previous", "sequence", "signer")
 IsSigned = Callable[[bytes, bytes, bytes], bool]
 
 
-class Fault(StrEnum):
+class Fault(Meaningful):
     """Why a receipt or a chain is refused."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> Self:
-        """Make a member from its word and its sentence."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
 
     MALFORMED = "Malformed", "This is no receipt, or it was changed."
     NOT_CANONICAL = "NotCanonical", "The bytes are not those that were written: the file was changed."
@@ -67,8 +58,6 @@ class Fault(StrEnum):
 
 
 class ReceiptError(ContractError):
-    """A receipt or a chain that is refused."""
-
     def __init__(self, fault: Fault, detail: str) -> None:
         super().__init__(f"{fault}: {fault.meaning} ({detail})")
         self.fault = fault
@@ -76,8 +65,6 @@ class ReceiptError(ContractError):
 
 
 class HandOverKind(StrEnum):
-    """How one signing key followed another."""
-
     ROTATED = "Rotated"
     LOST = "Lost"
 
@@ -176,7 +163,6 @@ class Signature:
 
     @property
     def key_id(self) -> str:
-        """The id of the public key."""
         return key_id(bytes.fromhex(self.public_key))
 
 
@@ -216,8 +202,6 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A record that was read, and all that is known of its file."""
-
     record: Record
     link: Link
 

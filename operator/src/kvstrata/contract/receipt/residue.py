@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Self
 
+from kvstrata.contract import Meaningful
 from kvstrata.contract.receipt.vocabulary import Name
 
 
-class ReceiptClaim(StrEnum):
+class ReceiptClaim(Meaningful):
     """What a receipt says is so, for what it lists as revoked. In the order in which an erasure reaches them."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> Self:
-        """Make a member from its word and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
 
     UNREACHABLE = "Unreachable", "no pod reuses what was cached under the listed scopes"
     KEYS_REVOKED = (
@@ -38,24 +28,19 @@ _COPIES = frozenset({ReceiptClaim.ERASED, ReceiptClaim.VERIFIED})
 _NOTHING: frozenset[ReceiptClaim] = frozenset()
 
 
-class Residue(StrEnum):
+class Residue(Meaningful):
     """What may be left. `denies` is what cannot be claimed beside it.
 
     What the order itself left out (`asked`) denies nothing: claims are about what the receipt lists.
     """
 
-    meaning: str
     denies: frozenset[ReceiptClaim]
     asked: bool
 
-    def __new__(cls, value: str, meaning: str, denies: frozenset[ReceiptClaim] = _NOTHING, asked: bool = False) -> Self:
-        """Make a member from its word, its sentence and what it denies."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        member.denies = denies
-        member.asked = asked
-        return member
+    def __init__(
+        self, _value: str, _meaning: str, denies: frozenset[ReceiptClaim] = _NOTHING, asked: bool = False
+    ) -> None:
+        self.denies, self.asked = denies, asked
 
     ETCD_HISTORY = (
         "EtcdHistory",

@@ -43,8 +43,6 @@ def prefix_commitment(domain_key: bytes, model: str, content_digest: str) -> str
 
 
 class SubjectKind(StrEnum):
-    """What ordered the erasure: an invalidation, or the deletion of an object."""
-
     INVALIDATION = "CacheInvalidation"
     POLICY = "TenantCachePolicy"
     GROUP = "TenantGroup"
@@ -55,8 +53,6 @@ class SubjectKind(StrEnum):
 
 
 class ScopeForm(StrEnum):
-    """The form in which the order says what is to go."""
-
     TENANT = "tenant"
     GROUP = "group"
     POOL = "pool"
@@ -66,7 +62,7 @@ class ScopeForm(StrEnum):
 
 
 class Mode(StrEnum):
-    """How far the order goes."""
+    """How far an invalidation goes."""
 
     LAZY = "Lazy"
     EAGER = "Eager"
@@ -80,8 +76,6 @@ class Hbm(StrEnum):
 
 
 class RevokedKind(StrEnum):
-    """Whose blocks were made unreachable together."""
-
     TENANT = "Tenant"
     GROUP = "Group"
     PUBLIC = "Public"
@@ -107,8 +101,6 @@ class KeyCustody(StrEnum):
 
 
 class Standing(StrEnum):
-    """How a pod that may have used the data stands."""
-
     ACKED = "Acked"
     FENCED = "Fenced"
     ENDED = "Ended"
@@ -116,7 +108,5 @@ class Standing(StrEnum):
 
 
 class PodMedium(StrEnum):
-    """What a tier inside a pod is made of."""
-
     CPU = "CPU"
     NVME = "NVMe"

@@ -277,20 +277,6 @@ class ReceiptWritten(_Fact):
 
 
 Fact = (
-    Rolled
-    | PodSeen
-    | PodErased
-    | FilesErased
-    | EngineReset
-    | EngineKept
-    | PodProbed
-    | KeyRemoved
-    | KeyDestroyed
-    | KeyNotDestroyed
-    | Deletion
-    | Look
-    | ServersSeen
-    | TierLost
-    | Verdict
-    | ReceiptWritten
-)
+    Rolled | PodSeen | PodErased | FilesErased | EngineReset | EngineKept | PodProbed | KeyRemoved | KeyDestroyed
+    | KeyNotDestroyed | Deletion | Look | ServersSeen | TierLost | Verdict | ReceiptWritten
+)  # fmt: skip

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from kvstrata.contract.store.redis_keys import parse_block_key
-from kvstrata.model.erasure.evidence import found_again, tiers_at_hand, unreachable_at
+from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict
 from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Observed, TierNow
 from kvstrata.plan.erasure import orders
@@ -102,25 +101,13 @@ Effect = WriteRecord | StartOrder | Publish | EmitEvent | WakeAfter
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    since: datetime
-    seconds: float
-
-    def left_s(self, now: datetime) -> float:
-        """Return the rest; none if the clock was set back."""
-        passed_s = (now - self.since).total_seconds()
-        return max(0.0, self.seconds - passed_s) if passed_s >= 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class ErasureState:
     """An erasure in the leading process.
 
-    `record` is stored, as `version`; `known` has the facts reported since, too. `running` orders are being executed,
-    `pauses` are before their next execution. `problems` are results of orders that did not succeed, with whether the
-    custody or the chain refused them. `strays` are names of values without an index that a look found, by tier.
-    `shown` is what was published last,
-    and `announced` whether the verdict was.
+    `record` is stored, as `version`; `known` has the facts reported since, too. `running` orders are being executed.
+    `pauses` say since when, and for how many seconds, an order is not repeated. `problems` are results of orders that
+    did not succeed, with whether the custody or the chain refused them. `strays` are names of values without an index
+    that a look found, by tier. `shown` is what was published last, and `announced` whether the verdict was.
     """
 
     record: ErasureRecord
@@ -128,7 +115,7 @@ class ErasureState:
     known: ErasureRecord
     observed: Observed
     running: frozenset[orders.Order] = frozenset()
-    pauses: Mapping[orders.Order, Pause] = field(default_factory=dict)
+    pauses: Mapping[orders.Order, tuple[datetime, float]] = field(default_factory=dict)
     problems: Mapping[orders.Order, tuple[str, bool]] = field(default_factory=dict)
     servers: Mapping[str, TierNow] = field(default_factory=dict)
     strays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -177,7 +164,7 @@ def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, tuple[Eff
         return replace(state, known=known), (WriteRecord(known),)
     wanted = tuple(_wanted(state, step))
     pauses = {order: state.pauses[order] for order in wanted if order in state.pauses}
-    left_s = {order: pause.left_s(now) for order, pause in pauses.items()}
+    left_s = {order: _left_s(*pause, now) for order, pause in pauses.items()}
     due = tuple(order for order in wanted if order not in state.running and not left_s.get(order))
     problems = {order: told for order, told in state.problems.items() if order in {*wanted, *state.running}}
     troubles = tuple(sorted({text for text, refused in problems.values() if text and not refused}))
@@ -192,20 +179,18 @@ def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, tuple[Eff
     effects: list[Effect] = [Publish(erasure)] if news else []
     effects += [*map(StartOrder, due), WakeAfter(min(waits_s))]
     effects += [EmitEvent(verdict)] if verdict is not None and not state.announced else []
-    state = replace(
-        state,
-        running=state.running | set(due),
-        pauses=pauses,
-        problems=problems,
-        shown=shown,
-        announced=verdict is not None,
-        idle_s=idle_s,
-    )
-    return state, tuple(effects)
+    state = replace(state, running=state.running | set(due), pauses=pauses, problems=problems)
+    return replace(state, shown=shown, announced=verdict is not None, idle_s=idle_s), tuple(effects)
+
+
+def _left_s(since: datetime, pause_s: float, now: datetime) -> float:
+    """Return the rest of a pause; none if the clock was set back."""
+    passed_s = (now - since).total_seconds()
+    return max(0.0, pause_s - passed_s) if passed_s >= 0 else 0.0
 
 
 def _with_problems(state: ErasureState) -> Observed:
-    refusals = {type(order): text for order, (text, refused) in sorted(state.problems.items(), key=repr) if refused}
+    refusals = {type(order): text for order, (text, refused) in state.problems.items() if refused}
     return replace(
         state.observed,
         tiers=state.servers,
@@ -217,30 +202,29 @@ def _with_problems(state: ErasureState) -> Observed:
 def _concluded(state: ErasureState, step: ErasureStep, now: datetime) -> Iterator[Fact]:
     """Yield what the step itself makes a fact: a verdict, or deletions whose Jobs are to be created."""
     yield from (order.verdict for order in step.orders if isinstance(order, Conclude))
-    yield from begun(state.record.erasure, _deletions(step) - _unnamed(state, step), state.servers, now)
+    named = {tier for tier in _emptied(step) if _is_named(state, tier)}
+    yield from begun(state.record.erasure, named, state.servers, now)
 
 
-def _deletions(step: ErasureStep) -> set[str]:
-    return {order.tier for order in step.orders if isinstance(order, orders.StartDeletion)}
+def _emptied(step: ErasureStep) -> list[str]:
+    return sorted({order.tier for order in step.orders if isinstance(order, orders.StartDeletion)})
 
 
-def _unnamed(state: ErasureState, step: ErasureStep) -> set[str]:
-    """Return tiers to delete from whose names are not known: chunks for probes, strays that a look found."""
-    known = {
-        tier for tier in state.record.named_tiers if tier in state.strays or not found_again(state.record.erasure, tier)
-    }
-    return _deletions(step) - known
+def _is_named(state: ErasureState, tier: str) -> bool:
+    """Whether names in a tier were noted before its deletion: chunks for probes, strays that a look found."""
+    is_known = tier in state.strays or not evidence.found_again(state.record.erasure, tier)
+    return tier in state.record.named_tiers and is_known
 
 
 def _wanted(state: ErasureState, step: ErasureStep) -> Iterator[orders.Order]:
     erasure = state.record.erasure
     yield from (order for order in step.orders if not isinstance(order, Conclude | orders.StartDeletion))
-    yield from map(orders.NameChunks, sorted(_unnamed(state, step)))
+    yield from (orders.NameChunks(tier) for tier in _emptied(step) if not _is_named(state, tier))
     if erasure.only(Verdict) is not None:
         return
     yield from (orders.FollowDeletion(tier, round) for tier, round in running(erasure))
-    if unreachable_at(erasure) is not None:
-        yield from (orders.ReadServers(tier.name) for tier in tiers_at_hand(erasure))
+    if evidence.unreachable_at(erasure) is not None:
+        yield from (orders.ReadServers(tier.name) for tier in evidence.tiers_at_hand(erasure))
 
 
 def _done(state: ErasureState, event: OrderDone, now: datetime) -> ErasureState:
@@ -269,17 +253,8 @@ def _done(state: ErasureState, event: OrderDone, now: datetime) -> ErasureState:
 def _over(
     state: ErasureState, order: orders.Order, now: datetime, pause_s: float, problem: str, *, refused: bool = False
 ) -> ErasureState:
-    return replace(
-        state,
-        running=state.running - {order},
-        pauses=_with(state.pauses, order, Pause(now, pause_s) if pause_s else None),
-        problems=_with(state.problems, order, (problem, refused) if problem else None),
-    )
-
-
-def _with(mapping: Mapping[orders.Order, Any], order: orders.Order, value: Any | None) -> Mapping[orders.Order, Any]:
-    rest = {one: held for one, held in mapping.items() if one != order}
-    return rest if value is None else {**rest, order: value}
+    pauses, problems = {**state.pauses, order: (now, pause_s)}, {**state.problems, order: (problem, refused)}
+    return replace(state, running=state.running - {order}, pauses=pauses, problems=problems)
 
 
 def _chunks(names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:

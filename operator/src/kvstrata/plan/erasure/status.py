@@ -23,7 +23,8 @@ MAX_TROUBLES = 3
 def tell(invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took: str) -> tuple[StatusWrite, ...]:
     erasure = found.record.erasure
     step = next_step(erasure, found.seen, now)
-    why = Decision(step.decision.reason, _message(step.decision.message, found))
+    message = "; ".join((step.decision.message, *found.troubles[:MAX_TROUBLES]))
+    why = Decision(step.decision.reason, message)
     facts = facts_of(erasure)
     receipt = erasure.only(ReceiptWritten)
     standings = [pod.standing for pod in facts.pods]
@@ -48,11 +49,6 @@ def tell(invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took
     }
     failed = why if step.phase is Phase.FAILED else None
     return write_status(invalidation, now, (*kstatus(failed, None, why), *step.findings), fields)
-
-
-def _message(message: str, found: ErasureNow) -> str:
-    told = found.troubles[:MAX_TROUBLES]
-    return "; ".join((message, *told))
 
 
 def _amounts(facts: ReceiptFacts) -> dict[str, Any]:

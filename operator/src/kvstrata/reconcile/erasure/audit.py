@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
@@ -11,21 +10,18 @@ from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure import facts
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.reconcile.audit import tell
-from kvstrata.reconcile.metrics import count_looks
+from kvstrata.reconcile.metrics import count_look
 
 
 def tell_news(before: ErasureRecord, after: ErasureRecord) -> None:
-    for happened in _news(before, after):
-        tell(happened)
-    count_looks(before, after)
-
-
-def _news(before: ErasureRecord, after: ErasureRecord) -> Iterator[Happened]:
-    subject = after.erasure.order.subject
+    """Log and count each fact that a write added."""
     name = f"{CacheInvalidation.INFO.kind}/{after.invalidation}"
     for key, fact in sorted(after.erasure.facts.items()):
-        if before.erasure.facts.get(key) != fact and (told := _told(fact)) is not None:
-            yield replace(told, namespace=after.namespace, object=name, uid=subject.uid)
+        if before.erasure.facts.get(key) == fact:
+            continue
+        count_look(fact)
+        if (told := _told(fact)) is not None:
+            tell(replace(told, namespace=after.namespace, object=name, uid=after.erasure.order.uid))
 
 
 def _told(fact: facts.Fact) -> Happened | None:
