@@ -68,7 +68,7 @@ class TestBounds:
     def test_a_block_in_use_stays_is_counted_and_its_successor_goes(self) -> None:
         choice = chosen(index_of((A, 10), (A, 10), (A, 10)), {A: Bounds(limit_bytes=20)}, locked={0})
         assert choice.victims == {1: Cause.LIMIT}
-        assert choice.locked_bytes == 10
+        assert choice.locked == {A: 10}
 
     def test_only_the_keyspaces_that_changed_are_looked_at(self) -> None:
         index = index_of((A, 10), (B, 10))

@@ -19,7 +19,20 @@ FAILURES = (
     "errors", "late_lookup", "late_load", "late_store", "load_misses", "unreadable", "stores_present", "sweep_errors",
     "reservations_reaped", "ledgers_rebuilt", "recounts_repeated",
 )  # fmt: skip
-POOLED = (("pool_hits", "loaded"), ("stores_in_pool", "not_stored"), ("copies_discarded", "discarded"))
+SCOPED: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
+    ("lookups_total", "Blocks that a tier was asked for, by result.", "result",
+     {"lookup_hits": "hit", "lookup_misses": "miss"}),
+    ("shadowed_total", "Blocks that a tier was not asked for, because a faster one has them.", "use",
+     {"shadowed": "all", "hints": "passed_on"}),
+    ("blocks_total", "Blocks that came to or left a tier.", "operation",
+     {name: name for name in (*OPERATIONS, "expired")}),
+    ("bytes_total", "Bytes of these blocks.", "operation", {f"{name}_bytes": name for name in OPERATIONS}),
+    ("pool_blocks_total", "Blocks that a reader had from pools, or did not keep because a pool has them.", "outcome",
+     {"pool_hits": "loaded", "stores_in_pool": "not_stored", "copies_discarded": "discarded"}),
+    ("pool_bytes_total", "Bytes of the blocks that were loaded from pools.", "outcome", {"pool_bytes": "loaded"}),
+)  # fmt: skip
+"""Families of counters by scope: name, help, label, and the label's value by counter."""
+
 ORPHANS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Redis": {
         "entries": ("drift_entries", "drift_entries"),
@@ -96,30 +109,8 @@ def _lines(
     memory_counts = [(tier, scope, counts) for tier, one in own for scope, counts in sorted(one.by_scope().items())]
     scoped = [(one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items())]
     scoped = [*scoped, *memory_counts] if scopes else []
-    yield from _family(
-        "lookups_total", "counter", "Blocks that a tier was asked for, by result.",
-        _by_scope(scoped, "result", {"lookup_hits": "hit", "lookup_misses": "miss"}),
-    )  # fmt: skip
-    yield from _family(
-        "shadowed_total", "counter", "Blocks that a tier was not asked for, because a faster one has them.",
-        _by_scope(scoped, "use", {"shadowed": "all", "hints": "passed_on"}),
-    )  # fmt: skip
-    yield from _family(
-        "blocks_total", "counter", "Blocks that came to or left a tier.",
-        _by_scope(scoped, "operation", {name: name for name in (*OPERATIONS, "expired")}),
-    )  # fmt: skip
-    yield from _family(
-        "bytes_total", "counter", "Bytes of these blocks.",
-        _by_scope(scoped, "operation", {f"{name}_bytes": name for name in OPERATIONS}),
-    )  # fmt: skip
-    yield from _family(
-        "pool_blocks_total", "counter", "Blocks that a reader had from pools, or did not keep because a pool has them.",
-        _by_scope(scoped, "outcome", dict(POOLED)),
-    )  # fmt: skip
-    yield from _family(
-        "pool_bytes_total", "counter", "Bytes of the blocks that were loaded from pools.",
-        _by_scope(scoped, "outcome", {"pool_bytes": "loaded"}),
-    )  # fmt: skip
+    for name, text, label, shown in SCOPED:
+        yield from _family(name, "counter", text, _by_scope(scoped, label, shown))
     reasons = sorted({name for _, _, counts in scoped for name in counts if name.startswith("refused_")})
     yield from _family(
         "refused_total", "counter", "Blocks that a tier was not used for, by reason.",

@@ -29,7 +29,7 @@ from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKin
 
 
 class FileTier:
-    """A directory of block files under the pod's enforcement.
+    """A directory of block files under the pod's enforcement. See SlowerTier.
 
     `answered(task)` is called from any thread, without locks, once a task's answer can be fetched; for a lookup before
     `lookup` returns. If `guarded()`, memory in `spans` is held back when LMCache frees it: then tasks are answered at
@@ -101,21 +101,17 @@ class FileTier:
             thread.start()
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Start storing blocks from `views`; return the task's id. Refused blocks count as stored with 0 bytes."""
         return self._store(blocks, views, self._params.store_deadline_ms)
 
     def hand_down(
         self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
     ) -> None:
-        """Start storing blocks that are about to leave the memory; see PodTier, and `guarded` for the views."""
         self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
 
     def life_s(self, block: Block) -> float:
-        """Return how long after its computation the policy lets a block live here, 0 for not at all."""
         return self._finder.life_s(block)
 
     def takes(self, block: Block) -> bool:
-        """Whether a block could be stored here now, as far as is known without waiting."""
         return self._refusal(block.keyspace, True) is None
 
     def lookup(self, blocks: Sequence[Block]) -> int:
@@ -136,7 +132,6 @@ class FileTier:
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Start loading blocks into `views`; return the task's id. See `guarded` for later access to the views."""
         reading = self._finder.to_read(blocks).blocks
         batches = divide(_lent(blocks, views, reading), len(blocks), self._params.workers)
         task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
@@ -145,11 +140,9 @@ class FileTier:
         return task.task_id
 
     def pop_stores(self) -> dict[int, StoreOutcome]:
-        """Return, once, the stores answered since the last call."""
         return self._tasks.pop_stores()
 
     def pop_found(self, task_id: int) -> bytes | None:
-        """Return, once, a byte for each block of a lookup or load, 1 for a hit; None while it is under way."""
         return self._tasks.pop_found(task_id)
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
@@ -163,14 +156,12 @@ class FileTier:
         return deleted
 
     def holds(self, keyspace: str, block: Block) -> bool:
-        """Whether a block could be read here now; no use of it."""
         allowed = self._enforcement.refusal(keyspace, tier=self._params.name) is None
         if self._files.health.refusal() is not None or not allowed:
             return False
         return self._finder.holds(block)
 
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
-        """Return each block's bytes, 0 if it cannot be read here."""
         index = self._files.index
         return [index.size(self._finder.key(block)) if self.holds(block.keyspace, block) else 0 for block in blocks]
 
@@ -226,7 +217,6 @@ class FileTier:
         return self._counters.latencies()
 
     def ages(self) -> Mapping[str, Histogram]:
-        """Return ages of blocks when they were loaded, and when they were evicted."""
         return self._counters.ages()
 
     def counters(self) -> dict[str, int]:
@@ -238,7 +228,6 @@ class FileTier:
         return self._closed or (self._crew.alive and all(one.is_alive() for one in self._threads()))
 
     def nodes(self) -> dict[str, str]:
-        """Return the breaker's state and error by directory."""
         breaker, detail = self._files.health.breaker, self._detail()
         return {str(self._params.directory): f"{breaker.state}: {detail}" if detail else str(breaker.state)}
 

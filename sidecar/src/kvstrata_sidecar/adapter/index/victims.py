@@ -51,10 +51,6 @@ class Choice:
     failed: set[str] = field(default_factory=set)
     unfinished: bool = False
 
-    @property
-    def locked_bytes(self) -> int:
-        return sum(self.locked.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Situation:

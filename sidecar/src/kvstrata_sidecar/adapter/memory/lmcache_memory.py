@@ -174,11 +174,13 @@ class Pool:
         return self.scrubber.flush(timeout_s)
 
     def span(self, memory_object: Any) -> tuple[int, int] | None:
+        """Return address and length of an object's memory, None if it was freed already."""
         if not memory_object.is_valid():
             return None
         return int(memory_object.data_ptr), int(memory_object.get_physical_size())
 
     def lent(self, address: int, length: int) -> bool:
+        """Whether an operation that cannot be cancelled may still touch this memory."""
         return self._spans.touches(address, length)
 
     def overwrite(self, address: int, length: int) -> None:

@@ -11,7 +11,7 @@ Loans count for no budget, retention or purge: these apply to the lender, which 
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -299,23 +299,18 @@ class Borrowed:
         self._keeps = keeps
         self._limit = limit
         self._lock = threading.Lock()
-        self._expected: OrderedDict[Hashable, tuple[str, int | None]] = OrderedDict()
+        self._expected: dict[Hashable, tuple[str, int | None]] = {}
 
     def loaded(self, key: Any, kept: str, view: memoryview) -> None:
         """Record the keyspace under which a tier found the block now in `view`; before the load is answered."""
-        if kept != key.cache_salt:
-            self.expect(key, kept, address_of(view))
-        elif self._expected:
-            with self._lock:
-                self._expected.pop(key, None)
-
-    def expect(self, key: Hashable, keyspace: str, address: int | None) -> None:
-        """Record that a pool's block at this address is about to arrive under a reader's key."""
+        if kept == key.cache_salt and not self._expected:
+            return
         with self._lock:
-            self._expected[key] = keyspace, address
-            self._expected.move_to_end(key)
-            if len(self._expected) > self._limit:
-                self._expected.popitem(last=False)
+            self._expected.pop(key, None)
+            if kept != key.cache_salt:
+                self._expected[key] = kept, address_of(view)
+                if len(self._expected) > self._limit:
+                    del self._expected[next(iter(self._expected))]
 
     def arrived(self, keys: Iterable[Any], address: Callable[[Any], int | None]) -> list[tuple[Any, str | None]]:
         """Return, once, the keys whose blocks are a pool's, with its keyspace if it may keep them, else None. `address`

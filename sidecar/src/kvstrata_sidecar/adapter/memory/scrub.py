@@ -10,7 +10,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -23,22 +26,8 @@ Item = tuple[int, Any, int]
 """The number in the order of taking, the object, its length."""
 
 
-class Memory(Protocol):
-    def span(self, memory_object: Any) -> tuple[int, int] | None:
-        """Return address and length of an object's memory, None if it was freed already."""
-
-    def lent(self, address: int, length: int) -> bool:
-        """Whether an operation that cannot be cancelled may still touch this memory."""
-
-    def overwrite(self, address: int, length: int) -> None:
-        """Fill memory with zeros."""
-
-    def give_back(self, objects: list[Any]) -> None:
-        """Free the objects' memory."""
-
-
 class Scrubber:
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Pool) -> None:
         self._memory = memory
         self._aside: deque[Item] = deque()
         self._batch: list[Item] = []
