@@ -242,15 +242,15 @@ class Manager:
             gone, objects = [], []
             for key in keys:
                 writers = self._staging.get(key, {})
-                for tag in [tag for tag, entry in writers.items() if not entry.write_lock.is_locked()]:
-                    objects.append(writers.pop(tag).memory_obj)
+                dead = [tag for tag, entry in writers.items() if not entry.write_lock.is_locked()]
+                objects += [writers.pop(tag).memory_obj for tag in dead]
                 if not writers:
                     self._staging.pop(key, None)
                 entry = self._objects.get(key)
                 if writers or (entry is not None and entry.read_lock.is_locked() and not force):
                     answers[key] = LOCKED
                     continue
-                answers[key] = SUCCESS if entry is not None else MISSING
+                answers[key] = SUCCESS if entry is not None or dead else MISSING
                 if entry is not None:
                     objects.append(self._objects.pop(key).memory_obj)
                     gone.append(key)

@@ -271,6 +271,10 @@ class TestWhatGoesNext:
         bounds = {A: Bounds(limit_bytes=limit_bytes)}
         assert named(index, bounds, leaving={A: leaving_bytes}) == dict.fromkeys(range(count), Cause.LIMIT)
 
+    def test_a_scope_near_its_limit_names_no_block_of_another(self) -> None:
+        index = index_of((A, 10), (B, 10))
+        assert named(index, {A: Bounds(limit_bytes=10), B: Bounds()}, spared={0}) == {}
+
     def test_a_limit_of_a_byte_names_its_block(self) -> None:
         assert named(index_of((A, 1)), {A: Bounds(limit_bytes=1)}) == {0: Cause.LIMIT}
 

@@ -155,8 +155,7 @@ def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) ->
         choice.unfinished |= len(old) == situation.most
     if bound.limit_bytes is not None:
         excess_bytes = scope.used_bytes + situation.staged.get(keyspace, 0) - taken_bytes - bound.limit_bytes
-        if excess_bytes > 0:
-            taken_bytes += _take(choice, situation, scope.blocks.items(), Cause.LIMIT, situation.spared, excess_bytes)
+        taken_bytes += _take(choice, situation, scope.blocks.items(), Cause.LIMIT, situation.spared, excess_bytes)
     return taken_bytes
 
 

@@ -1,0 +1,371 @@
+"""A turn of the evictor, to the byte and to the moment, with a stand-in for LMCache's manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from kvstrata.contract.policy.bundle import EnforcedBudget
+from kvstrata_sidecar.adapter.memory import events
+from kvstrata_sidecar.adapter.memory.events import COMPARE_S, MemoryEvent
+from kvstrata_sidecar.adapter.memory.evictor import LOOK_S
+from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
+from kvstrata_sidecar.adapter.memory.write_back import LOOK_S as COPY_S
+from tests.tiers.memory_server import TIER, A, B, Server, keys_of
+from tests.tiers.memory_stand_in import BLOCK_BYTES, LOCKED, Key
+from tests.tiers.slower_tier import SlowerTier
+
+SOON = 1e-6
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with closing(Server(**getattr(request, "param", {}))) as server:
+        yield server
+
+
+def counted(server: Server, name: str) -> int:
+    return server.memory.counters().get(name, 0)
+
+
+class TestTheMark:
+    @pytest.mark.parametrize("server", [{"blocks": 200, "high_percent": 90}], indirect=True)
+    @pytest.mark.parametrize(("stored", "gone"), [(180, 0), (181, 3), (190, 12)])
+    def test_above_it_the_excess_goes_and_one_percent_of_the_memory(
+        self, server: Server, stored: int, gone: int
+    ) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, stored))
+        server.turn()
+        assert len(server.resident()) == stored - gone
+        assert counted(server, "evicted_room") == gone
+        server.turn()
+        assert len(server.resident()) == stored - gone
+
+    @pytest.mark.parametrize("server", [{"blocks": 200, "high_percent": 90}], indirect=True)
+    def test_what_is_being_written_counts(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, 170))
+        server.manager.reserve(*keys_of(B, 11))
+        server.turn()
+        assert len(server.resident()) == 167
+
+    @pytest.mark.parametrize("server", [{"blocks": 100, "high_percent": 50}], indirect=True)
+    @pytest.mark.parametrize(("stored", "gone"), [(40, 0), (41, 1), (50, 10), (55, 15)])
+    def test_a_store_that_found_no_memory_makes_a_tenth_of_it_free_below_the_mark(
+        self, server: Server, stored: int, gone: int
+    ) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, stored))
+        server.memory.note(MemoryEvent.RESERVED, [])
+        server.turn()
+        assert len(server.resident()) == stored - gone
+        assert counted(server, "allocation_failed") == 1
+        server.turn()
+        assert len(server.resident()) == stored - gone
+        assert counted(server, "allocation_failed") == 1
+
+    @pytest.mark.parametrize("server", [{"blocks": 100, "high_percent": 100}], indirect=True)
+    @pytest.mark.parametrize("needed", [1, 30])
+    def test_guarantees_that_do_not_fit_below_it_are_cut_by_one_share(self, server: Server, needed: int) -> None:
+        budget = EnforcedBudget(TIER, guaranteed_bytes=80 * BLOCK_BYTES)
+        server.allow(a=budget, b=budget)
+        server.manager.store(*keys_of(A, 50))
+        server.manager.store(*keys_of(B, 50 - needed))
+        server.manager.reserve(*keys_of(B, needed, first=100))
+        server.memory.note(MemoryEvent.RESERVED, [])
+        server.turn()
+        assert len(server.resident()) == 100 - needed, "each has its half, and keeps it"
+
+
+class TestTheNextTurn:
+    def test_it_is_due_a_second_after_the_last_look_at_the_latest(self, server: Server) -> None:
+        server.allow(a=None)
+        assert server.turn() == LOOK_S
+        server.now_s += 0.4
+        assert server.turn() == pytest.approx(LOOK_S - 0.4)
+        server.now_s += 0.6 - SOON
+        assert server.turn() == pytest.approx(SOON)
+        server.now_s += 2 * SOON
+        assert server.turn() == LOOK_S
+
+    def test_a_locked_block_is_looked_at_again_in_a_second_or_when_another_is_due(self, server: Server) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=0, retention_s=10))
+        server.memory.inherit_age(Key(A, 2), 9.75)
+        server.manager.store(*keys_of(A, 3))
+        server.manager.read(*keys_of(A, 3))
+        assert server.turn() == pytest.approx(0.25)
+        server.now_s += 0.25
+        assert server.turn() == pytest.approx(LOOK_S - 0.25)
+        server.now_s += LOOK_S - 0.25
+        assert server.turn() == pytest.approx(0.25), "a second after the last, not after the first"
+
+    def test_what_could_not_be_deleted_is_tried_again_after_a_second_and_not_before(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=0), b=EnforcedBudget(TIER, limit_bytes=0))
+        tried: list[list[Key]] = []
+        monkeypatch.setattr(
+            server.manager, "delete", lambda keys: tried.append(list(keys)) or dict.fromkeys(keys, LOCKED)
+        )
+        server.now_s += 0.5
+        server.manager.store(Key(A, 1))
+        server.turn()
+        for _ in range(3):
+            server.now_s += LOOK_S / 2 - SOON
+            server.turn()
+            server.now_s += SOON
+        assert tried == [[Key(A, 1)], [Key(A, 1)]]
+        assert counted(server, "evicted_limit") == 0
+
+    @pytest.mark.parametrize("server", [{"passes_on": True}], indirect=True)
+    def test_while_a_block_is_on_its_way_to_other_tiers_it_is_due_by_then(self, server: Server) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=0))
+        server.manager.store(Key(A, 1))
+        assert server.turn() == pytest.approx(GRACE_S)
+        server.now_s += GRACE_S - SOON
+        server.turn()
+        assert server.resident() == [Key(A, 1)]
+        server.now_s += SOON
+        server.turn()
+        assert server.resident() == []
+
+    def test_with_slower_tiers_it_is_due_for_copies_as_long_as_something_happens(self, server: Server) -> None:
+        server.lower.append(SlowerTier())
+        server.allow(a=None)
+        assert server.turn() == pytest.approx(COPY_S)
+        server.now_s += COPY_S / 2
+        assert server.turn() == pytest.approx(LOOK_S - COPY_S / 2), "nothing happened"
+        server.manager.store(Key(A, 1))
+        assert server.turn() == pytest.approx(COPY_S / 2)
+
+    def test_after_a_turn_that_failed_everything_is_checked(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES), b=None)
+        server.manager.store(*keys_of(A, 2), Key(B, 1))
+        delete = server.manager.delete
+
+        def fails(_: object) -> None:
+            raise RuntimeError
+
+        monkeypatch.setattr(server.manager, "delete", fails)
+        with pytest.raises(RuntimeError):
+            server.turn()
+        monkeypatch.setattr(server.manager, "delete", delete)
+        server.turn()
+        assert server.resident() == [Key(A, 0), Key(B, 1)]
+        assert server.turn() == LOOK_S
+
+
+class TestCounts:
+    def test_every_cause_is_counted_for_its_scope_and_what_no_policy_names_together(self, server: Server) -> None:
+        budgets = {
+            "a": EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES),
+            "b": EnforcedBudget(TIER, retention_s=10),
+            "p": None,
+        }
+        server.allow(**budgets)
+        server.share("p", "", [0])
+        server.memory.inherit_age(Key(B, 1), 10.0)
+        server.manager.store(*keys_of(A, 3), Key(B, 1), Key("c" * 32, 1), Key("d" * 32, 1), *keys_of("p" * 32, 2))
+        server.turn()
+        assert server.memory.by_scope() == {
+            A[:12]: {"evicted_limit": 2},
+            B[:12]: {"evicted_retention": 1},
+            "_none": {"evicted_removed": 2},
+            "p" * 12: {"evicted_foreign": 1},
+        }
+        assert [counted(server, f"evicted_{cause}") for cause in ("limit", "retention", "removed", "foreign")] == [
+            2, 1, 2, 1,
+        ]  # fmt: skip
+        server.allow(a=budgets["a"])
+        server.turn()
+        assert server.memory.by_scope().keys() == {A[:12], "_none"}, "who left the policy makes room for others"
+
+    def test_what_is_loaded_for_keyspaces_outside_of_the_policy_is_counted_together(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.load(*keys_of(A, 2), *keys_of(B, 3))
+        server.turn()
+        assert server.memory.by_scope() == {
+            A[:12]: {"promoted_blocks": 2, "promoted_bytes": 2 * BLOCK_BYTES},
+            "_none": {"promoted_blocks": 3, "promoted_bytes": 3 * BLOCK_BYTES},
+        }
+
+    def test_locked_bytes_are_the_sum_over_scopes_and_end_with_the_locks(self, server: Server) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES), b=EnforcedBudget(TIER, limit_bytes=0))
+        server.manager.store(*keys_of(A, 3), *keys_of(B, 2))
+        server.manager.read(*keys_of(A, 3), *keys_of(B, 2))
+        server.turn()
+        assert counted(server, "locked_bytes") == 5 * BLOCK_BYTES, "any of a scope above its limit may have to go"
+        server.manager.release(*keys_of(A, 3))
+        server.turn()
+        assert server.resident() == [Key(A, 0), *keys_of(B, 2)]
+        assert counted(server, "locked_bytes") == 2 * BLOCK_BYTES
+        server.manager.release(*keys_of(B, 2))
+        server.turn()
+        assert counted(server, "locked_bytes") == 0
+
+    def test_reservations_are_given_up_once_their_writers_have_timed_out(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.reserve(*keys_of(A, 3))
+        for key in keys_of(A, 2):
+            server.manager._staging[key]["w"].write_lock.count = 0
+        server.turn()
+        assert (counted(server, "abandoned"), server.free_blocks()) == (2, 15)
+        server.manager._staging[Key(A, 2)]["w"].write_lock.count = 0
+        server.now_s += LOOK_S - SOON
+        server.turn()
+        assert counted(server, "abandoned") == 2, "it is looked for once a second"
+        server.now_s += 2 * SOON
+        server.turn()
+        assert (counted(server, "abandoned"), server.free_blocks()) == (3, 16)
+
+    def test_gauges_tell_of_loans_and_of_what_was_overwritten(self, server: Server) -> None:
+        server.allow(a=None, p=None)
+        server.share("p", "a", range(3))
+        server.manager.store(*keys_of("p" * 32, 3))
+        server.turn()
+        server.manager.reserve_read(keys_of(A, 2), 1)
+        server.manager.delete([Key("p" * 32, 2)])
+        assert server.pool.settle(10)
+        assert (counted(server, "loans"), counted(server, "overwritten_bytes")) == (2, BLOCK_BYTES)
+        assert counted(server, "enforced") == 0, "its thread was not started"
+
+    def test_drift_is_what_lmcache_uses_beyond_what_is_counted(self, server: Server) -> None:
+        server.allow(a=None, b=None)
+        server.manager.store(*keys_of(A, 3), Key(B, 1))
+        server.manager.reserve(Key(B, 2))
+        server.turn()
+        assert server.memory.drift_bytes() == 0
+        server.manager._memory_manager.allocate()
+        assert server.memory.drift_bytes() == BLOCK_BYTES
+        server.manager.delete([Key(A, 0), Key(A, 1)])
+        assert server.pool.settle(10)
+        assert server.memory.drift_bytes() == -BLOCK_BYTES, "two are counted that are gone"
+
+
+class TestEvents:
+    def test_the_tables_are_compared_once_a_minute(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, 3))
+        server.turn()
+        del server.manager._objects[Key(A, 1)]
+        server.now_s += COMPARE_S - SOON
+        server.turn()
+        assert server.memory.held_bytes(A) == 3 * BLOCK_BYTES
+        server.now_s += 2 * SOON
+        server.turn()
+        assert server.memory.held_bytes(A) == 2 * BLOCK_BYTES
+        assert server.gone == [Key(A, 1)]
+        del server.manager._objects[Key(A, 2)]
+        server.now_s += COMPARE_S - SOON
+        server.turn()
+        assert server.memory.held_bytes(A) == 2 * BLOCK_BYTES, "a minute from the last time"
+        server.now_s += 2 * SOON
+        server.turn()
+        assert server.memory.held_bytes(A) == BLOCK_BYTES
+
+    def test_as_many_events_wait_as_may_and_a_lost_one_is_made_up_for_once(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(events, "MAX_EVENTS", 4)
+        server.allow(a=None)
+        compared = 0
+        resident = server.pool.resident
+
+        def counts() -> list[tuple[Key, object]]:
+            nonlocal compared
+            compared += 1
+            return resident()
+
+        monkeypatch.setattr(server.pool, "resident", counts)
+        server.manager.store(Key(A, 1))
+        server.manager.store(Key(A, 2))
+        server.turn()
+        assert (server.memory.held_bytes(A), compared) == (2 * BLOCK_BYTES, 0), "four events: two reserved, two written"
+        for number in range(3, 6):
+            server.manager.store(Key(A, number))
+        server.turn()
+        server.turn()
+        assert (server.memory.held_bytes(A), compared) == (5 * BLOCK_BYTES, 1)
+
+    def test_a_scope_that_differed_is_put_right_by_the_same_turn(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
+        server.turn()
+        monkeypatch.setattr(events, "MAX_EVENTS", 0)
+        server.manager.store(*keys_of(A, 3))
+        server.turn()
+        assert len(server.resident()) == 1
+
+    def test_only_uses_are_counted_as_hits_and_both_count_for_the_order(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, 3))
+        server.turn()
+        server.now_s += 7
+        server.memory.note(MemoryEvent.ORDERED, [Key(A, 0)])
+        server.memory.note(MemoryEvent.USED, [Key(A, 1), Key(A, 9)])
+        server.turn()
+        assert server.memory.ages()["hit"].sum_s == pytest.approx(7)
+        assert sum(server.memory.ages()["hit"].buckets) == 1
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
+        server.turn()
+        assert server.resident() == [Key(A, 1)]
+
+
+class TestAges:
+    def test_of_two_ages_the_older_counts_until_the_block_has_arrived(self, server: Server) -> None:
+        server.allow(a=None)
+        server.memory.inherit_age(Key(A, 1), 30.0)
+        server.manager.store(Key(A, 1))
+        server.turn()
+        assert server.memory.age_s(Key(A, 1)) == pytest.approx(30)
+        server.memory.inherit_age(Key(A, 1), 20.0)
+        assert server.memory.age_s(Key(A, 1)) == pytest.approx(30)
+        server.memory.inherit_age(Key(A, 1), 40.0)
+        assert server.memory.age_s(Key(A, 1)) == pytest.approx(40)
+        server.manager.store(Key(A, 1))
+        server.turn()
+        server.now_s += 1
+        assert server.memory.age_s(Key(A, 1)) == pytest.approx(41)
+        server.manager.store(Key(A, 1))
+        server.turn()
+        assert server.memory.age_s(Key(A, 1)) == 0
+
+    def test_no_block_is_younger_than_new(self, server: Server) -> None:
+        server.allow(a=EnforcedBudget(TIER, retention_s=10))
+        server.memory.inherit_age(Key(A, 1), -5.0)
+        server.manager.store(Key(A, 1))
+        server.turn()
+        server.now_s += 10
+        server.turn()
+        assert server.resident() == []
+        assert server.memory.age_s(Key(A, 7)) == 0
+
+    def test_the_eldest_announcements_are_forgotten_first(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(events, "MAX_KNOWN_AGES", 3)
+        server.allow(a=None)
+        for number in range(4):
+            server.memory.inherit_age(Key(A, number), 10.0 + number)
+        assert [server.memory.age_s(key) for key in keys_of(A, 4)] == pytest.approx([0, 11, 12, 13])
+        server.manager.store(*keys_of(A, 4))
+        server.turn()
+        assert [server.memory.age_s(key) for key in keys_of(A, 4)] == pytest.approx([0, 11, 12, 13])
+
+    def test_while_events_are_out_of_order_an_announced_age_counts(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=None)
+        monkeypatch.setattr(events, "MAX_EVENTS", 0)
+        server.memory.inherit_age(Key(A, 1), 30.0)
+        server.manager.store(Key(A, 1), Key(A, 2))
+        server.turn()
+        server.now_s += 1
+        assert server.memory.age_s(Key(A, 1)) == pytest.approx(31)
+        assert server.memory.age_s(Key(A, 2)) == pytest.approx(1)
