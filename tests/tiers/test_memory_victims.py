@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable
 
 import pytest
@@ -184,6 +185,17 @@ class TestRoom:
         for need_bytes, rest in ((10, {}), (10.5, {1: Cause.ROOM})):
             choice = chosen(index, {A: Bounds(limit_bytes=0), B: Bounds()}, need_bytes=need_bytes)
             assert choice.victims == {0: Cause.LIMIT, **rest}
+
+    def test_of_many_scopes_the_one_that_has_the_oldest_gives_first(self) -> None:
+        draw = random.Random(1)
+        for _ in range(50):
+            names = [f"{number:032x}" for number in range(9)]
+            index = index_of(*[(name, 1) for name in names])
+            for place in draw.sample(range(9), 8):
+                index.touch(place)
+            uses = {place: kept.used for place in range(9) if (kept := index.find(place))}
+            choice = chosen(index, {name: Bounds() for name in names}, need_bytes=3)
+            assert list(choice.victims) == sorted(uses, key=uses.__getitem__)[:3]
 
     def test_who_was_not_looked_at_gives_as_well_and_what_is_spared_stays(self) -> None:
         index = index_of((A, 10), (B, 10), (A, 10), (B, 10), (B, 10))
