@@ -26,6 +26,7 @@ from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, GateStandIn
+from tests.tiers.sweeping import sweep
 
 TIER = "shared"
 BLOCK_BYTES = 4096
@@ -171,12 +172,11 @@ class PolicyCache:
         if passed_s <= 0:
             return
         self._ahead_s += passed_s
-        sweeper = self._tier._sweeper
-        sweeper.turn()
+        self._tier._sweeper.turn()
         if at_s >= self._sweep_at_s:
             self._sweep_at_s = at_s + SWEEP_INTERVAL_S
             for keyspace in self._keyspaces.values():
-                sweeper.sweep(keyspace, audit=False)
+                sweep(self._tier, keyspace, audit=False)
 
     def _settle(self, budgets: Mapping[int, EnforcedBudget]) -> None:
         give_up_at_s = time.monotonic() + ANSWER_TIMEOUT_S

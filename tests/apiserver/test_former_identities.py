@@ -160,7 +160,7 @@ def test_a_rollback_finds_what_was_kept_and_what_is_replaced_for_good_is_deleted
 
     def put(identity: str) -> None:
         for number in range(BLOCKS):
-            assert connection.ask([reserve(keyspace, number, domain=domain, identity=identity)])[0][0] == b"ok"
+            assert connection.ask([reserve(keyspace, number, domain=domain, identity=identity)])[0].outcome is True
             assert write(connection, keyspace, number, domain=domain, identity=identity) == "ok"
 
     put(old)

@@ -21,6 +21,7 @@ from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import Driver
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
@@ -120,7 +121,7 @@ def test_the_limit_holds_at_every_instant_and_killed_servers_leave_nothing(
                 pod.kill()
             time.sleep(WRITE_WINDOW_MS / 1000 + 0.1)
             gate.allow(KEYSPACE_A, budgets=(budget,))  # its word has grown stale meanwhile
-            fifth.tier._sweeper.sweep(KEYSPACE_A)
+            sweep(fifth.tier, KEYSPACE_A)
             books.assert_consistent()
             assert books.totals().used > limit / 2, "and most of the limit is in use"
             assert books.totals().holds(limit)

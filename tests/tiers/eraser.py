@@ -19,7 +19,8 @@ from kvstrata.contract.messages.erase_report import End, Erased, Line, PrimaryEn
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, member_of
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_text, state_key
+from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, reservation
+from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms, call, read_text, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.chunks import ChunkDeletion
@@ -162,9 +163,12 @@ def reserve(
     keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN, identity: str = IDENTITY
 ) -> Command:
     """What a writer sends first."""
-    base, member = name_of(keyspace, number, domain, identity)
-    words = (member, len(VALUE), b"t", window_ms, KEEP_MS, LIFE_MS, b"0", 0)
-    return call("reserve", state_key(base), *words, read=lambda reply: reply)
+    return reserve_at(*name_of(keyspace, number, domain, identity), window_ms)
+
+
+def reserve_at(base: bytes, member: bytes, window_ms: int = 30_000) -> Command:
+    demand = Demand(Place("", 0, base, member), len(VALUE), b"t", Terms(LIFE_MS))
+    return reservation(demand, window_ms)
 
 
 def write(
@@ -177,12 +181,14 @@ def write(
 ) -> str:
     """Send what a writer sends then: the value, and its commit; return what came of it."""
     base, member = name_of(keyspace, number, domain, identity)
-    commit = call("commit", state_key(base), member, b"t", LIFE_MS, 0, KEEP_MS, read=read_text)
+    commit = call(
+        "commit", state_key(base), read_text, member=member, token=b"t", ttl_ms=LIFE_MS, age_ms=0, keep_ms=KEEP_MS
+    )
     return str(connection.set(base + b":" + member, [VALUE], window_ms, commit))
 
 
 def put(connection: Connection, keyspace: str, numbers: Sequence[int], identity: str = IDENTITY) -> None:
     """Store blocks of one server."""
     for number in numbers:
-        assert connection.ask([reserve(keyspace, number, identity=identity)])[0][0] == b"ok"
+        assert connection.ask([reserve(keyspace, number, identity=identity)])[0].outcome is True
         assert write(connection, keyspace, number, identity=identity) == "ok"

@@ -103,7 +103,7 @@ def right_answer(arguments: list[bytes], world: World) -> bytes:
         return b"+OK\r\n"
     if name in (b"EVALSHA", b"EVAL"):
         which = SCRIPTS.get(arguments[1], "other")
-        return {"reserve": _array(bulk(b"ok"), b":0\r\n", b":0\r\n", bulk(b"")), "commit": bulk(b"ok")}.get(
+        return {"reserve": _array(bulk(b"ok"), b":0\r\n", b":0\r\n", b":0\r\n", bulk(b"")), "commit": bulk(b"ok")}.get(
             which, b":0\r\n"
         )
     fixed = {

@@ -17,6 +17,7 @@ from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import make_due, stop
 
 
 class SharingPod:
@@ -34,9 +35,7 @@ class SharingPod:
         self._answered: queue.Queue[Task] = queue.Queue()
         self.tier = Tier(AdapterParams(DOMAIN, IDENTITY, tier), tier, self.enforcement, self._answered.put)
         self.sweeper = self.tier._sweeper
-        self.sweeper.close()
-        self.sweeper.join(5)
-        self.sweeper._closed = False
+        stop(self.tier)
         while self.tier.state().breaker != "closed":
             time.sleep(0.01)
 
@@ -59,9 +58,9 @@ class SharingPod:
 
     def turn(self, *, sweep: bool = False) -> None:
         """Do what is due, with `sweep` also what is once an interval."""
-        self.sweeper._sweep_at_s = 0.0 if sweep else time.monotonic() + 60
+        make_due(self.tier, 0.0 if sweep else time.monotonic() + 60)
         while self.sweeper.turn():
-            self.sweeper._sweep_at_s = time.monotonic() + 60
+            make_due(self.tier, time.monotonic() + 60)
 
     def evicted(self) -> int:
         """How many blocks of scopes in the policy it evicted."""

@@ -13,7 +13,8 @@ from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata.objects.redis.users import users_acl
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, read_numbers, read_text, state_key
+from kvstrata_sidecar.adapter.redis.budget.ledger import ScopeLedger
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_text, reads_numbers, reads_status, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import TransportError
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
@@ -21,6 +22,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 from tests.tiers.writers import Writer
 
@@ -200,9 +202,9 @@ class TestALedgerThatIsLost:
         driver.tier._sweeper.turn()
         redis_server.admin().hincrby(books.ledger, "b:3", 5 * VALUE_BYTES)
         redis_server.admin().hincrby(books.ledger, "leased", 5 * VALUE_BYTES)
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         assert books.leases() != books.charged(), "one reading may be in the middle of a grant"
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         assert books.leases() == books.charged()
         assert driver.tier.counters()["drift_leases"] == 1
 
@@ -220,7 +222,7 @@ class TestALedgerThatIsLost:
             else:
                 admin.hincrby(books.ledger, f"b:{bucket}", -blocks * VALUE_BYTES)
                 admin.hincrby(books.ledger, "leased", -blocks * VALUE_BYTES)
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         number = 60
         give_up_at_s = time.monotonic() + 20
         while "drift_leases" not in driver.tier.counters():
@@ -241,19 +243,18 @@ class TestALedgerThatIsLost:
         limited(gate, 20 * VALUE_BYTES)
         for number in range(24):
             driver.store([block(KEYSPACE_A, spread(number))])
-        ledgers = driver.tier._shared.ledgers
-        settle, failures = ledgers.settle, list[str]()
+        settle, failures = ScopeLedger.settle, list[ScopeLedger]()
 
-        def fail_at_first(transport: Transport, keyspace: str, bounds: SharedBounds) -> int:
+        def fail_at_first(ledger: ScopeLedger) -> int:
             if len(failures) < 2:
-                failures.append(keyspace)
+                failures.append(ledger)
                 raise TransportError("the connection was lost")
-            return settle(transport, keyspace, bounds)
+            return settle(ledger)
 
-        monkeypatch.setattr(ledgers, "settle", fail_at_first)
+        monkeypatch.setattr(ScopeLedger, "settle", fail_at_first)
         for bucket in (1, 5, 9):
             redis_server.admin().hincrby(f"{bucket_prefix(DOMAIN, KEYSPACE_A, bucket)}:#s", "lease", 6 * VALUE_BYTES)
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         until(lambda: len(failures) == 2 and books.totals().holds(20 * VALUE_BYTES), books.totals)
         assert driver.tier.counters()["drift_leases"] == 1
 
@@ -269,20 +270,24 @@ class TestALedgerThatIsLost:
         driver.store([block(KEYSPACE_A, 1)])
         driver.tier._sweeper.turn()
         connection, ledger = connect_to(redis_server.port), books.ledger.encode()
-        driver.tier._shared.ledgers.grant(connection, KEYSPACE_A, 0, 500, 500, SharedBounds(20 * VALUE_BYTES))
+        scope = driver.tier._shared.ledgers.of(connection, KEYSPACE_A, SharedBounds(20 * VALUE_BYTES))
+        scope.lease(0, 500, 500)
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [
-            call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, 0, read=lambda reply: reply),
-            call("yield", state, 100, 0, 10, read=lambda reply: read_numbers(reply[:4], 4)),
-        ]
-        (granted, (taken, version, *_)) = connection.ask(commands)
-        assert granted[0] == b"ok"
+            call(
+                "lease", ledger, reads_status(5),
+                bucket=0, wanted=500, minimum=1, limit=20 * VALUE_BYTES, keep_ms=60_000, divided=False, growth_share=0,
+            ),
+            call("yield", state, lambda reply: reads_numbers(4)(reply[:4]), bytes=100, evict_before_ms=0, count=10),
+        ]  # fmt: skip
+        ((leased, _), (taken, version, *_)) = connection.ask(commands)
+        assert leased == "ok"
         assert taken == 100
-        driver.tier._shared.ledgers.rebuild(connection, KEYSPACE_A, books.version())
+        scope.rebuild(books.version())
         before = books.leases()
         late = [
-            call("raise", state, 500, version, read=read_text),
-            call("return", ledger, 0, taken, version, read=read_text),
+            call("raise", state, read_text, bytes=500, of_version=version),
+            call("return", ledger, read_text, bucket=0, bytes=taken, of_version=version),
         ]
         assert connection.ask(late) == ["void", "void"]
         assert books.leases() == books.charged() == before
@@ -298,23 +303,28 @@ class TestALedgerThatIsLost:
     ) -> None:
         limited(gate, 20 * VALUE_BYTES)
         driver.store([block(KEYSPACE_A, 1)])
-        ledgers, other, ledger = driver.tier._shared.ledgers, connect_to(redis_server.port), books.ledger.encode()
-        version = other.ask([call("rebuild", ledger, b"begin", books.version(), 0, 200, read=_second)])[0]
-        rebuild, finished = ledgers.rebuild, []
+        other, ledger = connect_to(redis_server.port), books.ledger.encode()
+        begin = call("begin_rebuild", ledger, _second, seen=books.version(), at_least=0, patience_ms=200)
+        version = other.ask([begin])[0]
+        rebuild, finished = ScopeLedger.rebuild, []
 
-        def once_the_other_has_ended(transport: Transport, keyspace: str, seen_version: int) -> None:
+        def once_the_other_has_ended(scope: ScopeLedger, seen_version: int) -> None:
             if not finished:
-                states = [state_key(bucket_prefix(DOMAIN, keyspace, bucket).encode()) for bucket in range(BUCKETS)]
-                leases = other.ask([call("adopt", state, version, 60_000, read=_second) for state in states])
-                finished.extend(
-                    other.ask([call("rebuild", ledger, b"finish", version, 60_000, *leases, read=lambda reply: reply)])
+                states = [state_key(bucket_prefix(DOMAIN, KEYSPACE_A, bucket).encode()) for bucket in range(BUCKETS)]
+                leases = other.ask(
+                    [call("adopt", state, _second, of_version=version, keep_ms=60_000) for state in states]
                 )
+                finish = call(
+                    "finish_rebuild", ledger, reads_status(1), of_version=version, keep_ms=60_000, leases=leases
+                )
+                finished.extend(other.ask([finish]))
                 assert books.live()
-            rebuild(transport, keyspace, seen_version)
+            rebuild(scope, seen_version)
 
-        monkeypatch.setattr(ledgers, "rebuild", once_the_other_has_ended)
+        monkeypatch.setattr(ScopeLedger, "rebuild", once_the_other_has_ended)
         bounds = SharedBounds(20 * VALUE_BYTES)
-        assert ledgers.grant(connect_to(redis_server.port), KEYSPACE_A, 0, 100, 100, bounds) == 100
+        scope = driver.tier._shared.ledgers.of(connect_to(redis_server.port), KEYSPACE_A, bounds)
+        assert scope.lease(0, 100, 100) == 100
         assert finished, "the ledger was found void"
         assert books.version() == version
 
@@ -347,7 +357,7 @@ class TestTheUserOfAManagedServer:
         assert driver.tier.delete([block(KEYSPACE_A, spread(39))])
         limited(gate, 10 * VALUE_BYTES, retention_s=60)
         driver.tier._sweeper.turn()
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         assert driver.tier.state().errors == 0
         assert "sweep_errors" not in driver.tier.counters()
         assert books.totals().holds(10 * VALUE_BYTES)

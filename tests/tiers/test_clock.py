@@ -9,6 +9,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 from tests.tiers.writer_by_hand import PLACE, ByHand
 
@@ -29,7 +30,7 @@ def test_a_block_of_which_nobody_knows_how_old_it_is_is_no_hit_and_goes(
     assert quick.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES, "it is not in the way of a new one"
     assert quick.lookup([block(KEYSPACE_A)]) == [1]
     admin.zincrby(f"{base}:#x", HOUR_MS, PLACE.member.decode())
-    quick.tier._sweeper.sweep(KEYSPACE_A)
+    sweep(quick.tier, KEYSPACE_A)
     assert stored(redis_server) == []
     books.assert_consistent()
 
@@ -47,7 +48,7 @@ def test_a_reservation_of_then_holds_nobody_up(
             assert quick.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
             quick.tier.delete([block(KEYSPACE_A)])
         else:
-            quick.tier._sweeper.sweep(KEYSPACE_A)
+            sweep(quick.tier, KEYSPACE_A)
         assert books.reservations() == 0
         books.assert_consistent()
 
@@ -67,5 +68,5 @@ def test_a_rebuild_that_was_begun_then_is_not_waited_for(
     admin = redis_server.admin()
     ahead_ms = admin.time()[0] * 1000 + HOUR_MS
     admin.hset(books.ledger, mapping={"void": 1, "at": ahead_ms})
-    quick.tier._shared.ledgers.rebuild(late.connection, KEYSPACE_A, books.version())
+    quick.tier._shared.ledgers.of(late.connection, KEYSPACE_A).rebuild(books.version())
     assert books.live()

@@ -18,6 +18,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 from tests.tiers.writer_by_hand import BODY, PLACE, WINDOW_MS, ByHand, outlast_the_window
 from tests.tiers.writers import Writer
@@ -49,13 +50,13 @@ class TestWritersThatAreKilled:
         assert kills_in_the_middle > 0, "some died between reservation and commit"
         redis_server.outlast_clients()
         outlast_the_window()
-        quick.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(quick.tier, KEYSPACE_A)
         books.assert_consistent()
         assert books.totals().used > 0
-        quick.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(quick.tier, KEYSPACE_A, audit=True)
         assert not {"drift_entries", "drift_bytes"} & set(quick.tier.counters())
         if limit:
-            quick.tier._sweeper.sweep(KEYSPACE_A)
+            sweep(quick.tier, KEYSPACE_A)
             assert books.leases() == books.charged()
             assert books.totals().holds(limit)
 
@@ -74,7 +75,7 @@ class TestWritersThatAreKilled:
             writer = writers[turn % 3]
             writer.freeze()
             time.sleep(WINDOW_MS / 1000 * (0.5 + chance.random()))
-            quick.tier._sweeper.sweep(KEYSPACE_A)
+            sweep(quick.tier, KEYSPACE_A)
             totals = books.totals()
             assert totals.used + totals.held <= totals.lease <= totals.leased <= limit
             writer.thaw()
@@ -83,7 +84,7 @@ class TestWritersThatAreKilled:
             writer.kill()
         redis_server.outlast_clients()
         outlast_the_window()
-        quick.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(quick.tier, KEYSPACE_A)
         books.assert_consistent()
 
 
@@ -97,7 +98,7 @@ class TestWritersThatAreLate:
         assert quick.load([block(KEYSPACE_A)])[0] == [0]
         outlast_the_window()
         assert stored(redis_server) == []
-        quick.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(quick.tier, KEYSPACE_A)
         books.assert_consistent()
 
     def test_a_set_without_a_reservation_is_no_hit_and_goes_by_itself(
@@ -112,7 +113,7 @@ class TestWritersThatAreLate:
     ) -> None:
         late.reserve(b"t")
         outlast_the_window()
-        quick.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(quick.tier, KEYSPACE_A)
         assert late.set_and_commit(b"t") is False
         assert stored(redis_server) == []
         books.assert_consistent()
@@ -125,7 +126,7 @@ class TestWritersThatAreLate:
         late.set()
         time.sleep(WINDOW_MS / 2000 + 0.05)
         assert len(stored(redis_server)) == 1
-        quick.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(quick.tier, KEYSPACE_A)
         books.assert_consistent()
 
     def test_a_late_set_over_anothers_block_changes_neither_its_life_nor_its_bytes(
@@ -147,7 +148,7 @@ class TestWritersThatAreLate:
         late.set()
         outlast_the_window()
         assert quick.load([block(KEYSPACE_A)])[0] == [0]
-        quick.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(quick.tier, KEYSPACE_A, audit=True)
         books.assert_consistent()
         assert quick.tier.counters()["drift_entries"] == 1
         assert quick.tier.counters()["drift_bytes"] == VALUE_BYTES
@@ -203,7 +204,7 @@ class TestWritersThatAreLate:
         assert late.reserve(b"second") is True, "the first is dead"
         assert late.set_and_commit(b"first") is False
         abandon = protocol.call(
-            "abandon", protocol.state_key(PLACE.base), PLACE.member, b"first", read=protocol.read_number
+            "abandon", protocol.state_key(PLACE.base), protocol.read_number, member=PLACE.member, token=b"first"
         )
         assert late.connection.ask([abandon]) == [0]
         assert books.reservations() == 1

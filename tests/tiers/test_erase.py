@@ -22,7 +22,7 @@ from kvstrata.contract.messages.erase_report import (
 )
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata.contract.store.redis_keys import bucket_prefix, ledger_key, revoked_key, rooms_key
+from kvstrata.contract.store.redis_keys import bucket_prefix, capacity_key, ledger_key, revoked_key
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, user_rules
 from kvstrata_sidecar.adapter.redis.client.commands import call, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
@@ -108,14 +108,14 @@ class TestDeletion:
     ) -> None:
         put(connection, KEYSPACE_A, [16 * number for number in range(COUNT)])
         base, _ = name_of(KEYSPACE_A, 0)
-        (half,) = connection.ask([call("recount", state_key(base), 0, COUNT // 2, read=list)])
+        (half,) = connection.ask([call("recount", state_key(base), list, step=COUNT // 2)])
         assert half[0] == b"more"
-        (dropped,) = connection.ask([call("drop", state_key(base), COUNT // 4, 1000, read=list)])
+        (dropped,) = connection.ask([call("drop", state_key(base), list, count=COUNT // 4, keep_ms=1000)])
         kept = COUNT - COUNT // 4
         assert [int(one) for one in dropped[:3]] == [COUNT // 4, kept, kept * len(VALUE)]
         answer = half
         while answer[0] == b"more":
-            (answer,) = connection.ask([call("recount", state_key(base), 0, COUNT, read=list)])
+            (answer,) = connection.ask([call("recount", state_key(base), list, step=COUNT)])
         assert (answer[0], [int(drift) for drift in answer[1:]]) == (b"ok", [0, 0, 0])
         assert int(redis_server.admin().hget(state_key(base), "used")) == kept * len(VALUE)
 
@@ -136,14 +136,14 @@ class TestDeletion:
         gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("shared", limit_bytes=64 << 20),))
         driver.store([block(keyspace, spread(n)) for n in range(20) for keyspace in (KEYSPACE_A, KEYSPACE_B)])
         admin = redis_server.admin()
-        other = admin.hget(rooms_key(DOMAIN), KEYSPACE_B)
+        other = admin.hget(capacity_key(DOMAIN), KEYSPACE_B)
         assert admin.exists(ledger_key(DOMAIN, KEYSPACE_A))
         gate.allow(KEYSPACE_B, budgets=(EnforcedBudget("shared", limit_bytes=64 << 20),))
         driver.tier.close()
         assert erase(order(redis_server.port)).sums[0].keys == 20
         assert not admin.exists(ledger_key(DOMAIN, KEYSPACE_A))
-        assert not admin.hexists(rooms_key(DOMAIN), KEYSPACE_A)
-        assert int(admin.hget(rooms_key(DOMAIN), "sum")) == int(other.split(b":")[1]), "only the other is charged"
+        assert not admin.hexists(capacity_key(DOMAIN), KEYSPACE_A)
+        assert int(admin.hget(capacity_key(DOMAIN), "sum")) == int(other.split(b":")[1]), "only the other is charged"
 
     def test_a_server_without_any_memory_left_is_emptied_too(
         self, redis_server: RedisProcess, connection: Connection
@@ -260,7 +260,7 @@ class TestStrays:
             b":".join(name_of(KEYSPACE_B, 1)).decode(),
             b":".join(name_of(KEYSPACE_A, 1)).decode().replace(DOMAIN, "0" * 16),
             f"{bucket_prefix(DOMAIN, KEYSPACE_A, 0)}:#s",
-            rooms_key(DOMAIN),
+            capacity_key(DOMAIN),
         ],
     )
     def test_no_name_is_taken_that_is_not_a_block_of_the_keyspaces(self, name: str) -> None:

@@ -33,6 +33,7 @@ from tests.tiers.eraser import (
     order,
     put,
     reserve,
+    reserve_at,
     write,
 )
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
@@ -58,9 +59,10 @@ def put_elsewhere(connection: Connection, number: int) -> None:
     """Store a chunk as another image of the model computed it."""
     base, member = name_of(KEYSPACE_A, number)
     member = OTHER_IDENTITY.encode() + member[16:]
-    words = (member, len(VALUE), b"t", 30_000, KEEP_MS, LIFE_MS, b"0", 0)
-    assert connection.ask([call("reserve", state_key(base), *words, read=lambda reply: reply)])[0][0] == b"ok"
-    commit = call("commit", state_key(base), member, b"t", LIFE_MS, 0, KEEP_MS, read=read_text)
+    assert connection.ask([reserve_at(base, member)])[0].outcome is True
+    commit = call(
+        "commit", state_key(base), read_text, member=member, token=b"t", ttl_ms=LIFE_MS, age_ms=0, keep_ms=KEEP_MS
+    )
     assert connection.set(base + b":" + member, [VALUE], 30_000, commit) == "ok"
 
 

@@ -64,7 +64,7 @@ def fill(cluster: RedisCluster, connect_to: Connect, *keyspaces: str) -> None:
     connections = [connect_to(primary.port) for primary in owners.primaries]
     for keyspace, number in itertools.product(keyspaces, range(COUNT)):
         connection = connections[owners.owners[slots.slot_of(name_of(keyspace, number)[0])]]
-        assert connection.ask([reserve(keyspace, number)])[0][0] == b"ok"
+        assert connection.ask([reserve(keyspace, number)])[0].outcome is True
         assert write(connection, keyspace, number) == "ok"
 
 

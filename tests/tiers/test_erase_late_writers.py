@@ -9,6 +9,7 @@ import pytest
 
 from kvstrata.contract.messages.erase_report import Outcome
 from kvstrata.contract.receipt.facts import Amount
+from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import VALUE, erase, look, name_of, order, reserve, write
@@ -52,7 +53,7 @@ class TestByTheCommand:
 
     def test_one_that_comes_only_now_is_refused(self, redis_server: RedisProcess, connection: Connection) -> None:
         erase(order(redis_server.port))
-        assert connection.ask([reserve(KEYSPACE_A, 5)]) == [[b"tombstone"]]
+        assert connection.ask([reserve(KEYSPACE_A, 5)])[0].outcome is Refusal.TOMBSTONE
         assert look(redis_server.port).empty
 
     def test_one_in_the_middle_of_a_value_loses_it_and_it_is_counted(

@@ -14,7 +14,7 @@ from kvstrata.contract.messages.erase_report import Erased, Outcome
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store import redis_scripts as scripts
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import call, reads_numbers, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.delete import TOMBSTONE_KEEP_MS
@@ -63,14 +63,14 @@ def bucket(blocks: int) -> list[int]:
 def drop(connection: Connection, count: int) -> list[int]:
     """Take one step in that bucket; return how many it took out, how many are left, and what the tombstone tells."""
     base, _ = name_of(KEYSPACE_A, 0)
-    command = call("drop", state_key(base), count, TOMBSTONE_KEEP_MS, read=lambda reply: read_numbers(reply, 6))
+    command = call("drop", state_key(base), reads_numbers(6), count=count, keep_ms=TOMBSTONE_KEEP_MS)
     return list(connection.ask([command])[0])
 
 
 @on_every_server
 def test_time_passes_in_a_script(redis_server: RedisProcess) -> None:
     waits = "for number = 1, 10000000 do if is_over() then return number end end return 0"
-    looks = redis_server.admin().eval(scripts.source("_bucket") + waits.encode(), 1, "k:#s")
+    looks = redis_server.admin().eval(scripts.common("bucket") + waits.encode(), 1, "k:#s")
     assert looks > 1, "it is not over from the beginning, but after a while"
 
 

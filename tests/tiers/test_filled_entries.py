@@ -10,7 +10,7 @@ from bench.erase.fill import Filling
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import call, reads_numbers, reads_status, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.slots import SLOTS
 from tests.support.redis_binary import needs_redis
@@ -38,13 +38,11 @@ def test_filled_entries_add_up_have_their_values_and_are_deleted(
     ]
     connection = connect_to(redis_server.port)
     for answer in connection.ask(
-        [call("audit", state, 0, 100, read=lambda reply: read_list(reply, 4)) for state in states]
+        [call("audit", state, reads_numbers(4), cursor=0, count=100, encrypts=False) for state in states]
     ):
-        assert [int(one) for one in answer] == [0, 0, 0, 0], "no entry lacks its value"
-    for answer in connection.ask(
-        [call("recount", state, 1000, 1, read=lambda reply: read_list(reply, 4)) for state in states]
-    ):
-        assert (answer[0], [int(drift) for drift in answer[1:]]) == (b"ok", [0, 0, 0])
+        assert answer == [0, 0, 0, 0], "no entry lacks its value"
+    for answer in connection.ask([call("recount", state, reads_status(3), step=1000) for state in states]):
+        assert answer == ("ok", [0, 0, 0])
     assert erase(order(redis_server.port, *filling.keyspaces)).sums[:2] == (whole, whole)
     assert look(redis_server.port, *filling.keyspaces).empty
 

@@ -11,6 +11,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import sweep, sweep_all
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 from tests.tiers.writer_by_hand import PLACE, ByHand
 
@@ -26,7 +27,7 @@ class TestAServerThatForgets:
             redis_server.admin().script_flush()
             assert driver.store([block(KEYSPACE_A, number)]).stored_bytes == BLOCK_BYTES
         redis_server.admin().script_flush()
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         assert driver.tier.state().errors == 0
         assert "sweep_errors" not in driver.tier.counters()
         books.assert_consistent()
@@ -51,7 +52,7 @@ class TestAServerThatForgets:
         late.reserve(b"t", Terms(life_ms=1000))
         redis_server.admin().config_set("maxmemory", 1)
         time.sleep(1.1)
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         books.assert_consistent()
         assert books.totals().used == 0
 
@@ -62,7 +63,7 @@ class TestAServerThatForgets:
         driver.store([block(KEYSPACE_A, number) for number in range(20)])
         redis_server.admin().config_set("maxmemory", 1)
         gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=5 * VALUE_BYTES),))
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         assert books.totals().holds(5 * VALUE_BYTES)
         books.assert_consistent()
 
@@ -87,7 +88,7 @@ class TestAServerThatForgets:
         redis_server.admin().config_set("maxmemory", 1)
         books.lose_ledger()
         transport = driver.tier._ways.transport()
-        driver.tier._shared.ledgers.rebuild(transport, KEYSPACE_A, 0)
+        driver.tier._shared.ledgers.of(transport, KEYSPACE_A).rebuild(0)
         transport.close()
         assert books.live()
         assert books.leases() == books.charged()
@@ -100,8 +101,7 @@ class TestAServerThatForgets:
         time.sleep(1.1)
         redis_server.admin().delete(claim_key(DOMAIN, KEYSPACE_A))
         redis_server.admin().config_set("maxmemory", 1)
-        driver.tier._sweeper._sweep_at_s = 0.0
-        driver.tier._sweeper.turn()
+        sweep_all(driver.tier)
         assert not books.entries()
         assert "sweep_errors" not in driver.tier.counters()
 
@@ -122,7 +122,7 @@ class TestAServerThatForgets:
         redis_server.admin().hincrby(state, "used", 1000)
         redis_server.admin().hincrby(state, "held", 50)
         redis_server.admin().zadd(PLACE.base.decode() + ":#x", {"stray": (time.time() + 3600) * 1000})
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         books.assert_consistent()
         assert driver.tier.counters()["drift_bytes"] == 1050
         assert driver.tier.counters()["drift_entries"] == 1

@@ -14,7 +14,7 @@ from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_block_key, revoked_key
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import call, reads_numbers, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.delete_job.order import Order
@@ -78,7 +78,7 @@ def books_are_right(server: RedisProcess, connection: Connection, keyspace: str,
         used += int(admin.hget(f"{base}:#s", "used") or 0)
         entries += admin.hlen(f"{base}:#m")
         assert admin.hlen(f"{base}:#m") == admin.zcard(f"{base}:#x") == admin.zcard(f"{base}:#a")
-        audit = call("audit", state_key(base.encode()), 0, 1000, read=lambda reply: read_numbers(reply, 4))
+        audit = call("audit", state_key(base.encode()), reads_numbers(4), cursor=0, count=1000, encrypts=False)
         assert connection.ask([audit])[0] == [0, 0, 0, 0]
     assert (entries, used) == (blocks, blocks * len(VALUE))
 
@@ -198,12 +198,12 @@ class TestReclaim:
         put(connection, KEYSPACE_A, [16 * number for number in range(COUNT)], OLD)
         put(connection, KEYSPACE_A, [16 * number for number in range(COUNT)], NEW)
         base, _ = name_of(KEYSPACE_A, 0)
-        (half,) = connection.ask([call("recount", state_key(base), 0, COUNT, read=list)])
+        (half,) = connection.ask([call("recount", state_key(base), list, step=COUNT)])
         assert half[0] == b"more"
         reclaim(redis_server)
         answer = half
         while answer[0] == b"more":
-            (answer,) = connection.ask([call("recount", state_key(base), 0, 2 * COUNT, read=list)])
+            (answer,) = connection.ask([call("recount", state_key(base), list, step=2 * COUNT)])
         assert (answer[0], [int(drift) for drift in answer[1:]]) == (b"ok", [0, 0, 0])
         books_are_right(redis_server, connection, KEYSPACE_A, COUNT)
 

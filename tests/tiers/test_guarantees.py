@@ -10,18 +10,21 @@ import pytest
 from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata.contract.store.redis_keys import rooms_key
-from kvstrata_sidecar.adapter.redis.budget.scope_state import Share
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers
+from kvstrata.contract.store.redis_keys import capacity_key
+from kvstrata_sidecar.adapter.redis.budget.scope_state import Grant
+from kvstrata_sidecar.adapter.redis.client.commands import call, reads_numbers
 from kvstrata_sidecar.adapter.redis.sweep import sweeper
+from kvstrata_sidecar.adapter.redis.sweep.scopes import SweepScopes
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, STALE_AFTER_S, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import make_due, stop, sweep
 from tests.tiers.tier_driver import VALUE_BYTES, Driver, block, spread
 
 pytestmark = needs_redis
 CAPACITY = 40 * VALUE_BYTES
+UNKNOWN = Grant(0, 0, 0)
 
 
 class Division:
@@ -29,8 +32,7 @@ class Division:
 
     def __init__(self, driver: Driver, gate: GateStandIn, server: RedisProcess) -> None:
         self.driver, self._gate, self._server = driver, gate, server
-        driver.tier._sweeper.close()
-        driver.tier._sweeper.join(5)
+        stop(driver.tier)
         self.a, self.b = Books(server, KEYSPACE_A), Books(server, KEYSPACE_B)
 
     def allow(self, **guaranteed: int) -> None:
@@ -62,25 +64,26 @@ class Division:
     def sweep(self) -> None:
         """Sweep both scopes, and take back what that showed to be lent beyond the capacity."""
         for keyspace in (KEYSPACE_A, KEYSPACE_B):
-            self.driver.tier._sweeper.sweep(keyspace)
+            sweep(self.driver.tier, keyspace)
         self.turn()
 
     def tidy(self) -> int:
         """Add the rooms up anew; return what differed."""
         transport = self.driver.tier._ways.transport()
         try:
-            return self.driver.tier._shared.ledgers.rooms.tidy(transport)
+            return self.driver.tier._shared.ledgers.capacity.tidy(transport)
         finally:
             transport.close()
 
     def turn(self) -> None:
         """Have the sweeper do what is due, without the sweep that is due once an interval."""
-        sweeper = self.driver.tier._sweeper
-        sweeper._closed, sweeper._sweep_at_s = False, time.monotonic() + 60
-        sweeper.turn()
+        make_due(self.driver.tier, time.monotonic() + 60)
+        self.driver.tier._sweeper.turn()
 
     def rooms(self) -> list[int]:
-        return [int(entry.split(b":")[1]) for entry in self._server.admin().hvals(rooms_key(DOMAIN)) if b":" in entry]
+        return [
+            int(entry.split(b":")[1]) for entry in self._server.admin().hvals(capacity_key(DOMAIN)) if b":" in entry
+        ]
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def division(
     start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> Division:
     # Patient, because every block counts here: on a busy machine a store may wait, and a turn may end early.
-    monkeypatch.setattr(sweeper, "SLICE_S", 60.0)
+    monkeypatch.setattr(sweeper, "TURN_S", 60.0)
     driver = start(redis_server.port, capacity_bytes=CAPACITY, io_timeout_ms=5_000, store_deadline_ms=9_000)
     driver.until("closed")
     return Division(driver, gate, redis_server)
@@ -158,7 +161,9 @@ def test_a_keyspace_that_no_pod_saw_leave_the_policy_keeps_no_guarantee(
     division.allow(a=30)
     division.sweep()
     long_ago_ms = int(time.time() * 1000) - 3_600_000
-    redis_server.admin().hset(rooms_key(DOMAIN), KEYSPACE_A, f"{30 * VALUE_BYTES}:{2 * VALUE_BYTES}:9:{long_ago_ms}:0")
+    redis_server.admin().hset(
+        capacity_key(DOMAIN), KEYSPACE_A, f"{30 * VALUE_BYTES}:{2 * VALUE_BYTES}:9:{long_ago_ms}:0"
+    )
     division.tidy()
     division.store(KEYSPACE_B, range(39))
     assert 34 * VALUE_BYTES <= division.b.totals().used <= 38 * VALUE_BYTES, "but what its blocks take"
@@ -167,18 +172,18 @@ def test_a_keyspace_that_no_pod_saw_leave_the_policy_keeps_no_guarantee(
 def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: Division) -> None:
     division.allow()
     division.store(KEYSPACE_B, range(10))
-    rooms = division.driver.tier._shared.ledgers.rooms
-    bounds = division.driver.tier._terms.bounds(KEYSPACE_B)
+    ledgers, bounds = division.driver.tier._shared.ledgers, division.driver.tier._terms.bounds(KEYSPACE_B)
     assert bounds is not None
     connection = division.driver.tier._ways.transport()
-    room, turn, _ = rooms._ask(connection, b"mark", KEYSPACE_B, bounds, 0)
-    rooms.grow(connection, KEYSPACE_B, bounds, Share(room, 0, 0), VALUE_BYTES)
-    assert rooms._ask(connection, b"set", KEYSPACE_B, bounds, 1, turn)[0] >= room + VALUE_BYTES
-    rooms.grow(connection, KEYSPACE_B, bounds, Share(room, 0, 0), 0)
-    latest, turn, _ = rooms._ask(connection, b"mark", KEYSPACE_B, bounds, 0)
-    assert rooms._tell(connection, KEYSPACE_B, latest, turn)
-    assert rooms._tell(connection, KEYSPACE_B, 1, turn - 1)
-    assert division.driver.tier._shared.ledgers.view(connection, KEYSPACE_B).ledger.given == latest
+    ledger, capacity = ledgers.of(connection, KEYSPACE_B, bounds), ledgers.capacity
+    granted, sequence, _ = capacity.charge(connection, KEYSPACE_B, bounds, UNKNOWN)
+    ledger._grow(Grant(granted, 0, 0), VALUE_BYTES)
+    capacity.shrink(connection, KEYSPACE_B, bounds, 1, sequence)
+    assert division.rooms()[0] >= granted + VALUE_BYTES
+    latest, sequence, _ = capacity.charge(connection, KEYSPACE_B, bounds, UNKNOWN)
+    assert ledger._accept(latest, sequence)
+    assert ledger._accept(1, sequence - 1)
+    assert ledger.view().ledger.granted_bytes == latest
     connection.close()
 
 
@@ -186,7 +191,7 @@ def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: D
 def test_a_division_that_is_lost_is_made_anew_from_what_is_in_use(
     division: Division, redis_server: RedisProcess, how: str
 ) -> None:
-    admin, rooms = redis_server.admin(), rooms_key(DOMAIN)
+    admin, rooms = redis_server.admin(), capacity_key(DOMAIN)
     division.allow()
     division.store(KEYSPACE_A, range(4))
     division.store(KEYSPACE_B, range(4))
@@ -226,7 +231,7 @@ def test_a_new_guarantee_is_taken_from_who_borrowed_and_nobody_else_is_swept(
     division.store(KEYSPACE_B, range(38))
     division.turn()
     swept: list[str] = []
-    monkeypatch.setattr(division.driver.tier._sweeper, "_sweep", lambda keyspace, *_: swept.append(keyspace))
+    monkeypatch.setattr(SweepScopes, "sweep", lambda _sweep, _transport, keyspace: swept.append(keyspace))
     division.allow(a=20)
     division.turn()
     assert division.b.totals().used <= 20 * VALUE_BYTES
@@ -237,7 +242,7 @@ def test_a_new_guarantee_is_taken_from_who_borrowed_and_nobody_else_is_swept(
 def test_what_a_call_costs_does_not_depend_on_how_many_scopes_there_are(
     division: Division, redis_server: RedisProcess
 ) -> None:
-    admin, rooms = redis_server.admin(), rooms_key(DOMAIN)
+    admin, rooms = redis_server.admin(), capacity_key(DOMAIN)
     division.allow()
     now_ms = int(time.time() * 1000)
     admin.hset(rooms, mapping={f"{number:032x}": f"1:1:1:{now_ms}:0" for number in range(2000)})
@@ -245,15 +250,15 @@ def test_what_a_call_costs_does_not_depend_on_how_many_scopes_there_are(
     assert bounds is not None
     transport = division.driver.tier._ways.transport()
     admin.config_resetstat()
-    ledgers.rooms.grow(transport, KEYSPACE_B, bounds, Share(0, 0, 0), VALUE_BYTES)
-    ledgers.rooms.charge(transport, KEYSPACE_B, bounds, Share(0, 0, 0))
+    ledgers.of(transport, KEYSPACE_B, bounds)._grow(UNKNOWN, VALUE_BYTES)
+    ledgers.capacity.charge(transport, KEYSPACE_B, bounds, UNKNOWN)
     transport.close()
     walks = {"cmdstat_hgetall", "cmdstat_hscan", "cmdstat_hvals", "cmdstat_hkeys"}
     assert not walks & set(admin.info("commandstats"))
 
 
 def test_the_sum_is_added_up_in_steps_while_rooms_change(division: Division, redis_server: RedisProcess) -> None:
-    admin, rooms = redis_server.admin(), rooms_key(DOMAIN)
+    admin, rooms = redis_server.admin(), capacity_key(DOMAIN)
     now_ms = int(time.time() * 1000)
     admin.hset(rooms, mapping={f"{number:032x}": f"{number % 7}:3:1:{now_ms}:0" for number in range(3000)})
     division.allow(a=2)
@@ -261,7 +266,16 @@ def test_the_sum_is_added_up_in_steps_while_rooms_change(division: Division, red
     transport = division.driver.tier._ways.transport()
     cursor, walk, steps = 0, 0, 0
     while cursor or not steps:
-        step = call("tidy", rooms.encode(), cursor, walk, 256, 10**9, 10**10, read=lambda reply: read_numbers(reply, 3))
+        step = call(
+            "tidy",
+            rooms.encode(),
+            reads_numbers(3),
+            cursor=cursor,
+            mine=walk,
+            count=256,
+            stale_ms=10**9,
+            keep_ms=10**10,
+        )
         ((cursor, walk, _),) = transport.ask([step])
         steps += 1
         if steps % 3 == 0:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, member_of, parse_member, rooms_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, capacity_key, member_of, parse_member
 from kvstrata_sidecar.adapter.redis.hottest import SCOPES_AT_ONCE, busiest
 from kvstrata_sidecar.adapter.tier.interface import MAX_HOT, Block, Hot, most_of_each
 from tests.support.redis_binary import needs_redis
@@ -106,7 +106,7 @@ class Rooms:
     def ask(self, commands: list[object]) -> list[object]:
         (command,) = commands
         _, key, *names = command.arguments  # type: ignore[attr-defined]
-        assert key.decode() == rooms_key(DOMAIN)
+        assert key.decode() == capacity_key(DOMAIN)
         return [command.read([self.rooms.get(name.decode()) for name in names])]  # type: ignore[attr-defined]
 
 

@@ -13,8 +13,8 @@ import pytest
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.params import Endpoint
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.budget.leases import Demand, Ledgers
-from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Place, Terms, call, reserve, state_key
+from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, Ledgers, ScopeLedger, reservation
+from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Place, Terms, call, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection, Reply
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from tests.support.redis_binary import needs_redis
@@ -44,15 +44,15 @@ class Bench:
 
     connection: Connection
     books: Books
-    ledgers: Ledgers
+    ledger: ScopeLedger
     parts: list[tuple[Place, bytes]] = field(default_factory=list)
     grants: list[tuple[int, int, int]] = field(default_factory=list)
     yields: list[tuple[int, int, int]] = field(default_factory=list)
     rebuilds: list[tuple[int, list[int]]] = field(default_factory=list)
     tokens: int = 0
 
-    def ask(self, name: Any, key: bytes, *arguments: bytes | int) -> Any:
-        return self.connection.ask([call(name, key, *arguments, read=raw)])[0]
+    def ask(self, name: str, key: bytes, **arguments: Any) -> Any:
+        return self.connection.ask([call(name, key, raw, **arguments)])[0]
 
     def state(self, bucket: int) -> bytes:
         return state_key(bucket_prefix(DOMAIN, KEYSPACE_A, bucket).encode())
@@ -69,7 +69,7 @@ class Bench:
         token = b"t%d" % self.tokens
         place = PLACES[number % len(PLACES)]
         demand = Demand(place, self.size(place), token, self.terms)
-        if self.ledgers.admit_each(self.connection, [demand]) == [True]:
+        if self.ledger.reserve([demand]) == [True]:
             self.parts.append((place, token))
 
     def reserve_only(self, number: int) -> None:
@@ -77,8 +77,9 @@ class Bench:
         token = b"t%d" % self.tokens
         place = PLACES[number % len(PLACES)]
         before = FOR_EVER_MS if number % 2 else 0
-        (answer,) = self.connection.ask([reserve(place, self.size(place), token, self.terms, before, WINDOW_MS)])
-        if answer.status == "ok":
+        demand = Demand(place, self.size(place), token, self.terms)
+        (answer,) = self.connection.ask([reservation(demand, WINDOW_MS, before)])
+        if answer.outcome is True:
             self.parts.append((place, token))
 
     def set(self, number: int) -> None:
@@ -89,36 +90,42 @@ class Bench:
     def commit(self, number: int) -> None:
         if self.parts:
             place, token = self.parts.pop(number % len(self.parts))
-            self.ask("commit", state_key(place.base), place.member, token, 60_000, 0, KEEP_MS)
+            self.ask("commit", state_key(place.base), **self.committing(place, token))
 
     def set_and_commit(self, number: int) -> None:
         if self.parts:
             place, token = self.parts.pop(number % len(self.parts))
-            commit = call("commit", state_key(place.base), place.member, token, 60_000, 0, KEEP_MS, read=raw)
+            commit = call("commit", state_key(place.base), raw, **self.committing(place, token))
             self.connection.set(place.name, [bytes(self.size(place))], WINDOW_MS, commit)
+
+    def committing(self, place: Place, token: bytes) -> dict[str, Any]:
+        return {"member": place.member, "token": token, "ttl_ms": 60_000, "age_ms": 0, "keep_ms": KEEP_MS}
 
     def abandon(self, number: int) -> None:
         if self.parts:
             place, token = self.parts[number % len(self.parts)]
-            self.ask("abandon", state_key(place.base), place.member, token)
+            self.ask("abandon", state_key(place.base), member=place.member, token=token)
 
     def discard(self, number: int) -> None:
         place = PLACES[number % len(PLACES)]
-        self.ask("discard", state_key(place.base), place.member)
+        self.ask("discard", state_key(place.base), members=[place.member])
 
     def grant(self, number: int) -> None:
-        answer = self.ask("grant", LEDGER, number % 3, 100 + number, 1 + number, LIMIT, KEEP_MS, 0)
+        answer = self.ask(
+            "lease", LEDGER, bucket=number % 3, wanted=100 + number, minimum=1 + number, limit=LIMIT, keep_ms=KEEP_MS,
+            divided=False, growth_share=0,
+        )  # fmt: skip
         if answer[0] == b"ok":
             self.grants.append((number % 3, int(answer[1]), int(answer[2])))
 
     def raise_late(self, number: int) -> None:
         if self.grants:
             bucket, amount, version = self.grants.pop(number % len(self.grants))
-            self.ask("raise", self.state(bucket), amount, version)
+            self.ask("raise", self.state(bucket), bytes=amount, of_version=version)
 
     def yield_some(self, number: int) -> None:
         before = FOR_EVER_MS if number % 2 else 0
-        answer = self.ask("yield", self.state(number % 3), 30 + number, before, 10)
+        answer = self.ask("yield", self.state(number % 3), bytes=30 + number, evict_before_ms=before, count=10)
         taken, version = map(int, answer[:2])
         if taken:
             self.yields.append((number % 3, taken, version))
@@ -126,25 +133,28 @@ class Bench:
     def return_late(self, number: int) -> None:
         if self.yields:
             bucket, amount, version = self.yields.pop(number % len(self.yields))
-            self.ask("return", LEDGER, bucket, amount, version)
+            self.ask("return", LEDGER, bucket=bucket, bytes=amount, of_version=version)
 
     def rebuild(self, number: int) -> None:
         if number % 2:
-            self.ledgers.rebuild(self.connection, KEYSPACE_A, self.books.version())
+            self.ledger.rebuild(self.books.version())
         else:
             self.begin(self.books.version())
 
     def begin(self, seen: int) -> None:
-        status, version = self.ask("rebuild", LEDGER, b"begin", seen, 0, 0)
+        status, version = self.ask("begin_rebuild", LEDGER, seen=seen, at_least=0, patience_ms=0)
         if status == b"void":
-            adopted = [self.ask("adopt", self.state(bucket), int(version)) for bucket in range(BUCKETS)]
+            adopted = [
+                self.ask("adopt", self.state(bucket), of_version=int(version), keep_ms=KEEP_MS)
+                for bucket in range(BUCKETS)
+            ]
             if all(one[0] == b"ok" for one in adopted):
                 self.rebuilds.append((int(version), [int(one[1]) for one in adopted]))
 
     def finish_late(self, number: int) -> None:
         if self.rebuilds:
             version, leases = self.rebuilds.pop(number % len(self.rebuilds))
-            self.ask("rebuild", LEDGER, b"finish", version, KEEP_MS, *leases)
+            self.ask("finish_rebuild", LEDGER, of_version=version, keep_ms=KEEP_MS, leases=leases)
 
     def lose_ledger(self, number: int) -> None:
         if number % 2 == 0:
@@ -155,15 +165,15 @@ class Bench:
             time.sleep(WINDOW_MS / 1000)
 
     def sweep(self, number: int) -> None:
-        self.ask("sweep", self.state(number % 3), 100)
+        self.ask("sweep", self.state(number % 3), count=100, cursor=0)
 
     def touch(self, number: int) -> None:
         place = PLACES[number % len(PLACES)]
-        self.ask("touch", state_key(place.base), place.member)
+        self.ask("touch", state_key(place.base), members=[place.member])
 
     def recount(self, number: int) -> None:
         """One step of a recount, which others may find under way."""
-        answer = self.ask("recount", self.state(number % 3), 0, 1)
+        answer = self.ask("recount", self.state(number % 3), step=1)
         assert answer[0] in (b"ok", b"more")
         assert [int(drift) for drift in answer[1:]] == [0, 0, 0]
 
@@ -191,7 +201,8 @@ def test_no_order_of_steps_exceeds_the_limit_or_loses_count(server: RedisProcess
     options: dict[str, Any] = {"tls": None, "username": None, "password_file": None}
     connection = dial(Endpoint("127.0.0.1", server.port), connect_timeout_s=1, io_timeout_s=5, **options)
     books = Books(server, KEYSPACE_A)
-    bench = Bench(connection, books, Ledgers(DOMAIN, lambda *_: None, time.monotonic, WINDOW_MS))
+    ledgers = Ledgers(DOMAIN, lambda *_: None, time.monotonic, WINDOW_MS)
+    bench = Bench(connection, books, ledgers.of(connection, KEYSPACE_A, SharedBounds(LIMIT)))
     most_used = 0
     try:
         for name in chance.choices(list(STEPS), list(STEPS.values()), k=400):
@@ -205,10 +216,10 @@ def test_no_order_of_steps_exceeds_the_limit_or_loses_count(server: RedisProcess
         assert most_used > LIMIT / 2, "the steps got somewhere"
         time.sleep(WINDOW_MS / 1000 + 0.005)
         for bucket in range(BUCKETS):
-            bench.ask("sweep", bench.state(bucket), 100)
-            bench.ask("audit", bench.state(bucket), 0, 100)
+            bench.ask("sweep", bench.state(bucket), count=100, cursor=0)
+            bench.ask("audit", bench.state(bucket), cursor=0, count=100, encrypts=False)
         books.assert_consistent()
-        bench.ledgers.rebuild(connection, KEYSPACE_A, books.version())
+        bench.ledger.rebuild(books.version())
         assert books.leases() == books.charged()
     finally:
         connection.close()

@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstrata.contract.store.redis_keys import rooms_claim_key, rooms_key
-from kvstrata_sidecar.adapter.redis.budget.capacity_shares import LEFT_GRACE_MS, STALE_MS
-from kvstrata_sidecar.adapter.redis.client.commands import call
+from kvstrata.contract.store.redis_keys import capacity_claim_key, capacity_key
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
+from kvstrata_sidecar.adapter.redis.budget.capacity import DEPARTED_GRACE_MS, STALE_MS
+from kvstrata_sidecar.adapter.redis.budget.scope_state import Grant
+from kvstrata_sidecar.adapter.redis.sweep.reclaim import ReclaimCapacity
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.sharing_pod import SharingPod
+from tests.tiers.sweeping import job_of, sweep
 
 pytestmark = needs_redis
 CAPACITY = 768
@@ -43,14 +46,14 @@ class Shared:
 
     def rooms(self) -> dict[str, tuple[int, int]]:
         """What is guaranteed and lent to each, in bytes."""
-        entries = self.server.admin().hgetall(rooms_key(DOMAIN)).items()
+        entries = self.server.admin().hgetall(capacity_key(DOMAIN)).items()
         words = {name.decode(): entry.split(b":") for name, entry in entries if b":" in entry}
         return {name: (int(one[0]), int(one[1])) for name, one in words.items()}
 
     def charged(self) -> float:
         """What all are charged, in blocks."""
         charged = sum(max(one) for one in self.rooms().values())
-        assert int(self.server.admin().hget(rooms_key(DOMAIN), "sum") or 0) == charged
+        assert int(self.server.admin().hget(capacity_key(DOMAIN), "sum") or 0) == charged
         return charged / self.pods[0].value_bytes
 
     def expire(self, keyspace: str) -> None:
@@ -63,14 +66,14 @@ class Shared:
 
     def let_pass(self, milliseconds: int = STALE_MS) -> None:
         """Have all scopes be as they were so long ago, as seen by the next."""
-        admin, key = self.server.admin(), rooms_key(DOMAIN)
+        admin, key = self.server.admin(), capacity_key(DOMAIN)
         for name, entry in admin.hgetall(key).items():
             if b":" in entry:
                 guaranteed, room, turn, moment, walk = entry.split(b":")
                 admin.hset(key, name, b":".join((guaranteed, room, turn, b"%d" % (int(moment) - milliseconds), walk)))
-        admin.unlink(rooms_claim_key(DOMAIN, "d"))
+        admin.unlink(capacity_claim_key(DOMAIN, "d"))
         for pod in self.pods:
-            pod.sweeper._reclaim._leftovers._rest_until_s = 0.0
+            job_of(pod.tier, ReclaimCapacity).unlisted.rest_until_s = 0.0
 
 
 @pytest.fixture
@@ -111,7 +114,7 @@ class TestWhatIsNotInUse:
         pod.store(NEW[0], range(200))
         for name in Books(shared.server, NEW[0]).values():
             shared.server.admin().unlink(name)
-        pod.sweeper.sweep(NEW[0], audit=True)
+        sweep(pod.tier, NEW[0], audit=True)
         assert shared.charged() == 0
 
     def test_a_new_scope_gets_all_that_is_free_of_a_tier_whose_scopes_stand_still(self, shared: Shared) -> None:
@@ -145,7 +148,7 @@ class TestWhatNobodyCanRead:
     ) -> None:
         assert shared.charged() > CAPACITY * 0.98
         assert full.store(NEW[0], range(60)) < 60
-        shared.let_pass(LEFT_GRACE_MS)
+        shared.let_pass(DEPARTED_GRACE_MS)
         before = shared.used(*OLD)
         full.turn()
         assert before - shared.used(*OLD) <= FREED_AT_MOST
@@ -192,7 +195,7 @@ class TestWhatNobodyCanRead:
         self, shared: Shared, full: SharingPod
     ) -> None:
         before = shared.used(*OLD)
-        shared.let_pass(LEFT_GRACE_MS - 60_000)
+        shared.let_pass(DEPARTED_GRACE_MS - 60_000)
         full.store(NEW[0], range(60))
         full.turn()
         assert shared.used(*OLD) == before
@@ -212,7 +215,7 @@ class TestWhatNobodyCanRead:
     def test_what_another_models_pods_sweep_is_nobodys_leftover(self, shared: Shared, full: SharingPod) -> None:
         other = shared.pod()
         other.enforce(dict.fromkeys(OLD, 0), revision=1)
-        shared.let_pass(LEFT_GRACE_MS)
+        shared.let_pass(DEPARTED_GRACE_MS)
         other.turn(sweep=True)
         before = shared.used(*OLD)
         full.store(NEW[0], range(60))
@@ -222,17 +225,17 @@ class TestWhatNobodyCanRead:
     def test_one_that_came_back_while_it_was_looked_at_is_left_alone(self, shared: Shared, full: SharingPod) -> None:
         shared.let_pass()
         transport = full.tier._ways.transport()
-        rooms = full.tier._shared.ledgers.rooms
-        _, found = rooms.left(transport, 0)
+        ledgers = full.tier._shared.ledgers
+        _, found = ledgers.capacity.unlisted(transport, 0)
         assert {one.keyspace for one in found} >= set(OLD)
         other = shared.pod()
         other.enforce({OLD[0]: 20}, revision=1)
         other.turn()
-        before = shared.rooms()[OLD[0]]
-        scope = full.tier._shared.ledgers.view(transport, OLD[0])
-        rooms.leave(transport, OLD[0], scope, pytest.fail, next(one for one in found if one.keyspace == OLD[0]))
+        before, used = shared.rooms()[OLD[0]], shared.used(OLD[0])
+        one = next(one for one in found if one.keyspace == OLD[0])
+        ledgers.of(transport, OLD[0]).release(one, missing=CAPACITY * full.value_bytes)
         transport.close()
-        assert shared.rooms()[OLD[0]] == before
+        assert (shared.rooms()[OLD[0]], shared.used(OLD[0])) == (before, used)
 
     def test_a_new_guarantee_is_covered_by_it_before_any_borrower_gives_back(
         self, shared: Shared, full: SharingPod
@@ -295,14 +298,13 @@ class TestWhatNobodyCanRead:
         full.turn(sweep=True)
         assert shared.used(*OLD) == before, "they have a while to renew it"
 
-    def test_a_version_that_knows_nothing_of_it_renews_what_it_sweeps(self, shared: Shared, full: SharingPod) -> None:
-        """It sends no age, and writes the same entries."""
+    def test_a_pod_that_charges_a_scope_renews_it(self, shared: Shared, full: SharingPod) -> None:
         shared.let_pass()
         transport = full.tier._ways.transport()
-        rooms = full.tier._shared.ledgers.rooms
-        arguments = (b"mark", OLD[0].encode(), 0, 0, CAPACITY * full.value_bytes, 0, 10**9, 0, 0, 0)
-        transport.ask([call("room", rooms_key(DOMAIN).encode(), *arguments, read=lambda reply: reply)])
-        _, found = rooms.left(transport, 0)
+        capacity = full.tier._shared.ledgers.capacity
+        bounds = SharedBounds(CAPACITY * full.value_bytes, 0, CAPACITY * full.value_bytes)
+        capacity.charge(transport, OLD[0], bounds, Grant(0, 0, 0))
+        _, found = capacity.unlisted(transport, 0)
         transport.close()
         assert {one.keyspace for one in found} & set(OLD) == set(OLD[1:])
 
@@ -332,7 +334,7 @@ def test_whatever_comes_and_goes_neither_capacity_nor_guarantee_is_exceeded(shar
         if what == 0:
             change_policy()
         elif what == 1:
-            shared.let_pass(LEFT_GRACE_MS)
+            shared.let_pass(DEPARTED_GRACE_MS)
         elif what < 4:
             pod.turn(sweep=what == 2)
         else:

@@ -28,6 +28,7 @@ from tests.support.metrics_page import families, series
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block
 
 pytestmark = needs_redis
@@ -179,7 +180,7 @@ class TestARealTier:
         self.hits = sum(hits)
         driver.load([block(KEYSPACE_A, number * 10) for number, hit in enumerate(hits) if hit])
         driver.lookup([block(KEYSPACE_B, 1)])
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         return driver
 
     def test_scopes_appear_by_what_they_did(self, used: Driver, gate: GateStandIn) -> None:

@@ -13,6 +13,7 @@ from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.keyed_gate import KeyedGate
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = needs_redis
@@ -61,7 +62,7 @@ def test_plaintext_is_deleted_when_the_index_is_compared_with_its_values(
     sealed.store([block(KEYSPACE_A, 250)], fill=FILL)
     assert len(plaintexts(redis_server)) == 200
     for keyspace in KEYS:
-        sealed.tier._sweeper.sweep(keyspace, audit=True)
+        sweep(sealed.tier, keyspace, audit=True)
     assert sealed.tier.counters()["plaintext_removed"] == 200
     assert len(stored(redis_server)) == 1
     assert sealed.load([block(KEYSPACE_A, 250)]) == ([1], [bytearray([FILL]) * BLOCK_BYTES])
@@ -89,6 +90,6 @@ def test_a_tier_without_encryption_stores_an_encrypted_block_anew_and_leaves_the
     sealed.store([block(KEYSPACE_A, 2)], fill=FILL)
     assert plain.store([block(KEYSPACE_A, 1)], fill=FILL).stored_bytes == BLOCK_BYTES
     assert plain.load([block(KEYSPACE_A, 1)]) == ([1], [bytearray([FILL]) * BLOCK_BYTES])
-    plain.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+    sweep(plain.tier, KEYSPACE_A, audit=True)
     assert sealed.load([block(KEYSPACE_A, 2)])[0] == [1]
     Books(redis_server, KEYSPACE_A).assert_consistent()

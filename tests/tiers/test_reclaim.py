@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.budget.reclaim import parts
-from kvstrata_sidecar.adapter.redis.client.commands import Transport
+from kvstrata_sidecar.adapter.redis.budget.ledger import ScopeLedger
 from kvstrata_sidecar.adapter.redis.client.resp import TransportError
+from kvstrata_sidecar.adapter.redis.sweep.reclaim import parts
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import on_every_server
 from tests.tiers.sharing_pod import SharingPod
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES
 
 pytestmark = [*needs_redis, on_every_server]
@@ -82,7 +82,7 @@ def until_covered(pods: list[SharingPod]) -> None:
     give_up_at_s = time.monotonic() + 30
     while True:
         at_once(*(pod.turn for pod in pods))
-        if pods[0].tier._shared.ledgers.rooms.excess(transport, CAPACITY) == 0:
+        if pods[0].tier._shared.ledgers.capacity.free(transport, CAPACITY) >= 0:
             break
         assert time.monotonic() < give_up_at_s
     transport.close()
@@ -110,8 +110,8 @@ class TestSeveralPods:
     ) -> None:
         for pod in pods:
             pod.enforce({NEW: 20} | dict.fromkeys(BORROWERS, 0), revision=2)
-        pods[0].sweeper.sweep(NEW)
-        sweeps = [partial(pod.sweeper.sweep, keyspace) for pod, keyspace in zip(pods, BORROWERS, strict=True)]
+        sweep(pods[0].tier, NEW)
+        sweeps = [partial(sweep, pod.tier, keyspace) for pod, keyspace in zip(pods, BORROWERS, strict=True)]
         at_once(*sweeps)
         until_covered(pods)
         assert kept(redis_server) == [5, 5, 5, 5]
@@ -119,15 +119,14 @@ class TestSeveralPods:
     def test_a_scope_that_cannot_give_back_is_made_up_for_by_others(
         self, pods: list[SharingPod], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ledgers, pod = pods[0].tier._shared.ledgers, pods[0]
-        give_back = ledgers.give_back
+        pod, give_back = pods[0], ScopeLedger.give_back
 
-        def fail_for_one(transport: Transport, keyspace: str, bounds: SharedBounds, back: int = 0) -> int:
-            if keyspace == BORROWERS[0]:
+        def fail_for_one(ledger: ScopeLedger, back: int = 0) -> int:
+            if ledger._keyspace == BORROWERS[0]:
                 raise TransportError("the server of its ledger is away")
-            return give_back(transport, keyspace, bounds, back)
+            return give_back(ledger, back)
 
-        monkeypatch.setattr(ledgers, "give_back", fail_for_one)
+        monkeypatch.setattr(ScopeLedger, "give_back", fail_for_one)
         pod.enforce({NEW: 20} | dict.fromkeys(BORROWERS, 0), revision=2)
         until_covered([pod])
         assert kept(redis_server) == [10, 3, 3, 3]

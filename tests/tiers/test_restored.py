@@ -14,6 +14,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import make_due
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = needs_redis
@@ -101,7 +102,7 @@ def test_a_revocation_that_was_seen_stands_although_the_set_came_back_without_it
     redis_server.admin().zadd(revoked_key(DOMAIN), {KEYSPACE_A: 1})
 
     def refused() -> bool:
-        driver.tier._sweeper._sweep_at_s = 0.0
+        make_due(driver.tier, 0.0)
         return sum(driver.lookup(LEFT)) == 0
 
     until(refused)

@@ -9,13 +9,25 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key, revoked_key
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, reservation
+from kvstrata_sidecar.adapter.redis.client.commands import (
+    Place,
+    Terms,
+    call,
+    read_number,
+    read_text,
+    reads_numbers,
+    reads_status,
+    state_key,
+)
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import stop, sweep, sweep_all
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 
 pytestmark = needs_redis
@@ -27,23 +39,20 @@ def retained(gate: GateStandIn, seconds: int) -> None:
     gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(EnforcedBudget("shared", retention_s=seconds),))
 
 
+def reserve(state: bytes, member: bytes, size: int) -> Command:
+    """A reservation under an hour's retention."""
+    return reservation(Demand(Place(KEYSPACE_A, 0, state[:-3], member), size, b"t", Terms(3_600_000)), 30_000)
+
+
+def commit(state: bytes, member: bytes, ttl_ms: int) -> Command:
+    return call("commit", state, read_text, member=member, token=b"t", ttl_ms=ttl_ms, age_ms=0, keep_ms=KEEP_MS)
+
+
 @pytest.fixture
 def idle(driver: Driver) -> Driver:
     """A driver whose sweeper works only when the test tells it to."""
-    return without_thread(driver)
-
-
-def without_thread(driver: Driver) -> Driver:
-    driver.tier._sweeper.close()
-    driver.tier._sweeper.join(5)
+    stop(driver.tier)
     return driver
-
-
-def sweep_all(driver: Driver) -> None:
-    """Have a driver's sweeper make the turn that is due once an interval."""
-    sweeper = driver.tier._sweeper
-    sweeper._closed, sweeper._sweep_at_s = False, 0.0
-    sweeper.turn()
 
 
 class TestWhatNobodyRemembers:
@@ -58,7 +67,7 @@ class TestWhatNobodyRemembers:
             driver.store(BLOCKS)
             driver.load(BLOCKS)
         driver.tier._sweeper.turn()
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         admin = redis_server.admin()
         assert not [name for name in admin.scan_iter(count=1000) if admin.pttl(name) == -1]
 
@@ -73,7 +82,7 @@ class TestRetention:
         assert sum(idle.lookup(BLOCKS)) == 0
         assert idle.load(BLOCKS[:1])[0] == [0]
         assert idle.refused("retention") == len(BLOCKS) + 1
-        idle.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(idle.tier, KEYSPACE_A)
         assert sum(idle.lookup(BLOCKS)) == len(BLOCKS)
         assert all(redis_server.admin().ttl(name) <= 60 for name in stored(redis_server))
         books.assert_consistent()
@@ -94,7 +103,7 @@ class TestRetention:
         idle.store(BLOCKS)
         time.sleep(1.1)
         retained(gate, 1)
-        idle.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(idle.tier, KEYSPACE_A)
         assert stored(redis_server) == []
         books.assert_consistent()
 
@@ -109,11 +118,10 @@ class TestRetention:
         idle.store(BLOCKS)
         (state,) = {state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())}
         old_pod = connect_to(redis_server.port)
-        reserve = call("reserve", state, b"m", 10, b"t", 30_000, KEEP_MS, 3_600_000, b"0", 0, read=lambda reply: reply)
-        assert old_pod.ask([reserve]) == [[b"ok", 0, b"0", b""]]
+        assert old_pod.ask([reserve(state, b"m", 10)])[0].outcome is True
         first = [one for one in BLOCKS if one.chunk_hash[0] < 16]
         assert sum(idle.lookup(BLOCKS)) == len(BLOCKS) - len(first), "its bucket may hold what lives too long"
-        idle.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(idle.tier, KEYSPACE_A)
         assert sum(idle.lookup(BLOCKS)) == len(BLOCKS)
 
     def test_what_is_committed_while_a_bucket_is_being_clamped_is_clamped_too(
@@ -124,24 +132,22 @@ class TestRetention:
         state = state_key(base.encode())
         for number in range(600):
             self.put(connection, state, b"m%d" % number)
-        clamp = call("clamp", state, 60_000, 0, 0, 10, read=lambda reply: reply)
-        ((status, cursor, since),) = connection.ask([clamp])
-        assert (status, cursor != b"0") == (b"more", True)
+        clamp = call("clamp", state, reads_status(2), life_ms=60_000, since=0, cursor=0, count=10)
+        ((status, (cursor, since)),) = connection.ask([clamp])
+        assert (status, cursor != 0) == ("more", True)
         self.put(connection, state, b"late")
         assert redis_server.admin().ttl(f"{base}:late") <= 60
-        while status == b"more":
-            clamp = call("clamp", state, 60_000, since, cursor, 100, read=lambda reply: reply)
-            ((status, cursor, since),) = connection.ask([clamp])
-        assert status == b"done"
+        while status == "more":
+            clamp = call("clamp", state, reads_status(2), life_ms=60_000, since=since, cursor=cursor, count=100)
+            ((status, (cursor, since)),) = connection.ask([clamp])
+        assert status == "done"
         latest_ms = redis_server.admin().zrange(f"{base}:#x", -1, -1, withscores=True)[0][1]
         assert latest_ms <= time.time() * 1000 + 60_000
 
     def put(self, connection: Connection, state: bytes, member: bytes) -> None:
         """Store a small value under an hour's retention."""
-        reserve = call("reserve", state, member, 3, b"t", 30_000, KEEP_MS, 3_600_000, b"0", 0, read=lambda reply: reply)
-        commit = call("commit", state, member, b"t", 3_600_000, 0, KEEP_MS, read=lambda reply: reply)
-        connection.ask([reserve])
-        assert connection.set(state[:-2] + member, [b"abc"], 30_000, commit) == b"ok"
+        connection.ask([reserve(state, member, 3)])
+        assert connection.set(state[:-2] + member, [b"abc"], 30_000, commit(state, member, 3_600_000)) == "ok"
 
     def test_a_copy_inherits_what_remains_of_the_first(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
@@ -191,7 +197,7 @@ class TestAKeyspaceThatIsRevoked:
         for bucket in range(BUCKETS):
             state, left = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, bucket).encode()), 1
             while left:
-                asked = call("drop", state, count, 0, read=lambda reply: read_numbers(reply, 6))
+                asked = call("drop", state, reads_numbers(6), count=count, keep_ms=0)
                 ((removed, left, *_),) = connection.ask([asked])
                 total += removed
         return total
@@ -216,11 +222,9 @@ class TestAKeyspaceThatIsRevoked:
     ) -> None:
         connection = connect_to(redis_server.port)
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
-        reserve = call("reserve", state, b"m", 3, b"t", 30_000, KEEP_MS, 60_000, b"0", 0, read=lambda reply: reply)
-        connection.ask([reserve])
+        connection.ask([reserve(state, b"m", 3)])
         self.drop(connection)
-        commit = call("commit", state, b"m", b"t", 60_000, 0, KEEP_MS, read=lambda reply: reply)
-        assert connection.set(state[:-2] + b"m", [b"abc"], 30_000, commit) == b"gone"
+        assert connection.set(state[:-2] + b"m", [b"abc"], 30_000, commit(state, b"m", 60_000)) == "gone"
         books.assert_consistent()
 
     def test_keyspaces_in_the_set_of_revoked_ones_are_neither_stored_nor_found(
@@ -228,10 +232,9 @@ class TestAKeyspaceThatIsRevoked:
     ) -> None:
         idle.store(BLOCKS[:1])
         key = revoked_key(DOMAIN).encode()
-        revoke = call("revoke", key, 7, KEYSPACE_A.encode(), read=read_number)
+        revoke = call("revoke", key, read_number, revision=7, keyspaces=[KEYSPACE_A.encode()])
         assert connect_to(redis_server.port).ask([revoke]) == [7]
-        idle.tier._sweeper._sweep_at_s = 0
-        idle.tier._sweeper.turn()
+        sweep_all(idle.tier)
         assert idle.store(BLOCKS[1:2]) == StoreOutcome(True, 0)
         assert idle.lookup(BLOCKS[:1]) == [0]
         assert idle.refused("revoked") == 2
@@ -242,9 +245,9 @@ class TestAKeyspaceThatIsRevoked:
     ) -> None:
         idle.store([block(KEYSPACE_A)])
         redis_server.admin().zadd(revoked_key(DOMAIN), {KEYSPACE_A: 1})
-        sweep_all(idle)
+        sweep_all(idle.tier)
         redis_server.admin().delete(revoked_key(DOMAIN))
-        sweep_all(idle)
+        sweep_all(idle.tier)
         assert idle.lookup([block(KEYSPACE_A)]) == [0]
         assert idle.refused("revoked") == 1
         assert idle.store([block(KEYSPACE_B)]).stored_bytes > 0
@@ -254,7 +257,7 @@ class TestAKeyspaceThatIsRevoked:
     ) -> None:
         connection, key = connect_to(redis_server.port), revoked_key(DOMAIN).encode()
         answers = [
-            connection.ask([call("revoke", key, revision, KEYSPACE_A.encode(), read=read_number)])[0]
+            connection.ask([call("revoke", key, read_number, revision=revision, keyspaces=[KEYSPACE_A.encode()])])[0]
             for revision in (7, 5, 9)
         ]
         assert answers == [7, 7, 9]
@@ -266,14 +269,14 @@ class TestSharedWork:
     ) -> None:
         other = start(redis_server.port)
         other.until("closed")
-        without_thread(other)
+        stop(other.tier)
         redis_server.admin().delete(claim_key(DOMAIN, KEYSPACE_A))
         assert [self.swept(driver) for driver in (idle, other)] == [True, False]
 
     def swept(self, driver: Driver) -> bool:
-        driver.tier._sweeper._usage.clear()
-        driver.tier._sweeper.sweep(KEYSPACE_A, claim=True)
-        return KEYSPACE_A in driver.tier._sweeper._usage
+        driver.tier._usage._seen.clear()
+        sweep_all(driver.tier)
+        return KEYSPACE_A in driver.tier._usage._seen
 
     def test_nothing_is_swept_outside_of_the_policy_or_by_a_stale_pod(
         self, idle: Driver, redis_server: RedisProcess, gate: GateStandIn

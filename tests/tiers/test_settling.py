@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.sweep import audit
-from kvstrata_sidecar.adapter.redis.sweep.inbox import Settling
+from kvstrata_sidecar.adapter.redis.client.commands import Transport
+from kvstrata_sidecar.adapter.redis.sweep import scopes
+from kvstrata_sidecar.adapter.redis.sweep.inbox import PolicyChanges
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import job_of, make_due, stop, sweep
 from tests.tiers.tier_driver import VALUE_BYTES, Driver, block
 
 pytestmark = needs_redis
@@ -26,35 +27,41 @@ FREE = (None, None)
 
 class TestWhatIsPending:
     def test_only_scopes_whose_terms_changed(self) -> None:
-        settling = Settling()
-        settling.follow({A: (SharedBounds(10), None), B: (None, 1000), C: FREE})
-        assert {keyspace for keyspace, _ in settling.pending()} == {A, B}
-        for keyspace, terms in settling.pending():
-            settling.done(keyspace, terms)
-        settling.follow({A: (SharedBounds(5), None), B: (None, 1000), C: FREE})
-        assert settling.pending() == [(A, (SharedBounds(5), None))]
+        changes = PolicyChanges()
+        changes.follow({A: (SharedBounds(10), None), B: (None, 1000), C: FREE})
+        assert {keyspace for keyspace, _ in changes.pending()} == {A, B}
+        for keyspace, terms in changes.pending():
+            changes.applied(keyspace, terms)
+        changes.follow({A: (SharedBounds(5), None), B: (None, 1000), C: FREE})
+        assert changes.pending() == [(A, (SharedBounds(5), None))]
 
     def test_what_changed_again_meanwhile_is_not_done(self) -> None:
-        settling = Settling()
-        settling.follow({A: (SharedBounds(10), None)})
-        before = settling.pending()
-        settling.follow({A: (SharedBounds(5), None)})
-        settling.done(*before[0])
-        assert settling.pending() == [(A, (SharedBounds(5), None))]
+        changes = PolicyChanges()
+        changes.follow({A: (SharedBounds(10), None)})
+        before = changes.pending()
+        changes.follow({A: (SharedBounds(5), None)})
+        changes.applied(*before[0])
+        assert changes.pending() == [(A, (SharedBounds(5), None))]
 
-    def test_a_scope_that_left_the_policy_has_nothing_to_settle(self) -> None:
-        settling = Settling()
-        settling.follow({A: (SharedBounds(10), None)})
-        settling.follow({B: FREE})
-        assert len(settling) == 0
+    def test_a_scope_that_left_the_policy_has_nothing_to_settle_and_gives_back_until_it_returns(self) -> None:
+        changes = PolicyChanges()
+        divided = (SharedBounds(10, capacity_bytes=20), None)
+        changes.follow({A: divided, C: divided})
+        changes.follow({B: FREE})
+        assert len(changes) == 0
+        assert set(changes.departed) == {A, C}
+        changes.released(A)
+        assert set(changes.departed) == {C}
+        changes.follow({B: FREE, C: divided})
+        assert not changes.departed
 
     def test_a_change_of_guarantees_concerns_all_and_is_told_once(self) -> None:
-        settling = Settling()
-        settling.follow({A: (SharedBounds(10), None)})
-        assert not settling.take_guarantees_changed()
-        settling.follow({A: (SharedBounds(10, guaranteed_bytes=5), None)})
-        assert settling.take_guarantees_changed()
-        assert not settling.take_guarantees_changed()
+        changes = PolicyChanges()
+        changes.follow({A: (SharedBounds(10), None)})
+        assert not changes.take_guarantees_changed()
+        changes.follow({A: (SharedBounds(10, guaranteed_bytes=5), None)})
+        assert changes.take_guarantees_changed()
+        assert not changes.take_guarantees_changed()
 
 
 class TestOnARealTier:
@@ -62,13 +69,13 @@ class TestOnARealTier:
         self, driver: Driver, gate: GateStandIn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driver.store([block(KEYSPACE_A)])
-        sweeper, computing, go_on = driver.tier._sweeper, threading.Event(), threading.Event()
+        computing, go_on = threading.Event(), threading.Event()
 
         def bounds(_: str) -> None:
             computing.set()
             assert go_on.wait(30)
 
-        monkeypatch.setattr(sweeper, "_hooks", replace(sweeper._hooks, bounds=bounds))
+        monkeypatch.setattr(driver.tier._terms, "bounds", bounds)
         changing = threading.Thread(target=gate.allow, args=(KEYSPACE_A, KEYSPACE_B))
         changing.start()
         try:
@@ -96,22 +103,20 @@ class TestOnARealTier:
         self, driver: Driver, gate: GateStandIn, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sweeper = driver.tier._sweeper
-        sweeper.close()
-        sweeper.join(5)
+        stop(driver.tier)
         gate.allow(*(f"{number:032x}" for number in range(6)))
-        sweeper._closed = False
         assert sweeper.turn() is False
         swept: list[str] = []
 
-        def sweep(keyspace: str, claim: bool, _: bool | None) -> None:
+        def note(_job: scopes.SweepScopes, _transport: Transport, keyspace: str) -> None:
             swept.append(keyspace)
-            if claim and len(swept) == 2:
-                sweeper.urge(f"{5:032x}")
+            if len(swept) == 2:
+                driver.tier._inbox.urge(f"{5:032x}")
             elif len(swept) == 5:
                 gate.allow(*(f"{number:032x}" for number in range(1, 7)))
 
-        monkeypatch.setattr(sweeper, "_sweep", sweep)
-        sweeper._sweep_at_s = 0.0
+        monkeypatch.setattr(scopes.SweepScopes, "sweep", note)
+        make_due(driver.tier, 0.0)
         assert sweeper.turn() is True
         assert [int(one, 16) for one in swept] == [0, 1], "the rest waits"
         assert sweeper.turn() is True
@@ -125,8 +130,9 @@ class TestOnARealTier:
         driver.store([block(KEYSPACE_A)])
         redis_server.admin().unlink(*Books(redis_server, KEYSPACE_A).values())
         for chance, drift in ((0.5, 0), (0.05, 1)):  # of a pod that has just started
-            monkeypatch.setattr(driver.tier._sweeper, "_jitter", lambda chance=chance: chance)
-            driver.tier._sweeper.sweep(KEYSPACE_A)
+            deps = job_of(driver.tier, scopes.SweepScopes)._deps
+            object.__setattr__(deps, "jitter", lambda chance=chance: chance)
+            sweep(driver.tier, KEYSPACE_A)
             assert driver.tier.counters().get("drift_entries", 0) == drift
 
     def test_a_tier_that_is_away_says_that_it_is_not_settled(
@@ -164,8 +170,7 @@ class TestOnARealTier:
 class TestLargeBuckets:
     @pytest.fixture(autouse=True)
     def small_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(audit, "RECOUNT_AT_ONCE", 3)
-        monkeypatch.setattr(audit, "RECOUNT_STEP", 2)
+        monkeypatch.setattr(scopes, "RECOUNT_STEP", 2)
 
     def stored(self, driver: Driver) -> None:
         for first in range(0, 16, 8):
@@ -177,7 +182,7 @@ class TestLargeBuckets:
         admin.hincrby(f"{base}:#s", "used", 12_345)
         admin.hincrby(f"{base}:#s", "held", 7)
         admin.zadd(f"{base}:#x", {"stray": admin.time()[0] * 1000 + 1_000_000})
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         counters = driver.tier.counters()
         assert counters["drift_bytes"] == 12_352
         assert counters["drift_entries"] == 1
@@ -188,7 +193,7 @@ class TestLargeBuckets:
         self.stored(driver)
         admin, base = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)
         admin.zadd(f"{base}:#a", {f"stray{number}": number for number in range(600)})
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         assert driver.tier.counters().get("drift_entries") == 600
         Books(redis_server, KEYSPACE_A).assert_consistent()
 
@@ -200,7 +205,7 @@ class TestLargeBuckets:
         moment = int(max(score for _, score in admin.zrange(f"{base}:#x", 0, -1, withscores=True)))
         admin.zadd(f"{base}:#x", dict.fromkeys(admin.zrange(f"{base}:#x", 0, -1), moment))
         admin.hincrby(f"{base}:#s", "used", 12_345)
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         assert driver.tier.counters()["drift_bytes"] == 12_345
         books = Books(redis_server, KEYSPACE_A)
         books.assert_consistent()
@@ -213,7 +218,7 @@ class TestLargeBuckets:
         admin, base = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)
         admin.hset(f"{base}:#r", mapping={f"dead{number}": "10:1:token:1" for number in range(3000)})
         admin.hincrby(f"{base}:#s", "held", 30_000)
-        driver.tier._sweeper.sweep(KEYSPACE_A)
+        sweep(driver.tier, KEYSPACE_A)
         assert driver.tier.counters()["reservations_reaped"] == 3000
         Books(redis_server, KEYSPACE_A).assert_consistent()
 
@@ -230,9 +235,9 @@ class TestLargeBuckets:
         admin.hset(
             f"{base}:#s", mapping={"rc_at": middle, "rc_sum": counted, "rc_used": used - VALUE_BYTES}
         )  # fmt: skip
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         counters = driver.tier.counters()
         assert counters["recounts_repeated"] == 1
         assert "drift_bytes" not in counters or counters["drift_bytes"] == 0
-        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        sweep(driver.tier, KEYSPACE_A, audit=True)
         Books(redis_server, KEYSPACE_A).assert_consistent()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from kvstrata.contract.store.redis_keys import BlockKey
-from kvstrata_sidecar.adapter.redis.budget.leases import Demand, Ledgers
+from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
@@ -30,7 +30,8 @@ class ByHand:
         self._ledgers = Ledgers(DOMAIN, lambda *_: None, time.monotonic, window_ms)
 
     def reserve(self, token: bytes, terms: Terms = TERMS) -> object:
-        (outcome,) = self._ledgers.admit_each(self.connection, [Demand(PLACE, VALUE_BYTES, token, terms)])
+        ledger = self._ledgers.of(self.connection, KEYSPACE_A, terms.bounds)
+        (outcome,) = ledger.reserve([Demand(PLACE, VALUE_BYTES, token, terms)])
         return outcome
 
     def set(self) -> None:

@@ -161,7 +161,7 @@ class ClusterWorld(World):
             links = {owner.host: self._dial(owner.host) for owner in owners}
             for number, owner in enumerate(owners):
                 link = links[owner.host]
-                assert link.ask([reserve(keyspace, number, domain=self.domain)])[0][0] == b"ok"
+                assert link.ask([reserve(keyspace, number, domain=self.domain)])[0].outcome is True
                 assert write(link, keyspace, number, domain=self.domain) == "ok"
             for link in links.values():
                 confirmed = Command(b"", (b"WAIT", b"1", b"10000"), read_number)

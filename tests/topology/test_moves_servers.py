@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -54,19 +55,27 @@ async def store(rig: MoverRig, bucket: str, size: int = BLOCK, members: list[str
     """Store blocks as an adapter does: reserve, write, commit."""
     with rig.admin(await rig.owner(slot_of(bucket.encode()))) as client:
         for member in members:
-            reserve = (member, size, "token", 30_000, 60_000, 0, 0, 0, 0, 0)
-            assert client.eval(script("reserve").text, 1, f"{bucket}:#s", *reserve)[0] == b"ok"
+            reserve = {
+                "member": member, "size": size, "token": "token", "window_ms": 30_000, "keep_ms": 60_000, "life_ms": 0,
+                "limited": False, "evict_before_ms": 0, "encrypts": False, "age_ms": 0,
+            }  # fmt: skip
+            assert run(client, "reserve", bucket, reserve)[0] == b"ok"
             client.set(f"{bucket}:{member}", b"v" * size, px=30_000)
-            commit = (member, "token", 3_600_000, 0, 60_000)
-            assert client.eval(script("commit").text, 1, f"{bucket}:#s", *commit) == b"ok"
+            commit = {"member": member, "token": "token", "ttl_ms": 3_600_000, "age_ms": 0, "keep_ms": 60_000}
+            assert run(client, "commit", bucket, commit) == b"ok"
+
+
+def run(client: Any, name: str, bucket: str, arguments: Mapping[str, Any]) -> Any:
+    """Run a script on a bucket."""
+    return client.eval(script(name).text, 1, f"{bucket}:#s", *script(name).words(arguments))
 
 
 async def audited(rig: MoverRig, bucket: str) -> int:
     """How many blocks a bucket has, of which index, values and accounting say the same."""
     with rig.admin(await rig.owner(slot_of(bucket.encode()))) as client:
         entries = client.hlen(f"{bucket}:#m")
-        assert client.eval(script("audit").text, 1, f"{bucket}:#s", 0, 10_000) == [b"0", 0, 0, 0]
-        assert client.eval(script("recount").text, 1, f"{bucket}:#s", 10_000, 500) == [b"ok", 0, 0, 0]
+        assert run(client, "audit", bucket, {"cursor": 0, "count": 10_000, "encrypts": False}) == [b"0", 0, 0, 0]
+        assert run(client, "recount", bucket, {"step": 500}) == [b"ok", 0, 0, 0]
         assert client.zcard(f"{bucket}:#x") == client.zcard(f"{bucket}:#a") == entries
         return int(entries)
 

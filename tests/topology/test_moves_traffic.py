@@ -14,6 +14,7 @@ from kvstrata_sidecar.adapter.params import Endpoint
 from tests.tiers.conftest import gate, start  # noqa: F401  (fixtures)
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.server_kinds import ServerKind
+from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import Driver, block
 from tests.tiers.tier_on_cluster import all_closed, load_right, store_all
 from tests.topology.mover_rig import MoverRig, total
@@ -119,7 +120,7 @@ async def test_shards_come_and_go_under_traffic_and_nothing_is_lost(
 
     await asyncio.sleep(WINDOW_MS / 1000)
     await asyncio.to_thread(store_all, writer, RENEWED)
-    await asyncio.to_thread(writer.tier._sweeper.sweep, KEYSPACE_A, audit=True)
+    await asyncio.to_thread(sweep, writer.tier, KEYSPACE_A, audit=True)
     drift = {name: count for name, count in writer.tier.counters().items() if name.startswith("drift_") and count}
     assert not drift
     assert await asyncio.to_thread(load_right, reader, KEPT) == [1] * len(KEPT)

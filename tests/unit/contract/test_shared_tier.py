@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -34,8 +33,8 @@ from kvstrata.contract.store.redis_keys import (
 )
 
 DOMAIN, KEYSPACE = "d" * 16, "a" * 32
-ALL: tuple[scripts.Name, ...] = get_args(scripts.Name)
-COMMON = ("_bucket", "_ledger", "_rooms")
+ALL = tuple(name for family in scripts.ARGUMENTS.values() for name in family)
+COMMON = ("_common", "_bucket", "_ledger", "_capacity")
 FOLDER = REPOSITORY / "operator/src/kvstrata/contract/store/scripts"
 
 headers = st.builds(
@@ -114,7 +113,7 @@ class TestScripts:
         assert {path.stem for path in FOLDER.glob("*.lua")} == {*ALL, *COMMON}
 
     @pytest.mark.parametrize("name", ALL)
-    def test_a_script_is_known_by_the_digest_of_what_is_sent(self, name: scripts.Name) -> None:
+    def test_a_script_is_known_by_the_digest_of_what_is_sent(self, name: str) -> None:
         loaded = scripts.script(name)
         assert loaded.sha == hashlib.sha1(loaded.text, usedforsecurity=False).hexdigest().encode()
         assert loaded.text.endswith((FOLDER / f"{name}.lua").read_bytes())
@@ -137,7 +136,7 @@ class TestScripts:
         assert called | sent == set(scripts.COMMANDS)
 
     def test_no_script_reads_a_value_but_the_byte_that_says_whether_it_is_encrypted(self) -> None:
-        for name in (*scripts.BUCKET_SCRIPTS, "_bucket"):
+        for name in (*scripts.ARGUMENTS["bucket"], "_bucket"):
             text = scripts.source(name).decode().replace("'GETRANGE', base .. member, '4', '4'", "")
             assert not re.search(r"'(GET|GETRANGE|SET|APPEND|DUMP)'", text), name
 

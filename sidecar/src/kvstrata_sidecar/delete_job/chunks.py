@@ -22,7 +22,7 @@ from typing import NamedTuple
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, parse_block_key, parse_member
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, read_number, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, read_number, reads_numbers, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import Pace
@@ -112,7 +112,7 @@ class ChunkDeletion:
         tally, pace = self._tallies[primary], self._paces[primary]
         for found in self._walk(base, b":#m"):
             began_s = self._clock()
-            (there,) = self._servers.ask([_discard(found)])
+            ((there,),) = self._servers.ask([_discard(found)])
             if there:
                 tally.deleted_keys += 1
                 tally.deleted_bytes += _size_of(found.record)
@@ -157,12 +157,12 @@ class ChunkDeletion:
 
 
 def _discard(found: Found) -> Command:
-    return call("discard", state_key(found.base), found.member, read=lambda reply: read_numbers(reply, 1)[0])
+    return call("discard", state_key(found.base), reads_numbers(1), members=[found.member])
 
 
 def _abandon(found: Found) -> Command:
     token = found.record.split(b":")[2]
-    return call("abandon", state_key(found.base), found.member, token, read=read_number)
+    return call("abandon", state_key(found.base), read_number, member=found.member, token=token)
 
 
 def _size_of(record: bytes) -> int:

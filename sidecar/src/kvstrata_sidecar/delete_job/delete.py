@@ -5,7 +5,7 @@
    before and arrives later lives 30 s, or until its commit deletes it.
 3. Blocks are deleted by the index, bucket by bucket, on several primaries at once.
 4. After the 30 s all indexes are checked once more, and the ledger of each keyspace is deleted.
-5. The keyspaces' room in the tier is returned.
+5. What the tier grants the keyspaces is returned.
 6. Replicas confirm, and the slot map must be that of the beginning.
 
 Tombstones record the time and all deletions, each at its instant: a run that continues after a killed one neither waits
@@ -21,10 +21,9 @@ from typing import NamedTuple, TypeVar
 
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
 from kvstrata.contract.receipt.facts import NOTHING, Amount
-from kvstrata.contract.store.redis_keys import BUCKETS, claim_key, ledger_key, revoked_key, rooms_key
-from kvstrata_sidecar.adapter.redis.budget.capacity_shares import TierCapacity
-from kvstrata_sidecar.adapter.redis.budget.scope_state import view
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, read_numbers
+from kvstrata.contract.store.redis_keys import BUCKETS, capacity_key, claim_key, ledger_key, revoked_key
+from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, reads_numbers
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import LEAST_AT_ONCE, Pace
@@ -112,8 +111,8 @@ class Deletion:
     def _revoke(self) -> None:
         key = revoked_key(self._order.domain).encode()
         for some in _parts(self._order.keyspaces, KEYSPACES_AT_ONCE):
-            names = (keyspace.encode() for keyspace in some)
-            self._servers.ask([call("revoke", key, self._order.revision, *names, read=read_number)])
+            names = [keyspace.encode() for keyspace in some]
+            self._servers.ask([call("revoke", key, read_number, revision=self._order.revision, keyspaces=names)])
 
     def _drop_all(self, primary: Primary, count: int) -> None:
         """Run one step in each bucket of a primary; 0 deletes nothing, but sets tombstones."""
@@ -135,8 +134,7 @@ class Deletion:
 
     def _drop(self, buckets: Sequence[Bucket], count: int) -> float:
         commands = [
-            call("drop", one.state, count, TOMBSTONE_KEEP_MS, read=lambda reply: read_numbers(reply, 6))
-            for one in buckets
+            call("drop", one.state, reads_numbers(6), count=count, keep_ms=TOMBSTONE_KEEP_MS) for one in buckets
         ]
         began_s = self._clock()
         answers = self._servers.ask(commands)
@@ -156,12 +154,12 @@ class Deletion:
     def _forget(self) -> None:
         """Delete the keyspaces' ledgers, sweepers' claims and charges of the tier."""
         domain, servers = self._order.domain, self._servers
-        rooms, charged = TierCapacity(domain), rooms_key(domain).encode()
+        ledgers, charged = Ledgers(domain, lambda *_: None, self._clock, 0), capacity_key(domain).encode()
         for keyspace in self._order.keyspaces:
             servers.ask([_unlink(name(domain, keyspace).encode()) for name in (ledger_key, claim_key)])
             (entry,) = servers.ask([Command(charged, (b"HGET", charged, keyspace.encode()))])
             if entry is not None:
-                rooms.leave(servers, keyspace, view(servers, domain, keyspace), lambda: None)
+                ledgers.of(servers, keyspace).release()
 
     def _await_replicas(self, primary: Primary) -> None:
         def told(replicas: int, in_step: int) -> None:

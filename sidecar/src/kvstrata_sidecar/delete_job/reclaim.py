@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, StopReason
 from kvstrata.contract.receipt.facts import NOTHING, Amount
-from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers
+from kvstrata_sidecar.adapter.redis.client.commands import call, reads_numbers
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import LONGEST_PAUSE_S, Pace
@@ -94,7 +94,7 @@ class Reclaim:
             mean_bytes = used_bytes // entries if entries else mean_bytes
 
     def _command(self, state: bytes, cursor: int, count: int) -> Command:
-        return call("cull", state, cursor, count, *self._identities, read=lambda reply: read_numbers(reply, 6))
+        return call("cull", state, reads_numbers(6), cursor=cursor, count=count, identities=self._identities)
 
     def _lines(self) -> Iterator[Line]:
         for primary, amount in self._removed.items():

@@ -17,10 +17,10 @@ block's does:
 Moments are milliseconds of the server's clock, bytes are of whole values. A scope has one ledger of leases
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it, held by its current sweeper. A domain has the sorted set of
 revoked keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`. A tier whose capacity
-is divided among scopes has the hash of their rooms `kvs1:<domain>:{tier}:#t`, with claims for adding it up, `#w`, for
-taking back lent room for a new guarantee, `#g`, and for taking the room of keyspaces in no policy, `#d` (`-` for a
-while when that was not enough). `kvs1:<domain>:{probe}:#p` never exists: on it the operator tests the permissions of an
-external server's user.
+is divided among scopes has the hash of their grants `kvs1:<domain>:{tier}:#t`, with claims for adding it up, `#w`, for
+taking back loans for a new guarantee, `#g`, and for taking back what keyspaces in no policy have, `#d` (`-` for a
+while when that was not enough). A ledger's `room` is its grant, `turn` the number of the change that granted it.
+`kvs1:<domain>:{probe}:#p` never exists: on it the operator tests the permissions of an external server's user.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def revoked_key(domain: str) -> str:
     return f"{KEY_PREFIX}:{domain}:{{revoked}}:#k"
 
 
-def rooms_key(domain: str) -> str:
-    """The division of a tier's capacity."""
+def capacity_key(domain: str) -> str:
+    """What a tier grants its scopes."""
     return f"{KEY_PREFIX}:{domain}:{{tier}}:#t"
 
 
-def rooms_claim_key(domain: str, what: str) -> str:
-    """The claim for work on a whole tier; `what` is its letter."""
-    return f"{KEY_PREFIX}:{domain}:{{tier}}:#{what}"
+def capacity_claim_key(domain: str, work: str) -> str:
+    """The claim for work on a whole tier; `work` is its letter."""
+    return f"{KEY_PREFIX}:{domain}:{{tier}}:#{work}"
 
 
 def probe_key(domain: str) -> str:

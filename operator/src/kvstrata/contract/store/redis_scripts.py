@@ -1,56 +1,61 @@
 """The scripts of a shared tier: atomic operations within one slot.
 
-Each takes one key, a bucket's `#s` or a scope's `#l`; all other names follow from that key and lie in its slot. Scripts
-never carry values: they only name, count, expire and unlink them, and read the byte that says whether a value is
-encrypted. The server's clock is the only clock. On a full server the first write decides whether the rest is allowed,
-so a script that must work there never starts with a write that may take memory.
+Each takes one key: a bucket's `#s`, a scope's ledger `#l`, the tier's capacity `#t`, or a claim or set of its own. All
+other names follow from that key and lie in its slot. `ARGUMENTS` names what else a script takes, for its text and for
+its callers; what it answers is said in its file.
 
-| script | arguments | answer |
-|---|---|---|
-| reserve | member, bytes, token, window, keep, retention, limited, evict_before, encrypts, age | `ok`, evicted, their bytes, their ages; `present`; `tombstone`; `short`, missing, evicted, their bytes, their ages |
-| commit | member, token, ttl, age, keep | `ok` or `gone` |
-| abandon | member, token | 1 if the reservation existed |
-| touch | members | how many existed |
-| discard | members | for each 1 if it existed |
-| sweep | count, cursor | expired, dead reservations, 1 if more expired, next cursor |
-| audit | cursor, count, encrypts | next cursor, entries without their value, their bytes, values in plain where the tier encrypts |
-| strays | `x` or `a`, position, count | next position or -1, removed |
-| recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
-| clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
-| drop | count, keep | removed, left, their bytes, values deleted since the tombstone, their bytes, milliseconds since then |
-| cull | cursor, count, identities | next cursor, removed, their bytes, entries left, bytes of all, 1 if there was no time for all of these |
-| yield | bytes, evict_before, count | bytes yielded, ledger version, bytes evicted, how many, their ages |
-| raise | bytes, version | `ok` or `void` |
-| adopt | version, keep | `ok` or `newer`, lease or version |
-| grant | bucket, wanted, minimum, limit, keep, divided, part of its lease that it grows by beyond the minimum at most or 0 | `ok`, bytes, version; `exhausted`, room; `unshared`, leased, room, turn; `void`, version |
-| return | bucket, bytes, version | `ok` or `void` |
-| rebuild | `begin`, version seen, at least, patience; or `finish`, version, keep, lease of each bucket | `void`, `busy` or `live`, version |
-| share | room, turn | `ok`, leased; `void`, version |
-| room | `grow`, `mark`, `leave` or `set`, keyspace, guaranteed, wanted, capacity, turn, keep, leased, given, told, age | room, turn, bytes beyond the capacity (negative: free) |
-| tidy | cursor, walk, count, stale, keep | next cursor, walk, drift of the sum |
-| revoke | revision, keyspaces | revision |
-| claim | token, milliseconds | 1 if the claim has this token |
-"""  # noqa: E501
+Scripts never carry values: they only name, count, expire and unlink them, and read the byte that says whether a value
+is encrypted. The server's clock is the only clock. On a full server the first write decides whether the rest is
+allowed, so a script that must work there never starts with a write that may take memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any
 
-Name = Literal[
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "cull",
-    "yield", "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
-    "claim",
-]  # fmt: skip
-
-BUCKET_SCRIPTS: tuple[Name, ...] = (
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "cull",
-    "yield", "raise", "adopt",
-)  # fmt: skip
-LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
+ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "bucket": {
+        "reserve": "member #size token #window_ms #keep_ms #life_ms ?limited #evict_before_ms ?encrypts #age_ms",
+        "commit": "member token #ttl_ms #age_ms #keep_ms",
+        "abandon": "member token",
+        "touch": "*members",
+        "discard": "*members",
+        "sweep": "#count cursor",
+        "audit": "cursor #count ?encrypts",
+        "strays": "index #first #count",
+        "recount": "#step",
+        "clamp": "#life_ms #since cursor #count",
+        "drop": "#count #keep_ms",
+        "cull": "cursor #count *identities",
+        "yield": "#bytes #evict_before_ms #count",
+        "raise": "#bytes #of_version",
+        "adopt": "#of_version #keep_ms",
+    },
+    "ledger": {
+        "lease": "bucket #wanted #minimum #limit #keep_ms ?divided #growth_share",
+        "return": "bucket #bytes #of_version",
+        "grant": "#granted #sequence",
+        "begin_rebuild": "#seen #at_least #patience_ms",
+        "finish_rebuild": "#of_version #keep_ms *leases",
+    },
+    "capacity": {
+        "grow": "keyspace #guaranteed #capacity #keep_ms #leased #ledger_granted #ledger_sequence #wanted",
+        "charge": "keyspace #guaranteed #capacity #keep_ms #leased #ledger_granted #ledger_sequence",
+        "shrink": "keyspace #guaranteed #capacity #keep_ms #granted #sequence #age_ms",
+        "release": "keyspace #keep_ms #leased #ledger_granted #ledger_sequence #sequence #age_ms",
+        "tidy": "cursor #mine #count #stale_ms #keep_ms",
+    },
+    "common": {
+        "revoke": "#revision *keyspaces",
+        "claim": "token #life_ms",
+    },
+}
+"""Names of arguments in their order, by the key that a script takes. `#` marks a number, `?` a flag, `*` the rest."""
 
 COMMANDS: tuple[str, ...] = (
     "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "getrange", "hdel", "hexists", "hget", "hincrby",
@@ -59,27 +64,44 @@ COMMANDS: tuple[str, ...] = (
 )  # fmt: skip
 """Every command that the data plane's user runs, directly or in scripts; the server checks both alike."""
 
-_COMMON = {
-    **dict.fromkeys(BUCKET_SCRIPTS, "_bucket"),
-    **dict.fromkeys(LEDGER_SCRIPTS, "_ledger"),
-    "room": "_rooms",
-    "tidy": "_rooms",
-}
+_LUA = {"#": "tonumber(ARGV[{}])", "?": "ARGV[{}] == '1'", "*": "{{unpack(ARGV, {})}}", "": "ARGV[{}]"}
+
+Argument = bytes | int | Sequence[bytes | int]
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    name: Name
     text: bytes
     sha: bytes
+    names: tuple[str, ...]
+    takes_rest: bool
+
+    def words(self, arguments: Mapping[str, Argument]) -> list[bytes]:
+        """Return named arguments as a server takes them. Raises TypeError for missing and unknown ones."""
+        if len(arguments) != len(self.names) or not all(name in arguments for name in self.names):
+            raise TypeError(f"the script takes {', '.join(self.names)}")
+        values: list[Any] = [arguments[name] for name in self.names]
+        if self.takes_rest:
+            values[-1:] = values[-1]
+        return [b"%d" % one if isinstance(one, int) else one for one in values]
 
 
 @cache
-def script(name: Name) -> Script:
-    """Return a script, preceded by its family's common part."""
-    common = _COMMON.get(name)
-    text = (source(common) if common else b"") + source(name)
-    return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+def script(name: str) -> Script:
+    """Return a script, preceded by what its family has in common and by its arguments as local variables."""
+    family = next(family for family, scripts in ARGUMENTS.items() if name in scripts)
+    declared = [(one.lstrip("#?*"), one[0] if one[0] in _LUA else "") for one in ARGUMENTS[family][name].split()]
+    names = tuple(one for one, _ in declared)
+    values = (_LUA[kind].format(number) for number, (_, kind) in enumerate(declared, 1))
+    prelude = f"local {', '.join(names)} = {', '.join(values)}\n".encode()
+    text = common(family) + prelude + source(name)
+    sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+    return Script(text, sha, names, declared[-1][1] == "*")
+
+
+def common(family: str) -> bytes:
+    """Return what the scripts of a family have in common."""
+    return source("_common") + (source(f"_{family}") if family != "common" else b"")
 
 
 def source(name: str) -> bytes:

@@ -168,7 +168,7 @@ class Enforcement:
             return Refusal.NO_POLICY
         if keyspace not in view.keyspaces:
             return Refusal.UNKNOWN_KEYSPACE
-        if view.rules.on_stale != "ServeStale" and not self.fresh():
+        if not self.serves():
             return Refusal.STALE
         if pools and not _reads(view, keyspace, pools):
             return Refusal.NOT_A_READER
@@ -222,6 +222,11 @@ class Enforcement:
         """Return how many keyspaces of the view have no key to encrypt with."""
         view = self._view
         return self.keys.keyless(view.keyspaces.keys()) if view is not None else 0
+
+    def serves(self) -> bool:
+        """Whether the policy is fresh, or may be served stale."""
+        view = self._view
+        return view is not None and (view.rules.on_stale == "ServeStale" or self.fresh())
 
     def fresh(self) -> bool:
         """Whether the last quorum read is at most `staleAfter` old. A time in the future proves nothing."""

@@ -39,8 +39,13 @@ class SharedBounds:
 
     @property
     def divided(self) -> bool:
-        """Whether the scope needs room from the tier."""
+        """Whether the tier has to grant the scope capacity."""
         return self.capacity_bytes is not None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are never taken back from the scope."""
+        return min(self.guaranteed_bytes, self.limit_bytes)
 
 
 def bounds_in(budgets: Iterable[EnforcedBudget], tier: str) -> Bounds:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.budget.leases import Demand
+from kvstrata_sidecar.adapter.redis.budget.ledger import Demand
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.block_io import Write
 from kvstrata_sidecar.adapter.redis.client.commands import Loading, Place, Sought
@@ -96,7 +96,7 @@ class LoadPart(BlocksPart):
     def _read(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> list[tuple[Lent, Loading]]:
         """Read the blocks at their places; return the misses."""
         blocks = self.blocks
-        asked_s = self.shared.ages.now_s()
+        asked_s = self.shared.enforcement.ages.now_s()
         loads = [self._loading(sealer, one) for one in blocks]
         try:
             transport.get_each(loads)
@@ -111,7 +111,7 @@ class LoadPart(BlocksPart):
     def _loading(self, sealer: Sealer, one: Lent) -> Loading:
         kept = one.place.keyspace
         return Loading(
-            one.place, partial(sealer.open_into, kept, one.place.name, one.view), self.shared.retention_ms(kept)
+            one.place, partial(sealer.open_into, kept, one.place.name, one.view), self.shared.terms.retention_ms(kept)
         )
 
     def _keep(self, blocks: Sequence[Lent], loads: Sequence[Loading], asked_s: float, gain: Gain) -> list[Lent]:
@@ -124,14 +124,14 @@ class LoadPart(BlocksPart):
                 left.append(one)
                 continue
             size = len(one.view)
-            shared.ages.inherit(one.key, load.age_ms / 1000, asked_s)
+            shared.enforcement.ages.inherit(one.key, load.age_ms / 1000, asked_s)
             shared.counters.age(HIT, load.age_ms / 1000)
-            if one.key not in shared.warmed():
-                shared.sweeper.touch(one.place)
+            if one.key not in shared.enforcement.warmed:
+                shared.inbox.touch(one.place)
             gain.hits.append(one.position)
             gain.carried(one.key, size)
             counts.update(loaded=1, loaded_bytes=size)
-            shared.loaded_from(one.key, one.place.keyspace, one.view)
+            shared.enforcement.loaded_from(one.key, one.place.keyspace, one.view)
             if one.place.keyspace != self.keyspace:
                 counts.update(pool_hits=1, pool_bytes=size)
         for name, amount in counts.items():
@@ -192,7 +192,7 @@ class StorePart(BlocksPart):
                 bucket.numbers.append(one.position)
         try:
             asked = [
-                ([*buckets.values()], shared.retention_ms(pool))
+                ([*buckets.values()], shared.terms.retention_ms(pool))
                 for pool, buckets in sought.items()
                 if (sealer.refusal(pool) or shared.revoked.refusal(transport, pool)) is None
             ]
@@ -209,22 +209,22 @@ class StorePart(BlocksPart):
     ) -> None:
         """Set outcomes by token: True for a block that was stored, False for one present, or the refusal or error."""
         shared = self.shared
-        common = shared.terms(self.keyspace)
+        common = shared.terms.of(self.keyspace)
         demands: list[tuple[Lent, Demand]] = []
         for one in self.blocks:
-            age_ms = int(1000 * shared.ages.age_s(one.key))
+            age_ms = int(1000 * shared.enforcement.ages.age_s(one.key))
             if common.life_ms <= age_ms:
                 outcomes[one.token] = Refusal.RETENTION
                 continue
             terms = replace(common, age_ms=age_ms) if age_ms else common
             demands.append((one, Demand(one.place, sealer.value_bytes(len(one.view)), one.token, terms)))
             self.reserved[one.token] = one.place
-        admitted = shared.ledgers.admit_each(transport, [demand for _, demand in demands])
+        admitted = shared.ledgers.of(transport, self.keyspace, common.bounds).reserve([demand for _, demand in demands])
         writes: dict[bytes, Write] = {}
         for (one, demand), answer in zip(demands, admitted, strict=True):
             if answer is True:
                 parts = partial(sealer.seal, self.keyspace, one.place.name, one.view)
-                writes[one.token] = protocol.write(one.place, parts, one.token, demand.terms, shared.window_ms)
+                writes[one.token] = protocol.write(one.place, parts, one.token, demand.terms, shared.ledgers.window_ms)
                 continue
             outcomes[one.token] = answer
             if not isinstance(answer, Exception):
@@ -276,7 +276,7 @@ class StorePart(BlocksPart):
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         """Release unused reservations. Not before: a second attempt uses the first one's tokens."""
         for token, place in self.reserved.items():
-            self.shared.sweeper.abandon(place, token)
+            self.shared.inbox.abandon(place, token)
 
 
 def _elsewhere(block: Lent) -> Lent:

@@ -8,60 +8,57 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from kvstrata_sidecar.adapter.policy.ages import Ages
-from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal
-from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import (
     MEMBERS_PER_COMMAND,
     Place,
     Sought,
-    Terms,
     Transport,
-    read_list,
     read_moment_ms,
+    reads_list,
     state_key,
 )
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology, key_of
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, integer
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
-from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper
+from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
+from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
-from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
+from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """Dependencies shared by the parts of one tier.
 
-    `retention_ms` and `terms` are read at the last moment, because a part may have waited. `room` receives whether the
-    block's node had memory for it. `sealer` returns the calling thread's own. `loaded_from` receives each loaded block,
-    `warmed` returns the keys that memory is being warmed with.
+    `terms` are read at the last moment, because a part may have waited. `room` receives whether the block's node had
+    memory for it. `sealer` returns the calling thread's own.
     """
 
+    enforcement: Enforcement
     counters: Counters
     ledgers: Ledgers
-    sweeper: Sweeper
-    ages: Ages
-    window_ms: int
-    retention_ms: Callable[[str], int | None]
-    terms: Callable[[str], Terms]
+    inbox: Inbox
+    terms: ScopeTerms
     room: Callable[[Place, bool], None]
     sealer: Callable[[], Sealer]
     revoked: RevokedSet
-    loaded_from: LoadedFrom
-    warmed: Callable[[], Collection[Key]]
 
     def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
         """Count blocks that the tier may not be used for; urge a sweep if that can repair the scope."""
         self.counters.refuse(refusal, amount, keyspace)
         if refusal is Refusal.RETENTION:
-            self.sweeper.urge(keyspace)
+            self.inbox.urge(keyspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +88,9 @@ class LookupPart(Part[ClusterTransport]):
                 return
             else:
                 shared.refuse(kept, refusal, _amount(sought))
-        told = protocol.lookup_each(transport, [(sought, shared.retention_ms(kept)) for kept, sought in asked.items()])
+        told = protocol.lookup_each(
+            transport, [(sought, shared.terms.retention_ms(kept)) for kept, sought in asked.items()]
+        )
         sights = dict(zip(asked, told, strict=True))
         for kept, sight in sights.items():
             for refusal, amount in sight.refused.items():
@@ -122,34 +121,28 @@ class LookupPart(Part[ClusterTransport]):
 
 
 @dataclass(slots=True, eq=False)
-class DeletePart(Part[ClusterTransport]):
-    """Delete blocks of one keyspace; `done` is set when it is over, and `deleted` marks those that were there."""
+class QuestionPart(Part[ClusterTransport], Generic[T]):
+    """Ask about blocks of one keyspace, or about something else; LMCache waits for no answer. `done` is set when it is
+    over, `answer` stays None if that failed.
+    """
 
-    keyspace: str
+    keyspace: str | None
     places: Sequence[Place]
+    question: Callable[[Transport, Sequence[Place]], T]
     counters: Counters
-    task: Task | None = None
     urgent: bool = True
-    deleted: list[bool] = field(default_factory=list)
+    task: Task | None = None
+    answer: T | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        self.deleted = protocol.discard(transport, self.places)
+        self.answer = self.question(transport, self.places)
 
     def refused(self, refusal: Refusal) -> None:
-        self.counters.refuse(refusal, len(self.places), self.keyspace)
+        self.counters.refuse(refusal, max(1, len(self.places)), self.keyspace or "")
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         self.done.set()
-
-
-@dataclass(slots=True, eq=False)
-class DiscardPart(DeletePart):
-    """Delete a reader's own copies of blocks that a pool has; no caller waits."""
-
-    def run(self, transport: ClusterTransport, gain: Gain) -> None:
-        DeletePart.run(self, transport, gain)
-        self.counters.add("copies_discarded", sum(self.deleted), self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -281,7 +274,7 @@ def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
         for start in range(0, len(numbers), MEMBERS_PER_COMMAND):
             some = numbers[start : start + MEMBERS_PER_COMMAND]
             members = [places[number].member for number in some]
-            key, read = state_key(base), _listed(len(members))
+            key, read = state_key(base), reads_list(len(members))
             commands.append(Command(key, (b"ZMSCORE", base + b":#x", *members), read))
             commands.append(Command(key, (b"HMGET", base + b":#m", *members), read))
             asked.append(some)
@@ -291,32 +284,6 @@ def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
             if expires is not None and _moment_ms(expires) > now_ms:
                 found[number] = _size_bytes(text)
     return found
-
-
-@dataclass(slots=True, eq=False)
-class SizesPart(Part[ClusterTransport]):
-    """Ask for sizes of one keyspace's blocks; `done` is set when it is over, `sizes` stays empty if that failed."""
-
-    keyspace: str
-    places: Sequence[Place]
-    counters: Counters
-    task: Task | None = None
-    urgent: bool = True
-    sizes: list[int] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        self.sizes = sizes(transport, self.places)
-
-    def refused(self, refusal: Refusal) -> None:
-        self.counters.refuse(refusal, len(self.places), self.keyspace)
-
-    def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        self.done.set()
-
-
-def _listed(count: int) -> Callable[[Reply], list[Reply]]:
-    return lambda reply: read_list(reply, count)
 
 
 def _moment_ms(score: Reply) -> float:

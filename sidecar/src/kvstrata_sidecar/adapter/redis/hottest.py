@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_member, rooms_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, capacity_key, parse_member
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.budget.capacity import TierCapacity
 from kvstrata_sidecar.adapter.redis.client.commands import (
     MEMBERS_PER_COMMAND,
     Transport,
-    read_list,
     read_moment_ms,
     read_text,
+    reads_list,
 )
 from kvstrata_sidecar.adapter.redis.client.nodes import Topology
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, integer
-from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.redis.exchanges import QuestionPart, T
 from kvstrata_sidecar.adapter.redis.threads import Crew
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Hot, most_of_each
-from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
-
-T = TypeVar("T")
 
 SCOPES_AT_ONCE = 512
-"""Scopes that are asked about; those with most room, in a tier whose capacity is divided."""
+"""Scopes that are asked about; those with the largest grants, in a tier whose capacity is divided."""
 
 
 def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list[str]:
-    """Return at most `SCOPES_AT_ONCE` scopes to ask about: those with most room; any, if capacity is undivided."""
-    key = rooms_key(domain).encode()
-    rooms: dict[str, int] = {}
-    for start in range(0, len(keyspaces), MEMBERS_PER_COMMAND):
-        some = keyspaces[start : start + MEMBERS_PER_COMMAND]
-        asked = (b"HMGET", key, *(one.encode() for one in some))
-        (told,) = transport.ask([Command(key, asked, _listed(len(some)))])
-        rooms |= {one: _room(entry) for one, entry in zip(some, told, strict=True) if entry is not None}
-    order = sorted(rooms, key=lambda one: -rooms[one]) if rooms else list(keyspaces)
+    """Return at most `SCOPES_AT_ONCE` scopes: those with the largest grants; any, if capacity is undivided."""
+    granted = TierCapacity(domain).granted(transport, keyspaces)
+    order = sorted(granted, key=lambda one: -granted[one]) if granted else list(keyspaces)
     return order[:SCOPES_AT_ONCE]
 
 
@@ -87,7 +76,7 @@ class Hottest:
     def of(self, keyspaces: Sequence[str]) -> list[Hot] | None:
         """Return the last used blocks, None without a timely answer; a failure leaves out the remaining keyspaces."""
         allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace) is None]
-        scopes = self._ask(None, rooms_key(self._domain), lambda transport: busiest(transport, self._domain, allowed))
+        scopes = self._ask(None, capacity_key(self._domain), lambda one: busiest(one, self._domain, allowed))
         if scopes is None:
             return None
         found: list[Hot] = []
@@ -105,35 +94,10 @@ class Hottest:
     def _ask(self, keyspace: str | None, key: str, question: Callable[[Transport], list[T]]) -> list[T] | None:
         """Run `question` in the lookup lane of the server that has `key`; None on failure."""
         node = self._topology.node_of(key.encode())
-        part = QuestionPart(keyspace, question, self._counters)
+        part = QuestionPart(keyspace, (), lambda transport, _: question(transport), self._counters, urgent=False)
         if node is None or not node.breaker.closed or self._crew.put_lookup(part, node) is not None:
             return None
-        if not part.done.wait(self._patience_s):
-            self._crew.give_up(part, "a question about hot blocks took too long")
-            return None
-        return part.answer
-
-
-@dataclass(slots=True, eq=False)
-class QuestionPart(Part[ClusterTransport], Generic[T]):
-    """Run `question`; `done` is set when it is over, `answer` is None if that failed."""
-
-    keyspace: str | None
-    question: Callable[[Transport], list[T]]
-    counters: Counters
-    task: Task | None = None
-    urgent: bool = False
-    answer: list[T] | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
-        self.answer = self.question(transport)
-
-    def refused(self, refusal: Refusal) -> None:
-        self.counters.refuse(refusal, 1, self.keyspace or "")
-
-    def over(self, error: Exception | None) -> None:  # noqa: ARG002
-        self.done.set()
+        return self._crew.answer(part, self._patience_s, "a question about hot blocks")
 
 
 def _described(
@@ -150,7 +114,7 @@ def _described(
         for start in range(0, len(some), MEMBERS_PER_COMMAND)
     ]
     commands = [
-        Command(base + b":#s", (b"HMGET", base + b":#m", *(member for member, _ in some)), _listed(len(some)))
+        Command(base + b":#s", (b"HMGET", base + b":#m", *(member for member, _ in some)), reads_list(len(some)))
         for base, some in pieces
     ]
     hot: list[Hot] = []
@@ -167,10 +131,6 @@ def _described(
     return hot
 
 
-def _listed(count: int) -> Callable[[Reply], list[Reply]]:
-    return lambda reply: read_list(reply, count)
-
-
 def _scored(reply: Reply) -> list[tuple[bytes, float]]:
     if not isinstance(reply, list) or len(reply) % 2:
         raise FramingError("an answer is no list of names and scores")
@@ -179,8 +139,3 @@ def _scored(reply: Reply) -> list[tuple[bytes, float]]:
         return [(read_text(name).encode(), float(read_text(score))) for name, score in zip(names, scores, strict=True)]
     except ValueError as error:
         raise FramingError("a score is no number") from error
-
-
-def _room(entry: Reply) -> int:
-    parts = read_text(entry).split(":")
-    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0

@@ -8,13 +8,13 @@ usable and others are refused. A revocation holds while the policy has the keysp
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from kvstrata.contract.store.redis_keys import revoked_key
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.client.commands import Transport, read_list
-from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
+from kvstrata_sidecar.adapter.redis.client.commands import Transport, reads_list
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 
 KEYSPACES_PER_COMMAND = 512
 
@@ -56,10 +56,6 @@ class RevokedSet:
         revoked: list[str] = []
         while batch := list(islice(names, KEYSPACES_PER_COMMAND)):
             arguments = (b"ZMSCORE", self._key, *(name.encode() for name in batch))
-            ((*scores,),) = transport.ask([Command(self._key, arguments, _reads(len(batch)))])
+            ((*scores,),) = transport.ask([Command(self._key, arguments, reads_list(len(batch)))])
             revoked += [name for name, score in zip(batch, scores, strict=True) if score is not None]
         return frozenset(revoked)
-
-
-def _reads(count: int) -> Callable[[Reply], list[Reply]]:
-    return lambda reply: read_list(reply, count)

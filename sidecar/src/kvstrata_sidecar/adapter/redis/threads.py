@@ -16,7 +16,7 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
 from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, PeerClosedError, SlotMovingError, TransportError
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
-from kvstrata_sidecar.adapter.redis.exchanges import ProbePart
+from kvstrata_sidecar.adapter.redis.exchanges import ProbePart, QuestionPart, T
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.queues import Lane
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Part, TaskTable
@@ -83,11 +83,14 @@ class Crew:
         for worker in self._workers():
             worker.abort(which, why)
 
-    def give_up(self, part: Part[ClusterTransport], why: str) -> None:
-        """Remove a part that no caller waits for from its lane, or abort it."""
-        for lane in self._lanes():
-            lane.forget(lambda waiting: waiting is part)
-        self.abort(lambda current: current is part, why)
+    def answer(self, part: QuestionPart[T], patience_s: float, what: str) -> T | None:
+        """Wait for the answer to a queued part, None if it failed or took too long: then it is removed or aborted."""
+        if not part.done.wait(max(0.0, patience_s)):
+            for lane in self._lanes():
+                lane.forget(lambda waiting: waiting is part)
+            self.abort(lambda current: current is part, f"{what} took too long")
+            return None
+        return part.answer
 
     def wake(self) -> None:
         """Check deadlines and breakers now."""

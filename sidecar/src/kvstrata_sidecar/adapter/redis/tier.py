@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
@@ -16,21 +16,25 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
-from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.block_exchanges import Lent, LoadPart, StorePart
-from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
-from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
+from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
+from kvstrata_sidecar.adapter.redis.budget.scope_state import SeenUsage
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place, Transport
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
 from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport, Ways
-from kvstrata_sidecar.adapter.redis.exchanges import DeletePart, DiscardPart, LookupPart, Shared, SizesPart
+from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, QuestionPart, Shared, T, sizes
 from kvstrata_sidecar.adapter.redis.hottest import Hottest
 from kvstrata_sidecar.adapter.redis.lookups import Lookups, Shadow
 from kvstrata_sidecar.adapter.redis.placement import FullNodes, Placing, PoolPlaces
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
-from kvstrata_sidecar.adapter.redis.sweep.access import SweeperHooks
-from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper
+from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
+from kvstrata_sidecar.adapter.redis.sweep.connection import SweeperConnection
+from kvstrata_sidecar.adapter.redis.sweep.deps import SweepDeps
+from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
+from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, jobs_of
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
@@ -91,46 +95,34 @@ class Tier:
         )
         aged = partial(self._counters.age, EVICTION)
         ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged)
-        self._sweeper = Sweeper(
-            f"kvs-{tier.name}-sweeper",
-            self._domain,
-            enforcement,
-            ledgers,
-            SweeperHooks(
-                self._ways.transport,
-                lambda: any(node.breaker.closed for node in topology.primaries),
-                self._terms.retention_ms,
-                self._terms.bounds,
-                self._counters.add,
-                self._revoked.learn,
-            ),
-            token=secrets.token_hex(TOKEN_BYTES).encode(),
-            interval_s=sweep_interval_s,
-            clock=clock,
+        self._inbox = Inbox()
+        self._usage = SeenUsage(clock, 2 * sweep_interval_s)
+        deps = SweepDeps(
+            domain=self._domain, tier=tier, enforcement=enforcement, terms=self._terms, ledgers=ledgers,
+            revoked=self._revoked, inbox=self._inbox, usage=self._usage,
+            token=secrets.token_hex(TOKEN_BYTES).encode(), interval_s=sweep_interval_s, clock=clock,
             jitter=random.random,
-            encrypts=tier.encrypts,
-        )
+        )  # fmt: skip
+        self._apply_policy = ApplyPolicy(deps)
+        jobs = jobs_of(deps, self._apply_policy)
+        connection = SweeperConnection(
+            enforcement, self._ways.transport, lambda: any(node.breaker.closed for node in topology.primaries),
+            self._counters.add,
+        )  # fmt: skip
+        self._sweeper = Sweeper(jobs, connection, self._inbox, clock)
+        self._sweeper.name = f"kvs-{tier.name}-sweeper"
         shadow = Shadow(
-            held_faster, self._sweeper.touch, self._placing.first, self._counters.add, clock,
+            held_faster, self._inbox.touch, self._placing.first, self._counters.add, clock,
             warmed=lambda: enforcement.warmed,
         )  # fmt: skip
         self._lookups = Lookups(
             params, topology, self._refusal, self._counters, shadow, pools, self._discard_copies, clock
         )
         self._shared = Shared(
-            counters=self._counters,
-            ledgers=ledgers,
-            sweeper=self._sweeper,
-            ages=enforcement.ages,
-            window_ms=window_ms,
-            retention_ms=self._terms.retention_ms,
-            terms=self._terms.of,
-            room=self._full.note,
-            sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
+            enforcement=enforcement, counters=self._counters, ledgers=ledgers, inbox=self._inbox, terms=self._terms,
+            room=self._full.note, sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
             revoked=self._revoked,
-            loaded_from=lambda key, kept, view: enforcement.loaded_from(key, kept, view),
-            warmed=lambda: enforcement.warmed,
-        )
+        )  # fmt: skip
         probe_prefix = f"{KEY_PREFIX}:{self._domain}"
         self._crew = Crew(
             tier, self._tasks, enforcement, topology, self._ways.transport, self._counters, clock, probe_prefix
@@ -187,35 +179,13 @@ class Tier:
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
         """Delete blocks and return the keys of those that were there. It takes the load deadline at most."""
-        groups = self._placing.own(blocks)
-        deleted: list[Key] = []
-        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
-        for (keyspace, node), group in groups.items():
-            part = DeletePart(keyspace, [place for _, place in group], self._counters)
-            if self._crew.put_lookup(part, node) is not None:
-                continue
-            if not part.done.wait(max(0.0, give_up_at_s - self._clock())):
-                self._crew.give_up(part, "a deletion took too long")
-                continue
-            deleted += [blocks[index].key for (index, _), there in zip(group, part.deleted, strict=False) if there]
-        return deleted
+        there = self._ask_about(blocks, protocol.discard, "a deletion")
+        return [blocks[index].key for index, deleted in there if deleted]
 
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
         """Return each block's bytes here, 0 if it cannot be read or is unknown within the load deadline."""
-        found = [0] * len(blocks)
-        parts = []
-        for (keyspace, node), group in self._placing.own(blocks).items():
-            part = SizesPart(keyspace, [place for _, place in group], self._counters)
-            if self._crew.put_lookup(part, node) is None:
-                parts.append((part, group))
-        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
-        for part, group in parts:
-            if not part.done.wait(max(0.0, give_up_at_s - self._clock())):
-                self._crew.give_up(part, "a count of blocks took too long")
-                continue
-            for (index, _), size_bytes in zip(group, part.sizes, strict=False):
-                found[index] = size_bytes
-        return found
+        found = dict(self._ask_about(blocks, sizes, "a count of blocks"))
+        return [found.get(index, 0) for index in range(len(blocks))]
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
         """Each question, one for each keyspace, may take the load deadline; see PodTier."""
@@ -244,18 +214,26 @@ class Tier:
             nodes=len(self._topology.primaries),
             nodes_away=len(self._topology.away()),
             capacity_bytes=self._params.capacity_bytes or 0,
-            settling=self._sweeper.settling,
+            settling=len(self._inbox.changes),
         )
 
     def policy_changed(self) -> None:
-        self._sweeper.follow()
+        self._apply_policy.follow()
+        self._inbox.wake.set()
         view = self._enforcement.view
         if view is not None:
             self._counters.retain(view.keyspaces.keys())
 
     def usage(self) -> list[ScopeUsage]:
         """Return what scopes held here when this pod's sweeps last saw them."""
-        return usage_rows(self._params.name, self._sweeper.usage(), self._terms.bounds)
+        view = self._enforcement.view
+        rows = []
+        for keyspace, used_bytes, blocks in self._usage.rows(view.keyspaces if view is not None else ()):
+            bounds = self._terms.bounds(keyspace)
+            limit_bytes, guaranteed_bytes = (bounds.limit_bytes, bounds.guaranteed_bytes) if bounds else (None, 0)
+            scope = keyspace[:SCOPE_DIGITS]
+            rows.append(ScopeUsage(scope, self._params.name, used_bytes, blocks, limit_bytes, guaranteed_bytes or None))
+        return rows
 
     def by_scope(self) -> dict[str, Mapping[str, int]]:
         return self._counters.by_scope()
@@ -336,10 +314,30 @@ class Tier:
             if part.task is not None:
                 self._tasks.drop(part.task)
 
+    def _ask_about(
+        self, blocks: Sequence[Block], question: Callable[[Transport, Sequence[Place]], list[T]], what: str
+    ) -> Iterator[tuple[int, T]]:
+        """Ask about blocks under their own keyspaces; yield index and answer of those that are known in time."""
+        asked = []
+        for (keyspace, node), group in self._placing.own(blocks).items():
+            part = QuestionPart(keyspace, [place for _, place in group], question, self._counters)
+            if self._crew.put_lookup(part, node) is None:
+                asked.append((part, group))
+        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
+        for part, group in asked:
+            answer = self._crew.answer(part, give_up_at_s - self._clock(), what)
+            yield from zip((index for index, _ in group), answer or (), strict=False)
+
     def _discard_copies(self, blocks: Sequence[Block]) -> None:
         """Delete a reader's own copies of blocks that a pool has, soon or not at all; called by workers."""
+
+        def discard(transport: Transport, places: Sequence[Place]) -> None:
+            deleted = sum(protocol.discard(transport, places))
+            self._counters.add("copies_discarded", deleted, places[0].keyspace)
+
         for (keyspace, node), group in self._placing.own(blocks).items():
-            self._crew.put_lookup(DiscardPart(keyspace, [place for _, place in group], self._counters), node)
+            part = QuestionPart(keyspace, [place for _, place in group], discard, self._counters)
+            self._crew.put_lookup(part, node)
 
     def _token(self, task: Task, block: Lent) -> bytes:
         return b"%b-%x-%x" % (self._writer, task.task_id, block.position)
@@ -349,17 +347,3 @@ class Tier:
         if refusal is None and keyspace in self._revoked.revoked:
             return Refusal.REVOKED
         return self._shared.sealer().refusal(keyspace) if refusal is None else refusal
-
-
-def usage_rows(
-    tier: str, held: Iterable[tuple[str, int, int]], bounds_of: Callable[[str], SharedBounds | None]
-) -> list[ScopeUsage]:
-    """Return a row for each (keyspace, bytes, blocks) in `held`."""
-    rows = []
-    for keyspace, used_bytes, blocks in held:
-        bounds = bounds_of(keyspace)
-        limit_bytes, guaranteed_bytes = (bounds.limit_bytes, bounds.guaranteed_bytes) if bounds else (None, 0)
-        rows.append(
-            ScopeUsage(keyspace[:SCOPE_DIGITS], tier, used_bytes, blocks, limit_bytes, guaranteed_bytes or None)
-        )
-    return rows

@@ -3,11 +3,9 @@ local state = KEYS[1]
 local base = string.sub(state, 1, -3)
 local expiries, entries, reservations = base .. '#x', base .. '#m', base .. '#r'
 local uses = base .. '#a'
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
--- A server serves nobody while a script runs. One that has more to do after so many microseconds leaves it to the next
--- call. Which clock goes on meanwhile is up to the server: newer ones stop that of the day and have one of their work.
+-- A server serves no other client while a script runs. A script with more to do after so many microseconds leaves it to
+-- the next call. Which clock advances meanwhile is up to the server: newer ones stop TIME and offer one of their work.
 local longest_us = 2000
 local work = rawget(_G, 'os')
 local began = work and work.clock and work.clock()
@@ -19,22 +17,12 @@ local function is_over()
   return (moment[1] - clock[1]) * 1000000 + moment[2] - clock[2] >= longest_us
 end
 
--- Lua would write large numbers with an exponent.
-local function whole(number)
-  return string.format('%.0f', number)
-end
-
 local function fields(...)
   local values = redis.call('HMGET', state, ...)
   for i = 1, #values do
     values[i] = tonumber(values[i] or 0)
   end
   return unpack(values)
-end
-
--- On a full server the first write of a script must be one that takes no memory; then all others are allowed.
-local function free_first()
-  redis.call('HDEL', state, '-')
 end
 
 -- How far a recount that takes several calls has come: up to which expiry, false without one.
@@ -69,7 +57,7 @@ local function size_of(record)
   return tonumber(string.match(record, '^(%d+):'))
 end
 
--- Whether a value's body is encrypted, by the one byte of its header that says so: see contract/value.py.
+-- Whether a value's body is encrypted, by the byte of its header that says so: see block_value.py.
 local function encrypted(member)
   return redis.call('GETRANGE', base .. member, '4', '4') == '\1'
 end
@@ -174,7 +162,7 @@ local function evict(wanted, before, count)
   return freed, number, table.concat(ages, ' ')
 end
 
--- An index outlives its blocks for a while, and then nobody has to remember it: all of it goes at one moment.
+-- An index outlives its blocks for a while; then all of it expires at one moment.
 local function live_for(milliseconds)
   local moment = whole(now + milliseconds)
   for _, key in ipairs({state, reservations, entries, expiries, uses}) do

@@ -1,10 +1,11 @@
-local found = redis.call('HSCAN', entries, ARGV[1], 'COUNT', ARGV[2])
-local encrypts = ARGV[3] == '1'
+-- One step through a bucket's entries: removes those without their value, and values in plain where the tier encrypts.
+-- Answers the next cursor, entries without their value, their bytes, values in plain.
+local found = redis.call('HSCAN', entries, cursor, 'COUNT', whole(count))
 local lost, lost_bytes, plain, plain_bytes = 0, 0, 0, 0
 for i = 1, #found[2], 2 do
   local member, record = found[2][i], found[2][i + 1]
   local expiry = redis.call('ZSCORE', expiries, member)
-  -- One that expired just now is no loss; the sweep takes it out.
+  -- One that expired just now is no loss; the sweep removes it.
   if not expiry or tonumber(expiry) > now then
     local size = redis.call('STRLEN', base .. member)
     local ordered = redis.call('ZSCORE', uses, member)

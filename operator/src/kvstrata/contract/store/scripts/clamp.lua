@@ -1,13 +1,13 @@
-local retention, since = tonumber(ARGV[1]), tonumber(ARGV[2])
+-- One step of a shortening of all lives in a bucket. Answers `done`, `more` or `again`, the next cursor, and since when.
 local longest, cap, cap_since, cap_until = fields('retention', 'cap', 'cap_since', 'cap_until')
-if longest <= retention then
+if longest <= life_ms then
   return {'done', '0', '0'}
 end
 free_first()
 
 -- Until the last entry is seen, nothing may be committed under the longer retention.
-if cap == 0 or cap > retention or cap_until <= now then
-  cap, cap_since = retention, now
+if cap == 0 or cap > life_ms or cap_until <= now then
+  cap, cap_since = life_ms, now
   redis.call('HSET', state, 'cap', whole(cap), 'cap_since', whole(cap_since))
 end
 redis.call('HSET', state, 'cap_until', whole(now + 60000))
@@ -15,11 +15,11 @@ if since == 0 then
   since = now
 end
 
-local found = redis.call('HSCAN', entries, ARGV[3], 'COUNT', ARGV[4])
+local found = redis.call('HSCAN', entries, cursor, 'COUNT', whole(count))
 local freed = 0
 for i = 1, #found[2], 2 do
   local member = found[2][i]
-  local latest = tonumber(string.match(found[2][i + 1], '^%d+:(%d+)$')) + retention
+  local latest = tonumber(string.match(found[2][i + 1], '^%d+:(%d+)$')) + life_ms
   if latest <= now then
     freed = freed + remove(member)
   else
@@ -42,8 +42,8 @@ if cap_since > since then
   -- The cap lapsed or was lowered anew in the middle: entries may have slipped in behind the cursor.
   return {'again', '0', '0'}
 end
-redis.call('HSET', state, 'retention', whole(retention))
-if cap >= retention then
+redis.call('HSET', state, 'retention', whole(life_ms))
+if cap >= life_ms then
   redis.call('HDEL', state, 'cap', 'cap_since', 'cap_until')
 end
 return {'done', '0', '0'}

@@ -1,5 +1,4 @@
-local member, token = ARGV[1], ARGV[2]
-local ttl, age, keep = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+-- Makes a reserved block readable. Answers `ok`, or `gone`.
 local value = base .. member
 
 local bytes, holder, computed
@@ -24,31 +23,31 @@ if holder ~= token then
 end
 
 redis.call('HDEL', reservations, member)
-local passed = now - (tonumber(computed) or now) - age
+local passed = now - (tonumber(computed) or now) - age_ms
 if passed > 0 then
-  ttl, age = ttl - passed, age + passed
+  ttl_ms, age_ms = ttl_ms - passed, age_ms + passed
 end
 add('held', -bytes)
 local longest, cap, cap_until, tombstone = fields('retention', 'cap', 'cap_until', 'tombstone')
 if longest > 0 then
-  ttl = math.min(ttl, longest - age)
+  ttl_ms = math.min(ttl_ms, longest - age_ms)
 end
 if cap > 0 and cap_until > now then
-  ttl = math.min(ttl, cap - age)
+  ttl_ms = math.min(ttl_ms, cap - age_ms)
 end
-if tombstone ~= 0 or ttl <= 0 or redis.call('STRLEN', value) ~= tonumber(bytes) then
+if tombstone ~= 0 or ttl_ms <= 0 or redis.call('STRLEN', value) ~= tonumber(bytes) then
   redis.call('UNLINK', value)
   return 'gone'
 end
 
-redis.call('PEXPIREAT', value, whole(now + ttl))
-redis.call('ZADD', expiries, whole(now + ttl), member)
+redis.call('PEXPIREAT', value, whole(now + ttl_ms))
+redis.call('ZADD', expiries, whole(now + ttl_ms), member)
 redis.call('ZADD', uses, whole(now), member)
-redis.call('HSET', entries, member, bytes .. ':' .. whole(now - age))
+redis.call('HSET', entries, member, bytes .. ':' .. whole(now - age_ms))
 add('used', tonumber(bytes))
-recount(now + ttl, tonumber(bytes))
-if redis.call('PTTL', expiries) < keep then
-  live_for(2 * keep)
+recount(now + ttl_ms, tonumber(bytes))
+if redis.call('PTTL', expiries) < keep_ms then
+  live_for(2 * keep_ms)
 else
   lasts(uses)
 end

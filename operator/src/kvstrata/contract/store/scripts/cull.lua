@@ -1,8 +1,9 @@
--- One step through a bucket's entries: takes out what was computed under `former` identities. A count of 0 takes none.
--- What it had no time for is found from the same cursor again.
-local cursor, count, former = ARGV[1], tonumber(ARGV[2]), {}
-for i = 3, #ARGV do
-  former[ARGV[i]] = true
+-- One step through a bucket's entries: removes blocks that were computed under former identities. A count of 0 removes
+-- none. Answers the next cursor, blocks removed, their bytes, entries left, bytes of all, and 1 if there was no time for
+-- all of this step: the rest is found from the same cursor again.
+local former = {}
+for _, identity in ipairs(identities) do
+  former[identity] = true
 end
 local freed, removed, again = 0, 0, false
 if count > 0 then

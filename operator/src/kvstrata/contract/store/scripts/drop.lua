@@ -1,13 +1,14 @@
--- One step: takes out as many blocks as it has time for, `count` and 256 at most. 0 leaves a tombstone and removes what
--- nobody can read yet.
-local count, keep = math.min(tonumber(ARGV[1]), 256), tonumber(ARGV[2])
+-- One step of a deletion: removes as many blocks as it has time for, `count` and 256 at most. 0 leaves a tombstone and
+-- removes values that are not readable yet. Answers blocks removed, left, their bytes, values deleted since the
+-- tombstone, their bytes, and milliseconds since then.
+count = math.min(count, 256)
 free_first()
 redis.call('HSET', state, 'tombstone', '1')
 if redis.call('HEXISTS', state, 'dropped_from') == 0 then
   redis.call('HSET', state, 'dropped_from', whole(now))
 end
 
--- What was deleted is told by the tombstone: whoever goes on after another was killed reports the same.
+-- The tombstone counts deletions: a job that continues after a killed one reports the same.
 local removed, values, bytes = 0, 0, 0
 local function weigh(member)
   local size = redis.call('STRLEN', base .. member)
@@ -93,8 +94,8 @@ local left = redis.call('HLEN', reservations) + math.max(redis.call('HLEN', entr
 if left == 0 then
   redis.call('HDEL', state, 'used', 'held', 'lease', 'retention', 'cap', 'cap_since', 'cap_until', 'dropped_at',
     'rc_at', 'rc_sum', 'rc_used')
-  if keep > 0 then
-    redis.call('PEXPIREAT', state, whole(now + keep))
+  if keep_ms > 0 then
+    redis.call('PEXPIREAT', state, whole(now + keep_ms))
   else
     redis.call('PERSIST', state)
   end

@@ -1,7 +1,8 @@
+-- Raises a lease by bytes that the ledger leased under `of_version`. Answers `ok` or `void`.
 local version, tombstone = fields('version', 'tombstone')
-if version ~= tonumber(ARGV[2]) or tombstone ~= 0 then
+if version ~= of_version or tombstone ~= 0 then
   return 'void'
 end
 free_first()
-redis.call('HINCRBY', state, 'lease', ARGV[1])
+redis.call('HINCRBY', state, 'lease', whole(bytes))
 return 'ok'

@@ -1,8 +1,6 @@
--- A bucket of few entries is added up in one call, a large one in steps in the order of expiry. `rc_at` is the expiry
--- up to which entries were added up, `rc_sum` their bytes, which follow what changes meanwhile, and `rc_used` what
--- `used` has to be if everybody followed: a version that knows nothing of recounts does not.
-local at_once, step = tonumber(ARGV[1]), tonumber(ARGV[2])
-local total = redis.call('HLEN', entries)
+-- Adds up `step` entries of a bucket, in the order of expiry. `rc_at` is the expiry up to which entries were added up,
+-- `rc_sum` their bytes, which later changes correct, and `rc_used` is `used` if every change since was counted: a version
+-- that knows nothing of recounts does not. Answers `ok`, `more` or `again`, drift of used, drift of held, and strays.
 local used, held = fields('used', 'held')
 free_first()
 
@@ -14,22 +12,6 @@ end
 really_held = few and really_held or held
 if really_held ~= held then
   redis.call('HSET', state, 'held', whole(really_held))
-end
-
-local function finish(sum)
-  redis.call('HDEL', state, 'rc_at', 'rc_sum', 'rc_used')
-  if sum ~= used then
-    redis.call('HSET', state, 'used', whole(sum))
-  end
-  return {'ok', sum - used, really_held - held, strays}
-end
-
-if total <= at_once then
-  local sum = 0
-  for _, record in ipairs(redis.call('HVALS', entries)) do
-    sum = sum + size_of(record)
-  end
-  return finish(sum)
 end
 
 local at = counted_until()
@@ -77,8 +59,12 @@ if #found == 2 * step then
   redis.call('HSET', state, 'rc_at', last)
   return {'more', 0, really_held - held, strays}
 end
-if tonumber(redis.call('HGET', state, 'rc_used')) ~= used then
-  redis.call('HDEL', state, 'rc_at', 'rc_sum', 'rc_used')
+local was_followed = tonumber(redis.call('HGET', state, 'rc_used')) == used
+redis.call('HDEL', state, 'rc_at', 'rc_sum', 'rc_used')
+if not was_followed then
   return {'again', 0, really_held - held, strays}
 end
-return finish(sum)
+if sum ~= used then
+  redis.call('HSET', state, 'used', whole(sum))
+end
+return {'ok', sum - used, really_held - held, strays}

@@ -1,22 +1,23 @@
-local member, bytes, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local window, keep, retention = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local limited, evict_before, encrypts = ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9] == '1'
--- When the block was computed. What passes until it is written, on a slow link, is a part of its life.
-local computed = now - (ARGV[10] or 0)
+-- Reserves a block's bytes, evicting blocks last used before `evict_before_ms` if needed. Answers `ok`, `present`,
+-- `tombstone` or `short`; bytes missing, blocks evicted, their bytes and their ages.
+local evicted, evicted_bytes, ages = 0, 0, ''
+local function answer(status, missing)
+  return {status, whole(missing or 0), evicted, whole(evicted_bytes), ages}
+end
 
 local used, held, lease, longest, tombstone = fields('used', 'held', 'lease', 'retention', 'tombstone')
 if tombstone ~= 0 then
-  return {'tombstone'}
+  return answer('tombstone')
 end
 
 local expiry = redis.call('ZSCORE', expiries, member)
 if expiry then
   -- What is there in another form, as a tier left it that was deleted, could not be read: it makes room.
-  local fits = redis.call('STRLEN', base .. member) == bytes and encrypted(member) == encrypts
+  local fits = redis.call('STRLEN', base .. member) == size and encrypted(member) == encrypts
   local alive = tonumber(expiry) > now and (longest == 0 or tonumber(expiry) <= now + longest)
   if alive and fits then
     use(member)
-    return {'present'}
+    return answer('present')
   end
   local freed = remove(member)
   add('used', -freed)
@@ -26,8 +27,8 @@ end
 local record = redis.call('HGET', reservations, member)
 if record then
   local deadline, holder = string.match(record, '^%d+:(%d+):([^:]*)')
-  if holder ~= token and tonumber(deadline) > now and tonumber(deadline) <= now + window then
-    return {'present'}
+  if holder ~= token and tonumber(deadline) > now and tonumber(deadline) <= now + window_ms then
+    return answer('present')
   end
   -- A dead writer's, or this one's from an attempt whose answer was lost.
   local freed = release(member, record)
@@ -35,9 +36,8 @@ if record then
   held = math.max(0, held - freed)
 end
 
-local evicted, evicted_bytes, ages = 0, 0, ''
 if limited then
-  local missing = used + held + bytes - lease
+  local missing = used + held + size - lease
   if missing > 0 then
     local _, dead = reap()
     held = math.max(0, held - dead)
@@ -45,23 +45,25 @@ if limited then
     missing = missing - dead - late
   end
   -- Not in vain: what is held by other writers cannot be evicted.
-  if missing > 0 and held + bytes <= lease then
-    evicted_bytes, evicted, ages = evict(missing, evict_before, 256)
+  if missing > 0 and held + size <= lease then
+    evicted_bytes, evicted, ages = evict(missing, evict_before_ms, 256)
     missing = missing - evicted_bytes
   end
   if missing > 0 then
-    return {'short', whole(missing), evicted, whole(evicted_bytes), ages}
+    return answer('short', missing)
   end
 end
 
-redis.call('HSET', reservations, member, ARGV[2] .. ':' .. whole(now + window) .. ':' .. token .. ':' .. whole(computed))
-redis.call('HINCRBY', state, 'held', ARGV[2])
-if retention > longest then
-  redis.call('HSET', state, 'retention', ARGV[6])
+-- The time until the block is written, on a slow link, is a part of its life.
+record = string.format('%.0f:%.0f:%s:%.0f', size, now + window_ms, token, now - age_ms)
+redis.call('HSET', reservations, member, record)
+redis.call('HINCRBY', state, 'held', whole(size))
+if life_ms > longest then
+  redis.call('HSET', state, 'retention', whole(life_ms))
 end
-if redis.call('PTTL', state) < keep then
-  live_for(2 * keep)
+if redis.call('PTTL', state) < keep_ms then
+  live_for(2 * keep_ms)
 else
-  redis.call('PEXPIREAT', reservations, whole(now + 2 * keep))
+  redis.call('PEXPIREAT', reservations, whole(now + 2 * keep_ms))
 end
-return {'ok', evicted, whole(evicted_bytes), ages}
+return answer('ok')

@@ -1,5 +1,6 @@
+-- Records uses of blocks. Answers how many exist.
 local there = 0
-for i = 1, #ARGV do
-  there = there + use(ARGV[i])
+for _, member in ipairs(members) do
+  there = there + use(member)
 end
 return there

@@ -1,6 +1,7 @@
-local wanted, evict_before, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+-- Lowers a lease by up to `bytes`, evicting blocks if needed. Answers bytes yielded, the version of the lease, bytes
+-- evicted, blocks evicted, and their ages.
 local used, held, lease, version = fields('used', 'held', 'lease', 'version')
-local taken = math.min(wanted, lease)
+local taken = math.min(bytes, lease)
 local evicted, number, ages = 0, 0, ''
 
 local excess = used + held + taken - lease
@@ -10,7 +11,7 @@ if excess > 0 then
   excess = excess - dead - late
 end
 if excess > 0 then
-  evicted, number, ages = evict(excess, evict_before, count)
+  evicted, number, ages = evict(excess, evict_before_ms, count)
   excess = excess - evicted
 end
 taken = math.max(0, taken - math.max(0, excess))

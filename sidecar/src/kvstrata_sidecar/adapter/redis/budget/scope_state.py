@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import (
     read_list,
     read_moment_ms,
     read_number,
+    reads_fields,
     state_key,
 )
 from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
@@ -22,11 +23,13 @@ from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
-    """A bucket's accounting in bytes. `oldest_ms` is the last use of its least recently used block, None without any;
-    `longest_ms` the longest life given to a block. If not `known`, its server is away and its charge counts as in use.
+    """A bucket's accounting in bytes. `state` is its key, `oldest_ms` the last use of its least recently used block,
+    None without any, `longest_ms` the longest life given to a block. If not `known`, its server is away and its charge
+    counts as in use.
     """
 
     bucket: int
+    state: bytes
     used: int
     held: int
     lease: int
@@ -50,32 +53,30 @@ class BucketView:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Bytes that a ledger leases out, its room, and the turn in which it was informed; 0 for none."""
+class Grant:
+    """Bytes that a ledger leases out, bytes that the tier grants it, and the number of that change; 0 for none."""
 
     leased: int
-    given: int
-    turn: int
+    granted_bytes: int
+    ledger_sequence: int
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerView:
+class LedgerView(Grant):
     """A ledger as stored; `version` 0 if there is none."""
 
     version: int
     void: bool
-    leased: int
-    given: int
     by_bucket: tuple[int, ...]
-    turn: int = 0
 
     @property
-    def share(self) -> Share:
-        return Share(self.leased, self.given, self.turn)
+    def lost(self) -> bool:
+        return self.version == 0 or self.void
 
-    def room(self, bounds: SharedBounds) -> int:
-        """Return the bytes that the ledger may lease out, apart from the limit."""
-        return self.given if bounds.divided else bounds.limit_bytes
+    def free(self, bounds: SharedBounds) -> int:
+        """Return the bytes that the ledger can lease out besides what it does."""
+        granted = min(bounds.limit_bytes, self.granted_bytes) if bounds.divided else bounds.limit_bytes
+        return max(0, granted - self.leased)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class ScopeView:
     def leases(self) -> tuple[int, ...]:
         return tuple(bucket.lease for bucket in self.buckets)
 
-    def others(self, exclude: int | None) -> list[BucketView]:
+    def leasing(self, exclude: int | None = None) -> list[BucketView]:
         """Return the buckets with a lease, without `exclude` and those on unreachable servers."""
         return [one for one in self.buckets if one.known and one.bucket != exclude and one.lease > 0]
 
@@ -109,59 +110,71 @@ class ScopeView:
 
 
 ASKED_OF_A_BUCKET = 3
+LEDGER_FIELDS = (b"leased", b"room", b"turn", b"v", b"void", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
 
 
 def view(transport: Transport, domain: str, keyspace: str) -> ScopeView:
     """Read a scope's ledger and buckets. Raises what the ledger's server answers, if that is an error."""
-    commands = [_ask_ledger(domain, keyspace)]
-    for bucket in range(BUCKETS):
-        commands += _ask_bucket(domain, keyspace, bucket)
-    commands.append(Command(commands[0].key, (b"TIME",), read_moment_ms))
-    first, *rest, last = transport.ask_each(commands)
-    for answer in (first, last):
+    key = ledger_key(domain, keyspace).encode()
+    bases = [bucket_prefix(domain, keyspace, bucket).encode() for bucket in range(BUCKETS)]
+    commands = [
+        Command(key, (b"TIME",), read_moment_ms),
+        Command(key, (b"HMGET", key, *LEDGER_FIELDS), reads_fields(len(LEDGER_FIELDS))),
+        *(command for base in bases for command in _ask_bucket(base)),
+    ]
+    now_ms, ledger, *rest = transport.ask_each(commands)
+    for answer in (now_ms, ledger):
         if isinstance(answer, Exception):
             raise answer
-    by_bucket = (rest[start : start + ASKED_OF_A_BUCKET] for start in range(0, len(rest), ASKED_OF_A_BUCKET))
-    buckets = tuple(_bucket_view(bucket, told, first.by_bucket[bucket]) for bucket, told in enumerate(by_bucket))
-    return ScopeView(last, first, buckets)
+    leased, granted, sequence, version, void, *by_bucket = ledger
+    buckets = tuple(
+        _bucket_view(bucket, state_key(base), rest[ASKED_OF_A_BUCKET * bucket :][:ASKED_OF_A_BUCKET], by_bucket[bucket])
+        for bucket, base in enumerate(bases)
+    )
+    return ScopeView(now_ms, LedgerView(leased, granted, sequence, version, bool(void), tuple(by_bucket)), buckets)
 
 
-def _ask_ledger(domain: str, keyspace: str) -> Command:
-    key = ledger_key(domain, keyspace).encode()
-    names = (b"v", b"void", b"leased", b"room", b"turn", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
-    return Command(key, (b"HMGET", key, *names), _read_ledger)
-
-
-def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
-    base = bucket_prefix(domain, keyspace, bucket).encode()
+def _ask_bucket(base: bytes) -> Sequence[Command]:
     key = state_key(base)
     return (
-        Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"retention"), _read_accounting),
+        Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"retention"), reads_fields(4)),
         Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
         Command(key, (b"HLEN", base + b":#m"), read_number),
     )
 
 
-def _bucket_view(bucket: int, answers: Sequence[Any], charged: int) -> BucketView:
+def _bucket_view(bucket: int, state: bytes, answers: Sequence[Any], charged: int) -> BucketView:
     if any(isinstance(answer, Exception) for answer in answers):
-        return BucketView(bucket, charged, 0, charged, 0, None, known=False)
+        return BucketView(bucket, state, charged, 0, charged, 0, None, known=False)
     (used, held, lease, longest_ms), oldest_ms, blocks = answers
-    return BucketView(bucket, used, held, lease, longest_ms, oldest_ms, blocks)
-
-
-def _read_ledger(reply: Reply) -> LedgerView:
-    values = [0 if one is None else read_number(one) for one in read_list(reply, 5 + BUCKETS)]
-    return LedgerView(values[0], bool(values[1]), values[2], values[3], tuple(values[5:]), values[4])
-
-
-def _read_accounting(reply: Reply) -> tuple[int, int, int, int]:
-    used, held, lease, longest_ms = (0 if one is None else read_number(one) for one in read_list(reply, 4))
-    return used, held, lease, longest_ms
+    return BucketView(bucket, state, used, held, lease, longest_ms, oldest_ms, blocks)
 
 
 def _read_oldest(reply: Reply) -> float | None:
     words = read_list(reply, 0, 2)
     return float(read_number(words[1])) if words else None
+
+
+class SeenUsage:
+    """Bytes and blocks of scopes when this process last saw them, at most `keep_s` ago. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float], keep_s: float) -> None:
+        self._clock = clock
+        self._keep_s = keep_s
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[float, int, int]] = {}
+
+    def note(self, keyspace: str, scope: ScopeView) -> None:
+        used, blocks = sum(one.used for one in scope.buckets), sum(one.blocks for one in scope.buckets)
+        with self._lock:
+            self._seen[keyspace] = (self._clock(), used, blocks)
+
+    def rows(self, listed: Collection[str]) -> list[tuple[str, int, int]]:
+        """Return keyspace, bytes and blocks of `listed` scopes with blocks, and forget the others."""
+        since_s = self._clock() - self._keep_s
+        with self._lock:
+            self._seen = {name: one for name, one in self._seen.items() if one[0] >= since_s and name in listed}
+            return [(name, used, blocks) for name, (_, used, blocks) in self._seen.items() if blocks]
 
 
 FORESIGHT_S = 1.0

@@ -11,11 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from kvstrata.contract.store.redis_keys import BlockKey, bucket_of, bucket_prefix
-from kvstrata.contract.store.redis_scripts import Name, script
+from kvstrata.contract.store.redis_scripts import Argument, script
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.redis.client.block_io import Parts, Read, Write
@@ -86,20 +86,6 @@ class Terms:
         return self.life_ms + INDEX_SLACK_MS
 
 
-RESERVED = frozenset({"ok", "present", "tombstone", "short"})
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """`ok`, `present`, `tombstone`, or `short` of `missing_bytes`; and the evicted blocks with their ages."""
-
-    status: str
-    missing_bytes: int = 0
-    evicted: int = 0
-    evicted_bytes: int = 0
-    evicted_ages_ms: Sequence[int] = ()
-
-
 class Sought(NamedTuple):
     """Blocks of one bucket to look up: the bucket's prefix, their names therein, and their numbers in the request."""
 
@@ -120,10 +106,10 @@ class Sight:
     refused: Counter[Refusal] = field(default_factory=Counter)
 
 
-def call(name: Name, key: bytes, *arguments: bytes | int, read: Callable[[Reply], Any]) -> Command:
+def call(name: str, key: bytes, read: Callable[[Reply], Any], /, **arguments: Argument) -> Command:
     """Return the command that runs a script on `key`, by its digest if the server knows it."""
     loaded = script(name)
-    rest = (b"1", key, *(b"%d" % one if isinstance(one, int) else one for one in arguments))
+    rest = (b"1", key, *loaded.words(arguments))
     return Command(key, (b"EVALSHA", loaded.sha, *rest), read, (b"EVAL", loaded.text, *rest))
 
 
@@ -134,7 +120,7 @@ def _base(domain: str, keyspace: str, bucket: int) -> bytes:
 
 def claim(transport: Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
     """Claim exclusive work for a while; return whether this process has it."""
-    (mine,) = transport.ask([call("claim", key, token, ttl_ms, read=read_number)])
+    (mine,) = transport.ask([call("claim", key, read_number, token=token, life_ms=ttl_ms)])
     return bool(mine)
 
 
@@ -142,20 +128,11 @@ def state_key(base: bytes) -> bytes:
     return base + b":#s"
 
 
-def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms: int, window_ms: int) -> Command:
-    """Reserve `size` bytes, evicting blocks last used before `evict_before_ms` if needed. Answers Reserved."""
-    limited = b"0" if terms.bounds is None else b"1"
-    return call(
-        "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
-        evict_before_ms, int(terms.encrypts), terms.age_ms, read=_read_reserved,
-    )  # fmt: skip
-
-
 def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, window_ms: int) -> Write:
     """Return the write and commit of a reserved block; the answer is `ok`, or it came too late."""
     commit = call(
-        "commit", state_key(place.base), place.member, token, terms.life_ms - terms.age_ms, terms.age_ms,
-        terms.keep_ms, read=read_text,
+        "commit", state_key(place.base), read_text, member=place.member, token=token,
+        ttl_ms=terms.life_ms - terms.age_ms, age_ms=terms.age_ms, keep_ms=terms.keep_ms,
     )  # fmt: skip
     return Write(place.name, parts, window_ms, commit)
 
@@ -234,11 +211,8 @@ class Loading(Read):
 
 def discard(transport: Transport, places: Sequence[Place]) -> list[bool]:
     """Delete blocks; return for each whether it was there."""
-    commands = [
-        call("discard", state_key(place.base), place.member, read=lambda reply: read_numbers(reply, 1)[0])
-        for place in places
-    ]
-    return [number == 1 for number in transport.ask(commands)]
+    commands = [call("discard", state_key(place.base), reads_numbers(1), members=[place.member]) for place in places]
+    return [number == 1 for (number,) in transport.ask(commands)]
 
 
 def read_text(reply: Reply) -> str:
@@ -256,8 +230,31 @@ def read_number(reply: Reply) -> int:
     return -integer(reply[1:]) if reply[:1] == b"-" else integer(reply)
 
 
-def read_numbers(reply: Reply, count: int) -> list[int]:
-    return [read_number(one) for one in read_list(reply, count)]
+@lru_cache(maxsize=MEMBERS_PER_COMMAND)
+def reads_list(count: int) -> Callable[[Reply], list[Reply]]:
+    return lambda reply: read_list(reply, count)
+
+
+@cache
+def reads_numbers(count: int) -> Callable[[Reply], list[int]]:
+    return lambda reply: [read_number(one) for one in read_list(reply, count)]
+
+
+@cache
+def reads_fields(count: int) -> Callable[[Reply], list[int]]:
+    """Return a reader of numbers in `count` fields of a hash, 0 for missing ones."""
+    return lambda reply: [0 if one is None else read_number(one) for one in read_list(reply, count)]
+
+
+@cache
+def reads_status(count: int) -> Callable[[Reply], tuple[str, list[int]]]:
+    """Return a reader of a status and `count` numbers."""
+
+    def read(reply: Reply) -> tuple[str, list[int]]:
+        status, *rest = read_list(reply, 1 + count)
+        return read_text(status), [read_number(one) for one in rest]
+
+    return read
 
 
 def read_ages(reply: Reply) -> list[int]:
@@ -275,7 +272,7 @@ def read_list(reply: Reply, *counts: int) -> list[Reply]:
 
 def read_moment_ms(reply: Reply) -> int:
     """Return the answer to TIME in milliseconds."""
-    seconds, micros = read_numbers(reply, 2)
+    seconds, micros = reads_numbers(2)(reply)
     return seconds * 1000 + micros // 1000
 
 
@@ -309,17 +306,6 @@ def _latest_ms(now_ms: int, state: tuple[int | None, int | None]) -> float:
     """
     longest_ms, _ = state
     return math.inf if longest_ms is None else now_ms + longest_ms
-
-
-def _read_reserved(reply: Reply) -> Reserved:
-    words = read_list(reply, 1, 4, 5)
-    status = read_text(words[0])
-    if status not in RESERVED or len(words) != {"ok": 4, "short": 5}.get(status, 1):
-        raise FramingError("a reservation was not answered as it can be")
-    if len(words) == 1:
-        return Reserved(status)
-    *missing, evicted, evicted_bytes = map(read_number, words[1:-1])
-    return Reserved(status, sum(missing), evicted, evicted_bytes, read_ages(words[-1]))
 
 
 def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:

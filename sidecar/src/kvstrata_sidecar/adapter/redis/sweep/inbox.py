@@ -1,47 +1,62 @@
-"""Work that other threads leave for a tier's sweeper."""
+"""Work that other threads leave for a tier's sweeper, and the job that sends what waits for servers."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.client.commands import Place, call, read_number, state_key
-from kvstrata_sidecar.adapter.redis.client.resp import Command
+from kvstrata_sidecar.adapter.redis.client.commands import Place, Transport, call, read_number, state_key
+from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError
+from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
 
-ScopeTerms = tuple[SharedBounds | None, int | None]
+MAX_WAITING = 65_536
+MEMBERS_PER_TOUCH = 500
+
+Terms = tuple[SharedBounds | None, int | None]
 """A scope's bounds, and the life of its blocks in milliseconds."""
 
 
-class Settling:
-    """Scopes whose bounds the policy changed and a tier has yet to apply. Thread-safe."""
+class PolicyChanges:
+    """What the policy changed and a tier has yet to apply. Thread-safe.
+
+    `departed` are keyspaces that left the policy and still have capacity.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._terms: Mapping[str, ScopeTerms] = {}
-        self._changed: dict[str, ScopeTerms] = {}
+        self._terms: Mapping[str, Terms] = {}
+        self._changed: dict[str, Terms] = {}
         self._guarantees_changed = False
+        self.departed: dict[str, None] = {}
 
-    def follow(self, terms: Mapping[str, ScopeTerms]) -> None:
-        """Record what the terms now in force change; scopes that left the policy have nothing to settle."""
+    def follow(self, terms: Mapping[str, Terms]) -> None:
+        """Record what the terms now in force change; scopes that left the policy have nothing to apply."""
         with self._lock:
-            promised, before = _promised(terms), _promised(self._terms)
-            self._guarantees_changed = self._guarantees_changed or promised != before
-            changed = {keyspace for keyspace, one in terms.items() if one != self._terms.get(keyspace, (None, None))}
-            self._changed = {keyspace: terms[keyspace] for keyspace in (*self._changed, *changed) if keyspace in terms}
-            self._terms = terms
+            before, self._terms = self._terms, terms
+            self._guarantees_changed = self._guarantees_changed or _guarantees(terms) != _guarantees(before)
+            changed = (name for name, one in terms.items() if one != before.get(name, (None, None)))
+            self._changed = {name: terms[name] for name in (*self._changed, *changed) if name in terms}
+            left = (name for name, (bounds, _) in before.items() if bounds is not None and bounds.divided)
+            departed = [name for name in (*self.departed, *left) if name not in terms]
+            self.departed = dict.fromkeys(departed[:MAX_WAITING])
 
-    def pending(self) -> list[tuple[str, ScopeTerms]]:
+    def pending(self) -> list[tuple[str, Terms]]:
         with self._lock:
             return list(self._changed.items())
 
-    def done(self, keyspace: str, terms: ScopeTerms) -> None:
+    def applied(self, keyspace: str, terms: Terms) -> None:
         """Record that these terms hold, unless others are in force by now."""
         with self._lock:
             if self._changed.get(keyspace) == terms:
                 del self._changed[keyspace]
+
+    def released(self, keyspace: str) -> None:
+        """Record that a departed keyspace has no capacity any more but for its blocks."""
+        with self._lock:
+            self.departed.pop(keyspace, None)
 
     def take_guarantees_changed(self) -> bool:
         """Whether guarantees changed since the last call: a new one needs loans back."""
@@ -53,31 +68,89 @@ class Settling:
         return len(self._changed)
 
 
-def _promised(terms: Mapping[str, ScopeTerms]) -> dict[str, int]:
+def _guarantees(terms: Mapping[str, Terms]) -> dict[str, int]:
     return {name: bounds.guaranteed_bytes for name, (bounds, _) in terms.items() if bounds and bounds.guaranteed_bytes}
 
 
-MAX_PENDING = 65_536
-MEMBERS_PER_TOUCH = 500
+class Inbox:
+    """Touches of blocks, abandoned reservations, and scopes that must be swept before use. Thread-safe.
 
+    `wake` is set when the policy changes or the tier is closed: then the present turn ends soon.
+    """
 
-@dataclass(slots=True)
-class Pending:
-    """Touches of blocks, abandoned reservations, and scopes that must be swept before use."""
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._touches: dict[Place, None] = {}
+        self._abandoned: deque[tuple[Place, bytes]] = deque(maxlen=MAX_WAITING)
+        self._urgent: dict[str, None] = {}
+        self.changes = PolicyChanges()
+        self.wake = threading.Event()
+        self.closed = False
 
-    touches: dict[Place, None] = field(default_factory=dict)
-    abandoned: deque[tuple[Place, bytes]] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
-    urgent: dict[str, None] = field(default_factory=dict)
+    def touch(self, place: Place) -> None:
+        """Record that a block was read; sent within about a second, once for all reads until then."""
+        with self._lock:
+            if len(self._touches) < MAX_WAITING:
+                self._touches[place] = None
 
-    def commands(self) -> Iterator[tuple[str, Command]]:
+    def abandon(self, place: Place, token: bytes) -> None:
+        """Record that the reservation of a failed store can be released."""
+        with self._lock:
+            self._abandoned.append((place, token))
+
+    def urge(self, keyspace: str) -> None:
+        """Sweep a scope soon: it cannot be used as it is."""
+        with self._lock:
+            if len(self._urgent) < MAX_WAITING:
+                self._urgent[keyspace] = None
+
+    @property
+    def is_urgent(self) -> bool:
+        return bool(self._urgent)
+
+    def interrupts(self) -> bool:
+        """Whether work has come that goes before all other: a scope that must be swept, or another policy."""
+        return self.is_urgent or self.wake.is_set()
+
+    def close(self) -> None:
+        self.closed = True
+        self.wake.set()
+
+    def take_urgent(self) -> Collection[str]:
+        with self._lock:
+            urgent, self._urgent = self._urgent, {}
+        return urgent
+
+    def take_commands(self) -> Iterator[tuple[str, Command]]:
         """Yield the commands for touches and abandoned reservations, with their keyspace."""
+        with self._lock:
+            touches, self._touches = self._touches, {}
+            abandoned, self._abandoned = self._abandoned, deque(maxlen=MAX_WAITING)
         by_bucket: dict[tuple[str, bytes], list[bytes]] = {}
-        for place in self.touches:
-            by_bucket.setdefault((place.keyspace, place.base), []).append(place.member)
-        for (keyspace, base), members in by_bucket.items():
+        for place in touches:
+            by_bucket.setdefault((place.keyspace, state_key(place.base)), []).append(place.member)
+        for (keyspace, state), members in by_bucket.items():
             for start in range(0, len(members), MEMBERS_PER_TOUCH):
-                batch = members[start : start + MEMBERS_PER_TOUCH]
-                yield keyspace, call("touch", state_key(base), *batch, read=read_number)
-        for place, token in self.abandoned:
-            key = state_key(place.base)
-            yield place.keyspace, call("abandon", key, place.member, token, read=read_number)
+                yield keyspace, call("touch", state, read_number, members=members[start : start + MEMBERS_PER_TOUCH])
+        for place, token in abandoned:
+            yield place.keyspace, call("abandon", state_key(place.base), read_number, member=place.member, token=token)
+
+
+class FlushInbox:
+    """Sends touches of blocks and abandoned reservations."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:  # noqa: ARG002
+        for keyspace, command in self._inbox.take_commands():
+            connection.attempt(keyspace, partial(_send, command=command))
+        return False
+
+
+def _send(transport: Transport, _: str, command: Command) -> None:
+    try:
+        transport.ask([command])
+    except ReplyError as error:
+        if error.code != "OOM":  # a full server takes no touches
+            raise

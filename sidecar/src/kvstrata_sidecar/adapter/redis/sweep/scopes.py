@@ -1,0 +1,142 @@
+"""Sweeps of scopes: expired blocks and dead reservations go, retention and limit are applied, capacity given back.
+
+Some sweeps audit the scope: they compare a bucket's index with its values, and its sums with the index.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kvstrata.contract.store.redis_keys import claim_key
+from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, ScopeView
+from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, claim, reads_numbers, reads_status
+from kvstrata_sidecar.adapter.redis.sweep.audit_leases import AuditLeases
+from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
+from kvstrata_sidecar.adapter.redis.sweep.deps import SweepDeps
+
+AUDIT_EVERY = 10
+"""Of so many sweeps of a scope, on average, one is an audit."""
+
+ENTRIES_PER_CALL = 256
+RECOUNT_STEP = 500
+"""Entries that one script adds up: more would block the server for too long."""
+
+
+class SweepScopes:
+    """Sweeps scopes that cannot be used as they are, then once an interval, with jitter, all of the policy, each by the
+    pod that claims it. `overcommitted` is called when guarantees exceed the tier's capacity.
+    """
+
+    def __init__(self, deps: SweepDeps, leases: AuditLeases, overcommitted: Callable[[], None]) -> None:
+        self._deps = deps
+        self._leases = leases
+        self._overcommitted = overcommitted
+        self._again: list[str] = []
+        self._waiting: deque[str] = deque()
+        self.due_s = 0.0
+
+    def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
+        deps = self._deps
+        # One that has to be swept again waits for the next turn: it must not hold up all others.
+        urgent, self._again = dict.fromkeys((*self._again, *deps.inbox.take_urgent())), []
+        for keyspace in urgent:
+            if deadline.is_over():
+                deps.inbox.urge(keyspace)
+            elif connection.attempt(keyspace, self.sweep):
+                self._again.append(keyspace)
+        if deps.clock() >= self.due_s:
+            self.due_s = deps.next_round_s()
+            self._waiting = deque(dict.fromkeys((*self._waiting, *deps.listed())))
+            with connection.isolated("The check of revoked keyspaces"):
+                deps.revoked.learn(connection.transport(), deps.listed())
+        while self._waiting and not deadline.is_interrupted():
+            connection.attempt(self._waiting.popleft(), self._sweep_claimed)
+        return bool(self._waiting) or deps.inbox.is_urgent
+
+    def _sweep_claimed(self, transport: Transport, keyspace: str) -> None:
+        deps = self._deps
+        key = claim_key(deps.domain, keyspace).encode()
+        if claim(transport, key, deps.token, deps.claim_ms) and self.sweep(transport, keyspace):
+            deps.inbox.urge(keyspace)
+
+    def sweep(self, transport: Transport, keyspace: str, *, audit: bool | None = None) -> bool:
+        """Sweep a scope; return whether it is still above its limit. `audit` None leaves audits to chance."""
+        deps = self._deps
+        if audit is None:
+            # Pods take turns with a scope: none sees all of its sweeps.
+            audit = deps.jitter() * AUDIT_EVERY < 1
+        bounds, life_ms = deps.terms.bounds(keyspace), deps.terms.retention_ms(keyspace)
+        ledger = deps.ledgers.of(transport, keyspace, bounds)
+        scope = ledger.view()
+        deps.usage.note(keyspace, scope)
+        expired, dead = expire(transport, [one for one in scope.buckets if one.known and (one.in_use or audit)])
+        deps.count("expired", expired, keyspace)
+        deps.count("reservations_reaped", dead)
+        clamp(transport, scope, life_ms)
+        if audit:
+            deps.count("orphan_scans", 1)
+            for bucket in scope.buckets:
+                self._audit(transport, keyspace, bucket.state)
+        if bounds is None:
+            return False
+        is_above = ledger.view().above(bounds.limit_bytes) and ledger.settle() > 0
+        if bounds.divided and ledger.give_back() > 0:
+            self._overcommitted()
+        self._leases.compare(transport, keyspace)
+        return is_above
+
+    def _audit(self, transport: Transport, keyspace: str, state: bytes) -> None:
+        """Remove entries without their value, and correct accounting that differs from the index.
+
+        A large bucket is recounted in steps; an unfinished recount continues with the next audit.
+        """
+        cursor, begun, encrypts = 0, False, self._deps.tier.encrypts
+        while cursor or not begun:
+            step = call("audit", state, reads_numbers(4), cursor=cursor, count=ENTRIES_PER_CALL, encrypts=encrypts)
+            ((cursor, lost, lost_bytes, plain),) = transport.ask([step])
+            begun = True
+            self._deps.count("drift_entries", lost, keyspace)
+            self._deps.count("drift_bytes", lost_bytes, keyspace)
+            self._deps.count("plaintext_removed", plain, keyspace)
+        for index in (b"x", b"a"):
+            position = 0
+            while position >= 0:
+                step = call("strays", state, reads_numbers(2), index=index, first=position, count=ENTRIES_PER_CALL)
+                ((position, strays),) = transport.ask([step])
+                self._deps.count("drift_entries", strays, keyspace)
+        status = "more"
+        while status == "more":
+            step = call("recount", state, reads_status(3), step=RECOUNT_STEP)
+            ((status, (used, held, strays)),) = transport.ask([step])
+            self._deps.count("drift_entries", strays, keyspace)
+            self._deps.count("drift_bytes", abs(used) + abs(held), keyspace)
+        self._deps.count("recounts_repeated", status == "again", keyspace)
+
+
+def expire(transport: Transport, buckets: Sequence[BucketView]) -> tuple[int, int]:
+    """Remove expired blocks and dead writers' reservations; return how many of each."""
+    all_expired = all_dead = 0
+    steps = [(bucket.state, 0) for bucket in buckets]
+    while steps:
+        commands = [
+            call("sweep", state, reads_numbers(4), count=ENTRIES_PER_CALL, cursor=cursor) for state, cursor in steps
+        ]
+        answers = transport.ask(commands)
+        all_expired += sum(expired for expired, *_ in answers)
+        all_dead += sum(dead for _, dead, *_ in answers)
+        done = zip(steps, answers, strict=True)
+        steps = [(state, cursor) for (state, _), (_, _, more, cursor) in done if more or cursor]
+    return all_expired, all_dead
+
+
+def clamp(transport: Transport, scope: ScopeView, life_ms: int | None) -> None:
+    """Shorten lives in buckets with blocks that may live longer than `life_ms`, None for no bound."""
+    steps = [(one.state, 0, 0) for one in scope.buckets if life_ms is not None and one.longest_ms > life_ms]
+    while steps and life_ms is not None:
+        commands = [
+            call("clamp", state, reads_status(2), life_ms=life_ms, since=since, cursor=cursor, count=ENTRIES_PER_CALL)
+            for state, cursor, since in steps
+        ]
+        answers = zip(steps, transport.ask(commands), strict=True)
+        steps = [(step[0], cursor, since) for step, (status, (cursor, since)) in answers if status != "done"]
