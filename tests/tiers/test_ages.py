@@ -7,7 +7,8 @@ from collections.abc import Hashable
 import pytest
 
 from kvstrata_sidecar.adapter.policy.ages import Ages
-from kvstrata_sidecar.adapter.redis.budget.scope_state import Foresight
+from kvstrata_sidecar.adapter.redis.budget.ledger import HORIZON_S
+from kvstrata_sidecar.adapter.redis.recent import Recent
 
 
 class Clock:
@@ -40,12 +41,12 @@ def test_a_block_of_which_nothing_is_known_is_new() -> None:
 
 
 def test_what_was_seen_of_scopes_that_are_gone_is_not_kept(clock: Clock) -> None:
-    foresight = Foresight(clock)
+    horizons: Recent[str, int] = Recent(clock, HORIZON_S)
     for number in range(100):
         clock.now_s += 0.1
-        foresight.note(f"{number:032x}", 5)
-    assert len(foresight) <= 11
-    assert foresight.of(f"{99:032x}") == 5
+        horizons.put(f"{number:032x}", 5)
+    assert len(horizons) <= 11
+    assert horizons.get(f"{99:032x}") == 5
 
 
 def test_a_block_that_was_loaded_grows_older(clock: Clock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -97,26 +98,26 @@ def test_a_tier_that_does_not_answer_tells_nothing_in_time(driver: Driver, redis
         redis_server.thaw()
 
 
-class Rooms:
-    """A server whose tier has lent room to some scopes."""
+class Grants:
+    """A server whose tier has granted capacity to some scopes."""
 
-    def __init__(self, rooms: dict[str, bytes]) -> None:
-        self.rooms = rooms
+    def __init__(self, granted: dict[str, int]) -> None:
+        self.granted = granted
 
-    def ask(self, commands: list[object]) -> list[object]:
+    def ask(self, commands: list[Any]) -> list[Any]:
         (command,) = commands
-        _, key, *names = command.arguments  # type: ignore[attr-defined]
+        _, _, _, key, *names = command.arguments
         assert key.decode() == capacity_key(DOMAIN)
-        return [command.read([self.rooms.get(name.decode()) for name in names])]  # type: ignore[attr-defined]
+        return [command.read([b"%d" % self.granted.get(name.decode(), 0) for name in names])]
 
 
-@given(st.dictionaries(st.integers(0, 2000), st.integers(0, 10**12), max_size=700))
-def test_those_with_most_room_are_asked_about(rooms: dict[int, int]) -> None:
+@given(st.dictionaries(st.integers(0, 2000), st.integers(1, 10**12), max_size=700))
+def test_those_with_the_largest_grants_are_asked_about(grants: dict[int, int]) -> None:
     scopes = [f"{number:032x}" for number in range(2000)]
-    lent = {f"{number:032x}": b"0:%d:0:0" % room for number, room in rooms.items()}
-    told = busiest(Rooms(lent), DOMAIN, scopes)  # type: ignore[arg-type]
+    granted = {f"{number:032x}": size for number, size in grants.items()}
+    told = busiest(Grants(granted), DOMAIN, scopes)  # type: ignore[arg-type]
     assert len(told) <= SCOPES_AT_ONCE
-    there = {name: int(entry.split(b":")[1]) for name, entry in lent.items() if name in scopes}
+    there = {name: size for name, size in granted.items() if name in scopes}
     if not there:
         assert told == scopes[:SCOPES_AT_ONCE]
         return

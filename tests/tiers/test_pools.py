@@ -20,7 +20,8 @@ from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
 from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, Permit, Refusal
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 from kvstrata_sidecar.adapter.policy.pools import MAX_CANDIDATES, Manifests, Readable
-from kvstrata_sidecar.adapter.redis.exchanges import Shares, Whereabouts
+from kvstrata_sidecar.adapter.redis.exchanges import Shares
+from kvstrata_sidecar.adapter.redis.recent import Recent
 from tests.tiers.gate_stand_in import DOMAIN
 
 READER, OTHER, NEW, OLD, WARMING = "a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32
@@ -230,9 +231,14 @@ class TestShares:
 
 def test_where_a_reader_found_a_chunk_is_remembered_for_a_moment_and_of_so_many() -> None:
     now_s = [0.0]
-    known = Whereabouts(lambda: now_s[0], remember_s=10, limit=2)
-    known.note([(READER, b"1", NEW), (READER, b"2", NEW)])
-    known.note([(READER, b"1", OLD)])
-    assert (known.of(READER, b"1", 9.9), known.of(READER, b"1", 10), known.of(OTHER, b"1", 0)) == (OLD, None, None)
-    known.note([(READER, b"3", NEW)])
-    assert [known.of(READER, member, 0) for member in (b"1", b"2", b"3")] == [OLD, None, NEW]
+    known: Recent[tuple[str, bytes], str] = Recent(lambda: now_s[0], keep_s=10, limit=2)
+    for member, pool in ((b"1", NEW), (b"2", NEW), (b"1", OLD)):
+        known.put((READER, member), pool)
+    assert (known.get((READER, b"1")), known.get((OTHER, b"1"))) == (OLD, None)
+    known.put((READER, b"3"), NEW)
+    assert [known.get((READER, member)) for member in (b"1", b"2", b"3")] == [OLD, None, NEW]
+    now_s[0] = 9.9
+    assert known.get((READER, b"1")) == OLD
+    now_s[0] = 10
+    assert known.get((READER, b"1")) is None
+    assert known.items() == []

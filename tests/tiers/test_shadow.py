@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata_sidecar.adapter.redis.lookups import Hints
+from kvstrata_sidecar.adapter.redis.recent import Recent
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_UNKNOWN
 from tests.tiers.redis_process import RedisProcess
@@ -28,12 +28,12 @@ class TestHints:
         self, uses: list[tuple[int, float]]
     ) -> None:
         now_s = 0.0
-        hints = Hints(lambda: now_s, INTERVAL_S, LIMIT)
+        hints: Recent[int, None] = Recent(lambda: now_s, INTERVAL_S, LIMIT)
         told: list[tuple[int, float]] = []
         for key, later_s in uses:
             now_s += later_s
             recent = [one for one, told_s in told if now_s < told_s + INTERVAL_S]
-            due = hints.due(key)
+            due = hints.put_new(key, None)
             assert due is (key not in recent and len(recent) < LIMIT)
             if due:
                 told.append((key, now_s))

@@ -15,18 +15,18 @@ A run counts its own deletions: a killed run loses its count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason
+from kvstrata.contract.messages.erase_report import Erased, Line, PrimaryEnd, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, parse_block_key, parse_member
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, read_number, reads_numbers, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
-from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import Pace
-from kvstrata_sidecar.delete_job.servers import Servers, StoppedError, await_replicas
+from kvstrata_sidecar.delete_job.run import Run
+from kvstrata_sidecar.delete_job.servers import StoppedError
 
 WALK_COUNT = 512
 
@@ -46,87 +46,67 @@ class Tally:
     left_keys: int = 0
     left_bytes: int = 0
     strays: int = 0
-    replicas: tuple[int, int] = (0, 0)
     looked: bool = False
-
-    def confirmed(self, replicas: int, in_step: int) -> None:
-        self.replicas = replicas, in_step
 
     def line(self, node: str) -> Erased:
         deleted, left = Amount(self.deleted_keys, self.deleted_bytes), Amount(self.left_keys, self.left_bytes)
         return Erased(None, node, deleted + left, deleted, left)
 
 
-class ChunkDeletion:
-    def __init__(
-        self,
-        order: Order,
-        servers: Servers,
-        tell: Callable[[Line], None],
-        *,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._order = order
-        self._servers = servers
-        self._tell = tell
-        self._clock = clock
-        self._sleep = sleep
-        self._chunks = frozenset(bytes.fromhex(chunk) for chunk in order.chunks)
-        self._tallies = {primary: Tally() for primary in servers.layout.primaries}
-        self._paces = {primary: Pace() for primary in servers.layout.primaries}
+class ChunkDeletion(Run):
+    """Deletes chunks of keyspaces."""
 
-    def run(self) -> bool:
-        try:
-            for base in self._buckets():
-                self._empty(base)
-            self._unlink_strays()
-            for base in self._buckets():
-                self._count_left(base)
-            for primary, tally in self._tallies.items():
-                tally.looked = True
-                await_replicas(self._servers, primary, tally.confirmed, clock=self._clock, sleep=self._sleep)
-            if self._servers.look_again().digest != self._servers.layout.digest:
-                raise StoppedError(StopReason.SLOT_MAP_CHANGED, "slots went to other servers meanwhile")
-            if any(tally.left_keys for tally in self._tallies.values()):
-                raise StoppedError(StopReason.NOT_EMPTIED, "blocks were stored again meanwhile")
-            end = End(Outcome.ERASED, StopReason.NONE, "", self._servers.layout.digest, 0)
-        except StoppedError as error:
-            message = "".join(one for one in str(error) if one.isprintable())[:512]
-            end = End(Outcome.STOPPED, error.reason, message, self._servers.layout.digest, 0)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._chunks = frozenset(bytes.fromhex(chunk) for chunk in self.order.chunks)
+        self._tallies = {primary: Tally() for primary in self.servers.layout.primaries}
+        self._paces = {primary: Pace() for primary in self.servers.layout.primaries}
+
+    def _work(self) -> None:
+        for base in self._buckets():
+            self._empty(base)
+        self._unlink_strays()
+        for base in self._buckets():
+            self._count_left(base)
+        for primary, tally in self._tallies.items():
+            tally.looked = True
+            self._await_replicas(primary)
+        self._require_same_map()
+        if any(tally.left_keys for tally in self._tallies.values()):
+            raise StoppedError(StopReason.NOT_EMPTIED, "blocks were stored again meanwhile")
+
+    def _lines(self) -> Iterator[Line]:
         for primary, tally in self._tallies.items():
             if tally.looked:
-                self._tell(tally.line(primary.node))
-            self._tell(PrimaryEnd(primary.node, *tally.replicas, tally.strays))
-        self._tell(end)
-        return end.outcome is Outcome.ERASED
+                yield tally.line(primary.node)
+            yield PrimaryEnd(primary.node, *self._replicas[primary], tally.strays)
 
     def _buckets(self) -> Iterator[bytes]:
         numbers = sorted({bucket_of(chunk) for chunk in self._chunks})
-        for keyspace in self._order.keyspaces:
+        for keyspace in self.order.keyspaces:
             for number in numbers:
-                yield bucket_prefix(self._order.domain, keyspace, number).encode()
+                yield bucket_prefix(self.order.domain, keyspace, number).encode()
 
     def _empty(self, base: bytes) -> None:
-        primary = self._servers.layout.of(state_key(base))
+        primary = self.servers.layout.of(state_key(base))
         tally, pace = self._tallies[primary], self._paces[primary]
         for found in self._walk(base, b":#m"):
-            began_s = self._clock()
-            ((there,),) = self._servers.ask([_discard(found)])
+            began_s = self.clock()
+            ((there,),) = self.servers.ask([_discard(found)])
             if there:
                 tally.deleted_keys += 1
                 tally.deleted_bytes += _size_of(found.record)
-            self._sleep(pace.took(1, self._clock() - began_s))
+            self.sleep(pace.took(1, self.clock() - began_s))
         for found in self._walk(base, b":#r"):
             size, written = _size_of(found.record), found.base + b":" + found.member
-            (length,) = self._servers.ask([Command(written, (b"STRLEN", written), read_number)])
-            (stood,) = self._servers.ask([_abandon(found)])
+            (length,) = self.servers.ask([Command(written, (b"STRLEN", written), read_number)])
+            (stood,) = self.servers.ask([_abandon(found)])
             if stood and length:
                 tally.deleted_keys += 1
                 tally.deleted_bytes += size
 
     def _count_left(self, base: bytes) -> None:
-        tally = self._tallies[self._servers.layout.of(state_key(base))]
+        tally = self._tallies[self.servers.layout.of(state_key(base))]
         for part in (b":#m", b":#r"):
             for found in self._walk(base, part):
                 tally.left_keys += 1
@@ -138,7 +118,7 @@ class ChunkDeletion:
         cursor, key = b"0", base + part
         while True:
             question = Command(key, (b"HSCAN", key, cursor, b"COUNT", b"%d" % WALK_COUNT), _read_scan)
-            ((cursor, rows),) = self._servers.ask([question])
+            ((cursor, rows),) = self.servers.ask([question])
             for member, record in rows:
                 parts = parse_member(member.decode("ascii", "replace"))
                 if parts is not None and parts[-1] in self._chunks:
@@ -147,13 +127,13 @@ class ChunkDeletion:
                 return list(found.values())
 
     def _unlink_strays(self) -> None:
-        for name in self._order.strays:
+        for name in self.order.strays:
             key = parse_block_key(name)
             if key is None or key.chunk_hash not in self._chunks:
                 continue
             word = name.encode()
-            (gone,) = self._servers.ask([Command(word, (b"UNLINK", word), read_number)])
-            self._tallies[self._servers.layout.of(word)].strays += gone
+            (gone,) = self.servers.ask([Command(word, (b"UNLINK", word), read_number)])
+            self._tallies[self.servers.layout.of(word)].strays += gone
 
 
 def _discard(found: Found) -> Command:

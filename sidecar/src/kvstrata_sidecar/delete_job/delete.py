@@ -14,20 +14,19 @@ again nor reports less. Tombstones live for a week.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
+from kvstrata.contract.messages.erase_report import Erased, Line, PrimaryEnd, StopReason, keyspace_digest
 from kvstrata.contract.receipt.facts import NOTHING, Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, capacity_key, claim_key, ledger_key, revoked_key
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, reads_numbers
 from kvstrata_sidecar.adapter.redis.client.resp import Command
-from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import LEAST_AT_ONCE, Pace
-from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError, await_replicas
+from kvstrata_sidecar.delete_job.run import Run
+from kvstrata_sidecar.delete_job.servers import Primary, StoppedError
 
 TOMBSTONE_KEEP_MS = 7 * 86_400_000
 """How long a writer may be frozen and still find the tombstone. Values written later are unreadable, because the
@@ -62,57 +61,34 @@ class Told:
     told_s: float
 
 
-class Deletion:
-    """One run. `tell` receives the lines of its report; `clock` and `sleep` are in seconds."""
+class Deletion(Run):
+    """Deletes all blocks of keyspaces."""
 
-    def __init__(
-        self,
-        order: Order,
-        servers: Servers,
-        tell: Callable[[Line], None],
-        *,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._order = order
-        self._servers = servers
-        self._tell = tell
-        self._clock = clock
-        self._sleep = sleep
-        self._paces = {primary: Pace() for primary in servers.layout.primaries}
-        self._strays = dict.fromkeys(servers.layout.primaries, 0)
-        self._replicas = dict.fromkeys(servers.layout.primaries, (0, 0))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._paces = {primary: Pace() for primary in self.servers.layout.primaries}
+        self._strays = dict.fromkeys(self.servers.layout.primaries, 0)
         self._told: dict[Bucket, Told] = {}
-        buckets = servers.layout.buckets(order.domain, order.keyspaces)
+        buckets = self.servers.layout.buckets(self.order.domain, self.order.keyspaces)
         self._buckets = {primary: [Bucket(*one) for one in some] for primary, some in buckets.items()}
 
-    def run(self) -> bool:
-        """Delete and report; return whether it is complete."""
-        try:
-            self._revoke()
-            self._on_each(lambda primary: self._drop_all(primary, 0))
-            self._on_each(self._empty)
-            self._on_each(self._unlink_strays)
-            self._sleep(max(0.0, self._order.window_ms - self._standing_ms()) / 1000)
-            self._on_each(lambda primary: self._drop_all(primary, LEAST_AT_ONCE))
-            self._on_each(self._empty)
-            self._forget()
-            self._on_each(self._await_replicas)
-            self._require_same_map()
-            end = End(Outcome.ERASED, StopReason.NONE, "", self._servers.layout.digest, self._since_ms())
-        except StoppedError as error:
-            message = "".join(one for one in str(error) if one.isprintable())[:512]
-            end = End(Outcome.STOPPED, error.reason, message, self._servers.layout.digest, self._since_ms())
-        for line in self._lines():
-            self._tell(line)
-        self._tell(end)
-        return end.outcome is Outcome.ERASED
+    def _work(self) -> None:
+        self._revoke()
+        self._on_each(lambda primary: self._drop_all(primary, 0))
+        self._on_each(self._empty)
+        self._on_each(self._unlink_strays)
+        self.sleep(max(0.0, self.order.window_ms - self._standing_ms()) / 1000)
+        self._on_each(lambda primary: self._drop_all(primary, LEAST_AT_ONCE))
+        self._on_each(self._empty)
+        self._forget()
+        self._on_each(self._await_replicas)
+        self._require_same_map()
 
     def _revoke(self) -> None:
-        key = revoked_key(self._order.domain).encode()
-        for some in _parts(self._order.keyspaces, KEYSPACES_AT_ONCE):
+        key = revoked_key(self.order.domain).encode()
+        for some in _parts(self.order.keyspaces, KEYSPACES_AT_ONCE):
             names = [keyspace.encode() for keyspace in some]
-            self._servers.ask([call("revoke", key, read_number, revision=self._order.revision, keyspaces=names)])
+            self.servers.ask([call("revoke", key, read_number, revision=self.order.revision, keyspaces=names)])
 
     def _drop_all(self, primary: Primary, count: int) -> None:
         """Run one step in each bucket of a primary; 0 deletes nothing, but sets tombstones."""
@@ -130,68 +106,52 @@ class Deletion:
                 in_vain = 0 if removed or self._told[bucket].left.keys < left.keys else in_vain + 1
                 if in_vain > IN_VAIN:
                     raise StoppedError(StopReason.NOT_EMPTIED, f"{primary.address}: an index does not become empty")
-                self._sleep(pace.took(removed, took_s))
+                self.sleep(pace.took(removed, took_s))
 
     def _drop(self, buckets: Sequence[Bucket], count: int) -> float:
         commands = [
             call("drop", one.state, reads_numbers(6), count=count, keep_ms=TOMBSTONE_KEEP_MS) for one in buckets
         ]
-        began_s = self._clock()
-        answers = self._servers.ask(commands)
-        told_s = self._clock()
+        began_s = self.clock()
+        answers = self.servers.ask(commands)
+        told_s = self.clock()
         for bucket, (removed, left, left_bytes, values, size, since_ms) in zip(buckets, answers, strict=True):
             self._told[bucket] = Told(removed, Amount(left, left_bytes), Amount(values, size), since_ms, told_s)
         return told_s - began_s
 
     def _unlink_strays(self, primary: Primary) -> None:
         pace = self._paces[primary]
-        mine = [name.encode() for name in self._order.strays if self._servers.layout.of(name.encode()) == primary]
+        mine = [name.encode() for name in self.order.strays if self.servers.layout.of(name.encode()) == primary]
         for some in _parts(mine, NAMES_AT_ONCE):
-            began_s = self._clock()
-            self._strays[primary] += sum(self._servers.ask([_unlink(name) for name in some]))
-            self._sleep(pace.took(len(some), self._clock() - began_s))
+            began_s = self.clock()
+            self._strays[primary] += sum(self.servers.ask([_unlink(name) for name in some]))
+            self.sleep(pace.took(len(some), self.clock() - began_s))
 
     def _forget(self) -> None:
         """Delete the keyspaces' ledgers, sweepers' claims and charges of the tier."""
-        domain, servers = self._order.domain, self._servers
-        ledgers, charged = Ledgers(domain, lambda *_: None, self._clock, 0), capacity_key(domain).encode()
-        for keyspace in self._order.keyspaces:
+        domain, servers = self.order.domain, self.servers
+        ledgers, charged = Ledgers(domain, lambda *_: None, self.clock, 0), capacity_key(domain).encode()
+        for keyspace in self.order.keyspaces:
             servers.ask([_unlink(name(domain, keyspace).encode()) for name in (ledger_key, claim_key)])
             (entry,) = servers.ask([Command(charged, (b"HGET", charged, keyspace.encode()))])
             if entry is not None:
                 ledgers.of(servers, keyspace).release()
 
-    def _await_replicas(self, primary: Primary) -> None:
-        def told(replicas: int, in_step: int) -> None:
-            self._replicas[primary] = replicas, in_step
-
-        await_replicas(self._servers, primary, told, clock=self._clock, sleep=self._sleep)
-
-    def _require_same_map(self) -> None:
-        if self._servers.look_again().digest != self._servers.layout.digest:
-            raise StoppedError(StopReason.SLOT_MAP_CHANGED, "slots went to other servers meanwhile")
-
-    def _on_each(self, work: Callable[[Primary], None]) -> None:
-        """Run `work` on every primary, several at once. Raises the first StoppedError when all have ended."""
-        with ThreadPoolExecutor(self._order.parallelism) as pool:
-            for outcome in [pool.submit(work, primary) for primary in self._buckets]:
-                outcome.result()
-
     def _since_ms(self) -> int:
         """Return the age of the newest tombstone when last reported; 0 before all buckets have one."""
-        if len(self._told) < len(self._order.keyspaces) * BUCKETS:
+        if len(self._told) < len(self.order.keyspaces) * BUCKETS:
             return 0
         return min(told.since_ms for told in self._told.values())
 
     def _standing_ms(self) -> float:
-        now_s = self._clock()
+        now_s = self.clock()
         return min(told.since_ms + 1000 * (now_s - told.told_s) for told in self._told.values())
 
     def _lines(self) -> Iterator[Line]:
         for primary, buckets in self._buckets.items():
             told: dict[str | None, list[Told | None]] = {}
             for bucket in buckets:
-                row = None if self._order.sums else bucket.keyspace
+                row = None if self.order.sums else bucket.keyspace
                 told.setdefault(row, []).append(self._told.get(bucket))
             for keyspace, answers in told.items():
                 ones = [one for one in answers if one is not None]

@@ -26,6 +26,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "touch": "*members",
         "discard": "*members",
         "sweep": "#count cursor",
+        "hottest": "#first #count",
         "audit": "cursor #count ?encrypts",
         "strays": "index #first #count",
         "recount": "#step",
@@ -48,6 +49,8 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "charge": "keyspace #guaranteed #capacity #keep_ms #leased #ledger_granted #ledger_sequence",
         "shrink": "keyspace #guaranteed #capacity #keep_ms #granted #sequence #age_ms",
         "release": "keyspace #keep_ms #leased #ledger_granted #ledger_sequence #sequence #age_ms",
+        "granted": "*keyspaces",
+        "unlisted": "cursor #count #stale_ms",
         "tidy": "cursor #mine #count #stale_ms #keep_ms",
     },
     "common": {

@@ -7,7 +7,7 @@ is a hit. If a pool and the reader's keyspace both have it, the reader's copy is
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -179,35 +179,6 @@ def _amount(sought: Sequence[Sought]) -> int:
 
 def _numbers(sought: Sequence[Sought]) -> list[int]:
     return [number for one in sought for number in one.numbers]
-
-
-REMEMBER_S = 10.0
-MAX_REMEMBERED = 65_536
-
-
-class Whereabouts:
-    """Pools that had readers' chunks a moment ago; a chunk that left its pool meanwhile is a miss. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float], remember_s: float = REMEMBER_S, limit: int = MAX_REMEMBERED) -> None:
-        self.remember_s = remember_s
-        self._clock = clock
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._pools: OrderedDict[tuple[str, bytes], tuple[str, float]] = OrderedDict()
-
-    def of(self, reader: str, member: bytes, now_s: float) -> str | None:
-        """Return the keyspace of the pool that had a chunk for `reader`, None if no longer known."""
-        known = self._pools.get((reader, member))
-        return known[0] if known is not None and now_s < known[1] else None
-
-    def note(self, found: Iterable[tuple[str, bytes, str]]) -> None:
-        until_s = self._clock() + self.remember_s
-        with self._lock:
-            for reader, member, pool in found:
-                self._pools[reader, member] = pool, until_s
-                self._pools.move_to_end((reader, member))
-            while len(self._pools) > self._limit:
-                self._pools.popitem(last=False)
 
 
 class Shares:

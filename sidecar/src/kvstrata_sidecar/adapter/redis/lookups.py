@@ -8,7 +8,7 @@ the most used blocks first.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,10 +17,14 @@ from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.client.commands import Place, Sought
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
-from kvstrata_sidecar.adapter.redis.exchanges import Shares, Whereabouts
+from kvstrata_sidecar.adapter.redis.exchanges import Shares
 from kvstrata_sidecar.adapter.redis.placement import PoolPlaces
+from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Block
+
+REMEMBER_S = 10.0
+"""Time for which a chunk is asked for in the pool that had it, and nowhere else."""
 
 
 class Division(NamedTuple):
@@ -55,8 +59,7 @@ class Lookups:
         self._shadow = shadow
         self._pools = pools
         self._twice = twice
-        self._clock = clock
-        self._whereabouts = Whereabouts(clock)
+        self._found: Recent[tuple[str, bytes], str] = Recent(clock, REMEMBER_S)
 
     def divide(self, blocks: Sequence[Block]) -> Division:
         groups: dict[tuple[str, Node], dict[str, list[Sought]]] = defaultdict(dict)
@@ -79,11 +82,13 @@ class Lookups:
         shares = Shares(
             asked,
             lambda numbers: self._twice([blocks[number] for number in numbers]),
-            lambda found: self._whereabouts.note(
-                (blocks[number].keyspace, self._member(blocks[number]), pool) for number, pool in found.items()
-            ),
+            lambda found: self._remember(blocks, found),
         )
         return Division(groups, shares)
+
+    def _remember(self, blocks: Sequence[Block], found: Mapping[int, str]) -> None:
+        for number, pool in found.items():
+            self._found.put((blocks[number].keyspace, self._member(blocks[number])), pool)
 
     def _member(self, block: Block) -> bytes:
         return member_of(self._identity, block.rank, block.group, block.chunk_hash).encode()
@@ -93,7 +98,7 @@ class Lookups:
         refusals: dict[str, Refusal | None] = {}
         buckets: dict[tuple[str, str, int], Sought] = {}
         shadowed: list[Block] = []
-        pools_of, now_s = self._pools.usable(), self._clock()
+        pools_of = self._pools.usable()
         for number, block in enumerate(blocks):
             _, keyspace, _, _, chunk_hash = block
             if keyspace not in refusals:
@@ -108,7 +113,7 @@ class Lookups:
             member = self._member(block)
             places = [keyspace]
             if pools := pools_of(keyspace, chunk_hash):
-                pool = self._whereabouts.of(keyspace, member, now_s)
+                pool = self._found.get((keyspace, member))
                 if pool is not None and pool in pools:
                     places = [pool]
                 else:
@@ -127,28 +132,6 @@ class Lookups:
 HINT_INTERVAL_S = 60.0
 MAX_HINTS = 65_536
 """Blocks whose use is passed on within an interval; the uses of further ones are not."""
-
-
-class Hints:
-    """Limits the uses passed on: each block's at most once in an interval, for a bounded number of blocks."""
-
-    def __init__(self, clock: Callable[[], float], interval_s: float = HINT_INTERVAL_S, limit: int = MAX_HINTS) -> None:
-        self._clock = clock
-        self._interval_s = interval_s
-        self._limit = limit
-        self._told_s: OrderedDict[Hashable, float] = OrderedDict()
-
-    def due(self, key: Hashable) -> bool:
-        """Whether to pass on this use of a block; if so, its further uses are not due for an interval."""
-        now_s, told_s = self._clock(), self._told_s
-        if key in told_s and now_s < told_s[key] + self._interval_s:
-            return False
-        while told_s and now_s >= next(iter(told_s.values())) + self._interval_s:
-            told_s.popitem(last=False)
-        if len(told_s) >= self._limit:
-            return False
-        told_s[key] = now_s
-        return True
 
 
 class Shadow:
@@ -172,7 +155,7 @@ class Shadow:
         self._touch = touch
         self._place = place
         self._count = count
-        self._hints = Hints(clock)
+        self._hints: Recent[Hashable, None] = Recent(clock, HINT_INTERVAL_S, MAX_HINTS)
         self._warmed = warmed
 
     def used(self, blocks: Iterable[Block]) -> None:
@@ -181,7 +164,7 @@ class Shadow:
         warmed = self._warmed()
         for block in blocks:
             shadowed[block.keyspace] += 1
-            if block.key not in warmed and self._hints.due(block.key):
+            if block.key not in warmed and self._hints.put_new(block.key, None):
                 hints[block.keyspace] += 1
                 self._touch(self._place(block))
         for name, amounts in (("shadowed", shadowed), ("hints", hints)):

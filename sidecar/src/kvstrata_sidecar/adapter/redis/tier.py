@@ -13,12 +13,11 @@ from functools import partial
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata.contract.store.redis_keys import KEY_PREFIX
+from kvstrata.contract.store.redis_keys import KEY_PREFIX, bucket_prefix, capacity_key
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.redis.block_exchanges import Lent, LoadPart, StorePart
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
-from kvstrata_sidecar.adapter.redis.budget.scope_state import SeenUsage
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place, Transport
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
@@ -26,9 +25,10 @@ from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport, Ways
 from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, QuestionPart, Shared, T, sizes
-from kvstrata_sidecar.adapter.redis.hottest import Hottest
+from kvstrata_sidecar.adapter.redis.hottest import busiest, hottest
 from kvstrata_sidecar.adapter.redis.lookups import Lookups, Shadow
 from kvstrata_sidecar.adapter.redis.placement import FullNodes, Placing, PoolPlaces
+from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
 from kvstrata_sidecar.adapter.redis.sweep.connection import SweeperConnection
@@ -39,7 +39,7 @@ from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
 from kvstrata_sidecar.adapter.tier.encryption import sealers
-from kvstrata_sidecar.adapter.tier.interface import Block, Hot
+from kvstrata_sidecar.adapter.tier.interface import Block, Hot, most_of_each
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Key, Part, StoreOutcome, Task, TaskKind, TaskTable
 
@@ -96,7 +96,7 @@ class Tier:
         aged = partial(self._counters.age, EVICTION)
         ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged)
         self._inbox = Inbox()
-        self._usage = SeenUsage(clock, 2 * sweep_interval_s)
+        self._usage: Recent[str, tuple[int, int]] = Recent(clock, 2 * sweep_interval_s)
         deps = SweepDeps(
             domain=self._domain, tier=tier, enforcement=enforcement, terms=self._terms, ledgers=ledgers,
             revoked=self._revoked, inbox=self._inbox, usage=self._usage,
@@ -127,7 +127,6 @@ class Tier:
         self._crew = Crew(
             tier, self._tasks, enforcement, topology, self._ways.transport, self._counters, clock, probe_prefix
         )
-        self._hottest = Hottest(params, tier, topology, self._crew, self._refusal, self._counters)
         self._scout = (
             Scout(f"kvs-{tier.name}-scout", topology, self._ways.dial, random.random) if tier.cluster else None
         )
@@ -189,7 +188,20 @@ class Tier:
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
         """Each question, one for each keyspace, may take the load deadline; see PodTier."""
-        return self._hottest.of(keyspaces)
+        allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace) is None]
+        scopes = self._ask(None, capacity_key(self._domain), lambda one: busiest(one, self._domain, allowed))
+        if scopes is None:
+            return None
+        found: list[Hot] = []
+        for keyspace in scopes:
+            question = partial(
+                hottest, domain=self._domain, identity=self._identity, keyspace=keyspace, most=most_of_each(len(scopes))
+            )
+            hot = self._ask(keyspace, bucket_prefix(self._domain, keyspace, 0), question)
+            if hot is None:  # the remaining keyspaces are left out
+                return found or None
+            found += hot
+        return found
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> None:
         """Return None: one pod may not erase what pods share."""
@@ -228,7 +240,9 @@ class Tier:
         """Return what scopes held here when this pod's sweeps last saw them."""
         view = self._enforcement.view
         rows = []
-        for keyspace, used_bytes, blocks in self._usage.rows(view.keyspaces if view is not None else ()):
+        for keyspace, (used_bytes, blocks) in self._usage.items():
+            if view is None or keyspace not in view.keyspaces or not blocks:
+                continue
             bounds = self._terms.bounds(keyspace)
             limit_bytes, guaranteed_bytes = (bounds.limit_bytes, bounds.guaranteed_bytes) if bounds else (None, 0)
             scope = keyspace[:SCOPE_DIGITS]
@@ -313,6 +327,14 @@ class Tier:
             part.refused(refusal)
             if part.task is not None:
                 self._tasks.drop(part.task)
+
+    def _ask(self, keyspace: str | None, key: str, question: Callable[[Transport], list[T]]) -> list[T] | None:
+        """Ask the server that has `key`, as soon as no lookup waits for it; None on failure."""
+        node = self._topology.node_of(key.encode())
+        part = QuestionPart(keyspace, (), lambda transport, _: question(transport), self._counters, urgent=False)
+        if node is None or not node.breaker.closed or self._crew.put_lookup(part, node) is not None:
+            return None
+        return self._crew.answer(part, self._params.load_deadline_ms / 1000, "a question about hot blocks")
 
     def _ask_about(
         self, blocks: Sequence[Block], question: Callable[[Transport, Sequence[Place]], list[T]], what: str

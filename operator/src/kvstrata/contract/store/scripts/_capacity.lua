@@ -7,6 +7,10 @@ local tier = KEYS[1]
 local totals = redis.call('HMGET', tier, 'sum', 'walk', 'counted')
 local sum, walk, counted = tonumber(totals[1] or 0), tonumber(totals[2] or 0), tonumber(totals[3] or '')
 
+local function is_scope(field)
+  return #field == 32 and string.match(field, '^%x+$')
+end
+
 local function read(text)
   local guaranteed, granted, sequence, moment, seen = string.match(text or '', '^(%d+):(%d+):(%d+):(%d+):?(%d*)$')
   return {

@@ -12,7 +12,7 @@ end
 local found = redis.call('HSCAN', tier, cursor, 'COUNT', whole(count))
 for i = 1, #found[2], 2 do
   local keyspace, entry = found[2][i], read(found[2][i + 1])
-  if string.match(keyspace, '^%x+$') and #keyspace == 32 and entry.walk ~= walk then
+  if is_scope(keyspace) and entry.walk ~= walk then
     sum = sum - charge(entry)
     -- One of the future is from before the server's clock was set back.
     entry.moment = math.min(entry.moment, now)

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
-from typing import NamedTuple
 
-from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata.contract.store.redis_keys import capacity_key
 from kvstrata.contract.store.redis_scripts import Argument
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
@@ -21,12 +18,9 @@ from kvstrata_sidecar.adapter.redis.client.commands import (
     MEMBERS_PER_COMMAND,
     Transport,
     call,
-    read_list,
-    read_moment_ms,
     read_number,
     read_text,
     reads_fields,
-    reads_list,
     reads_numbers,
 )
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
@@ -56,12 +50,8 @@ class UnlistedScope:
     age_ms: int
 
 
-class Change(NamedTuple):
-    """A scope's grant, the number of its last change, and the bytes charged beyond the tier's capacity."""
-
-    granted_bytes: int
-    sequence: int
-    beyond_bytes: int
+Change = tuple[int, int, int]
+"""A scope's grant, the number of its last change, and the bytes charged beyond the tier's capacity."""
 
 
 class TierCapacity:
@@ -74,7 +64,7 @@ class TierCapacity:
     def grow(self, transport: Transport, keyspace: str, bounds: SharedBounds, ledger: Grant, wanted: int) -> Change:
         """Grant `wanted` bytes as far as they are guaranteed or free."""
         change = self._change(transport, "grow", keyspace, ledger, wanted=wanted, **_bounds(bounds))
-        self._short = self._short or change.beyond_bytes + (bounds.capacity_bytes or 0) // FREE_SHARE > 0
+        self._short = self._short or change[2] + (bounds.capacity_bytes or 0) // FREE_SHARE > 0
         return change
 
     def charge(self, transport: Transport, keyspace: str, bounds: SharedBounds, ledger: Grant) -> Change:
@@ -95,16 +85,13 @@ class TierCapacity:
         """End the guarantee of a scope in no policy, unless it was changed since `sequence` (0: in any case); return
         the number of this change, 0 if it was.
         """
-        return self._change(transport, "release", keyspace, ledger, sequence=sequence, age_ms=age_ms).sequence
+        return self._change(transport, "release", keyspace, ledger, sequence=sequence, age_ms=age_ms)[1]
 
     def unlisted(self, transport: Transport, cursor: int) -> tuple[int, list[UnlistedScope]]:
         """Take one step of a walk over all scopes; return the next cursor, 0 at the end, and those in no policy."""
-        now = Command(self._key, (b"TIME",), read_moment_ms)
-        step = (b"HSCAN", self._key, b"%d" % cursor, b"COUNT", b"%d" % SCOPES_PER_STEP)
-        now_ms, (following, words) = transport.ask([now, Command(self._key, step, _read_step)])
-        entries = ((read_text(name), entry) for name, entry in zip(words[::2], words[1::2], strict=True))
-        scopes = [_unlisted(name, entry, now_ms) for name, entry in entries if is_keyspace(name)]
-        return following, [one for one in scopes if one.age_ms >= STALE_MS]
+        step = call("unlisted", self._key, _read_unlisted, cursor=cursor, count=SCOPES_PER_STEP, stale_ms=STALE_MS)
+        following, found = transport.ask([step])[0]
+        return following, found
 
     def take_short(self) -> bool:
         """Whether a scope that needed capacity found little left since the last call."""
@@ -117,14 +104,14 @@ class TierCapacity:
         return capacity_bytes - int(charged)
 
     def granted(self, transport: Transport, keyspaces: Iterable[str]) -> dict[str, int]:
-        """Return the bytes granted to these scopes; one without an entry has none."""
-        names = iter(keyspaces)
+        """Return the bytes granted to these scopes, without those that have none."""
+        names = list(keyspaces)
         granted: dict[str, int] = {}
-        while batch := list(islice(names, MEMBERS_PER_COMMAND)):
-            asked = (b"HMGET", self._key, *(name.encode() for name in batch))
-            (entries,) = transport.ask([Command(self._key, asked, reads_list(len(batch)))])
-            granted |= {name: _read_entry(one)[1] for name, one in zip(batch, entries, strict=True) if one is not None}
-        return granted
+        for start in range(0, len(names), MEMBERS_PER_COMMAND):
+            some = names[start : start + MEMBERS_PER_COMMAND]
+            asked = call("granted", self._key, reads_numbers(len(some)), keyspaces=[name.encode() for name in some])
+            granted |= zip(some, transport.ask([asked])[0], strict=True)
+        return {name: size for name, size in granted.items() if size}
 
     def tidy(self, transport: Transport) -> int:
         """Recompute the sum of all charges and end guarantees of scopes in no policy; return the difference found."""
@@ -150,29 +137,17 @@ class TierCapacity:
         (answer,) = transport.ask(
             [call(script, self._key, reads_numbers(3), keyspace=keyspace.encode(), keep_ms=GRANT_KEEP_MS, **arguments)]
         )
-        return Change(*answer)
+        granted, sequence, beyond = answer
+        return granted, sequence, beyond
 
 
 def _bounds(bounds: SharedBounds) -> dict[str, int]:
     return {"guaranteed": bounds.kept_bytes, "capacity": bounds.capacity_bytes or 0}
 
 
-def _read_entry(reply: Reply) -> tuple[int, int, int, int]:
-    """Return guarantee, grant, last change and moment of a scope's entry."""
-    parts = read_text(reply).split(":")
-    if len(parts) < 4 or not all(part.isdigit() for part in parts[:4]):
-        raise FramingError("the grant of a scope is malformed")
-    guaranteed, granted, sequence, moment_ms = map(int, parts[:4])
-    return guaranteed, granted, sequence, moment_ms
-
-
-def _unlisted(keyspace: str, entry: Reply, now_ms: int) -> UnlistedScope:
-    guaranteed, granted, sequence, moment_ms = _read_entry(entry)
-    return UnlistedScope(keyspace, max(guaranteed, granted), sequence, now_ms - moment_ms)
-
-
-def _read_step(reply: Reply) -> tuple[int, list[Reply]]:
-    cursor, words = read_list(reply, 2)
-    if not isinstance(words, list) or len(words) % 2:
+def _read_unlisted(reply: Reply) -> tuple[int, list[UnlistedScope]]:
+    if not isinstance(reply, list) or len(reply) % 4 != 1:
         raise FramingError("a step through the grants is malformed")
-    return read_number(cursor), words
+    cursor, *words = reply
+    rows = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
+    return read_number(cursor), [UnlistedScope(read_text(name), *map(read_number, rest)) for name, *rest in rows]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.redis.budget.capacity import DEPARTED_GRACE_MS, STALE_MS, TierCapacity, UnlistedScope
-from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, Foresight, Grant, ScopeView, view
+from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, Grant, ScopeView, view
 from kvstrata_sidecar.adapter.redis.client.commands import (
     FOR_EVER_MS,
     Place,
@@ -40,6 +40,7 @@ from kvstrata_sidecar.adapter.redis.client.resp import (
     ReplyError,
     SlotMovingError,
 )
+from kvstrata_sidecar.adapter.redis.recent import Recent
 
 ATTEMPTS = 6
 """Attempts of a store to get bytes that others take before it."""
@@ -62,6 +63,9 @@ REBUILD_PATIENCE_MS = 200
 
 LEDGER_KEEP_MS = 7 * 86_400_000
 """Life of an unused ledger; a lost one is rebuilt from its buckets."""
+
+HORIZON_S = 1.0
+"""Time that a store relies on the last look at the scope's buckets, once the ledger is exhausted."""
 
 UNLIMITED = SharedBounds(FOR_EVER_MS)
 NOTHING = SharedBounds(0, 0, 0)
@@ -91,27 +95,19 @@ class Reserved(NamedTuple):
     ages_ms: Sequence[int]
 
 
+@dataclass(eq=False)
 class Ledgers:
     """Ledgers of one tier's scopes. Thread-safe. `count` takes name, amount and keyspace, `aged` seconds."""
 
-    def __init__(
-        self,
-        domain: str,
-        count: Callable[[str, int, str], None],
-        clock: Callable[[], float],
-        window_ms: int,
-        *,
-        aged: Callable[[float], None] = lambda _: None,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.domain = domain
-        self.count = count
-        self.clock = clock
-        self.window_ms = window_ms
-        self.aged = aged
-        self.pause = pause
-        self.capacity = TierCapacity(domain)
-        self.foresight = Foresight(clock)
+    domain: str
+    count: Callable[[str, int, str], None]
+    clock: Callable[[], float]
+    window_ms: int
+    aged: Callable[[float], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.capacity = TierCapacity(self.domain)
+        self.horizons: Recent[str, int] = Recent(self.clock, HORIZON_S)
 
     def of(self, transport: Transport, keyspace: str, bounds: SharedBounds | None = None) -> ScopeLedger:
         """Return a scope's ledger; `bounds` may be None where they do not matter."""
@@ -136,7 +132,7 @@ class ScopeLedger:
         begun_s, limit = self._tier.clock(), self._bounds.limit_bytes
         outcomes: list[Outcome | None] = [Refusal.OVER_BUDGET if one.size > limit else None for one in demands]
         asked = [index for index, outcome in enumerate(outcomes) if outcome is None]
-        before_ms = self._tier.foresight.of(self._keyspace)
+        before_ms = self._tier.horizons.get(self._keyspace) or 0
         questions = [reservation(demands[index], self._tier.window_ms, before_ms) for index in asked]
         short: dict[int, int | None] = {}
         for index, answer in zip(asked, self._transport.ask_each(questions) if questions else (), strict=True):
@@ -217,7 +213,7 @@ class ScopeLedger:
             if status == "live":
                 return
             if status == "busy":
-                self._tier.pause(REBUILD_PATIENCE_MS / 1000 / (ATTEMPTS - 2))
+                time.sleep(REBUILD_PATIENCE_MS / 1000 / (ATTEMPTS - 2))
                 continue
             adopted = self._transport.ask(
                 [
@@ -290,7 +286,7 @@ class ScopeLedger:
         """Make room for a block and reserve it; return None if no room can be found."""
         if self._bounds is UNLIMITED:
             raise FramingError("a scope without a limit ran short of it")
-        before_ms, gather = self._tier.foresight.of(self._keyspace), True
+        before_ms, gather = self._tier.horizons.get(self._keyspace) or 0, True
         for _ in range(1, ATTEMPTS):
             if missing_bytes is not None:
                 # Once only: competing stores would take it away again.
@@ -328,7 +324,7 @@ class ScopeLedger:
         own_fits = own.held + size <= own.lease
         goes_first = own.oldest_ms is not None and own.oldest_ms < evict_before_ms
         if evict_before_ms < FOR_EVER_MS:
-            self._tier.foresight.note(self._keyspace, evict_before_ms)
+            self._tier.horizons.put(self._keyspace, evict_before_ms)
         if own_fits and goes_first:
             return evict_before_ms
         if left <= 0 or self._collect(others, left) >= left:

@@ -1,9 +1,8 @@
-"""State of a scope in one tier: its ledger and its buckets, read in one pipeline, and what is remembered of them."""
+"""State of a scope in one tier: its ledger and its buckets, read in one pipeline."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +87,11 @@ class ScopeView:
     buckets: tuple[BucketView, ...]
 
     @property
+    def usage(self) -> tuple[int, int]:
+        """Bytes and number of committed blocks."""
+        return sum(bucket.used for bucket in self.buckets), sum(bucket.blocks for bucket in self.buckets)
+
+    @property
     def leases(self) -> tuple[int, ...]:
         return tuple(bucket.lease for bucket in self.buckets)
 
@@ -153,59 +157,3 @@ def _bucket_view(bucket: int, state: bytes, answers: Sequence[Any], charged: int
 def _read_oldest(reply: Reply) -> float | None:
     words = read_list(reply, 0, 2)
     return float(read_number(words[1])) if words else None
-
-
-class SeenUsage:
-    """Bytes and blocks of scopes when this process last saw them, at most `keep_s` ago. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float], keep_s: float) -> None:
-        self._clock = clock
-        self._keep_s = keep_s
-        self._lock = threading.Lock()
-        self._seen: dict[str, tuple[float, int, int]] = {}
-
-    def note(self, keyspace: str, scope: ScopeView) -> None:
-        used, blocks = sum(one.used for one in scope.buckets), sum(one.blocks for one in scope.buckets)
-        with self._lock:
-            self._seen[keyspace] = (self._clock(), used, blocks)
-
-    def rows(self, listed: Collection[str]) -> list[tuple[str, int, int]]:
-        """Return keyspace, bytes and blocks of `listed` scopes with blocks, and forget the others."""
-        since_s = self._clock() - self._keep_s
-        with self._lock:
-            self._seen = {name: one for name, one in self._seen.items() if one[0] >= since_s and name in listed}
-            return [(name, used, blocks) for name, (_, used, blocks) in self._seen.items() if blocks]
-
-
-FORESIGHT_S = 1.0
-"""Time that a store relies on the last look at the scope's buckets, once the ledger is exhausted."""
-
-
-class Foresight:
-    """The last use, in ms of the server's clock, before which a scope's blocks may be evicted. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, int]] = {}
-
-    def of(self, keyspace: str) -> int:
-        """Return the last use before which blocks may be evicted, 0 without a recent look."""
-        with self._lock:
-            until_s, evict_before_ms = self._known.get(keyspace, (0.0, 0))
-            if until_s <= self._clock():
-                self._known.pop(keyspace, None)
-                return 0
-            return evict_before_ms
-
-    def note(self, keyspace: str, evict_before_ms: int) -> None:
-        now_s = self._clock()
-        with self._lock:
-            self._known.pop(keyspace, None)
-            self._known[keyspace] = (now_s + FORESIGHT_S, evict_before_ms)
-            # Ordered by end: drop entries that have ended.
-            while self._known[first := next(iter(self._known))][0] <= now_s:
-                del self._known[first]
-
-    def __len__(self) -> int:
-        return len(self._known)

@@ -55,7 +55,7 @@ class ApplyPolicy:
         bounds, life_ms = terms
         ledger = self._deps.ledgers.of(transport, keyspace, bounds)
         scope = ledger.view()
-        self._deps.usage.note(keyspace, scope)
+        self._deps.usage.put(keyspace, scope.usage)
         clamp(transport, scope, life_ms)
         ledger.charge(scope.ledger)
         is_above = bounds is not None and scope.above(bounds.limit_bytes) and ledger.settle() > 0

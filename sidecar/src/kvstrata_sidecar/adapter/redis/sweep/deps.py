@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
-from kvstrata_sidecar.adapter.redis.budget.scope_state import SeenUsage
+from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
@@ -16,7 +16,9 @@ from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 
 @dataclass(frozen=True, slots=True)
 class SweepDeps:
-    """`token` names this process in claims, `jitter` returns a number from 0 to 1."""
+    """`usage` has bytes and blocks of scopes when this process last saw them. `token` names it in claims, `jitter`
+    returns a number from 0 to 1.
+    """
 
     domain: str
     tier: TierParams
@@ -25,7 +27,7 @@ class SweepDeps:
     ledgers: Ledgers
     revoked: RevokedSet
     inbox: Inbox
-    usage: SeenUsage
+    usage: Recent[str, tuple[int, int]]
     token: bytes
     interval_s: float
     clock: Callable[[], float]

@@ -69,7 +69,7 @@ class SweepScopes:
         bounds, life_ms = deps.terms.bounds(keyspace), deps.terms.retention_ms(keyspace)
         ledger = deps.ledgers.of(transport, keyspace, bounds)
         scope = ledger.view()
-        deps.usage.note(keyspace, scope)
+        deps.usage.put(keyspace, scope.usage)
         expired, dead = expire(transport, [one for one in scope.buckets if one.known and (one.in_use or audit)])
         deps.count("expired", expired, keyspace)
         deps.count("reservations_reaped", dead)
