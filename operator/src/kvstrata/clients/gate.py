@@ -10,7 +10,7 @@ import asyncio
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -106,25 +106,28 @@ class GateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """One request to a gate. `newer`: a gate of the previous version does not know it."""
+class _Call(Generic[T]):
+    """A request that gates know, and the limits of its answer. `newer`: those of the previous version do not."""
 
     method: str
     path: str
+    decode: Callable[[bytes], T]
     timeout_s: float
     max_answer_bytes: int
-    query: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | bytearray | None = None
-    content_type: str = "application/json"
     newer: bool = False
+    content_type: str = "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer(Generic[T]):
-    body: T
-    token: str
-    tag: str
+_STATE = _Call("GET", STATE_PATH, PodState.decode, 0.0, MAX_STATE_BYTES)
+_RENDER = _Call("POST", RENDER_PATH, Rendered.decode, RENDER_TIMEOUT_S, MAX_ANSWER_BYTES)
+_WARM = _Call("POST", WARM_PATH, Warmed.decode, 0.0, MAX_ANSWER_BYTES)
+_POOL = _Call("GET", POOL_PATH, PoolReport.decode, POOL_TIMEOUT_S, MAX_ANSWER_BYTES)
+_ERASE = _Call("POST", ERASE_PATH, Erased.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
+_VERIFY = _Call("POST", VERIFY_PATH, Verified.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
+_RESET = _Call("POST", RESET_PATH, EngineSaid.decode, LOOK_TIMEOUT_S, MAX_RESET_BYTES, newer=True)
+_PROBE = _Call("POST", PROBE_PATH, Probed.decode, PROBE_TIMEOUT_S, MAX_PROBED_BYTES, newer=True)
+_KEYS = _Call("GET", KEYS_PATH, KeysLacking.decode, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, newer=True)
+_BRING_KEYS = _Call("POST", KEYS_PATH, KeysLacking.decode, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, True, CONTENT_TYPE)
 
 
 class GateClient:
@@ -163,103 +166,76 @@ class GateClient:
         state has changed since its last answer to this client, else within `wait_s`. `server_name` is
         `contract.messages.pod_state.gate_server_name(model, namespace)`."""
         seen = self._seen.get((pod_ip, server_name))
-        question = _Question(
-            "GET",
-            STATE_PATH,
-            wait_s + ANSWER_GRACE_S,
-            MAX_STATE_BYTES,
-            {"after": str(after), "wait": f"{wait_s:g}"},
-            {"If-None-Match": seen} if seen else {},
-        )
-        answer = await self._ask(pod_ip, server_name, question, PodState.decode)
-        self._seen[pod_ip, server_name] = answer.tag
-        return answer.body, answer.token
+        query, headers = {"after": str(after), "wait": f"{wait_s:g}"}, {"If-None-Match": seen} if seen else {}
+        state, token, tag = await self._ask(pod_ip, server_name, _STATE, None, ANSWER_GRACE_S + wait_s, query, headers)
+        self._seen[pod_ip, server_name] = tag
+        return state, token
 
     async def render(self, pod_ip: str, server_name: str, prefix: PrefixSource) -> tuple[Rendered, str]:
-        body = RenderRequest(prefix).encode()
-        question = _Question("POST", RENDER_PATH, RENDER_TIMEOUT_S, MAX_ANSWER_BYTES, body=body)
-        answer = await self._ask(pod_ip, server_name, question, Rendered.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _RENDER, RenderRequest(prefix).encode()))[:2]
 
     async def warm(self, pod_ip: str, server_name: str, request: WarmRequest, timeout_s: float) -> tuple[Warmed, str]:
         """Have a pod compute a prefix; it stops when this is cancelled or takes longer than `timeout_s`."""
-        question = _Question("POST", WARM_PATH, timeout_s, MAX_ANSWER_BYTES, body=request.encode())
-        answer = await self._ask(pod_ip, server_name, question, Warmed.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _WARM, request.encode(), timeout_s))[:2]
 
     async def pool(self, pod_ip: str, server_name: str, uid: str) -> tuple[PoolReport, str]:
-        question = _Question("GET", POOL_PATH, POOL_TIMEOUT_S, MAX_ANSWER_BYTES, {"uid": uid})
-        answer = await self._ask(pod_ip, server_name, question, PoolReport.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _POOL, query={"uid": uid}))[:2]
 
     async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
         """Have a pod erase its copies of keyspaces. The pod answers when nothing is left, or after `request.wait_s`;
         the erasure then goes on in the background."""
-        timeout_s = request.wait_s + LOOK_TIMEOUT_S
-        question = _Question("POST", ERASE_PATH, timeout_s, MAX_ERASED_BYTES, body=request.encode(), newer=True)
-        answer = await self._ask(pod_ip, server_name, question, Erased.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _ERASE, request.encode(), request.wait_s))[:2]
 
     async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
-        body = request.encode()
-        question = _Question("POST", VERIFY_PATH, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, body=body, newer=True)
-        answer = await self._ask(pod_ip, server_name, question, Verified.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _VERIFY, request.encode()))[:2]
 
     async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
-        timeout_s = request.wait_s + LOOK_TIMEOUT_S
-        question = _Question("POST", RESET_PATH, timeout_s, MAX_RESET_BYTES, body=request.encode(), newer=True)
-        answer = await self._ask(pod_ip, server_name, question, EngineSaid.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _RESET, request.encode(), request.wait_s))[:2]
 
     async def probe(self, pod_ip: str, server_name: str, request: ProbeRequest) -> tuple[Probed, str]:
-        body = request.encode()
-        question = _Question("POST", PROBE_PATH, PROBE_TIMEOUT_S, MAX_PROBED_BYTES, body=body, newer=True)
-        answer = await self._ask(pod_ip, server_name, question, Probed.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _PROBE, request.encode()))[:2]
 
     async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
         """Return the data keys that a pod's bundle names and it lacks."""
-        question = _Question("GET", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, newer=True)
-        answer = await self._ask(pod_ip, server_name, question, KeysLacking.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _KEYS))[:2]
 
     async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]:
         """Send a pod data keys (`pack_keys`), and return those that it still lacks; after an error they may have
         arrived. The caller overwrites `message`."""
-        question = _Question(
-            "POST", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, body=message, content_type=CONTENT_TYPE, newer=True
-        )
-        answer = await self._ask(pod_ip, server_name, question, KeysLacking.decode)
-        return answer.body, answer.token
+        return (await self._ask(pod_ip, server_name, _BRING_KEYS, message))[:2]
 
     async def _ask(
-        self, pod_ip: str, server_name: str, question: _Question, decode: Callable[[bytes], T]
-    ) -> _Answer[T]:
+        self,
+        pod_ip: str,
+        server_name: str,
+        call: _Call[T],
+        body: bytes | bytearray | None = None,
+        wait_s: float = 0.0,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[T, str, str]:
+        """Return the answer, the pod's token and the answer's tag. `wait_s` is added to the call's time."""
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
-        headers = dict(question.headers)
-        if question.body is not None:
-            headers["Content-Type"] = question.content_type
         try:
-            async with self._open_session(states=question.path == STATE_PATH).request(
-                question.method,
-                f"https://{host}:{self._port}{question.path}",
-                params=dict(question.query),
-                headers=headers,
-                data=question.body,
+            async with self._open_session(states=call is _STATE).request(
+                call.method,
+                f"https://{host}:{self._port}{call.path}",
+                params=dict(query or {}),
+                headers={**(headers or {}), **({"Content-Type": call.content_type} if body is not None else {})},
+                data=body,
                 server_hostname=server_name,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=question.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(total=call.timeout_s + wait_s, sock_connect=CONNECT_TIMEOUT_S),
             ) as response:
                 if response.status != 200:
                     told = f"the gate at {pod_ip} answered HTTP {response.status}"
-                    unknown = question.newer and response.status in (404, 501)
+                    unknown = call.newer and response.status in (404, 501)
                     raise GateError(GateFailure.UNSUPPORTED if unknown else GateFailure.REFUSED, told, response.status)
                 token = response.headers.get(ACK_TOKEN_HEADER, "")
                 if not token:
                     raise GateError(GateFailure.NO_TOKEN, f"the gate at {pod_ip} sent no {ACK_TOKEN_HEADER} header")
-                body = decode(await _read_capped(response, pod_ip, question.max_answer_bytes))
-                return _Answer(body, token, response.headers.get("ETag", ""))
+                answer = call.decode(await _read_capped(response, pod_ip, call.max_answer_bytes))
+                return answer, token, response.headers.get("ETag", "")
         except GateError:
             raise
         except ContractError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
@@ -13,6 +13,7 @@ from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import NAME_CONFLICT
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.clients.kube import KubeError
@@ -36,6 +37,7 @@ from kvstrata.model.reclaim import ReclaimReport
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
+from kvstrata.model.world import World
 from kvstrata.plan.ownership import is_ours
 from kvstrata.reconcile.parse import OWN_KINDS
 
@@ -47,7 +49,7 @@ class NameConflictError(KubeError):
 
 @dataclass(slots=True)
 class DomainStore:
-    """State of one namespace. Read it through `Store.world`."""
+    """State of one namespace, with its indexes. Plans read it as a `World`."""
 
     namespace: str
     versions: Versions
@@ -103,6 +105,88 @@ class DomainStore:
     ending: Ending = field(default_factory=Ending)
     memo: Memo = field(default_factory=Memo)
 
+    def world(self, term: int, entropy: bytes) -> World:
+        """Return the snapshot; valid until the next await."""
+        shared = {name: getattr(self, name) for name in _SHARED}
+        objects: dict[str, Any] = {name: self.objects[kind] for name, kind in _OBJECTS.items()}
+        claims = self.claims
+        return World(term=term, entropy=entropy, claims=claims.tiers, claimants=claims.by_holder, **objects, **shared)
+
+    def replace(self, key: Key, after: Resource | None) -> Resource | None:
+        """Replace an object of the API, None for a deleted one; return the former one."""
+        objects = self.objects[key.kind]
+        before: Resource | None = objects.get(key.name)
+        if before is not None and (after is None or (before.uid, before.generation) != (after.uid, after.generation)):
+            # Its needs may have changed.
+            self.foreign = {slot: uid for slot, uid in self.foreign.items() if uid != before.uid}
+        self.unreadable.pop(key, None)
+        self.judged_epochs |= (_epochs(before) - _epochs(after)) & self.data_keys.keys()
+        for policy in (before, after):
+            if isinstance(policy, TenantCachePolicy):
+                self._index_policy(policy, present=policy is after)
+        if after is not None:
+            objects[key.name] = after
+            self._note_presence(after)
+            self._forget_keys_of_former(before, after)
+        elif before is not None:
+            del objects[key.name]
+            self._note_end(before)
+        self.claims.replace(key, after)
+        return before
+
+    def _index_policy(self, policy: TenantCachePolicy, *, present: bool) -> None:
+        if present:
+            self.policy_names[policy.uid] = policy.name
+        else:
+            self.policy_names.pop(policy.uid, None)
+        waits = present and policy.status.enforced_generation != policy.generation
+        (self.unsettled.add if waits else self.unsettled.discard)(policy.name)
+        tenant, names = policy.spec.tenant, set(self.policies_of_tenant.get(policy.spec.tenant, ()))
+        (names.add if present else names.discard)(policy.name)
+        for index, least in ((self.policies_of_tenant, 1), (self.contested, 2)):
+            if len(names) >= least:
+                index[tenant] = tuple(sorted(names))
+            else:
+                index.pop(tenant, None)
+
+    def _note_presence(self, after: Resource) -> None:
+        """Record a present object, so that nothing older is taken for its end."""
+        match after:
+            case TenantCachePolicy() if not after.metadata.deleting:
+                self.ending.witnessed.add(after.uid)
+            case CacheTier():
+                self.ending.tiers.pop(after.name, None)
+            case CachedModel():
+                self.ending.models.pop(after.name, None)
+            case CacheDomain() if after.status.domain_id is not None:
+                self.ending.domain_id = None
+
+    def _note_end(self, before: Resource) -> None:
+        match before:
+            case TenantCachePolicy():
+                self.ending.witnessed.discard(before.uid)
+                self.ending.refused.discard(before.uid)
+            case CacheTier():
+                self.ending.tiers[before.name] = before
+                self.clusters.pop(before.name, None)
+            case CachedModel():
+                self.ending.models[before.name] = before
+                self.bundles.pop(before.name, None)
+                self.suspected_bundles.pop(before.name, None)
+            case CacheDomain():
+                self.ending.domain_id = before.status.domain_id or self.ending.domain_id
+
+    def _forget_keys_of_former(self, before: Resource | None, after: Resource) -> None:
+        """Drop wrapped keys that were another CacheDomain's, if `after` is a new one. Secrets with keys go with their
+        CacheDomain; keys that a KMS wraps do not. The new domain does not end those; its epochs get new keys."""
+        new = isinstance(after, CacheDomain) and after.status.domain_id is None
+        if not new or (before is not None and before.uid == after.uid):
+            return
+        gone = frozenset(epoch for epoch, kept in self.data_keys.items() if isinstance(kept, str))
+        if gone:
+            self.data_keys = {epoch: kept for epoch, kept in self.data_keys.items() if epoch not in gone}
+            self.keys_lost |= gone
+
     def belongs_to(self, owner: str, live: Mapping[str, Any]) -> bool:
         """Whether an object that `owner` (UID) needs belongs to it; if not, record it as foreign."""
         slot = (live["kind"], live["metadata"]["name"])
@@ -112,15 +196,18 @@ class DomainStore:
         self.foreign[slot] = owner
         return False
 
-    def forget_foreign(self, owner: str) -> None:
-        """Forget foreign objects that blocked `owner`: its needs may have changed."""
-        self.foreign = {slot: uid for slot, uid in self.foreign.items() if uid != owner}
-
     def forget_ending(self) -> None:
         """Forget the deleted namespace, once nothing that could need its data is left."""
         if not (self.erasures or self.unreadable or any(self.objects.values())):
             self.ending = Ending()
 
+
+_OBJECTS = {
+    "domains": "CacheDomain", "tiers": "CacheTier", "models": "CachedModel", "policies": "TenantCachePolicy",
+    "groups": "TenantGroup", "pools": "PrefixPool", "invalidations": "CacheInvalidation",
+}  # fmt: skip
+_SHARED = tuple(one.name for one in fields(World) if one.name in DomainStore.__slots__ and one.name != "claims")
+"""What a world shows as it is stored."""
 
 REMEMBERED_S = 3600.0
 """Far longer than a request, a list or a watch may take."""
@@ -159,39 +246,12 @@ class Versions:
         self._gone.pop(slot, None)
 
 
-def note_presence(ending: Ending, after: Resource) -> None:
-    """Record a present object, so that nothing older is taken for its end."""
-    match after:
-        case TenantCachePolicy() if not after.metadata.deleting:
-            ending.witnessed.add(after.uid)
-        case CacheTier():
-            ending.tiers.pop(after.name, None)
-        case CachedModel():
-            ending.models.pop(after.name, None)
-        case CacheDomain() if after.status.domain_id is not None:
-            ending.domain_id = None
-
-
-def note_end(ending: Ending, before: Resource | None) -> None:
-    match before:
-        case TenantCachePolicy():
-            ending.witnessed.discard(before.uid)
-            ending.refused.discard(before.uid)
-        case CacheTier():
-            ending.tiers[before.name] = before
-        case CachedModel():
-            ending.models[before.name] = before
-        case CacheDomain():
-            ending.domain_id = before.status.domain_id or ending.domain_id
-
-
-def keys_of_former(data_keys: Mapping[str, bytes | str], before: Resource | None, after: Resource) -> frozenset[str]:
-    """Return the epochs whose keys were another CacheDomain's, if `after` is a new one. Secrets with keys go with
-    their CacheDomain; keys that a KMS wraps do not. The new domain does not end those; its epochs get new keys."""
-    new = isinstance(after, CacheDomain) and after.status.domain_id is None
-    if not new or (before is not None and before.uid == after.uid):
-        return frozenset()
-    return frozenset(epoch for epoch, kept in data_keys.items() if isinstance(kept, str))
+def _epochs(resource: Resource | None) -> frozenset[str]:
+    """Return the epochs that a status names. They are random: one that no status names any more never returns."""
+    if isinstance(resource, PrefixPool):
+        return resource.status.epochs
+    scope = getattr(getattr(resource, "status", None), "scope", None)
+    return frozenset() if scope is None else frozenset({scope.epoch})
 
 
 def note_refusal(ending: Ending, policies: Iterable[TenantCachePolicy]) -> frozenset[Key]:

@@ -12,17 +12,13 @@ from datetime import datetime
 from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
-from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.pods import Departure, Pod, VerifiedState
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.plan.ownership import controllers
 from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
 
-from .domain_store import DomainStore, Versions, keys_of_former, note_end, note_presence
+from .domain_store import DomainStore, Versions
 from .parse import OWN_KINDS, owners, parse_pod, parse_server_pod, read, resource_version, unreadable
 
 MAX_DEPARTURES = 1000
@@ -50,54 +46,7 @@ class Store:
 
     def world(self, namespace: str) -> World:
         """Return the snapshot of a namespace; valid until the next await."""
-        d = self.domain(namespace)
-        return World(
-            namespace=namespace,
-            term=self.term,
-            entropy=self._entropy(),
-            domain_key=d.domain_key,
-            data_keys=d.data_keys,
-            judged_epochs=d.judged_epochs,
-            keys_unwrapping=d.keys_unwrapping,
-            keys_lost=d.keys_lost,
-            keys_problem=d.keys_problem,
-            domains=d.objects["CacheDomain"],
-            tiers=d.objects["CacheTier"],
-            models=d.objects["CachedModel"],
-            policies=d.objects["TenantCachePolicy"],
-            groups=d.objects["TenantGroup"],
-            pools=d.objects["PrefixPool"],
-            invalidations=d.objects["CacheInvalidation"],
-            unreadable=d.unreadable,
-            policies_of_tenant=d.policies_of_tenant,
-            contested=d.contested,
-            policy_names=d.policy_names,
-            unsettled=d.unsettled,
-            claims=d.claims.tiers,
-            claimants=d.claims.by_holder,
-            granting=d.granting,
-            children=d.children,
-            owned=d.owned,
-            foreign=d.foreign,
-            secrets=d.secrets,
-            pods=d.pods,
-            departures=d.departures,
-            states=d.states,
-            bundles=d.bundles,
-            backends=d.backends,
-            credentials=d.credentials,
-            servers=d.servers,
-            clusters=d.clusters,
-            sources=d.sources,
-            renders=d.renders,
-            warmed=d.warmed,
-            holdings=d.holdings,
-            probes=d.probes,
-            erasures=d.erasures,
-            reclaims=d.reclaims,
-            ending=d.ending,
-            memo=d.memo,
-        )
+        return self.domain(namespace).world(self.term, self._entropy())
 
     def observe(self, raw: Mapping[str, Any]) -> frozenset[Key]:
         """Store an object from the server; return the affected keys (none for an old version)."""
@@ -130,7 +79,11 @@ class Store:
             d.versions.gone((kind, name), version)
         if kind in OWN_KINDS:
             d.memo.forget(name)
-            return self._replace(d, Key(kind, namespace, name), None)
+            key = Key(kind, namespace, name)
+            before = d.replace(key, None)
+            affected = affected_by_object(self.world(namespace), key, before, None)
+            d.forget_ending()
+            return affected
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
         self._disown(d, (kind, name))
@@ -198,40 +151,8 @@ class Store:
         if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
             # A spec changes only with the generation. Sharing the object makes comparisons fast.
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
-        else:
-            d.forget_foreign(after.uid)
-        return self._replace(d, key, after)
-
-    def _replace(self, d: DomainStore, key: Key, after: Resource | None) -> frozenset[Key]:
-        """Replace an object of the API, None for a deleted one, in the store and its indexes."""
-        objects = d.objects[key.kind]
-        before: Resource | None = objects.get(key.name)
-        d.unreadable.pop(key, None)
-        d.claims.replace(key, after)
-        _note_epoch_left(d, before, after)
-        if isinstance(before, TenantCachePolicy):
-            self._index_policy(d, before, present=False)
-        if after is not None:
-            objects[key.name] = after
-            note_presence(d.ending, after)
-            if gone := keys_of_former(d.data_keys, before, after):
-                d.data_keys = {epoch: kept for epoch, kept in d.data_keys.items() if epoch not in gone}
-                d.keys_lost |= gone
-            if isinstance(after, TenantCachePolicy):
-                self._index_policy(d, after, present=True)
-            return affected_by_object(self.world(d.namespace), key, before, after)
-        objects.pop(key.name, None)
-        note_end(d.ending, before)
-        if before is not None:
-            d.forget_foreign(before.uid)
-        if isinstance(before, CachedModel):
-            d.bundles.pop(key.name, None)
-            d.suspected_bundles.pop(key.name, None)
-        if isinstance(before, CacheTier):
-            d.clusters.pop(key.name, None)
-        affected = affected_by_object(self.world(d.namespace), key, before, None)
-        d.forget_ending()
-        return affected
+        d.replace(key, after)
+        return affected_by_object(self.world(d.namespace), key, before, after)
 
     def _disown(self, d: DomainStore, slot: tuple[str, str]) -> None:
         known = d.children.get(slot)
@@ -239,24 +160,6 @@ class Store:
             d.owned[uid].discard(slot)
             if not d.owned[uid]:
                 del d.owned[uid]
-
-    def _index_policy(self, d: DomainStore, policy: TenantCachePolicy, *, present: bool) -> None:
-        if present:
-            d.policy_names[policy.uid] = policy.name
-        else:
-            d.policy_names.pop(policy.uid, None)
-        waits = present and policy.status.enforced_generation != policy.generation
-        (d.unsettled.add if waits else d.unsettled.discard)(policy.name)
-        names = set(d.policies_of_tenant.get(policy.spec.tenant, ()))
-        (names.add if present else names.discard)(policy.name)
-        if names:
-            d.policies_of_tenant[policy.spec.tenant] = tuple(sorted(names))
-        else:
-            d.policies_of_tenant.pop(policy.spec.tenant, None)
-        if len(names) > 1:
-            d.contested[policy.spec.tenant] = tuple(sorted(names))
-        else:
-            d.contested.pop(policy.spec.tenant, None)
 
     def _observe_pod(self, d: DomainStore, raw: Mapping[str, Any]) -> frozenset[Key]:
         pod = parse_pod(raw)
@@ -294,17 +197,3 @@ class Store:
             d.probes.pop(pod.uid, None)
             return affected_by_pod(self.world(d.namespace), pod, None, model=model)
         return frozenset()
-
-
-def _note_epoch_left(d: DomainStore, before: Resource | None, after: Resource | None) -> None:
-    """Record epochs that a status no longer names: epochs are random, so they never return."""
-    left = _epochs(before) - _epochs(after)
-    if left:
-        d.judged_epochs |= left & d.data_keys.keys()
-
-
-def _epochs(resource: Resource | None) -> frozenset[str]:
-    if isinstance(resource, PrefixPool):
-        return resource.status.epochs
-    scope = getattr(getattr(resource, "status", None), "scope", None)
-    return frozenset() if scope is None else frozenset({scope.epoch})

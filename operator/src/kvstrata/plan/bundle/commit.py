@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import DOMAIN_NAME
-from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.bundle import (
     MAX_SHARD_BYTES,
     Bundle,
     Entry,
     Root,
+    Rules,
     ShardRef,
     encode_shard,
     shard_of,
@@ -21,22 +21,13 @@ from kvstrata.contract.policy.bundle import (
 from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import CommittedBundle, keys_in
-from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.plan.actions import CommitBundle, Plan
 from kvstrata.plan.budgets.capacity import BUDGETED
 from kvstrata.plan.bundle import restore
-from kvstrata.plan.bundle.compile import (
-    Compiled,
-    compile_policy,
-    entry_in,
-    gather,
-    inputs_of_all,
-    rules_of,
-    selects,
-    still_allowed,
-)
+from kvstrata.plan.bundle.compile import desired_entries, rules_of
 from kvstrata.plan.ownership import foreign_of
 from kvstrata.plan.pools.shards import are_placed, desired_pools, empty_leftovers, leftovers, place
 
@@ -57,8 +48,8 @@ def plan_bundle(world: World, name: str) -> Plan:
     committed = world.bundles.get(name)
     current = committed.bundle if committed and committed.bundle.root.model_uid == model.uid else None
     entries = desired_entries(world, model, current)
-    pools = desired_pools(world, model, current.pools if current else {})
     rules = rules_of(world, model)
+    pools = desired_pools(world, model, current.pools if current else {})
     least = restore.least_revision(world)
     if committed and committed.bundle.root.revision <= least:
         # The bundle came back with a restore, or predates the domain key: drop all of it.
@@ -76,7 +67,7 @@ def plan_bundle(world: World, name: str) -> Plan:
         return _tidy(world, model, committed)
     revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0, least)
     dated = _dated(entries, current, revision)
-    commit = _commit(world, model, committed, current, dated, pools, revision)
+    commit = _commit(world, model, committed, current, dated, rules, pools, revision)
     followers = _tiers_with_budgets(world, model)
     return Plan(actions=(commit,), enqueue=followers, wake_after_s=TIDY_AFTER_S if commit.pool_shards else None)
 
@@ -95,83 +86,6 @@ def _tiers_with_budgets(world: World, model: CachedModel) -> tuple[Key, ...]:
         for name in model.spec.tier_names
         if name in world.tiers and world.tiers[name].spec.medium in BUDGETED
     )
-
-
-def desired_entries(world: World, model: CachedModel, current: Bundle | None) -> tuple[Entry, ...]:
-    """Return the desired entries by tenant; an unchanged one is the same object. A blocked policy keeps its entry:
-    while a new spec is invalid, the last enforced one stands."""
-    entries: dict[str, Entry] = {}
-    committed = current.entries if current else {}
-    for share in _shares(world, model):
-        if share.entry is not None:
-            # Of several policies for a tenant, the one that is not blocked counts.
-            entries[share.tenant] = share.as_committed(committed.get(share.tenant), share.entry)
-        elif not share.absent:
-            kept = _kept(current, share.policy)
-            if kept is not None and share.compiled.blocked:
-                kept = share.as_committed(kept, entry_in(world, model, still_allowed(world, share.policy, kept)))
-            if kept is not None:
-                entries.setdefault(share.tenant, kept)
-    return tuple([entries[tenant] for tenant in sorted(entries)])
-
-
-@dataclass(slots=True)
-class _Share:
-    """The part of one policy in a model's bundle. `entry` is set if it follows from the policy alone; `absent`: there
-    is none, whatever is committed. `secret` is the data key of `epoch`, or its id, at compile time."""
-
-    policy: TenantCachePolicy
-    tenant: str
-    compiled: Compiled
-    entry: Entry | None
-    absent: bool
-    epoch: str = ""
-    secret: bytes | str | None = field(default=None, repr=False)
-    _same: Entry | None = None
-
-    def stands(self, world: World, policy: TenantCachePolicy) -> bool:
-        return self.policy is policy and world.data_keys.get(self.epoch) == self.secret
-
-    def as_committed(self, old: Entry | None, entry: Entry) -> Entry:
-        """Return `old` if it enforces the same as `entry`; the comparison is cached."""
-        if old is None:
-            return entry
-        if old is self._same and entry is self.entry:
-            return old
-        if not old.enforces_the_same_as(entry):
-            return entry
-        self._same = old
-        return old
-
-
-def _shares(world: World, model: CachedModel) -> list[_Share]:
-    """Return the policies' shares, reused from the last plan where nothing changed. Most plans follow an edit of one
-    policy among thousands: common inputs are compared once, policies by identity."""
-    before: dict[str, _Share] = world.memo.get(BUNDLE, model.name, inputs_of_all(world, model), dict)
-    shares = [
-        share
-        if (share := before.get(policy_name)) is not None and share.stands(world, policy)
-        else _share(world, model, policy)
-        for policy_name, policy in world.policies.items()
-    ]
-    before.clear()
-    before.update(zip(world.policies, shares, strict=True))
-    return shares
-
-
-def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
-    inputs = gather(world, policy)
-    compiled = compile_policy(world, inputs)
-    absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
-    entry = None if absent or compiled.entry is None else entry_in(world, model, compiled.entry)
-    epoch = inputs.epoch.value if inputs.epoch is not None else ""
-    return _Share(policy, policy.spec.tenant, compiled, entry, absent, epoch, world.data_keys.get(epoch))
-
-
-def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
-    """Return the entry of a policy in the bundle; its tenant never changes."""
-    own = current.entries.get(policy.spec.tenant) if current else None
-    return own if own is not None and own.policy == policy.uid else None
 
 
 def _unchanged(current: Bundle, entries: tuple[Entry, ...]) -> bool:
@@ -233,13 +147,13 @@ def _commit(
     committed: CommittedBundle | None,
     current: Bundle | None,
     entries: tuple[Entry, ...],
+    rules: Rules,
     pools: Mapping[str, PoolShard],
     revision: int,
 ) -> CommitBundle:
     refs, changed = _shards(committed, entries)
     placed = place(committed, current.pools if current else {}, pools, revision)
     by_tenant = {entry.tenant: entry for entry in entries}
-    rules = rules_of(world, model)
     rules_since = current.root.rules_since if current and current.root.rules == rules else revision
     root = Root(
         domain=world.domain_id or "",

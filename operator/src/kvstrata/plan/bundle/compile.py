@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
@@ -12,10 +12,11 @@ from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import TierBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy, TenantCachePolicySpec
 from kvstrata.contract.policy.budget import EnforcedBudget
-from kvstrata.contract.policy.bundle import Entry, Rules
+from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
 from kvstrata.contract.policy.data_key import BundledKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.guarantees import Holder
+from kvstrata.model.refs import BUNDLE
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.admission import admitted_bytes, is_undecided, lost_everywhere
@@ -144,6 +145,83 @@ def _compile(inputs: PolicyInputs) -> Compiled:
             pools=inputs.pools,
         ).paused(inputs.paused)
     )
+
+
+def desired_entries(world: World, model: CachedModel, current: Bundle | None) -> tuple[Entry, ...]:
+    """Return the desired entries by tenant; an unchanged one is the same object. A blocked policy keeps its entry:
+    while a new spec is invalid, the last enforced one stands."""
+    entries: dict[str, Entry] = {}
+    committed = current.entries if current else {}
+    for share in _shares(world, model):
+        if share.entry is not None:
+            # Of several policies for a tenant, the one that is not blocked counts.
+            entries[share.tenant] = share.as_committed(committed.get(share.tenant), share.entry)
+        elif not share.absent:
+            kept = _kept(current, share.policy)
+            if kept is not None and share.compiled.blocked:
+                kept = share.as_committed(kept, entry_in(world, model, still_allowed(world, share.policy, kept)))
+            if kept is not None:
+                entries.setdefault(share.tenant, kept)
+    return tuple([entries[tenant] for tenant in sorted(entries)])
+
+
+@dataclass(slots=True)
+class _Share:
+    """The part of one policy in a model's bundle. `entry` is set if it follows from the policy alone; `absent`: there
+    is none, whatever is committed. `secret` is the data key of `epoch`, or its id, at compile time."""
+
+    policy: TenantCachePolicy
+    tenant: str
+    compiled: Compiled
+    entry: Entry | None
+    absent: bool
+    epoch: str = ""
+    secret: bytes | str | None = field(default=None, repr=False)
+    _same: Entry | None = None
+
+    def stands(self, world: World, policy: TenantCachePolicy) -> bool:
+        return self.policy is policy and world.data_keys.get(self.epoch) == self.secret
+
+    def as_committed(self, old: Entry | None, entry: Entry) -> Entry:
+        """Return `old` if it enforces the same as `entry`; the comparison is cached."""
+        if old is None:
+            return entry
+        if old is self._same and entry is self.entry:
+            return old
+        if not old.enforces_the_same_as(entry):
+            return entry
+        self._same = old
+        return old
+
+
+def _shares(world: World, model: CachedModel) -> list[_Share]:
+    """Return the policies' shares, reused from the last plan where nothing changed. Most plans follow an edit of one
+    policy among thousands: common inputs are compared once, policies by identity."""
+    before: dict[str, _Share] = world.memo.get(BUNDLE, model.name, inputs_of_all(world, model), dict)
+    shares = [
+        share
+        if (share := before.get(policy_name)) is not None and share.stands(world, policy)
+        else _share(world, model, policy)
+        for policy_name, policy in world.policies.items()
+    ]
+    before.clear()
+    before.update(zip(world.policies, shares, strict=True))
+    return shares
+
+
+def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
+    inputs = gather(world, policy)
+    compiled = compile_policy(world, inputs)
+    absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
+    entry = None if absent or compiled.entry is None else entry_in(world, model, compiled.entry)
+    epoch = inputs.epoch.value if inputs.epoch is not None else ""
+    return _Share(policy, policy.spec.tenant, compiled, entry, absent, epoch, world.data_keys.get(epoch))
+
+
+def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
+    """Return the entry of a policy in the bundle; its tenant never changes."""
+    own = current.entries.get(policy.spec.tenant) if current else None
+    return own if own is not None and own.policy == policy.uid else None
 
 
 def entry_in(world: World, model: CachedModel, entry: Entry) -> Entry:

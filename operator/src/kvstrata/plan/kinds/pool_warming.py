@@ -1,14 +1,15 @@
 """A pool's content after rendering: warmed, published, replaced, repaired.
 
 Each step is one write of the pool's status, from which the bundle follows, so a new leader continues. What pods hold is
-read repeatedly (`inspections`) and not stored as intent.
+read repeatedly (`Case.inspections`) and not stored as intent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -30,7 +31,7 @@ from kvstrata.plan.actions import Decision, InspectPool, WarmPool
 from kvstrata.plan.conditions import Finding, false, true, unknown
 from kvstrata.plan.keys.data_keys import seals
 from kvstrata.plan.pools.content import Content
-from kvstrata.plan.pools.rendering import newest_render_id
+from kvstrata.plan.pools.rendering import can_be_asked, newest_render_id
 from kvstrata.plan.pools.shards import Slot, committed_version
 from kvstrata.plan.rules import pool as chain
 
@@ -42,92 +43,6 @@ WATCH_S = 10.0
 
 RETRY_S = 5.0
 """Pause of a pod that did not answer, or after its first failure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    rows: Mapping[str, PoolTierState | None]
-    words: Mapping[str, PoolVersionState]
-
-    @property
-    def known(self) -> bool:
-        return all(row is not None for row in self.rows.values())
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.rows) and all(is_whole(row) for row in self.rows.values())
-
-
-def held_of(world: World, pods: Sequence[Pod], pool: PrefixPool, version: PoolVersion) -> Held:
-    """Return the holdings: the best report of a shared tier, the lowest of a per-pod tier."""
-    words = {pod.uid: word for pod in pods if (word := _word(world, pod, pool, version)) is not None}
-    rows: dict[str, PoolTierState | None] = {}
-    for name in version.tiers:
-        told = [row for word in words.values() for row in word.tiers if row.name == name]
-        if not told or (is_per_pod(world, name) and len(told) < len(pods)):
-            rows[name] = None
-        elif is_per_pod(world, name):
-            rows[name] = min(told, key=lambda row: (row.stored, -row.expected))
-        else:
-            rows[name] = max(told, key=lambda row: (row.stored, -row.expected))
-    return Held(rows, words)
-
-
-def _word(world: World, pod: Pod, pool: PrefixPool, version: PoolVersion) -> PoolVersionState | None:
-    said = world.holdings.get(pod.uid, {}).get(pool.uid)
-    state = world.states[pod.uid].state
-    if said is None or said.report is None:
-        return None
-    if (said.report.gate_boot, said.report.cache_boot) != (state.gate_boot, state.cache_boot):
-        return None
-    scope = version.keyspace[:SCOPE_DIGITS]
-    return next((one for one in said.report.versions if one.scope == scope and one.known), None)
-
-
-def inspections(
-    world: World, pods: Sequence[Pod], pool: PrefixPool, version: PoolVersion, held: Held, now: datetime
-) -> tuple[tuple[InspectPool | WarmPool, ...], float]:
-    every_s = LOOK_AGAIN_S if held.complete else WATCH_S
-    per_pod = any(is_per_pod(world, name) for name in version.tiers)
-    concerned = pods if per_pod else sort_by_chunks_held(world, pods, version, held)[:1]
-    ages = {pod.uid: _age_s(world, pod, pool, held, now) for pod in concerned}
-    due = [pod for pod in concerned if (age := ages[pod.uid]) is None or age >= every_s]
-    left_s = min((every_s - age for age in ages.values() if age is not None and age < every_s), default=every_s)
-    return tuple(InspectPool(pool.name, pool.uid, pod) for pod in due), left_s
-
-
-def _age_s(world: World, pod: Pod, pool: PrefixPool, held: Held, now: datetime) -> float | None:
-    """Return the seconds since a pod was asked; None to ask now."""
-    said = world.holdings.get(pod.uid, {}).get(pool.uid)
-    if said is None:
-        return None
-    age_s = (now - said.at).total_seconds()
-    return None if pod.uid not in held.words and age_s >= RETRY_S else age_s
-
-
-def warmed(world: World, pod: Pod, version: PoolVersion) -> dict[str, WarmReport]:
-    scope = version.keyspace[:SCOPE_DIGITS]
-    return {digest: told for (of, digest), told in world.warmed.get(pod.uid, {}).items() if of == scope}
-
-
-def sort_by_chunks_held(world: World, pods: Iterable[Pod], version: PoolVersion, held: Held) -> list[Pod]:
-    """Sort pods: fewest failures first, then by chunks held."""
-
-    def rank(pod: Pod) -> tuple[int, int, str]:
-        word = held.words.get(pod.uid)
-        failures = max((one.failures for one in warmed(world, pod, version).values()), default=0)
-        return failures, -sum(row.stored for row in word.tiers) if word is not None else 0, pod.name
-
-    return sorted(pods, key=rank)
-
-
-def is_per_pod(world: World, tier: str) -> bool:
-    return tier in world.tiers and world.tiers[tier].spec.per_pod
-
-
-def is_whole(row: PoolTierState | None) -> bool:
-    return row is not None and 0 < row.expected <= row.stored
-
 
 MAX_RETRY_S = 600.0
 """Maximum pause of a pod after failures; it doubles from RETRY_S."""
@@ -165,54 +80,213 @@ def live(world: World, model: CachedModel, pool: PrefixPool, content: Content | 
         else:
             told = _cold(slot, pool, nobody)
         return Step(told, pending=None if slot.published else nobody)
-    held = held_of(world, pods, pool, version)
-    questions, again_s = inspections(world, pods, pool, version, held, now)
-    step = _judged(world, model, pool, slot, version, held, pods, content, now)
+    case = Case(world, model, pool, slot, version, tuple(pods), content, now)
+    questions, again_s = case.inspections()
+    step = case.step()
     waits = [again_s] if step.again_s is None else [again_s, step.again_s]
     return replace(step, questions=(*questions, *step.questions), again_s=min(waits))
 
 
-def _judged(
-    world: World,
-    model: CachedModel,
-    pool: PrefixPool,
-    slot: Slot,
-    version: PoolVersion,
-    held: Held,
-    pods: Sequence[Pod],
-    content: Content | None,
-    now: datetime,
-) -> Step:
-    if not held.known:
-        asking = Decision(PoolReason.WARMING, "pods are asked what they hold of it")
-        told = _cold(slot, pool, asking)
-        return Step(told, pending=Decision(told.reason, told.message) if told.status == "False" else None)
-    sizes = {tier.name: tier.bytes for tier in slot.tiers} if slot.published else {}
-    rows = {"tiers": [_row(row, sizes.get(row.name, 0)) for row in held.rows.values() if row is not None]}
-    if not held.complete:
-        step = _warming(world, model, pool, slot, version, held, pods, content, now)
-        return replace(step, fields=written(slot, rows))
-    warm = true(ConditionType.WARM, PoolReason.WARM, "every tier holds every chunk")
-    if slot.published:
-        return Step(warm, written(slot, rows))
-    if pool.spec.is_pinned and not is_whole_content(slot):
-        # The measured size must be admitted before readers are directed to it.
-        measured = Decision(PoolReason.WARMING, "every chunk is stored; what they take is written down")
-        own = Key(pool.INFO.kind, world.namespace, pool.name)
-        return Step(warm, written(slot, rows), pending=measured, enqueue=(own,))
-    done = {**rows, "published": True, "warmedAt": format_timestamp(now)}
-    publishing = Decision(PoolReason.NOT_COMMITTED, "every chunk is stored; pods are being told")
-    return Step(warm, written(slot, done), pending=publishing)
+@dataclass(frozen=True)
+class Case:
+    """A version of a pool in the bundle, the part of status that it comes from (`slot`), and the pods that can compute
+    it. `content` are its sources, None while they cannot be read."""
 
+    world: World
+    model: CachedModel
+    pool: PrefixPool
+    slot: Slot
+    version: PoolVersion
+    pods: tuple[Pod, ...]
+    content: Content | None
+    now: datetime
 
-def written(slot: Slot, fields: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(slot, NextContent):
-        return {**fields, "bytes": _size(fields["tiers"])}
-    return {"next": {**slot.to_kubernetes(), **fields}}
+    @cached_property
+    def reports(self) -> Mapping[str, PoolVersionState]:
+        """What pods, by UID, report to hold of the version."""
+        found = {pod.uid: self._report(pod) for pod in self.pods}
+        return {uid: report for uid, report in found.items() if report is not None}
 
+    @cached_property
+    def rows(self) -> Mapping[str, PoolTierState | None]:
+        """The holdings by tier: the best report of a shared tier, the lowest of a per-pod tier; None if unknown."""
+        rows: dict[str, PoolTierState | None] = {}
+        for name in self.version.tiers:
+            told = [row for report in self.reports.values() for row in report.tiers if row.name == name]
+            per_pod = self._is_per_pod(name)
+            known = told and not (per_pod and len(told) < len(self.pods))
+            choose = min if per_pod else max
+            rows[name] = choose(told, key=lambda row: (row.stored, -row.expected)) if known else None
+        return rows
 
-def _size(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    return binary(max((row["bytes"] for row in rows), default=0))
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.rows) and all(map(_is_whole, self.rows.values()))
+
+    @property
+    def can_be_computed(self) -> bool:
+        """Whether the version's sources are known."""
+        return self.content is not None and self.content.digest == self.slot.content_digest
+
+    def inspections(self) -> tuple[tuple[InspectPool, ...], float]:
+        """Return the pods to ask now for what they hold, and seconds until the next is due."""
+        every_s = LOOK_AGAIN_S if self.is_complete else WATCH_S
+        per_pod = any(map(self._is_per_pod, self.version.tiers))
+        ages = {pod: self._age_s(pod) for pod in (self.pods if per_pod else self._best()[:1])}
+        due = [pod for pod, age in ages.items() if age is None or age >= every_s]
+        left_s = min((every_s - age for age in ages.values() if age is not None and age < every_s), default=every_s)
+        return tuple(InspectPool(self.pool.name, self.pool.uid, pod) for pod in due), left_s
+
+    def step(self) -> Step:
+        slot, pool = self.slot, self.pool
+        if None in self.rows.values():
+            asking = Decision(PoolReason.WARMING, "pods are asked what they hold of it")
+            told = _cold(slot, pool, asking)
+            return Step(told, pending=Decision(told.reason, told.message) if told.status == "False" else None)
+        sizes = {tier.name: tier.bytes for tier in slot.tiers} if slot.published else {}
+        rows = {"tiers": [_row(row, sizes.get(row.name, 0)) for row in self.rows.values() if row is not None]}
+        if not self.is_complete:
+            return replace(self._warming(), fields=self._written(rows))
+        warm = true(ConditionType.WARM, PoolReason.WARM, "every tier holds every chunk")
+        if slot.published:
+            return Step(warm, self._written(rows))
+        if pool.spec.is_pinned and not is_whole_content(slot):
+            # The measured size must be admitted before readers are directed to it.
+            measured = Decision(PoolReason.WARMING, "every chunk is stored; what they take is written down")
+            own = Key(pool.INFO.kind, self.world.namespace, pool.name)
+            return Step(warm, self._written(rows), pending=measured, enqueue=(own,))
+        done = {**rows, "published": True, "warmedAt": format_timestamp(self.now)}
+        publishing = Decision(PoolReason.NOT_COMMITTED, "every chunk is stored; pods are being told")
+        return Step(warm, self._written(done), pending=publishing)
+
+    def _warming(self) -> Step:
+        """Return the pods that compute missing chunks: one for shared tiers, and each that lacks some of its own."""
+        refused = self._refusal()
+        why = refused or self._why_cold()
+        warm = false(ConditionType.WARM, why.reason, why.message)
+        if refused is not None or self.content is None or not self.can_be_computed:
+            return Step(warm, stalled=refused, pending=None if refused else why)
+        shared = any(not (self._is_per_pod(name) or _is_whole(row)) for name, row in self.rows.items())
+        chosen = dict.fromkeys(self._best()[:1] if shared else ())
+        for pod in self.pods:
+            report = self.reports.get(pod.uid)
+            if report is not None and any(self._is_per_pod(r.name) and not _is_whole(r) for r in report.tiers):
+                chosen[pod] = None
+        warmup, orders, waits = self.pool.spec.effective_warmup, [], []
+        for pod in chosen:
+            missing = self._missing(pod, self.content)
+            due = {digest: _wait_s(self._warmed(pod).get(digest), self.now) for digest in missing}
+            waits += [wait_s for wait_s in due.values() if wait_s > 0]
+            prefixes = tuple(missing[digest] for digest, wait_s in due.items() if wait_s <= 0)
+            if prefixes:
+                orders.append(
+                    WarmPool(
+                        self.pool.name,
+                        self.pool.uid,
+                        pod,
+                        self.version.keyspace[:SCOPE_DIGITS],
+                        self.version.manifest,
+                        prefixes,
+                        float(warmup.timeout_s),
+                        warmup.effective_max_concurrent,
+                    )
+                )
+        return Step(warm, pending=why, questions=tuple(orders), again_s=min(waits, default=None))
+
+    def _report(self, pod: Pod) -> PoolVersionState | None:
+        said = self.world.holdings.get(pod.uid, {}).get(self.pool.uid)
+        state = self.world.states[pod.uid].state
+        if said is None or said.report is None:
+            return None
+        if (said.report.gate_boot, said.report.cache_boot) != (state.gate_boot, state.cache_boot):
+            return None
+        scope = self.version.keyspace[:SCOPE_DIGITS]
+        return next((one for one in said.report.versions if one.scope == scope and one.known), None)
+
+    def _age_s(self, pod: Pod) -> float | None:
+        """Return the seconds since a pod was asked; None to ask now."""
+        said = self.world.holdings.get(pod.uid, {}).get(self.pool.uid)
+        if said is None:
+            return None
+        age_s = (self.now - said.at).total_seconds()
+        return None if pod.uid not in self.reports and age_s >= RETRY_S else age_s
+
+    def _warmed(self, pod: Pod) -> dict[str, WarmReport]:
+        scope = self.version.keyspace[:SCOPE_DIGITS]
+        return {digest: told for (of, digest), told in self.world.warmed.get(pod.uid, {}).items() if of == scope}
+
+    def _best(self) -> list[Pod]:
+        """Sort pods: fewest failures first, then by chunks held."""
+
+        def rank(pod: Pod) -> tuple[int, int, str]:
+            report = self.reports.get(pod.uid)
+            failures = max((one.failures for one in self._warmed(pod).values()), default=0)
+            return failures, -sum(row.stored for row in report.tiers) if report is not None else 0, pod.name
+
+        return sorted(self.pods, key=rank)
+
+    def _is_per_pod(self, tier: str) -> bool:
+        return tier in self.world.tiers and self.world.tiers[tier].spec.per_pod
+
+    def _missing(self, pod: Pod, content: Content) -> Mapping[str, PrefixSource]:
+        """Return the prefixes with missing chunks, by digest; all if unknown."""
+        lost = {bytes.fromhex(one) for report in self.reports.values() for one in report.missing}
+        found = {}
+        for digest, source in content.distinct.items():
+            report = self.world.renders.get(pod.uid, {}).get(digest)
+            hashes = report.rendered.hashes if report is not None and report.rendered is not None else b""
+            chunks = {hashes[at : at + CHUNK_HASH_BYTES] for at in range(0, len(hashes), CHUNK_HASH_BYTES)}
+            if not chunks or chunks & lost:
+                found[digest] = source
+        return found or content.distinct
+
+    def _refusal(self) -> Decision | None:
+        named = {digest: name for name, digest in self.content.digests.items()} if self.content is not None else {}
+        for pod in self.pods:
+            for digest, told in self._warmed(pod).items():
+                prefix = f"prefix {named[digest]}" if digest in named else "a prefix"
+                if told.outcome is WarmOutcome.MISMATCH:
+                    return Decision(
+                        PoolReason.RENDER_MISMATCH,
+                        f"pod {pod.name}: a real request with {prefix} begins with other tokens than it came to: the "
+                        "engine renders chats in another way than it tokenises them; give the prefix as tokenIDs",
+                    )
+                if told.outcome is WarmOutcome.DISAGREE:
+                    return Decision(
+                        PoolReason.REPLICAS_DISAGREE,
+                        f"pod {pod.name} makes other tokens of {prefix} than all pods made of it before: the chat "
+                        "template or the tokenizer changes by itself; when it is fixed, raise spec.cacheGeneration",
+                    )
+        return None
+
+    def _why_cold(self) -> Decision:
+        slot, pool = self.slot, self.pool
+        lacking = [(name, row) for name, row in self.rows.items() if row is not None and not _is_whole(row)]
+        counts = ", ".join(f"{row.stored} of {row.expected} on CacheTier {name}" for name, row in lacking)
+        if slot.published:
+            if not self.can_be_computed:
+                return Decision(
+                    PoolReason.CHUNKS_LOST,
+                    f"chunks are stored: {counts}; what is lost cannot be computed again before its source can be read",
+                )
+            newest = newest_render_id(self.world, self.model)
+            if any(pod.render_id != newest for pod in self.world.serving_pods(self.model.name)):
+                return Decision(PoolReason.ROLLING_OUT, f"pods of the newest template compute it anew: {counts}")
+            return Decision(PoolReason.CHUNKS_LOST, f"chunks were lost and are computed again: {counts}")
+        if isinstance(slot, NextContent) and slot.manifest_digest == pool.status.manifest_digest:
+            return Decision(PoolReason.RENEWING, f"pods compute its chunks anew, readers keep the old: {counts}")
+        told, longest_s = pool.status.condition(ConditionType.WARM), pool.spec.effective_warmup.timeout_s
+        is_cold = told is not None and told.status != "True"
+        if told is not None and is_cold and (self.now - told.last_transition_time).total_seconds() > longest_s:
+            return Decision(
+                PoolReason.WARMING_TIMED_OUT, f"not warm within {longest_s} s, and tried again at times: {counts}"
+            )
+        return Decision(PoolReason.WARMING, f"pods compute its chunks: {counts}")
+
+    def _written(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(self.slot, NextContent):
+            return {"next": {**self.slot.to_kubernetes(), **fields}}
+        return {**fields, "bytes": binary(max((row["bytes"] for row in fields["tiers"]), default=0))}
 
 
 def _able(world: World, model: CachedModel, since: int) -> tuple[list[Pod], Decision | None]:
@@ -227,126 +301,10 @@ def _able(world: World, model: CachedModel, since: int) -> tuple[list[Pod], Deci
     told = [pod for pod in newest if world.acked_revision(pod) >= since]
     if not told:
         return [], Decision(PoolReason.AWAITING_ACKS, f"waiting for {newest[0].name} to acknowledge it")
-    able = [pod for pod in told if _answers(world, pod)]
+    able = [pod for pod in told if can_be_asked(world, pod)]
     if not able:
         return [], Decision(PoolReason.WARMING, f"pod {told[0].name} has no engine or no cache server at present")
     return able, None
-
-
-def _answers(world: World, pod: Pod) -> bool:
-    verified = world.states.get(pod.uid)
-    if verified is None or not verified.in_contact or pod.ip is None:
-        return False
-    return verified.state.engine_ready and bool(verified.state.cache_boot)
-
-
-def _warming(
-    world: World,
-    model: CachedModel,
-    pool: PrefixPool,
-    slot: Slot,
-    version: PoolVersion,
-    held: Held,
-    pods: Sequence[Pod],
-    content: Content | None,
-    now: datetime,
-) -> Step:
-    """Return the pods that compute missing chunks: one for shared tiers, and each that lacks some of its own."""
-    refused = _refusal(world, pods, version, content)
-    why = _why_cold(world, model, pool, slot, held, content, now)
-    warm = false(ConditionType.WARM, (refused or why).reason, (refused or why).message)
-    if refused is not None or content is None or content.digest != slot.content_digest:
-        return Step(warm, stalled=refused, pending=None if refused else why)
-    chosen: dict[str, Pod] = {}
-    if any(not (is_per_pod(world, name) or is_whole(row)) for name, row in held.rows.items()):
-        chosen |= {pod.uid: pod for pod in sort_by_chunks_held(world, pods, version, held)[:1]}
-    for pod in pods:
-        word = held.words.get(pod.uid)
-        if word is not None and any(is_per_pod(world, row.name) and not is_whole(row) for row in word.tiers):
-            chosen[pod.uid] = pod
-    orders, waits = [], []
-    for pod in chosen.values():
-        missing = _missing(world, pod, held, content)
-        due = {digest: _wait_s(warmed(world, pod, version).get(digest), now) for digest in missing}
-        waits += [wait_s for wait_s in due.values() if wait_s > 0]
-        prefixes = tuple(missing[digest] for digest, wait_s in due.items() if wait_s <= 0)
-        if prefixes:
-            orders.append(_order(pool, pod, version, prefixes))
-    return Step(warm, pending=why, questions=tuple(orders), again_s=min(waits, default=None))
-
-
-def _order(pool: PrefixPool, pod: Pod, version: PoolVersion, prefixes: tuple[PrefixSource, ...]) -> WarmPool:
-    warmup = pool.spec.effective_warmup
-    return WarmPool(
-        pool.name,
-        pool.uid,
-        pod,
-        version.keyspace[:SCOPE_DIGITS],
-        version.manifest,
-        prefixes,
-        float(warmup.timeout_s),
-        warmup.effective_max_concurrent,
-    )
-
-
-def _missing(world: World, pod: Pod, held: Held, content: Content) -> Mapping[str, PrefixSource]:
-    """Return the prefixes with missing chunks, by digest; all if unknown."""
-    lost = {bytes.fromhex(one) for word in held.words.values() for one in word.missing}
-    found = {}
-    for digest, source in content.distinct.items():
-        report = world.renders.get(pod.uid, {}).get(digest)
-        hashes = report.rendered.hashes if report is not None and report.rendered is not None else b""
-        chunks = {hashes[at : at + CHUNK_HASH_BYTES] for at in range(0, len(hashes), CHUNK_HASH_BYTES)}
-        if not chunks or chunks & lost:
-            found[digest] = source
-    return found or content.distinct
-
-
-def _refusal(world: World, pods: Sequence[Pod], version: PoolVersion, content: Content | None) -> Decision | None:
-    named = {digest: name for name, digest in content.digests.items()} if content is not None else {}
-    for pod in pods:
-        for digest, told in warmed(world, pod, version).items():
-            prefix = f"prefix {named[digest]}" if digest in named else "a prefix"
-            if told.outcome is WarmOutcome.MISMATCH:
-                return Decision(
-                    PoolReason.RENDER_MISMATCH,
-                    f"pod {pod.name}: a real request with {prefix} begins with other tokens than it came to: the "
-                    "engine renders chats in another way than it tokenises them; give the prefix as tokenIDs",
-                )
-            if told.outcome is WarmOutcome.DISAGREE:
-                return Decision(
-                    PoolReason.REPLICAS_DISAGREE,
-                    f"pod {pod.name} makes other tokens of {prefix} than all pods made of it before: the chat template "
-                    "or the tokenizer changes by itself; when it is fixed, raise spec.cacheGeneration",
-                )
-    return None
-
-
-def _why_cold(
-    world: World, model: CachedModel, pool: PrefixPool, slot: Slot, held: Held, content: Content | None, now: datetime
-) -> Decision:
-    lacking = [(name, row) for name, row in held.rows.items() if row is not None and not is_whole(row)]
-    counts = ", ".join(f"{row.stored} of {row.expected} on CacheTier {name}" for name, row in lacking)
-    if slot.published:
-        if content is None or content.digest != slot.content_digest:
-            return Decision(
-                PoolReason.CHUNKS_LOST,
-                f"chunks are stored: {counts}; what is lost cannot be computed again before its source can be read",
-            )
-        newest = newest_render_id(world, model)
-        if any(pod.render_id != newest for pod in world.serving_pods(model.name)):
-            return Decision(PoolReason.ROLLING_OUT, f"pods of the newest template compute it anew: {counts}")
-        return Decision(PoolReason.CHUNKS_LOST, f"chunks were lost and are computed again: {counts}")
-    if isinstance(slot, NextContent) and slot.manifest_digest == pool.status.manifest_digest:
-        return Decision(PoolReason.RENEWING, f"pods compute its chunks anew, readers keep the old: {counts}")
-    told = pool.status.condition(ConditionType.WARM)
-    cold_s = (now - told.last_transition_time).total_seconds() if told is not None and told.status != "True" else 0.0
-    if cold_s > pool.spec.effective_warmup.timeout_s:
-        return Decision(
-            PoolReason.WARMING_TIMED_OUT,
-            f"not warm within {pool.spec.effective_warmup.timeout_s} s, and tried again at times: {counts}",
-        )
-    return Decision(PoolReason.WARMING, f"pods compute its chunks: {counts}")
 
 
 def _wait_s(told: WarmReport | None, now: datetime) -> float:
@@ -368,7 +326,11 @@ def as_told(pool: PrefixPool) -> Finding:
     return Finding(told.type, told.status, told.reason, told.message)
 
 
+def _is_whole(row: PoolTierState | None) -> bool:
+    return row is not None and 0 < row.expected <= row.stored
+
+
 def _row(row: PoolTierState, size: int) -> dict[str, Any]:
     """Return a tier's status row; `size` is its guaranteed size when complete."""
-    measured = row.bytes if is_whole(row) else max(row.bytes, size)
+    measured = row.bytes if _is_whole(row) else max(row.bytes, size)
     return {"name": row.name, "stored": row.stored, "expected": row.expected, "bytes": measured}

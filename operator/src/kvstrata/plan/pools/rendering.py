@@ -93,7 +93,7 @@ def render(
         return Renderings(objection=_disagreement(manifests), questions=questions, again_s=again_s)
     if by_all and len(current) < len(pods):
         return Renderings(pending=_differing(model, pods, wanted), questions=questions, again_s=again_s)
-    late = [pod for pod in current if pod not in manifests and (by_all or not manifests or _can_be_asked(world, pod))]
+    late = [pod for pod in current if pod not in manifests and (by_all or not manifests or can_be_asked(world, pod))]
     if late:
         return Renderings(pending=_waiting(world, late, content), questions=questions, again_s=again_s)
     first = said[next(iter(manifests))]
@@ -160,7 +160,7 @@ def _asked(
     world: World, pod: Pod, said: Mapping[str, Rendered], content: Content, now: datetime
 ) -> tuple[tuple[PrefixSource, ...], float | None]:
     """Return the prefixes to ask a pod for now, and seconds until the next."""
-    if not _can_be_asked(world, pod):
+    if not can_be_asked(world, pod):
         return (), None
     reports = world.renders.get(pod.uid, {})
     waits = {digest: _wait_s(reports.get(digest), digest in said, now) for digest in content.distinct}
@@ -169,7 +169,7 @@ def _asked(
     return due, min(later, default=None)
 
 
-def _can_be_asked(world: World, pod: Pod) -> bool:
+def can_be_asked(world: World, pod: Pod) -> bool:
     """Whether a pod's gate, engine and cache server are all present."""
     verified = world.states.get(pod.uid)
     if verified is None or not verified.in_contact or not pod.ip:
