@@ -17,6 +17,7 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index.scope_index import Kept
 from kvstrata_sidecar.adapter.memory import erase
 from kvstrata_sidecar.adapter.memory import evictor as evicting
+from kvstrata_sidecar.adapter.tier.interface import block_of
 from tests.support.amounts import examples
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of
 from tests.tiers.memory_stand_in import (
@@ -227,3 +228,71 @@ def test_a_pools_block_that_only_a_loan_keeps_is_still_there(server: Server) -> 
     server.turn()
     assert server.erase("c" * 32).complete
     assert not server.has_bytes_of(pool)
+
+
+def test_the_sum_begins_anew_with_a_keyspace_that_comes_back_but_not_while_something_of_it_has_yet_to_go(
+    server: Server,
+) -> None:
+    server.allow(a=None, b=None)
+    server.manager.store(*keys_of(A, 2), *keys_of(B, 2))
+    server.manager.read(Key(B, 0))
+    server.turn()
+    server.allow()
+    server.turn()
+    server.erase(B)
+    server.allow(a=None, b=None)
+    server.manager.release(Key(B, 0))
+    server.turn()
+    server.manager.store(Key(A, 9))
+    server.allow()
+    server.turn()
+    assert server.erase(A).deleted == Amount(1, BLOCK_BYTES)
+    assert server.erase(B).deleted == Amount(2, 2 * BLOCK_BYTES)
+
+
+def test_the_sum_of_several_keyspaces_is_theirs_alone_and_each_block_is_shown_once(server: Server) -> None:
+    server.allow(a=None, b=None)
+    server.manager.store(*keys_of(A, 2), *keys_of(B, 3), Key("c" * 32, 1))
+    server.manager.reserve(Key(A, 7))
+    server.turn()
+    seen: list[tuple[str, bytes]] = []
+    said = server.memory.erase([A, B], lambda *block: seen.append(block))
+    assert (said.deleted, said.remaining) == (Amount(5, 5 * BLOCK_BYTES), Amount(1, BLOCK_BYTES))
+    assert (said.reading, said.writing, said.unoverwritten_bytes) == (0, 1, 0)
+    assert sorted(seen) == sorted(
+        (key.cache_salt, key.chunk_hash) for key in [*keys_of(A, 2), Key(A, 7), *keys_of(B, 3)]
+    )
+    assert (said.tier, said.medium, said.residue) == (TIER, "CPU", "")
+    server.manager.commit(Key(A, 7))
+    assert server.erase(A).deleted == Amount(3, 3 * BLOCK_BYTES)
+    assert server.erase(B).deleted == Amount(3, 3 * BLOCK_BYTES)
+
+
+def test_of_two_writers_of_a_block_both_have_to_go(server: Server) -> None:
+    server.manager.reserve(Key(A, 1), tag="x")
+    server.manager.reserve(Key(A, 1), tag="y")
+    assert server.erase(A).remaining == Amount(2, 2 * BLOCK_BYTES)
+    assert server.erase(A).remaining == Amount(2, 2 * BLOCK_BYTES), "asked again, none is doomed twice"
+    server.manager.commit(Key(A, 1), tag="x")
+    server.turn()
+    assert server.memory.kept([block_of(Key(A, 1))]) == 1, "a writer pins both"
+    server.manager.commit(Key(A, 1), tag="y")
+    server.turn()
+    assert server.resident() == []
+    assert server.memory.kept([block_of(Key(A, 1))]) == 0
+    assert server.erase(A).deleted == Amount(2, 2 * BLOCK_BYTES)
+
+
+def test_blocks_that_are_named_are_deleted_unless_they_are_in_use(server: Server) -> None:
+    server.allow(a=None)
+    free, read, written = keys_of(A, 3)
+    server.manager.store(free, read)
+    server.manager.read(read)
+    server.manager.reserve(written)
+    blocks = [block_of(key) for key in keys_of(A, 4)]
+    assert server.memory.sizes(blocks) == [BLOCK_BYTES, BLOCK_BYTES, 0, 0]
+    assert server.memory.kept(blocks) == 3
+    assert server.memory.delete(blocks) == [free]
+    assert server.memory.sizes(blocks) == [0, BLOCK_BYTES, 0, 0]
+    assert server.memory.kept(blocks) == 2
+    assert [server.memory.holds(A, block) for block in blocks] == [False, True, False, False]

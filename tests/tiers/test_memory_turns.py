@@ -159,6 +159,34 @@ class TestTheNextTurn:
         assert server.resident() == [Key(A, 0), Key(B, 1)]
         assert server.turn() == LOOK_S
 
+    def test_nothing_is_remembered_of_scopes_that_went_in_a_turn_that_failed(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=0, retention_s=60))
+        server.memory.inherit_age(Key(A, 1), 59.5)
+        server.manager.store(Key(A, 1))
+        server.manager.read(Key(A, 1))
+        assert server.turn() == pytest.approx(0.5)
+        server.manager.release(Key(A, 1))
+        server.manager.delete([Key(A, 1)])
+        server.manager.store(Key(B, 1))
+        with monkeypatch.context() as failing:
+            failing.setattr(server.manager, "delete", None)
+            with pytest.raises(TypeError):
+                server.turn()
+        assert server.turn() == LOOK_S
+        assert counted(server, "locked_bytes") == 0
+
+    @pytest.mark.parametrize("server", [{"passes_on": True}], indirect=True)
+    def test_blocks_that_no_tier_took_up_in_time_hold_up_nothing(self, server: Server) -> None:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
+        server.manager.store(Key(A, 1))
+        server.turn()
+        assert server.memory.write_back.pending
+        server.now_s += GRACE_S
+        server.turn()
+        assert not server.memory.write_back.pending
+
 
 class TestCounts:
     def test_every_cause_is_counted_for_its_scope_and_what_no_policy_names_together(self, server: Server) -> None:

@@ -272,6 +272,7 @@ class TestWhatGoesNext:
             (1000, 96, 49, 1),
             (100, 10, 0, 2),  # the least
             (30, 3, 0, 2),  # but half of a small scope, rounded up to blocks
+            (20, 2, 0, 1),
             (10, 1, 0, 1),
             (0, 1, 0, 0),  # copied as its blocks arrive
         ],
@@ -298,6 +299,12 @@ class TestWhatGoesNext:
     ) -> None:
         found = named(index_of((A, 1), (A, 1), (A, 1)), {A: Bounds(retention_s=retention_s)}, now_s=now_s)
         assert found == dict.fromkeys(gone, Cause.RETENTION)
+
+    def test_retention_counts_from_when_the_eldest_block_was_computed(self) -> None:
+        index = index_of((B, 1), (A, 1), (A, 1))
+        for now_s, gone in ((90.9, []), (91.0, [1]), (92.0, [1, 2])):
+            found = named(index, {A: Bounds(retention_s=100), B: Bounds()}, now_s=now_s)
+            assert found == dict.fromkeys(gone, Cause.RETENTION)
 
     def test_a_block_is_named_once_by_its_first_cause_and_others_are_left_out(self) -> None:
         index = index_of((A, 10), (B, 10), (C, 10))
