@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract.messages.erase import Amount, Check
-from kvstrata.contract.policy.bundle import EnforcedBudget
+from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index.scope_index import Kept
 from kvstrata_sidecar.adapter.memory import erase
@@ -228,6 +229,16 @@ def test_a_pools_block_that_only_a_loan_keeps_is_still_there(server: Server) -> 
     server.turn()
     assert server.erase("c" * 32).complete
     assert not server.has_bytes_of(pool)
+
+
+def test_what_a_turn_deletes_before_it_hears_of_the_new_policy_counts_too(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(*keys_of(A, 3))
+    server.turn()
+    server.enforcement.view = CacheView("d" * 16, 2, 1, Rules(), {})
+    server.turn()
+    assert server.resident() == []
+    assert server.erase(A).deleted.blocks == 3
 
 
 def test_the_sum_begins_anew_with_a_keyspace_that_comes_back_but_not_while_something_of_it_has_yet_to_go(

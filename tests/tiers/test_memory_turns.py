@@ -41,6 +41,7 @@ class TestTheMark:
         server.turn()
         assert len(server.resident()) == stored - gone
         assert counted(server, "evicted_room") == gone
+        assert server.memory.held_bytes(A) == (stored - gone) * BLOCK_BYTES, "already, and not by the next turn"
         server.turn()
         assert len(server.resident()) == stored - gone
 
