@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from kvstrata_sidecar.adapter.memory import lmcache_memory, scrub
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.scrub import Scrubber, joined
 from tests.tiers.memory_server import A, B, Server, keys_of, until
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,
     LOCKED,
+    READ_TTL_S,
     SUCCESS,
     Key,
     Manager,
@@ -110,3 +112,54 @@ def test_closing_leaves_lmcaches_manager_as_it_was(server: Server) -> None:
 
 def test_neighbours_are_overwritten_in_one_go() -> None:
     assert joined([(30, 10), (0, 10), (10, 10), (50, 5), (0, 10)]) == [(0, 20), (30, 10), (50, 5)]
+
+
+def test_many_blocks_are_deleted_and_overwritten_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_memory, "DELETED_AT_ONCE", 4)
+    monkeypatch.setattr(scrub, "BATCH_BYTES", 3 * BLOCK_BYTES)
+    with closing(Server(blocks=11)) as server:
+        server.manager.store(*keys_of(A, 11))
+        server.manager.read(Key(A, 5))
+        asked, given_back = list[int](), list[int]()
+        delete, give_back = server.manager.delete, server.pool.give_back
+        monkeypatch.setattr(server.manager, "delete", lambda keys: asked.append(len(keys)) or delete(keys))
+        monkeypatch.setattr(server.pool, "give_back", lambda ones: given_back.append(len(ones)) or give_back(ones))
+        overwrite, going_on = server.pool.overwrite, threading.Event()
+        monkeypatch.setattr(server.pool, "overwrite", lambda *span: going_on.wait() and overwrite(*span))
+        deleted, locked = server.pool.delete([*keys_of(A, 11), Key(B, 1)])
+        assert (len(deleted), locked) == (10, {Key(A, 5)})
+        assert asked == [4, 4, 4]
+        assert server.pool.scrubber.pending_bytes == 10 * BLOCK_BYTES
+        going_on.set()
+        assert server.pool.settle(10)
+        assert (sum(given_back), max(given_back)) == (10, 3)
+        assert (server.pool.scrubber.pending_bytes, server.pool.scrubber.overwritten_bytes) == (0, 10 * BLOCK_BYTES)
+
+
+def test_what_is_being_written_is_summed_up_by_keyspace_and_for_every_writer(server: Server) -> None:
+    server.manager.reserve(Key(A, 1), tag="x")
+    server.manager.reserve(Key(A, 1), Key(A, 2), tag="y")
+    server.manager.reserve(Key(B, 1))
+    assert server.pool.staged_bytes() == {A: 3 * BLOCK_BYTES, B: BLOCK_BYTES}
+    assert server.pool.usage() == (4 * BLOCK_BYTES, 16 * BLOCK_BYTES)
+    assert server.memory.fill() == (4 * BLOCK_BYTES, 16 * BLOCK_BYTES)
+    assert server.pool.abandoned() == []
+    server.manager._staging[Key(A, 1)]["x"].write_lock.count = 0
+    assert server.pool.abandoned() == [Key(A, 1)]
+
+
+def test_blocks_are_lent_to_a_copy_unless_they_are_absent_temporary_or_replaced(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(*keys_of(A, 2))
+    server.manager.load(Key(A, 2), temporary=True)
+    reserved = server.pool.reserve(keys_of(A, 4))
+    assert [(one.key, one.size_bytes, len(one.view)) for one in reserved] == [
+        (key, BLOCK_BYTES, BLOCK_BYTES) for key in keys_of(A, 2)
+    ]
+    assert all(server.pool.in_use(key) for key in keys_of(A, 2))
+    assert all(server.pool.lent(server.pool.address(key) or 0, 1) for key in keys_of(A, 2))
+    server.pool.let_go(reserved)
+    assert not any(server.pool.in_use(key) for key in keys_of(A, 2))
+    assert not any(server.pool.lent(server.pool.address(key) or 0, BLOCK_BYTES) for key in keys_of(A, 2))
+    assert server.pool.address(Key(A, 9)) is None
+    assert server.pool.read_lock_s == READ_TTL_S

@@ -282,10 +282,10 @@ class TestEvents:
         server.manager.store(*keys_of(A, 3))
         server.turn()
         del server.manager._objects[Key(A, 1)]
-        server.now_s += COMPARE_S - SOON
+        server.now_s += COMPARE_S - 1
         server.turn()
         assert server.memory.held_bytes(A) == 3 * BLOCK_BYTES
-        server.now_s += 2 * SOON
+        server.now_s += 1
         server.turn()
         assert server.memory.held_bytes(A) == 2 * BLOCK_BYTES
         assert server.gone == [Key(A, 1)]
@@ -331,6 +331,20 @@ class TestEvents:
         server.turn()
         assert len(server.resident()) == 1
 
+    def test_a_block_is_there_once_it_is_written_and_as_old_when_it_was_read(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.reserve(Key(A, 1))
+        server.turn()
+        assert server.memory.held_bytes(A) == 0
+        server.manager.commit(Key(A, 1))
+        server.turn()
+        assert server.memory.held_bytes(A) == BLOCK_BYTES
+        server.now_s += 10
+        server.manager.read(Key(A, 1))
+        server.manager.release(Key(A, 1))
+        server.turn()
+        assert server.memory.age_s(Key(A, 1)) == pytest.approx(10)
+
     def test_only_uses_are_counted_as_hits_and_both_count_for_the_order(self, server: Server) -> None:
         server.allow(a=None)
         server.manager.store(*keys_of(A, 3))
@@ -368,6 +382,7 @@ class TestAges:
     def test_no_block_is_younger_than_new(self, server: Server) -> None:
         server.allow(a=EnforcedBudget(TIER, retention_s=10))
         server.memory.inherit_age(Key(A, 1), -5.0)
+        assert server.memory.age_s(Key(A, 1)) == 0
         server.manager.store(Key(A, 1))
         server.turn()
         server.now_s += 10
