@@ -405,7 +405,7 @@ class TestAges:
     def test_while_events_are_out_of_order_an_announced_age_counts(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        server.allow(a=None)
+        server.allow(a=EnforcedBudget(TIER, retention_s=40))
         monkeypatch.setattr(events, "MAX_EVENTS", 0)
         server.memory.inherit_age(Key(A, 1), 30.0)
         server.manager.store(Key(A, 1), Key(A, 2))
@@ -413,3 +413,19 @@ class TestAges:
         server.now_s += 1
         assert server.memory.age_s(Key(A, 1)) == pytest.approx(31)
         assert server.memory.age_s(Key(A, 2)) == pytest.approx(1)
+        server.now_s += 9
+        server.turn()
+        assert server.resident() == [Key(A, 2)]
+
+    def test_an_age_that_is_announced_for_the_next_block_of_a_name_is_not_that_of_the_one_there(
+        self, server: Server
+    ) -> None:
+        server.allow(a=EnforcedBudget(TIER, retention_s=40))
+        server.manager.store(Key(A, 1))
+        server.memory.inherit_age(Key(A, 1), 90.0)
+        server.turn()
+        assert server.resident() == [Key(A, 1)]
+        assert server.memory.age_s(Key(A, 1)) == pytest.approx(90), "a copy of either may be on its way"
+        server.manager.store(Key(A, 1))
+        server.turn()
+        assert server.resident() == []
