@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
-from kvstrata_sidecar.adapter.memory import write_back
+from kvstrata_sidecar.adapter.index import victims
+from kvstrata_sidecar.adapter.memory import erase, turns, warmup, write_back
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from kvstrata_sidecar.adapter.memory.write_back import (
     ENOUGH_S,
@@ -54,6 +55,13 @@ def counted(server: Server, name: str) -> int:
 def turn(server: Server, after_s: float = LOOK_S) -> None:
     server.now_s += after_s
     server.turn()
+
+
+def test_figures_are_those_that_the_guides_name() -> None:
+    assert (victims.NEAR_SHARE, victims.SOON_S) == (0.05, 10.0)
+    assert (write_back.IN_FLIGHT_BYTES, write_back.IN_FLIGHT_SHARE, TRUST_S, GRACE_S) == (64 << 20, 0.05, 60.0, 0.25)
+    assert (warmup.BATCH_BYTES, warmup.BATCH_SHARE, warmup.SPARE_SHARE, warmup.PATIENCE_S) == (64 << 20, 8, 0.05, 5.0)
+    assert (turns.GATHER_S, erase.WITHIN_S) == (0.005, 2.0)
 
 
 class TestHowMuchAtOnce:
@@ -128,7 +136,7 @@ class TestWhichAndWhen:
         turn(server)
         assert tier.handed_keys() == [Key(A, 1)] * 2
 
-    @pytest.mark.parametrize(("left_s", "count"), [(ENOUGH_S - SOON, 0), (ENOUGH_S + SOON, 1)])
+    @pytest.mark.parametrize(("left_s", "count"), [(ENOUGH_S - SOON, 0), (ENOUGH_S, 1), (ENOUGH_S + SOON, 1)])
     def test_a_block_that_leaves_memory_too_soon_is_not_copied(
         self, server: Server, tier: SlowerTier, left_s: float, count: int
     ) -> None:

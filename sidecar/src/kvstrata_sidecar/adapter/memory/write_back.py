@@ -124,10 +124,10 @@ class WriteBack:
             if cause not in EVICTIONS or kept is None or bound is None or key in self._tried_s:
                 continue
             remaining_s = WITHIN_S if bound.retention_s is None else kept.computed_s + bound.retention_s - now_s
-            # An expiring block matters only if it outlives its time here; others if they live at all.
-            age_s = now_s - kept.computed_s + (max(0.0, remaining_s) if cause is Cause.RETENTION else 0.0)
             if remaining_s < ENOUGH_S or not _fits(in_flight, kept, bound, most_bytes):
                 continue
+            # An expiring block matters only if it outlives its time here; others if they live at all.
+            age_s = now_s - kept.computed_s + (remaining_s if cause is Cause.RETENTION else 0.0)
             tier, is_open = self._target(block_of(key), age_s, TRUST_S)
             if tier is None or not is_open:
                 continue
