@@ -203,10 +203,9 @@ class TestWhereTo:
         server.allow(a=EnforcedBudget(TIER, limit_bytes=2 * BLOCK_BYTES))
         server.manager.store(*keys_of(A, 2))
         server.memory.confirm(tier, keys_of(A, 2))
-        server.now_s += TRUST_S - SOON
-        server.turn()
+        turn(server, TRUST_S - 1)
         assert tier.handed == []
-        turn(server)
+        turn(server, 1)
         assert tier.handed_keys() == [Key(A, 1)]
         tier.answer()
         server.manager.store(*keys_of(A, 2, first=7))
