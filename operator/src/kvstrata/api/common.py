@@ -150,6 +150,11 @@ class TierBudget(ApiModel):
     )
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether it sets anything."""
+        return any(value is not None for name, value in self if name != "name")
+
+    @property
     def guaranteed_bytes(self) -> int:
         """Reserved bytes; 0 when absent."""
         return self.guaranteed.in_bytes if self.guaranteed is not None else 0

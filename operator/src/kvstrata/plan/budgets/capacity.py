@@ -125,7 +125,9 @@ def within_budget(
     kind = ConditionType.WITHIN_BUDGET
     if wrong:
         return false(kind, wrong.reason, wrong.message)
-    known = [(budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and _bounds(budget)]
+    known = [
+        (budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and budget.is_bounded
+    ]
     if not known:
         return true(kind, PolicyReason.NO_BUDGET, nothing)
     budgeted = [tier for _, tier in known if tier.spec.medium in BUDGETED]
@@ -190,10 +192,6 @@ def _consequence(tier: CacheTier) -> str:
     if tier.spec.per_pod:
         return "every guarantee is cut by the same share"
     return "the server refuses blocks for want of memory, also some that are guaranteed"
-
-
-def _bounds(budget: TierBudget) -> bool:
-    return budget.limit is not None or budget.guaranteed is not None or budget.retention is not None
 
 
 def _said(world: World, uid: str) -> PodState | None:
