@@ -14,7 +14,7 @@ from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy, TenantC
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
 from kvstrata.contract.policy.data_key import BundledKey
-from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.model.guarantees import Holder
 from kvstrata.model.refs import BUNDLE
 from kvstrata.model.world import World
@@ -60,7 +60,9 @@ class PolicyInputs:
 
     @property
     def keyspace(self) -> str | None:
-        return self.epoch.keyspace(self.domain_key) if self.epoch is not None and self.domain_key is not None else None
+        if self.epoch is None or self.domain_key is None:
+            return None
+        return derive_keyspace(self.domain_key, self.scope, self.epoch.value)
 
 
 def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) -> PolicyInputs:

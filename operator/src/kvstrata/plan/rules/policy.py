@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.rules import budgets
-
-FIELD = "spec.tiers"
 
 
 def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
@@ -29,18 +26,8 @@ def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decisi
     )
 
 
-def tiers_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
-    return budgets.missing_tier(world, policy.spec.tiers, FIELD)
-
-
 def budgets_fit_their_tiers(world: World, policy: TenantCachePolicy) -> Decision | None:
-    """A budget may not promise what its tier cannot hold or keep."""
-    for budget in policy.spec.tiers:
-        tier = world.tiers[budget.name]
-        decision = budgets.misfit(budget, tier, FIELD) or _classification_problem(tier, policy)
-        if decision:
-            return decision
-    return None
+    return budgets.problem(world, policy.spec.tiers, "spec.tiers", policy)
 
 
 def models_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
@@ -77,7 +64,7 @@ def group_lists_the_tenant(world: World, policy: TenantCachePolicy) -> Decision 
     )
 
 
-BLOCKING = (only_policy_of_its_tenant, tiers_exist, budgets_fit_their_tiers, models_exist)
+BLOCKING = (only_policy_of_its_tenant, budgets_fit_their_tiers, models_exist)
 ISOLATING = (group_exists, group_lists_the_tenant)
 
 
@@ -89,15 +76,3 @@ def by_seniority(world: World, tenant: str) -> list[TenantCachePolicy]:
 def seniority(policy: TenantCachePolicy) -> tuple[bool, float, str]:
     created = policy.metadata.creation_timestamp
     return (policy.metadata.deleting, created.timestamp() if created else 0.0, policy.uid)
-
-
-def _classification_problem(tier: CacheTier, policy: TenantCachePolicy) -> Decision | None:
-    level = policy.spec.effective_classification
-    if tier.spec.admits(level):
-        return None
-    unsaid = "" if policy.spec.classification else ", as which data counts while spec.classification is absent"
-    return Decision(
-        PolicyReason.CLASSIFICATION_NOT_ALLOWED,
-        f"CacheTier {tier.name} does not allow data of classification {level}{unsaid}: pods keep it off; choose "
-        "another tier in spec.tiers",
-    )
