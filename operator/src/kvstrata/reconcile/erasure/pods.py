@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TypeVar
 
-from kvstrata.clients.gate import GateClient, GateError
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.gate import GateClient
+from kvstrata.clients.kube import Kube
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.engine_reset import ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import (
@@ -24,9 +24,7 @@ from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.pods import Pod
 from kvstrata.plan.erasure.gather import OWN_MEMORY
 from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, ResetEngine
-from kvstrata.reconcile import metrics
-from kvstrata.reconcile.audit import tell_refused
-from kvstrata.reconcile.pod_states import PodTokens
+from kvstrata.reconcile.pod_states import PodAnswerError, PodTokens
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -98,21 +96,13 @@ class Pods:
     async def _believed(
         self, record: ErasureRecord, pod: Pod, ask: Callable[[str, str, Q], Awaitable[tuple[T, str]]], request: Q
     ) -> T:
-        namespace = record.namespace
+        asked = ask(pod.ip or "", gate_server_name(pod.model, record.namespace), request)
         try:
-            answer, token = await ask(pod.ip or "", gate_server_name(pod.model, namespace), request)
-            doubt = await self._tokens.token_problem(namespace, pod, token)
-        except GateError as error:
-            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
-            raise PodError(f"pod {pod.name} did not answer: {error.reason}") from error
+            return await self._tokens.answer_of(record.namespace, pod, asked)
         except ContractError as error:
             raise PodError(f"pod {pod.name} could not be asked") from error
-        except KubeError as error:
-            raise PodError(f"the token of pod {pod.name} could not be reviewed: {error.reason}") from error
-        if doubt is not None:
-            tell_refused(namespace, pod, doubt)
-            raise PodError(f"the answer of pod {pod.name} is not believed: {doubt}")
-        return answer
+        except PodAnswerError as error:
+            raise PodError(str(error)) from error
 
 
 def _copies(tier: ErasedTier) -> Copies:
