@@ -29,7 +29,7 @@ from kvstrata.model.erasure.facts import (
     ServersSeen,
     Witness,
 )
-from kvstrata.model.erasure.record import Erasure, ErasureOrder, Observed, PodNow, SharedTier, TierNow
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, Observed, SharedTier, TierNow
 from kvstrata.plan.erasure.next_step import Conclude, ErasureStep, next_step
 from kvstrata.plan.erasure.orders import (
     AskPodToErase,
@@ -138,7 +138,7 @@ def probed(uid: str, after_s: float = 41, boot: int = 1, round: int = 1, missed:
 
 def around(**changes: object) -> Observed:
     """Everything answers."""
-    pods = {uid: PodNow(uid, "g1", "c1") for uid in ("p1", "p2")}
+    pods = dict.fromkeys(("p1", "p2"), ("g1", "c1"))
     whole = Observed({"redis": TierNow(("n1", "n2"), SLOTS)}, pods)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -264,7 +264,7 @@ class Simulation:
 
     def _around(self) -> Observed:
         asked = {
-            pod.uid: PodNow(pod.uid, f"g{pod.boot(self.now_s)}", f"c{pod.boot(self.now_s)}")
+            pod.uid: (f"g{pod.boot(self.now_s)}", f"c{pod.boot(self.now_s)}")
             for pod in self.pods
             if pod.can_be_asked(self.now_s)
         }

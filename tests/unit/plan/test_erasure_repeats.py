@@ -10,7 +10,7 @@ from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import Fact, JobState
-from kvstrata.model.erasure.record import PodNow, TierNow
+from kvstrata.model.erasure.record import TierNow
 from kvstrata.plan.erasure.orders import MAX_ROUNDS, AskPodToErase, AskPodToVerify, StartDeletion, VerifyTier
 
 from .erasure_steps import because, holding, ordered, step_of, verdict_of
@@ -67,7 +67,7 @@ def test_a_pods_answer_that_proves_nothing_is_asked_for_again(answer: Fact, what
 
 
 def test_a_pod_that_started_anew_is_asked_when_it_has_acknowledged_again() -> None:
-    seen = around(pods={"p1": PodNow("p1", "g1", "c1"), "p2": PodNow("p2", "g1", "c2")})
+    seen = around(pods={"p1": ("g1", "c1"), "p2": ("g1", "c2")})
     facts = (rolled(), acked("p1"), acked("p2", 4), *removed(), deleted("n1"), deleted("n2"), erased("p1"))
     step = step_of(*facts, seen=seen)
     assert (step.decision.reason, step.orders) == (R.POD_GONE_MID_ERASE, ())

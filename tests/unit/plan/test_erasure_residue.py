@@ -9,7 +9,7 @@ from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
-from kvstrata.model.erasure.record import Erasure, PodNow
+from kvstrata.model.erasure.record import Erasure
 from kvstrata.plan.erasure.next_step import PATIENCE_S, RESIDUE_PATIENCE_S
 from kvstrata.plan.erasure.orders import AskPodToErase
 from kvstrata.plan.erasure.receipt import facts_of
@@ -39,7 +39,7 @@ from .erasures import (
 def test_a_pod_that_ended_mid_erase_took_its_memory_along() -> None:
     facts = (*until_verified()[:-4], ended("p2", 37), looked(), probed("p1"))
     assert ReceiptClaim.VERIFIED in set(Record.of_erasure(HEAD, facts_of(Erasure(order()).with_facts(*facts))).claimed)
-    gone = around(pods={"p1": PodNow("p1", "g1", "c1")})
+    gone = around(pods={"p1": ("g1", "c1")})
     assert verdict_of(step_of(*facts, seen=gone)) is not None
 
 
@@ -87,7 +87,7 @@ def test_a_pod_that_only_fenced_itself_off_is_a_copy_nobody_can_reach() -> None:
 
 
 def test_a_pod_that_vanished_unanswered_is_residue_if_that_is_allowed() -> None:
-    seen = around(pods={"p1": PodNow("p1", "g1", "c1")})
+    seen = around(pods={"p1": ("g1", "c1")})
     facts = (rolled(), acked("p1"), acked("p2"), *removed(), deleted("n1"), deleted("n2"), erased("p1"))
     done = (*facts, looked(), probed("p1"))
     assert step_of(*done, seen=seen).decision.reason == R.POD_GONE_MID_ERASE

@@ -11,12 +11,11 @@ from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.signing import SigningKeys, is_signed
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.contract.receipt.record import Fault, HandOverKind, Link, ReceiptError, read_link, read_receipt
+from kvstrata.contract.receipt.record import Fault, HandOverKind, Link, ReceiptError, Record, read_link, read_receipt
 from kvstrata.contract.wire import canonical_json
 from kvstrata.plan.erasure.receipt_chain import (
     ChainConflict,
     ChainState,
-    IssueReceipt,
     KeysInUse,
     Receipted,
     plan_hand_over,
@@ -44,9 +43,9 @@ class Store:
                 if not dies:
                     self.told = ReceiptChain(count=step.count, head=step.head)
                 return step
-            assert isinstance(step, IssueReceipt)
-            assert step.record.head.sequence not in self.files
-            self.files[step.record.head.sequence] = signing.sign(step.record)
+            assert isinstance(step, Record)
+            assert step.head.sequence not in self.files
+            self.files[step.head.sequence] = signing.sign(step)
         raise AssertionError("no receipt after three writes")
 
     def verified(self, *pinned: str) -> int:
@@ -122,8 +121,8 @@ def test_a_previous_key_may_go_when_no_chain_needs_a_hand_over() -> None:
     assert plan_hand_over(store.state(), in_use) is None
     store.receipt(erasure("order-1"), keys(1))
     step = plan_hand_over(store.state(), in_use)
-    assert isinstance(step, IssueReceipt)
-    store.files[2] = both.sign(step.record)
+    assert isinstance(step, Record)
+    store.files[2] = both.sign(step)
     assert plan_hand_over(store.state(), in_use) is None
 
 
@@ -168,5 +167,5 @@ def test_what_a_newer_operator_wrote_is_continued_by_one_that_was_rolled_back() 
     step = plan_receipt(
         ChainState(DOMAIN, NAMESPACE, [newer]), KeysInUse(keys().current_id, keys().since), erasure("order-2")
     )
-    assert isinstance(step, IssueReceipt)
-    assert (step.record.head.sequence, step.record.head.previous) == (2, newer.digest)
+    assert isinstance(step, Record)
+    assert (step.head.sequence, step.head.previous) == (2, newer.digest)

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstrata.contract.receipt.facts import (
-    Amount,
-    Erasure,
-    Fence,
-    KeyFact,
-    NodeFact,
-    PodFact,
-    PodTier,
-    TierFact,
-)
+from kvstrata.contract.receipt.facts import NOTHING, Erasure, Fence, KeyFact, NodeFact, PodFact, PodTier, TierFact
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import (
     Hbm,
@@ -118,14 +109,10 @@ def _files_left(pod: PodFact, tier: PodTier) -> bool:
     return pod.standing is Standing.ENDED and tier.outlives_pod and tier.erased is None
 
 
-def _nothing(amount: Amount) -> bool:
-    return amount.keys == 0 and amount.bytes == 0
-
-
 def _remain(erasure: Erasure) -> Iterator[bool]:
     for tier in erasure.tiers:
         for node in tier.nodes:
-            yield not _nothing(node.remaining) or (node.left is not None and not _nothing(node.left))
+            yield node.remaining != NOTHING or node.left not in (None, NOTHING)
     for pod in erasure.pods:
         yield from (one.erased is not None and one.erased.remaining > 0 for one in pod.tiers)
 
@@ -193,7 +180,7 @@ def _tier_erased(tier: TierFact) -> bool:
 
 
 def _node_erased(node: NodeFact) -> bool:
-    return node.erased is not None and _nothing(node.remaining) and node.replicas_in_step == node.replicas
+    return node.erased is not None and node.remaining == NOTHING and node.replicas_in_step == node.replicas
 
 
 def _verified(erasure: Erasure) -> bool:
@@ -204,7 +191,7 @@ def _verified(erasure: Erasure) -> bool:
     if any(node.erased is None or node.erased.name == look.by.name for node in nodes):
         return False
     stood_still = all(tier.slots_before and tier.slots_before == tier.slots_after for tier in erasure.tiers)
-    empty = all(node.left is not None and _nothing(node.left) for node in nodes)
+    empty = all(node.left == NOTHING for node in nodes)
     return stood_still and empty and _probed(erasure, found=any(node.found.keys for node in nodes))
 
 

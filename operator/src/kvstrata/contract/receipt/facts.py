@@ -33,8 +33,6 @@ Boot = Annotated[str, Form("[0-9A-Za-z._:-]{0,128}", "boot id")]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The order."""
-
     kind: SubjectKind
     """Kind of the object that ordered it, or whose deletion did."""
 
@@ -144,8 +142,6 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class PodTier:
-    """A tier that a pod had inside."""
-
     tier: Name
     """Name of the CacheTier."""
 
@@ -217,8 +213,6 @@ class PodFact:
 
 @dataclass(frozen=True, slots=True)
 class KeyFact:
-    """One data key of what was revoked."""
-
     fingerprint: HexDigest
     """SHA-256 that stands for the key."""
 
@@ -254,8 +248,6 @@ NOTHING = Amount(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class NodeFact:
-    """One primary of a shared tier."""
-
     node: Uid
     """The server's own id."""
 
@@ -283,8 +275,6 @@ class NodeFact:
 
 @dataclass(frozen=True, slots=True)
 class TierFact:
-    """One shared tier."""
-
     tier: Name
     """Name of the CacheTier."""
 
@@ -320,8 +310,6 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """When each step was done; null for those that were not."""
-
     started: Moment
     """The order was taken up."""
 
@@ -346,8 +334,6 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A version that took part."""
-
     name: Name
     """The operator that began, or what the servers of tiers are."""
 
@@ -360,8 +346,6 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """All facts of one erasure."""
-
     WIRE: ClassVar[Wire] = EVIDENCE
 
     subject: Subject

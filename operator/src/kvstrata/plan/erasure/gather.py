@@ -36,7 +36,6 @@ from kvstrata.model.erasure.record import (
     ErasureOrder,
     ErasureRecord,
     LeftEpoch,
-    PodNow,
     SharedTier,
 )
 from kvstrata.model.pods import Pod
@@ -211,13 +210,13 @@ def reports(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...
                 yield PodSeen(witness.uid, Standing.FENCED, now, fence=fence)
 
 
-def pods_at_hand(world: World, erasure: Erasure) -> dict[str, PodNow]:
+def pods_at_hand(world: World, erasure: Erasure) -> dict[str, tuple[str, str]]:
     live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
     found = {}
     for witness in witnesses(erasure):
         told = world.states.get(witness.uid)
         if witness.uid in live and told is not None and told.in_contact and told.state.cache_boot:
-            found[witness.uid] = PodNow(witness.uid, told.state.gate_boot, told.state.cache_boot)
+            found[witness.uid] = (told.state.gate_boot, told.state.cache_boot)
     return found
 
 

@@ -266,11 +266,11 @@ def _files(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]:
 
 
 def _ask(case: ErasureCase, witness: Witness, reason: R, order: Order) -> Open:
-    pod = case.seen.pods.get(witness.uid)
-    if pod is None:
+    boots = case.seen.pods.get(witness.uid)
+    if boots is None:
         why = f"pod {witness.name} acknowledged and cannot be asked any more: it has to end, or to come back"
         return Open(R.POD_GONE_MID_ERASE, why, blocked=True)
-    if not evidence.has_acknowledged(case.erasure, witness.uid, (pod.gate_boot, pod.cache_boot)):
+    if not evidence.has_acknowledged(case.erasure, witness.uid, boots):
         return Open(R.POD_GONE_MID_ERASE, f"pod {witness.name} started anew and has not acknowledged since")
     return Open(reason, f"pod {witness.name} was asked", order)
 

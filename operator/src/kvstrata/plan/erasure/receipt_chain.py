@@ -35,14 +35,6 @@ class KeysInUse:
 
 
 @dataclass(frozen=True, slots=True)
-class IssueReceipt:
-    """Sign this record and create its objects, the numbered one last; then plan again. If that one exists, another
-    process wrote it: read the chain again."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
 class Receipted:
     """The receipt exists: its digest, and the state of the chain."""
 
@@ -58,7 +50,9 @@ class ChainConflict:
     message: str
 
 
-ReceiptStep = IssueReceipt | Receipted | ChainConflict
+ReceiptStep = Record | Receipted | ChainConflict
+"""A record is to be signed and its objects created, the numbered one last; then plan again. If that one exists, another
+process wrote it: read the chain again."""
 
 
 def plan_receipt(chain: ChainState, keys: KeysInUse, erasure: Erasure) -> ReceiptStep:
@@ -72,17 +66,14 @@ def plan_receipt(chain: ChainState, keys: KeysInUse, erasure: Erasure) -> Receip
         return Receipted(done.digest, place.sequence, place.digest or done.digest)
     hand_over = _hand_over(chain, place, keys)
     if hand_over is not None:
-        return IssueReceipt(hand_over)
-    return IssueReceipt(Record.of_erasure(_head(chain, place, keys.current), erasure))
+        return hand_over
+    return Record.of_erasure(_head(chain, place, keys.current), erasure)
 
 
-def plan_hand_over(chain: ChainState, keys: KeysInUse) -> IssueReceipt | ChainConflict | None:
+def plan_hand_over(chain: ChainState, keys: KeysInUse) -> Record | ChainConflict | None:
     """Return the hand-over required before the previous key may be removed; None if none is."""
     place = _place(chain)
-    if isinstance(place, ChainConflict):
-        return place
-    record = _hand_over(chain, place, keys)
-    return None if record is None else IssueReceipt(record)
+    return place if isinstance(place, ChainConflict) else _hand_over(chain, place, keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import CONFIG_MAP, SECRET
 from kvstrata.clients.signing import SigningError, SigningKeys, generate, is_signed
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.contract.receipt.record import Link, ReceiptError, check_signatures, read_link
+from kvstrata.contract.receipt.record import Link, ReceiptError, Record, check_signatures, read_link
 from kvstrata.contract.receipt.vocabulary import moment_in_s
 from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, read_receipt_objects
@@ -90,9 +90,9 @@ class Chains:
                     keys, published = await self._keys()
                     chain = await self._chain(namespace, domain, told, keys, published, found)
                     step = receipt_chain.plan_receipt(chain, _in_use(keys), facts)
-                    if not isinstance(step, receipt_chain.IssueReceipt):
+                    if not isinstance(step, Record):
                         return step
-                    await self._write(keys.sign(step.record), found)
+                    await self._write(keys.sign(step), found)
             except (_CannotGoOnError, SigningError, ReceiptError) as error:
                 return receipt_chain.ChainConflict(str(error))
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
@@ -164,7 +164,7 @@ class Chains:
                 if newest is None or newest.subject_uid is not None:
                     return None
                 return HandedOver(chain.namespace, domain, newest.head.sequence, newest.digest)
-            await self._write(keys.sign(step.record), found)
+            await self._write(keys.sign(step), found)
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
 
     async def _handing_over(
