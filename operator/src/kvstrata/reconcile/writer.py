@@ -179,9 +179,13 @@ class Writer:
             )
 
     def _may_write(self) -> None:
-        if not self._leading():
-            raise NotLeadingError("this process no longer leads and must not write")
+        require_lead(self._leading)
 
 
 class NotLeadingError(RuntimeError):
     """A write was attempted after the Lease was lost."""
+
+
+def require_lead(leading: Callable[[], bool]) -> None:
+    if not leading():
+        raise NotLeadingError("this process no longer leads and must not write")

@@ -23,20 +23,7 @@ from kvstrata.model.erasure.facts import KeyNotDestroyed, ReceiptWritten, Rolled
 from kvstrata.model.erasure.record import Erasure, Observed
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
-from kvstrata.plan.erasure.orders import (
-    DestroyKeys,
-    ErasureCase,
-    IssueReceipt,
-    Open,
-    Order,
-    RevokeKeys,
-    StartDeletion,
-    open_copies,
-    open_deletions,
-    open_engines,
-    open_looks,
-    open_probes,
-)
+from kvstrata.plan.erasure import orders as work
 from kvstrata.plan.erasure.receipt import facts_of
 
 PATIENCE_S = 600
@@ -68,7 +55,7 @@ class ErasureStep:
 
     phase: Phase
     decision: Decision
-    orders: tuple[Order | StartDeletion | Conclude, ...] = ()
+    orders: tuple[work.Order | work.StartDeletion | Conclude, ...] = ()
     again_s: float | None = None
     pinned_tiers: frozenset[str] = frozenset()
     findings: tuple[Finding, ...] = ()
@@ -76,14 +63,14 @@ class ErasureStep:
 
 def next_step(erasure: Erasure, seen: Observed, now: datetime) -> ErasureStep:
     facts = facts_of(erasure)
-    case = ErasureCase(erasure, seen, now, facts, frozenset(claims(facts)))
+    case = work.ErasureCase(erasure, seen, now, facts, frozenset(claims(facts)))
     step = next(step for rule in RULES if (step := rule(case)) is not None)
     if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
         step = _cut_short(case, step)
     return replace(step, findings=tuple(_findings(case, step)))
 
 
-def finish(case: ErasureCase) -> ErasureStep | None:
+def finish(case: work.ErasureCase) -> ErasureStep | None:
     verdict, receipt = case.erasure.only(Verdict), case.erasure.only(ReceiptWritten)
     if verdict is None:
         return None
@@ -93,17 +80,17 @@ def finish(case: ErasureCase) -> ErasureStep | None:
     if case.seen.receipt_problem:
         return _waiting(Phase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
     why = Decision(R.RECEIPTING, f"the receipt is being written; it ends so: {verdict.message}")
-    return ErasureStep(Phase.RECEIPTING, why, (IssueReceipt(case.facts),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.RECEIPTING, why, (work.IssueReceipt(case.facts),), LOOK_AGAIN_S)
 
 
-def roll(case: ErasureCase) -> ErasureStep | None:
+def roll(case: work.ErasureCase) -> ErasureStep | None:
     """The plan of the invalidation rolls epochs, eager or not."""
     if case.erasure.only(Rolled) is not None:
         return None
     return _waiting(Phase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
 
 
-def await_pods(case: ErasureCase) -> ErasureStep | None:
+def await_pods(case: work.ErasureCase) -> ErasureStep | None:
     """Every witness acknowledged, ended, or is fenced."""
     if evidence.unreachable_at(case.erasure) is not None:
         return None
@@ -114,7 +101,7 @@ def await_pods(case: ErasureCase) -> ErasureStep | None:
     return _waiting(Phase.AWAITING_ACKS, Decision(R.AWAITING_ACKS, why))
 
 
-def revoke(case: ErasureCase) -> ErasureStep | None:
+def revoke(case: work.ErasureCase) -> ErasureStep | None:
     """Data keys are removed when no pod needs them any more, and before any deletion."""
     kept = evidence.keys_kept(case.erasure)
     if not kept:
@@ -122,10 +109,10 @@ def revoke(case: ErasureCase) -> ErasureStep | None:
     why = Decision(R.REVOKING_KEYS, f"{len(kept)} data keys are removed from their custody")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(kept)} data keys are still in their custody: {case.seen.custody_problem}")
-    return ErasureStep(Phase.REVOKING, why, (RevokeKeys(kept),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.REVOKING, why, (work.RevokeKeys(kept),), LOOK_AGAIN_S)
 
 
-def destroy(case: ErasureCase) -> ErasureStep | None:
+def destroy(case: work.ErasureCase) -> ErasureStep | None:
     """The KMS is asked for the destruction of keys once every holder may have dropped them."""
     open_keys = _keys_not_destroyed(case, judged=False)
     if not open_keys:
@@ -133,10 +120,10 @@ def destroy(case: ErasureCase) -> ErasureStep | None:
     why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are asked after: whoever had them is to have let go")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
-    return ErasureStep(Phase.REVOKING, why, (DestroyKeys(open_keys),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.REVOKING, why, (work.DestroyKeys(open_keys),), LOOK_AGAIN_S)
 
 
-def wait_out_writes(case: ErasureCase) -> ErasureStep | None:
+def wait_out_writes(case: work.ErasureCase) -> ErasureStep | None:
     """A deletion before the last possible write would have to be repeated. In pods, late writes under a revoked
     keyspace disappear; under the surviving keyspace of a prefix they would stay."""
     end = evidence.window_ends(case.erasure)
@@ -147,9 +134,9 @@ def wait_out_writes(case: ErasureCase) -> ErasureStep | None:
     return ErasureStep(Phase.WAITING_OUT_WRITES, why, again_s=left_s, pinned_tiers=_pinned_tiers(case))
 
 
-def finish_verified(case: ErasureCase) -> ErasureStep | None:
+def finish_verified(case: work.ErasureCase) -> ErasureStep | None:
     """A proof stays valid when servers change afterwards."""
-    if any(open_engines(case)):
+    if any(work.open_engines(case)):
         return None
     if ReceiptClaim.VERIFIED in case.holds:
         return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
@@ -159,20 +146,20 @@ def finish_verified(case: ErasureCase) -> ErasureStep | None:
     return None
 
 
-def erase(case: ErasureCase) -> ErasureStep | None:
+def erase(case: work.ErasureCase) -> ErasureStep | None:
     """Each primary by a Job, a few at a time; each pod by itself."""
-    return _step(case, Phase.ERASING, R.ERASING, (*open_deletions(case), *open_copies(case)))
+    return _step(case, Phase.ERASING, R.ERASING, (*work.open_deletions(case), *work.open_copies(case)))
 
 
-def verify(case: ErasureCase) -> ErasureStep | None:
+def verify(case: work.ErasureCase) -> ErasureStep | None:
     """The operator looks itself, after all deletions."""
-    return _step(case, Phase.VERIFYING, R.VERIFYING, (*open_looks(case), *open_probes(case)))
+    return _step(case, Phase.VERIFYING, R.VERIFYING, (*work.open_looks(case), *work.open_probes(case)))
 
 
-def finish_short(case: ErasureCase) -> ErasureStep:
+def finish_short(case: work.ErasureCase) -> ErasureStep:
     """Copies are left and nothing more can be ordered: wait, accept the residue, or fail. In a namespace under deletion
     only reachable copies are waited for: what is gone does not return."""
-    every = (*open_deletions(case), *open_copies(case), *open_looks(case), *open_probes(case))
+    every = (*work.open_deletions(case), *work.open_copies(case), *work.open_looks(case), *work.open_probes(case))
     blocked = [one for one in every if one.blocked]
     late = next((one for one in blocked if one.reason is R.LATE_COPIES), None)
     if late is not None:
@@ -191,11 +178,11 @@ def finish_short(case: ErasureCase) -> ErasureStep:
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
     # A holder of a key may have ended since.
     late_keys = _keys_not_destroyed(case, judged=True)
-    again = (DestroyKeys(late_keys),) if late_keys else ()
+    again = (work.DestroyKeys(late_keys),) if late_keys else ()
     return ErasureStep(Phase.ERASING, Decision(reason, until), again, left_s, _pinned_tiers(case))
 
 
-RULES: tuple[Callable[[ErasureCase], ErasureStep | None], ...] = (
+RULES: tuple[Callable[[work.ErasureCase], ErasureStep | None], ...] = (
     finish,
     roll,
     await_pods,
@@ -209,7 +196,7 @@ RULES: tuple[Callable[[ErasureCase], ErasureStep | None], ...] = (
 )
 
 
-def _step(case: ErasureCase, phase: Phase, reason: R, every: Iterable[Open]) -> ErasureStep | None:
+def _step(case: work.ErasureCase, phase: Phase, reason: R, every: Iterable[work.Open]) -> ErasureStep | None:
     # Unusual reasons first.
     waiting = sorted((one for one in every if not one.blocked), key=lambda one: one.reason is reason)
     if not waiting:
@@ -221,7 +208,7 @@ def _step(case: ErasureCase, phase: Phase, reason: R, every: Iterable[Open]) -> 
     return ErasureStep(phase, why, orders, LOOK_AGAIN_S, _pinned_tiers(case))
 
 
-def _keys_not_destroyed(case: ErasureCase, *, judged: bool) -> tuple[str, ...]:
+def _keys_not_destroyed(case: work.ErasureCase, *, judged: bool) -> tuple[str, ...]:
     """Return the fingerprints of removed keys in a KMS that did not confirm their destruction. With `judged`, those for
     which the KMS gave a reason; otherwise those that were not asked about yet."""
     known = {one.fingerprint for one in case.erasure.of(KeyNotDestroyed)}
@@ -229,7 +216,7 @@ def _keys_not_destroyed(case: ErasureCase, *, judged: bool) -> tuple[str, ...]:
     return tuple(key.fingerprint for key in left if (key.fingerprint in known) is judged)
 
 
-def _judged(case: ErasureCase, complete: bool, reason: str, message: str) -> ErasureStep:
+def _judged(case: work.ErasureCase, complete: bool, reason: str, message: str) -> ErasureStep:
     verdict = Verdict(complete, reason, message, case.now)
     return ErasureStep(Phase.RECEIPTING, Decision(reason, message), (Conclude(verdict),))
 
@@ -238,18 +225,18 @@ def _waiting(phase: Phase, why: Decision) -> ErasureStep:
     return ErasureStep(phase, why, again_s=LOOK_AGAIN_S)
 
 
-def _own_deadline(case: ErasureCase) -> datetime | None:
+def _own_deadline(case: work.ErasureCase) -> datetime | None:
     own_s = case.erasure.order.deadline_s
     return case.erasure.order.started + timedelta(seconds=own_s) if own_s is not None else None
 
 
-def _deadline(case: ErasureCase) -> datetime | None:
+def _deadline(case: work.ErasureCase) -> datetime | None:
     own, going = _own_deadline(case), case.seen.unattended
     ends = going + timedelta(seconds=ENDING_LIMIT_S) if going is not None else None
     return min((moment for moment in (own, ends) if moment is not None), default=None)
 
 
-def _cut_short(case: ErasureCase, step: ErasureStep) -> ErasureStep:
+def _cut_short(case: work.ErasureCase, step: ErasureStep) -> ErasureStep:
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
         verdict = Verdict(False, R.ABANDONED, message, case.now, case.seen.abandoned)
@@ -268,20 +255,20 @@ def _cut_short(case: ErasureCase, step: ErasureStep) -> ErasureStep:
     return replace(step, again_s=again_s)
 
 
-def _pinned_tiers(case: ErasureCase) -> frozenset[str]:
+def _pinned_tiers(case: work.ErasureCase) -> frozenset[str]:
     since = evidence.unreachable_at(case.erasure)
     if since is None or case.now >= since + timedelta(seconds=STILL_S):
         return frozenset()
     return frozenset(tier.name for tier in evidence.tiers_at_hand(case.erasure))
 
 
-def _unproven(case: ErasureCase) -> str:
+def _unproven(case: work.ErasureCase) -> str:
     kinds = [str(item.kind) for item in case.facts.residue if not item.kind.asked and item.kind.denies]
     what = f" ({', '.join(kinds)})" if kinds else ", for example because no pod knew a key to be asked for"
     return f"everything was done, and the facts do not prove that all is gone{what}"
 
 
-def _findings(case: ErasureCase, step: ErasureStep) -> Iterable[Finding]:
+def _findings(case: work.ErasureCase, step: ErasureStep) -> Iterable[Finding]:
     why = step.decision
     for kind, claim, reason in (
         (ConditionType.LOGICALLY_INVALID, ReceiptClaim.UNREACHABLE, R.LOGICALLY_INVALID),
@@ -298,7 +285,7 @@ def _findings(case: ErasureCase, step: ErasureStep) -> Iterable[Finding]:
         yield true(kind, why.reason, why.message)
 
 
-def _keys_lacking(case: ErasureCase, claim: ReceiptClaim) -> Decision | None:
+def _keys_lacking(case: work.ErasureCase, claim: ReceiptClaim) -> Decision | None:
     """Return why keys are not revoked or destroyed, if another cause than the present step."""
     rolled = case.erasure.only(Rolled)
     if rolled is None or claim not in (ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED):

@@ -139,7 +139,7 @@ class ErasureCase:
 def open_deletions(case: ErasureCase) -> Iterator[Open]:
     """Every present primary of the tiers must be emptied after the last write."""
     erasure, seen = case.erasure, case.seen
-    running = [one for one in erasure.of(Deletion) if one.state is JobState.RUNNING and _is_newest(erasure, one)]
+    running = [one for one in erasure.of(Deletion) if one.state is JobState.RUNNING]
     room = MAX_DELETIONS_AT_ONCE - seen.deletions_elsewhere - len(running)
     for tier in evidence.tiers_at_hand(erasure):
         servers = seen.tiers.get(tier.name, UNKNOWN)
@@ -277,7 +277,3 @@ def _ask(case: ErasureCase, witness: Witness, reason: R, order: Order) -> Open:
 
 def _away(tier: str, servers: TierNow) -> Open:
     return Open(R.TIER_AWAY, f"CacheTier {tier} is waited for: {servers.message or 'its servers are not known'}")
-
-
-def _is_newest(erasure: Erasure, deletion: Deletion) -> bool:
-    return deletion.round == evidence.next_round(erasure, deletion.tier, deletion.node) - 1

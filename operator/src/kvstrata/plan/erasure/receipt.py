@@ -13,29 +13,13 @@ from kvstrata.contract.receipt.claims import required_residue
 from kvstrata.contract.receipt.residue import Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Party, Standing
 from kvstrata.contract.wire import MAX_CLOSED_TEXT
-from kvstrata.model.erasure import evidence
-from kvstrata.model.erasure.facts import (
-    Deletion,
-    EngineReset,
-    FilesErased,
-    HeldTier,
-    JobState,
-    KeyDestroyed,
-    KeyRemoved,
-    Look,
-    PodErased,
-    Rolled,
-    ServersSeen,
-    TierLost,
-    Verdict,
-    Witness,
-)
+from kvstrata.model.erasure import evidence, facts
 from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
 def facts_of(erasure: Erasure) -> rows.Erasure:
     """Return the facts as in a receipt; final once there is a verdict."""
-    rolled, verdict = erasure.only(Rolled), erasure.only(Verdict)
+    rolled, verdict = erasure.only(facts.Rolled), erasure.only(facts.Verdict)
     pods = tuple(_pod(erasure, witness) for witness in evidence.witnesses(erasure))
     tiers = tuple(_tier(erasure, tier) for tier in erasure.order.tiers)
     keys = tuple(_keys(erasure))
@@ -43,7 +27,7 @@ def facts_of(erasure: Erasure) -> rows.Erasure:
     if verdict is not None and verdict.abandoned:
         reasons = [subject.reason, f"abandoned: {verdict.abandoned}"]
         subject = replace(subject, reason="; ".join(filter(None, reasons))[:MAX_CLOSED_TEXT])
-    facts = rows.Erasure(
+    receipt = rows.Erasure(
         subject=subject,
         revoked=rolled.revoked if rolled else (),
         targets=rolled.targets if rolled else (),
@@ -63,22 +47,22 @@ def facts_of(erasure: Erasure) -> rows.Erasure:
         ),
         versions=_versions(erasure),
     )
-    if facts.verification is not None:
-        facts = replace(facts, timings=replace(facts.timings, verified=facts.verification.by.at))
-    return replace(facts, residue=_residue(erasure, facts))
+    if receipt.verification is not None:
+        receipt = replace(receipt, timings=replace(receipt.timings, verified=receipt.verification.by.at))
+    return replace(receipt, residue=_residue(erasure, receipt))
 
 
-def _residue(erasure: Erasure, facts: rows.Erasure) -> tuple[ResidueItem, ...]:
+def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]:
     order = erasure.order
-    items = {ResidueItem(kind, "", 0) for kind in required_residue(facts)}
+    items = {ResidueItem(kind, "", 0) for kind in required_residue(receipt)}
     items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
     items |= {ResidueItem(Residue.TIER_EXCLUDED, name, 0) for name in order.excluded_tiers}
-    items |= {ResidueItem(Residue.TIER_LOST, lost.tier, 0) for lost in erasure.of(TierLost)}
+    items |= {ResidueItem(Residue.TIER_LOST, lost.tier, 0) for lost in erasure.of(facts.TierLost)}
     for tier in order.tiers:
         over = sum(one.over_bound for one in _newest(erasure, tier.name))
         if over:
             items.add(ResidueItem(Residue.KEYS_OVER_BOUND, tier.name, over))
-    verdict = erasure.only(Verdict)
+    verdict = erasure.only(facts.Verdict)
     if verdict is not None:
         items |= set(_owed(erasure))
         if verdict.abandoned:
@@ -88,7 +72,7 @@ def _residue(erasure: Erasure, facts: rows.Erasure) -> tuple[ResidueItem, ...]:
 
 def _versions(erasure: Erasure) -> tuple[rows.Component, ...]:
     """Return the version of the operator that began, and the number of tiers on each version of servers."""
-    servers = Counter((one.software, one.version) for one in erasure.of(ServersSeen))
+    servers = Counter((one.software, one.version) for one in erasure.of(facts.ServersSeen))
     tiers = (rows.Component(f"tiers on {software}", version, n) for (software, version), n in sorted(servers.items()))
     return (*erasure.order.versions[:1], *tiers)
 
@@ -102,15 +86,15 @@ def _owed(erasure: Erasure) -> Iterator[ResidueItem]:
     yield from (ResidueItem(Residue.COPY_UNREACHABLE, model, copies) for model, copies in unanswered.items() if copies)
     for tier in evidence.tiers_at_hand(erasure):
         if not any(
-            evidence.rounds(erasure, tier.name, one.node) for one in erasure.of(Deletion) if one.tier == tier.name
+            evidence.rounds(erasure, tier.name, one.node) for one in erasure.of(facts.Deletion) if one.tier == tier.name
         ):
             yield ResidueItem(Residue.SERVER_UNREACHABLE, tier.name, 0)
 
 
-def _pod(erasure: Erasure, witness: Witness) -> rows.PodFact:
+def _pod(erasure: Erasure, witness: facts.Witness) -> rows.PodFact:
     seen = evidence.standing_of(erasure, witness.uid)
     standing = seen.standing if seen else Standing.OPEN
-    reset = next((one.at for one in erasure.of(EngineReset) if one.uid == witness.uid), None)
+    reset = next((one.at for one in erasure.of(facts.EngineReset) if one.uid == witness.uid), None)
     probe = evidence.probe_of(erasure, witness.uid)
     acked = seen if seen and standing is Standing.ACKED else None
     return rows.PodFact(
@@ -131,12 +115,12 @@ def _pod(erasure: Erasure, witness: Witness) -> rows.PodFact:
     )
 
 
-def _copies(erasure: Erasure, witness: Witness, tier: HeldTier) -> rows.Copies | None:
-    files = [one for one in erasure.of(FilesErased) if (one.uid, one.tier) == (witness.uid, tier.name)]
+def _copies(erasure: Erasure, witness: facts.Witness, tier: facts.HeldTier) -> rows.Copies | None:
+    files = [one for one in erasure.of(facts.FilesErased) if (one.uid, one.tier) == (witness.uid, tier.name)]
     if files:
         return files[0].copies
     newest = evidence.answer_of(erasure, witness.uid)
-    told = [one for one in erasure.of(PodErased) if one.uid == witness.uid and tier.name in one.copies]
+    told = [one for one in erasure.of(facts.PodErased) if one.uid == witness.uid and tier.name in one.copies]
     if newest is None or tier.name not in newest.copies:
         return None
     last = newest.copies[tier.name]
@@ -150,9 +134,9 @@ def _copies(erasure: Erasure, witness: Witness, tier: HeldTier) -> rows.Copies |
 
 
 def _keys(erasure: Erasure) -> Iterator[rows.KeyFact]:
-    rolled = erasure.only(Rolled)
-    removed = {one.fingerprint: one.by for one in erasure.of(KeyRemoved)}
-    destroyed = {one.fingerprint: one.by for one in erasure.of(KeyDestroyed)}
+    rolled = erasure.only(facts.Rolled)
+    removed = {one.fingerprint: one.by for one in erasure.of(facts.KeyRemoved)}
+    destroyed = {one.fingerprint: one.by for one in erasure.of(facts.KeyDestroyed)}
     for key in rolled.keys if rolled else ():
         name = key.fingerprint
         yield rows.KeyFact(name, key.revoked, key.custody, removed.get(name), destroyed.get(name))
@@ -164,12 +148,14 @@ def _keys_revoked(keys: Iterable[rows.KeyFact]) -> str | None:
     return max(moments, default=None) if len(moments) == len(words) else None
 
 
-def _newest(erasure: Erasure, tier: str) -> list[Deletion]:
-    nodes = {one.node for one in erasure.of(Deletion) if one.tier == tier}
-    done = [
-        [one for one in evidence.rounds(erasure, tier, node) if one.state is JobState.DONE] for node in sorted(nodes)
-    ]
+def _newest(erasure: Erasure, tier: str) -> list[facts.Deletion]:
+    nodes = {one.node for one in erasure.of(facts.Deletion) if one.tier == tier}
+    done = (_done(erasure, tier, node) for node in sorted(nodes))
     return [own[-1] for own in done if own]
+
+
+def _done(erasure: Erasure, tier: str, node: str) -> list[facts.Deletion]:
+    return [one for one in evidence.rounds(erasure, tier, node) if one.state is facts.JobState.DONE]
 
 
 def _tier(erasure: Erasure, tier: SharedTier) -> rows.TierFact:
@@ -195,8 +181,8 @@ def _tier(erasure: Erasure, tier: SharedTier) -> rows.TierFact:
     )
 
 
-def _node(erasure: Erasure, tier: str, node: str, look: Look | None) -> rows.NodeFact:
-    done = [one for one in evidence.rounds(erasure, tier, node) if one.state is JobState.DONE]
+def _node(erasure: Erasure, tier: str, node: str, look: facts.Look | None) -> rows.NodeFact:
+    done = _done(erasure, tier, node)
     left = look.left.get(node) if look else None
     if not done:
         return rows.NodeFact(node, rows.NOTHING, rows.NOTHING, rows.NOTHING, 0, 0, None, left)

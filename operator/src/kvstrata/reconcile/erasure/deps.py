@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
@@ -22,7 +23,7 @@ from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import SecretStore
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.writer import NotLeadingError
+from kvstrata.reconcile.writer import require_lead
 
 AT_ONCE = 8
 """Concurrent orders to pods and looks at tiers, over all erasures."""
@@ -63,11 +64,7 @@ def assemble(
     chains: Chains,
 ) -> ErasureDeps:
     """`operator` is the name of the operator's pod."""
-
-    def may_write() -> None:
-        if not leading():
-            raise NotLeadingError("this process no longer leads and must not write")
-
+    may_write = partial(require_lead, leading)
     return ErasureDeps(
         kube=kube,
         store=store,

@@ -23,7 +23,7 @@ from kvstrata.objects.erasure import delete_job
 from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasure import job_result
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.writer import NotLeadingError
+from kvstrata.reconcile.writer import require_lead
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Jobs:
     async def remove(self, erasure: str) -> None:
         """Delete every Job of an erasure, with the objects that it owns. Raises KubeError and NotLeadingError."""
         async for job in self._kube.list(JOB, self._namespace, f"{labels.ERASURE}={erasure}"):
-            self._require_lead()
+            require_lead(self._may_write)
             await self._kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
 
     @property
@@ -134,7 +134,7 @@ class Jobs:
 
     async def _make(self, resource: Resource, built: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object, or return the existing one of an earlier attempt."""
-        self._require_lead()
+        require_lead(self._may_write)
         try:
             return await self._kube.create(resource, self._namespace, built)
         except KubeError as error:
@@ -156,7 +156,7 @@ class Jobs:
                 raise KubeError(409, "Conflict", f"Job {name} was removed at this moment")
             if not _is_suspended(found):
                 return found
-            self._require_lead()
+            require_lead(self._may_write)
             begun = {**found, "spec": {**found["spec"], "suspend": False}}
             try:
                 return await self._kube.replace(JOB, self._namespace, begun)
@@ -164,10 +164,6 @@ class Jobs:
                 attempts += 1
                 if not error.is_conflict or attempts == RESUMES:
                     raise
-
-    def _require_lead(self) -> None:
-        if not self._may_write():
-            raise NotLeadingError("a deletion would be ordered by a process that lost the Lease")
 
 
 def _is_suspended(job: Mapping[str, Any]) -> bool:

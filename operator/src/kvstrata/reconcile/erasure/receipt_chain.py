@@ -36,7 +36,7 @@ from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure import receipt_chain
 from kvstrata.reconcile.audit import tell_secret
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.writer import NotLeadingError
+from kvstrata.reconcile.writer import require_lead
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class Chains:
     async def _put_key(self, stored: Mapping[str, Any], keys: SigningKeys, noted: Mapping[str, str]) -> None:
         metadata = {**stored["metadata"], "annotations": {**_annotations(stored), **noted}}
         body = {**stored, "metadata": metadata, "data": build_signing_key("", keys.secret_data())["data"]}
-        self._require_lead()
+        require_lead(self._may_write)
         await self._kube.replace(SECRET, self._namespace, body)
 
     async def _keys(self) -> tuple[SigningKeys, frozenset[str]]:
@@ -223,7 +223,7 @@ class Chains:
 
     async def _make_key(self) -> dict[str, Any]:
         keys = generate(format_timestamp(self._now()))
-        self._require_lead()
+        require_lead(self._may_write)
         body = build_signing_key(self._namespace, keys.secret_data())
         try:
             made = await self._kube.create(SECRET, self._namespace, body)
@@ -239,7 +239,7 @@ class Chains:
         """Publish the keys before they sign; return the ids of all published keys."""
         built = build_public_keys(self._namespace, keys.public_pems())
         if public is None:
-            self._require_lead()
+            require_lead(self._may_write)
             public = await self._kube.create(CONFIG_MAP, self._namespace, built)
         data, about = public.get("data") or {}, public["metadata"]
         lost_is_accepted = labels.ACCEPT_LOST_KEY in (about.get("annotations") or {})
@@ -247,7 +247,7 @@ class Chains:
             told = (about.get("annotations") or {}).items()
             kept = {name: text for name, text in told if name != labels.ACCEPT_LOST_KEY}
             body = {**public, "metadata": {**about, "annotations": kept}, "data": {**data, **built["data"]}}
-            self._require_lead()
+            require_lead(self._may_write)
             public = await self._kube.replace(CONFIG_MAP, self._namespace, body)
         return frozenset(name.removesuffix(".pem") for name in public["data"])
 
@@ -285,7 +285,7 @@ class Chains:
         """Create a receipt's objects, the decisive one last; record existing ones in `found`."""
         for built in build_receipt(self._namespace, receipt):
             name = built["metadata"]["name"]
-            self._require_lead()
+            require_lead(self._may_write)
             try:
                 await self._kube.create(CONFIG_MAP, self._namespace, built)
             except KubeError as error:
@@ -294,10 +294,6 @@ class Chains:
                 raw = await self._kube.get(CONFIG_MAP, self._namespace, name)
                 if raw is not None:
                     found[name] = raw
-
-    def _require_lead(self) -> None:
-        if not self._may_write():
-            raise NotLeadingError("a receipt would be written by a process that lost the Lease")
 
 
 def _in_use(keys: SigningKeys) -> receipt_chain.KeysInUse:

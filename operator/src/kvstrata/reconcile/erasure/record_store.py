@@ -24,6 +24,7 @@ from kvstrata.contract.wire import Wire, canonical_json, from_wire, to_wire
 from kvstrata.model.erasure.facts import Fact, HeldKey
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch
 from kvstrata.objects import labels
+from kvstrata.objects.secret import build_secret
 
 PREFIX = "kvstrata-erasure-"
 DATA_KEY = "record.json.xz"
@@ -63,14 +64,12 @@ class RecordStore:
 
     async def create(self, record: ErasureRecord) -> StoredRecord:
         """Store a new record, or return the one that another operator stored first."""
-        uid = record.erasure.order.uid
         try:
             return _kept(await self._kube.create(SECRET, self._namespace, self._body(record)))
         except KubeError as error:
             if not error.is_conflict:
                 raise
-            found = await self.read(uid)
-            if found is None:
+            if (found := await self.read(record.erasure.order.uid)) is None:
                 raise
             return found
 
@@ -86,8 +85,7 @@ class RecordStore:
             except KubeError as error:
                 if not error.is_conflict:
                     raise
-                found = await self.read(record.erasure.order.uid)
-                if found is None:
+                if (found := await self.read(record.erasure.order.uid)) is None:
                     raise
                 kept, record = found, found.record.merged_with(record)
         raise KubeError(409, "Conflict", f"{name_of(record.erasure.order.uid)} is written by others all the time")
@@ -99,18 +97,8 @@ class RecordStore:
 
     def _body(self, record: ErasureRecord) -> dict[str, Any]:
         # Without a time: the same record gives the same bytes.
-        data = _packed(encode(record))
-        return {
-            "apiVersion": SECRET.api_version,
-            "kind": SECRET.kind,
-            "metadata": {
-                "name": name_of(record.erasure.order.uid),
-                "namespace": self._namespace,
-                "labels": labels.of_receipts(COMPONENT),
-            },
-            "type": "Opaque",
-            "data": {DATA_KEY: base64.b64encode(data).decode("ascii")},
-        }
+        name, data = name_of(record.erasure.order.uid), {DATA_KEY: _packed(encode(record))}
+        return build_secret(name, self._namespace, labels.of_receipts(COMPONENT), None, data)
 
 
 def name_of(uid: str) -> str:
@@ -170,8 +158,7 @@ def decode(data: bytes) -> ErasureRecord:
 
 
 def _fact(told: Mapping[str, Any]) -> Fact:
-    kind = _KINDS.get(str(told.get("kind")))
-    if kind is None:
+    if (kind := _KINDS.get(str(told.get("kind")))) is None:
         raise ContractError("a record of an erasure has a fact of a kind that this version does not know")
     fact: Fact = from_wire(kind, told, "a fact of an erasure")
     return fact

@@ -24,7 +24,7 @@ from kvstrata.plan.erasure.next_step import next_step
 from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.plan.erasure.orders import Order
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.erasure import finalizer
+from kvstrata.reconcile.erasure import ordering_object
 from kvstrata.reconcile.erasure.audit import tell_news
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.executor import Executor
@@ -55,10 +55,7 @@ class ErasureRunner:
 
     @property
     def found(self) -> Ordering | None:
-        """The ordering object; None if it is gone or its name belongs to another."""
-        objects = self._deps.store.domain(self.namespace).objects[self.order.kind]
-        found: Ordering | None = objects.get(self.order.name)
-        return found if found is not None and found.uid == self.uid else None
+        return ordering_object.ordering_of(self._deps, self.namespace, self.order)
 
     def wake(self) -> None:
         self._woken.set()
@@ -102,7 +99,7 @@ class ErasureRunner:
             record = ordering.begin(world, self.key, found, now)
             if record is not None:
                 own = self._deps.named.keys() & set(record.erasure.order.keyspaces)
-                await finalizer.hold(self._deps, found)
+                await ordering_object.hold(self._deps, found)
                 self._deps.may_write()
                 named = {keyspace: self._deps.named[keyspace] for keyspace in own}
                 stored = await self._deps.record_store.create(record.with_names(named))

@@ -11,9 +11,8 @@ from types import TracebackType
 from kvstrata.clients.kube import KubeError
 from kvstrata.plan.actions import CarryOutErasure, EndErasure, ErasureOrder
 from kvstrata.plan.erasure.advance import RETRY_S
-from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.erasure import finalizer
+from kvstrata.reconcile.erasure import ordering_object
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.runner import ErasureRunner
 from kvstrata.reconcile.writer import NotLeadingError
@@ -100,7 +99,7 @@ class Erasures:
             self._runners.pop(runner.uid, None)
             return
         end = EndErasure(runner.order.kind, runner.order.name, runner.uid)
-        if self._object(runner.namespace, end) is None:
+        if ordering_object.ordering_of(self._deps, runner.namespace, end) is None:
             # Without the object, no plan orders the end.
             self._end(runner.namespace, end)
 
@@ -119,12 +118,12 @@ class Erasures:
             await self._deps.jobs.remove(order.uid)
             self._deps.may_write()
             await self._deps.record_store.remove(order.uid)
-            await finalizer.release(self._deps, self._object(namespace, order))
+            await ordering_object.release(self._deps, ordering_object.ordering_of(self._deps, namespace, order))
         except NotLeadingError:
             return
         except KubeError as error:
             log.warning("an erasure's end waits", extra={"order": order.name, "error": str(error)})
-            if self._object(namespace, order) is None:
+            if ordering_object.ordering_of(self._deps, namespace, order) is None:
                 await self._deps.sleep(RETRY_S)
                 del self._ending[order.uid]
                 self._end(namespace, order)
@@ -145,7 +144,3 @@ class Erasures:
         await asyncio.gather(task, return_exceptions=True)
         self._runners.pop(uid, None)
         metrics.ERASURES_OPEN.set(len(self._tasks))
-
-    def _object(self, namespace: str, order: EndErasure) -> Ordering | None:
-        found: Ordering | None = self._deps.store.domain(namespace).objects[order.kind].get(order.name)
-        return found if found is not None and found.uid == order.uid else None

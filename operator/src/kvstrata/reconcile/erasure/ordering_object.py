@@ -1,4 +1,7 @@
-"""The finalizer of an invalidation, whose status shows the erasure. Policies get theirs before anything is cached."""
+"""The object that ordered an erasure, and its finalizer if it is an invalidation, whose status shows the erasure.
+
+Policies get theirs before anything is cached.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,16 @@ from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.refs import Key
+from kvstrata.plan.actions import CarryOutErasure, EndErasure
 from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from kvstrata.reconcile.erasure.deps import ErasureDeps
+
+
+def ordering_of(deps: ErasureDeps, namespace: str, order: CarryOutErasure | EndErasure) -> Ordering | None:
+    """Return the ordering object; None if it is gone or its name belongs to another."""
+    found: Ordering | None = deps.store.domain(namespace).objects[order.kind].get(order.name)
+    return found if found is not None and found.uid == order.uid else None
 
 
 async def hold(deps: ErasureDeps, found: Ordering | None) -> None:
