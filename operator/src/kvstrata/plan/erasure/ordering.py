@@ -1,4 +1,8 @@
-"""The order of an erasure in the world: an invalidation, or a deleted policy that can have none."""
+"""The order of an erasure in the world: an invalidation, or a deleted policy whose namespace accepts no new objects.
+
+There is no invalidation then, and objects disappear meanwhile: `World.ending` has those that this process saw.
+If the policy was deleted before this process began, a tier may have been lost unseen, and the record says so.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,30 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.model.erasure.facts import Fact, Rolled
-from kvstrata.model.erasure.record import ErasureRecord, Observed
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt.facts import Subject, Target
+from kvstrata.contract.receipt.vocabulary import Hbm, Mode, ScopeForm, SubjectKind
+from kvstrata.model.erasure.facts import Fact, Rolled, TierLost, Witness
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, Observed
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
-from kvstrata.plan.erasure import gather, gather_deleted_policy
-from kvstrata.plan.erasure.policy_deletion import ABANDON
+from kvstrata.plan.bundle.enforcement import bundles_lack
+from kvstrata.plan.erasure import gather
+from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
+from kvstrata.plan.erasure.policy_deletion import ABANDON, reason_of
+from kvstrata.plan.rules.invalidation import shared_by
+from kvstrata.plan.witnesses import witnesses_now
 
 Ordering = CacheInvalidation | TenantCachePolicy
 
 REMOVED = "the object that ordered it was removed"
 FAILED = "the object that ordered it had failed before it was known what was kept"
+
+UNKNOWN = ""
+"""Represents tiers that may have been removed unseen."""
 
 
 def begin(world: World, key: Key, found: Ordering | None, now: datetime) -> ErasureRecord | None:
@@ -29,7 +44,7 @@ def begin(world: World, key: Key, found: Ordering | None, now: datetime) -> Eras
         case CacheInvalidation():
             record = gather.begin(world, found)
         case TenantCachePolicy():
-            record = gather_deleted_policy.begin(world, found, now)
+            record = _begin_of_policy(world, found, now)
     waits = record is not None and gather.lacks_keys(world, record) and not _abandoned(world, key, found)
     return None if waits else record
 
@@ -77,8 +92,79 @@ def _abandoned(world: World, key: Key, found: Ordering | None) -> str:
 def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime) -> Rolled | None:
     if isinstance(found, CacheInvalidation):
         return gather.rolled(world, found, record)
-    return gather_deleted_policy.rolled(world, record, now)
+    return _rolled_of_policy(world, record, now)
 
 
 def _has_finished(found: Ordering) -> bool:
     return isinstance(found, CacheInvalidation) and found.finished
+
+
+def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureRecord | None:
+    """Return the record of the erasure; None if the names of the tenant's blocks are lost. The namespace waits for it,
+    so it has a time limit and the rest is residue: no person remains to decide."""
+    told, identity = policy.status.scope, world.identity
+    if identity is None or told is None or told.kind != ScopeKind.TENANT:
+        return None
+    domain_key, domain = identity
+    left = LeftEpoch(ScopeKind.TENANT, told.name, told.epoch, "")
+    order = ErasureOrder(
+        subject=_subject(policy),
+        started=now,
+        keyspaces=(derive_keyspace(domain_key, Scope(left.kind, left.name), left.old),),
+        tiers=gather.shared_tiers(_tiers(world).values()),
+        excluded_scopes=gather.left_out(shared_by(world, policy)),
+        deadline_s=ENDING_LIMIT_S,
+        allow_residue=True,
+        versions=(gather.OPERATOR,),
+    )
+    erasure = Erasure(order).with_facts(*gather.servers_seen(world, order), *_lost(world, policy, now))
+    keys = gather.keys_held(world, domain, (left,))
+    return ErasureRecord(policy.namespace, policy.name, domain, (left,), keys, erasure)
+
+
+def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rolled | None:
+    """Return the fact that no bundle has the policy, once true."""
+    if not bundles_lack(world, frozenset(record.erasure.order.keyspaces)):
+        return None
+    tiers, models = _tiers(world), {**world.ending.models, **world.models}
+    pods = {witness.uid: witness for witness in witnesses_now(world, now)}
+    return Rolled(
+        now,
+        gather.revoked(record),
+        tuple(
+            Target(name, committed.bundle.root.revision)
+            for name, committed in sorted(world.bundles.items())
+            if name in world.models
+        ),
+        tuple(
+            Witness(one.model, uid, one.pod, gather.inside(models.get(one.model), tiers)) for uid, one in pods.items()
+        ),
+        record.keys,
+    )
+
+
+def _tiers(world: World) -> dict[str, CacheTier]:
+    return {**world.ending.tiers, **world.tiers}
+
+
+def _lost(world: World, policy: TenantCachePolicy, now: datetime) -> Iterator[TierLost]:
+    for name, tier in sorted(world.ending.tiers.items()):
+        if name not in world.tiers and tier.spec.outlives_pods:
+            yield TierLost(name, now)
+    if policy.uid not in world.ending.witnessed:
+        yield TierLost(UNKNOWN, now)
+
+
+def _subject(policy: TenantCachePolicy) -> Subject:
+    return Subject(
+        kind=SubjectKind.POLICY,
+        name=policy.name,
+        uid=policy.uid,
+        scope=ScopeForm.TENANT,
+        scope_name=policy.spec.tenant,
+        tenants=(),
+        mode=Mode.EAGER,
+        hbm=Hbm.ROLL_SCOPES,
+        tiers=(),
+        reason=reason_of(policy),
+    )

@@ -78,10 +78,10 @@ class Executor:
             case orders.ReadServers():
                 return await self._read_servers(state, order)
             case orders.NameChunks():
-                return OrderDone(order, names=(await self._deps.looks.look(record, self._tier(record, order))).names)
+                return OrderDone(order, names=(await self._deps.looks.look(record, self._tier(record, order)))[1])
             case orders.VerifyTier():
-                found = await self._deps.looks.look(record, self._tier(record, order))
-                return OrderDone(order, (found.look,), found.names)
+                look, names = await self._deps.looks.look(record, self._tier(record, order))
+                return OrderDone(order, (look,), names)
             case orders.FollowDeletion():
                 return await self._follow_deletion(state, order)
             case orders.IssueReceipt():

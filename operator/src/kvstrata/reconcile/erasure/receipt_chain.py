@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.api.scalars import format_timestamp
@@ -34,6 +35,7 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure import receipt_chain
+from kvstrata.plan.erasure.receipt_chain import ChainConflict, ChainState, KeysInUse, Receipted
 from kvstrata.reconcile.audit import tell_secret
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import require_lead
@@ -45,6 +47,8 @@ ATTEMPTS = 8
 
 _OF_RECEIPTS = f"{labels.NAME}={labels.of_receipts(labels.RECEIPT)[labels.NAME]}"
 _WHOLE = f"{labels.COMPONENT}={labels.RECEIPT}"
+S = TypeVar("S")
+Plan = Callable[[ChainState, KeysInUse], Record | S]
 ConfigMaps = dict[str, Mapping[str, Any]]
 """By name."""
 
@@ -79,23 +83,18 @@ class Chains:
 
     async def issue(
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
-    ) -> receipt_chain.Receipted | receipt_chain.ChainConflict:
+    ) -> Receipted | ChainConflict:
         """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
         chain in the CacheDomain's status. What only an administrator can repair is a conflict, without any write.
         Raises KubeError and NotLeadingError; a retry finds what was written."""
-        found: ConfigMaps = {}
         async with self._lock:
             try:
-                for _ in range(ATTEMPTS):
-                    keys, published = await self._keys()
-                    chain = await self._chain(namespace, domain, told, keys, published, found)
-                    step = receipt_chain.plan_receipt(chain, _in_use(keys), facts)
-                    if not isinstance(step, Record):
-                        return step
-                    await self._write(keys.sign(step), found)
+                plan = partial(receipt_chain.plan_receipt, erasure=facts)
+                done: tuple[Receipted | ChainConflict, ChainState]
+                done = await self._append(domain, plan, lambda *_: told, namespace)
+                return done[0]
             except (_CannotGoOnError, SigningError, ReceiptError) as error:
-                return receipt_chain.ChainConflict(str(error))
-        raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
+                return ChainConflict(str(error))
 
     async def rotate(self, max_age_s: float) -> bool:
         """Start a rotation if the current key is older than `max_age_s` (0: at any age), or a new value of the
@@ -144,7 +143,7 @@ class Chains:
                 if keys.previous is None:
                     return False
                 for domain in await self._domains():
-                    keys, _, chain = await self._handing_over(domain, told)
+                    keys, chain = await self._chain(domain, told)
                     if receipt_chain.plan_hand_over(chain, _in_use(keys)) is not None:
                         return False
             except (_CannotGoOnError, SigningError, ReceiptError):
@@ -154,27 +153,24 @@ class Chains:
         return True
 
     async def _handed_over(self, domain: str, told: ToldChain) -> HandedOver | None:
+        step, chain = await self._append(domain, receipt_chain.plan_hand_over, told)
+        if step is not None:
+            raise _CannotGoOnError(step.message)
+        newest = max(chain.stored, key=lambda link: link.head.sequence, default=None)
+        if newest is None or newest.subject_uid is not None:
+            return None
+        return HandedOver(chain.namespace, domain, newest.head.sequence, newest.digest)
+
+    async def _append(self, domain: str, plan: Plan[S], told: ToldChain, namespace: str = "") -> tuple[S, ChainState]:
+        """Write records as long as `plan` returns one; return its last result and the chain that it is of."""
+        found: ConfigMaps = {}
         for _ in range(ATTEMPTS):
-            keys, found, chain = await self._handing_over(domain, told)
-            step = receipt_chain.plan_hand_over(chain, _in_use(keys))
-            if isinstance(step, receipt_chain.ChainConflict):
-                raise _CannotGoOnError(step.message)
-            if step is None:
-                newest = max(chain.stored, key=lambda link: link.head.sequence, default=None)
-                if newest is None or newest.subject_uid is not None:
-                    return None
-                return HandedOver(chain.namespace, domain, newest.head.sequence, newest.digest)
+            keys, chain = await self._chain(domain, told, namespace, found)
+            step = plan(chain, _in_use(keys))
+            if not isinstance(step, Record):
+                return step, chain
             await self._write(keys.sign(step), found)
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
-
-    async def _handing_over(
-        self, domain: str, told: ToldChain
-    ) -> tuple[SigningKeys, ConfigMaps, receipt_chain.ChainState]:
-        keys, published = await self._keys()
-        found: ConfigMaps = {}
-        chain = await self._chain("", domain, None, keys, published, found)
-        namespace = chain.stored[-1].head.namespace if chain.stored else ""
-        return keys, found, replace(chain, namespace=namespace, told=told(namespace, domain))
 
     async def _domains(self) -> list[str]:
         selector = f"{_OF_RECEIPTS},{_WHOLE}"
@@ -252,16 +248,12 @@ class Chains:
         return frozenset(name.removesuffix(".pem") for name in public["data"])
 
     async def _chain(
-        self,
-        namespace: str,
-        domain: str,
-        told: ReceiptChain | None,
-        keys: SigningKeys,
-        published: frozenset[str],
-        found: ConfigMaps,
-    ) -> receipt_chain.ChainState:
-        """Return a domain's stored chain, with `found` objects by name whose labels were changed."""
-        objects = dict(found)
+        self, domain: str, told: ToldChain, namespace: str = "", found: ConfigMaps | None = None
+    ) -> tuple[SigningKeys, ChainState]:
+        """Return the signing keys and a domain's stored chain, with `found` objects by name whose labels were changed.
+        Its namespace is that of its records, unless given."""
+        keys, published = await self._keys()
+        objects = dict(found or {})
         async for raw in self._kube.list(CONFIG_MAP, self._namespace, f"{_OF_RECEIPTS},{labels.DOMAIN}={domain}"):
             objects[raw["metadata"]["name"]] = raw
         links: list[Link] = []
@@ -279,7 +271,8 @@ class Chains:
         if newest is not None and newest.next_signer not in published | keys.public_pems().keys():
             name = names.receipt(domain, newest.head.sequence)
             raise _CannotGoOnError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
-        return receipt_chain.ChainState(domain, namespace, links, told)
+        namespace = namespace or (links[-1].head.namespace if links else "")
+        return keys, ChainState(domain, namespace, links, told(namespace, domain))
 
     async def _write(self, receipt: bytes, found: ConfigMaps) -> None:
         """Create a receipt's objects, the decisive one last; record existing ones in `found`."""
@@ -296,8 +289,8 @@ class Chains:
                     found[name] = raw
 
 
-def _in_use(keys: SigningKeys) -> receipt_chain.KeysInUse:
-    return receipt_chain.KeysInUse(keys.current_id, keys.since, keys.previous_id)
+def _in_use(keys: SigningKeys) -> KeysInUse:
+    return KeysInUse(keys.current_id, keys.since, keys.previous_id)
 
 
 def _annotations(raw: Mapping[str, Any]) -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
@@ -25,12 +24,6 @@ class LookError(Exception):
     def __init__(self, tier: str, why: str) -> None:
         super().__init__(f"CacheTier {tier}: {why}")
         self.why = why
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    look: Look
-    names: tuple[str, ...]
 
 
 class Looks:
@@ -55,7 +48,7 @@ class Looks:
         told = "; ".join(one.message for one in found.problems[:3])
         return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, told)
 
-    async def look(self, record: ErasureRecord, tier: CacheTier) -> Found:
+    async def look(self, record: ErasureRecord, tier: CacheTier) -> tuple[Look, tuple[str, ...]]:
         """Check every server of a tier, for all of the keyspaces or only blocks of the order's chunks. Raises LookError
         if the look proves nothing, and KubeError."""
         verifier = await self._enter(tier)
@@ -76,7 +69,7 @@ class Looks:
             tier.name, self._operator, began, self._now(), found.slots_before, found.slots_after,
             len(primaries), primaries,
         )  # fmt: skip
-        return Found(look, _names(found))
+        return look, _names(found)
 
     async def _enter(self, tier: CacheTier) -> TierVerifier:
         used = in_force(tier) or tier
