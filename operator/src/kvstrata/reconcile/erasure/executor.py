@@ -17,9 +17,9 @@ from kvstrata.plan.erasure.receipt_chain import ChainConflict
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import receipt_count
 from kvstrata.reconcile.erasure.deps import ErasureDeps
-from kvstrata.reconcile.erasure.pods import PodError
 from kvstrata.reconcile.erasure.tiers import LookError
 from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.pod_states import PodAnswerError
 from kvstrata.reconcile.writer import NotLeadingError
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Executor:
             raise
         except CustodyError as error:
             event = OrderFailed(order, str(error), refused=True)
-        except (KubeError, LookError, PodError) as error:
+        except (KubeError, LookError, PodAnswerError) as error:
             event = OrderFailed(order, str(error))
         except Exception:
             log.exception("an order of an erasure failed; this is a defect", extra={"order": kind})
@@ -150,5 +150,5 @@ class Executor:
         pods = self._deps.store.domain(record.namespace).pods.values()
         found = next((pod for some in pods for pod in some.values() if pod.uid == uid), None)
         if found is None:
-            raise PodError("a pod is gone that was to be asked")
+            raise PodAnswerError("a pod is gone that was to be asked")
         return found

@@ -33,10 +33,6 @@ WAIT_MS = 30_000
 """How long a pod may wait for readers and writers before it names those that hold the rest."""
 
 
-class PodError(Exception):
-    """A pod did not do what was asked, or its answer is not trusted. The message holds no keyspace."""
-
-
 class Pods:
     """`now` is the wall clock in UTC."""
 
@@ -44,17 +40,19 @@ class Pods:
         self._gates, self._tokens, self._now = gates, PodTokens(kube), now
 
     async def erase(self, record: ErasureRecord, pod: Pod, order: AskPodToErase) -> PodErased | FilesErased:
-        """Have a pod erase the named tiers. Raises PodError as long as anything is left."""
+        """Have a pod erase the named tiers. Raises PodAnswerError as long as anything is left."""
         keyspaces = record.erasure.order.keyspaces
         if len(keyspaces) > MAX_ERASED_KEYSPACES:
-            raise PodError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(keyspaces)}")
+            raise PodAnswerError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(keyspaces)}")
         named = () if OWN_MEMORY in order.tiers else order.tiers
         said = await self._believed(record, pod, self._gates.erase, EraseRequest(keyspaces, named, WAIT_MS))
         if said.outcome is not EraseOutcome.COMPLETE:
-            raise PodError(f"pod {pod.name} has not erased everything: {'; '.join(said.held_by[:3]) or said.outcome}")
+            raise PodAnswerError(
+                f"pod {pod.name} has not erased everything: {'; '.join(said.held_by[:3]) or said.outcome}"
+            )
         rows = {tier.tier: tier for tier in said.cache.tiers}
         if missing := sorted(set(order.tiers) - rows.keys()):
-            raise PodError(f"pod {pod.name} says nothing of its tier {missing[0] or 'of memory'}")
+            raise PodAnswerError(f"pod {pod.name} says nothing of its tier {missing[0] or 'of memory'}")
         copies = {name: _copies(rows[name]) for name in order.tiers}
         if order.heir_of:
             return FilesErased(order.heir_of, order.tiers[0], pod.uid, self._now(), copies[order.tiers[0]])
@@ -62,7 +60,7 @@ class Pods:
 
     async def verify(self, record: ErasureRecord, pod: Pod, order: AskPodToVerify) -> PodProbed:
         """Ask a pod for blocks of each keyspace: of the named chunks, or else of those that it remembers having
-        erased. Raises PodError."""
+        erased. Raises PodAnswerError."""
         boots: set[tuple[str, str]] = set()
         known = asked = missed = 0
         for keyspace in record.erasure.order.keyspaces:
@@ -70,19 +68,19 @@ class Pods:
             chunks = b"".join(map(bytes.fromhex, named))
             said = await self._believed(record, pod, self._gates.verify, VerifyRequest(keyspace, chunks or None))
             if said.in_force or said.found.in_force:
-                raise PodError(f"pod {pod.name} has a policy in force that was revoked")
+                raise PodAnswerError(f"pod {pod.name} has a policy in force that was revoked")
             boots.add((said.gate_boot, said.found.boot))
             there = max((max(tier.found, tier.kept or 0) for tier in said.found.tiers), default=0)
             known += max(said.asked, len(named))
             asked += said.asked
             missed += said.asked - there
         if len(boots) != 1:
-            raise PodError(f"pod {pod.name} started anew while it was asked")
+            raise PodAnswerError(f"pod {pod.name} started anew while it was asked")
         ((gate_boot, cache_boot),) = boots
         return PodProbed(order.uid, order.round, gate_boot, cache_boot, self._now(), known, asked, missed)
 
     async def reset(self, record: ErasureRecord, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
-        """Have a pod's engine empty its prefix cache; EngineKept if it cannot. Raises PodError to be retried."""
+        """Have a pod's engine empty its prefix cache; EngineKept if it cannot. Raises PodAnswerError to be retried."""
         said = await self._believed(record, pod, self._gates.reset, ResetRequest(WAIT_MS))
         match said.outcome:
             case ResetOutcome.RESET:
@@ -90,8 +88,10 @@ class Pods:
             case ResetOutcome.CANNOT:
                 return EngineKept(order.uid, self._now())
             case ResetOutcome.BUSY:
-                raise PodError(f"the engine of pod {pod.name} has not emptied its prefix cache: requests hold blocks")
-        raise PodError(f"the engine of pod {pod.name} does not answer")
+                raise PodAnswerError(
+                    f"the engine of pod {pod.name} has not emptied its prefix cache: requests hold blocks"
+                )
+        raise PodAnswerError(f"the engine of pod {pod.name} does not answer")
 
     async def _believed(
         self, record: ErasureRecord, pod: Pod, ask: Callable[[str, str, Q], Awaitable[tuple[T, str]]], request: Q
@@ -100,9 +100,7 @@ class Pods:
         try:
             return await self._tokens.answer_of(record.namespace, pod, asked)
         except ContractError as error:
-            raise PodError(f"pod {pod.name} could not be asked") from error
-        except PodAnswerError as error:
-            raise PodError(str(error)) from error
+            raise PodAnswerError(f"pod {pod.name} could not be asked") from error
 
 
 def _copies(tier: ErasedTier) -> Copies:
