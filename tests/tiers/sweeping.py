@@ -17,7 +17,7 @@ def stop(tier: Tier) -> None:
     """End the thread of a tier's sweeper, so that it does what a test has it do, and nothing else."""
     tier._sweeper.close()
     tier._sweeper.join(5)
-    tier._inbox.closed = False
+    tier._deps.inbox.closed = False
 
 
 def sweep(tier: Tier, keyspace: str, *, audit: bool | None = None) -> None:
@@ -25,7 +25,7 @@ def sweep(tier: Tier, keyspace: str, *, audit: bool | None = None) -> None:
 
     def run(transport: Transport, keyspace: str) -> None:
         if job_of(tier, SweepScopes).sweep(transport, keyspace, audit=audit):
-            tier._inbox.urge(keyspace)
+            tier._deps.inbox.urge(keyspace)
 
     with tier._sweeper._turning:
         assert not tier._sweeper._connection.attempt(keyspace, run), "the sweep failed"

@@ -270,7 +270,7 @@ class TestALedgerThatIsLost:
         driver.store([block(KEYSPACE_A, 1)])
         driver.tier._sweeper.turn()
         connection, ledger = connect_to(redis_server.port), books.ledger.encode()
-        scope = driver.tier._shared.ledgers.of(connection, KEYSPACE_A, SharedBounds(20 * VALUE_BYTES))
+        scope = driver.tier._deps.ledgers.of(connection, KEYSPACE_A, SharedBounds(20 * VALUE_BYTES))
         scope.lease(0, 500, 500)
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [
@@ -323,7 +323,7 @@ class TestALedgerThatIsLost:
 
         monkeypatch.setattr(ScopeLedger, "rebuild", once_the_other_has_ended)
         bounds = SharedBounds(20 * VALUE_BYTES)
-        scope = driver.tier._shared.ledgers.of(connect_to(redis_server.port), KEYSPACE_A, bounds)
+        scope = driver.tier._deps.ledgers.of(connect_to(redis_server.port), KEYSPACE_A, bounds)
         assert scope.lease(0, 100, 100) == 100
         assert finished, "the ledger was found void"
         assert books.version() == version

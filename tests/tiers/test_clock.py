@@ -68,5 +68,5 @@ def test_a_rebuild_that_was_begun_then_is_not_waited_for(
     admin = redis_server.admin()
     ahead_ms = admin.time()[0] * 1000 + HOUR_MS
     admin.hset(books.ledger, mapping={"void": 1, "at": ahead_ms})
-    quick.tier._shared.ledgers.of(late.connection, KEYSPACE_A).rebuild(books.version())
+    quick.tier._deps.ledgers.of(late.connection, KEYSPACE_A).rebuild(books.version())
     assert books.live()

@@ -68,7 +68,7 @@ class TestRevocation:
     ) -> None:
         driver = begin(start, gate, cluster)
         gate.allow(KEYSPACE_A)
-        until(lambda: KEYSPACE_B not in driver.tier._revoked._cleared)
+        until(lambda: KEYSPACE_B not in driver.tier._deps.revoked._cleared)
         home = cluster.owner(revoked_key(DOMAIN).encode())
         elsewhere = [n for n in range(256) if node_of(cluster, n) is not home]
         known = [block(KEYSPACE_A, n) for n in elsewhere[:20]]

@@ -229,7 +229,7 @@ class TestWritersThatAreLate:
                     driver.tier._crew.abort(lambda part: True)
                 return super().seal(keyspace, key, view)
 
-        object.__setattr__(driver.tier._shared, "sealer", CutOff)
+        object.__setattr__(driver.tier._deps, "sealer", CutOff)
         assert driver.store([block(KEYSPACE_A)]).stored_bytes == 0
         assert cut.is_set()
         give_up_at_s = time.monotonic() + 10

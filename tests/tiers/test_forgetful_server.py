@@ -88,7 +88,7 @@ class TestAServerThatForgets:
         redis_server.admin().config_set("maxmemory", 1)
         books.lose_ledger()
         transport = driver.tier._ways.transport()
-        driver.tier._shared.ledgers.of(transport, KEYSPACE_A).rebuild(0)
+        driver.tier._deps.ledgers.of(transport, KEYSPACE_A).rebuild(0)
         transport.close()
         assert books.live()
         assert books.leases() == books.charged()

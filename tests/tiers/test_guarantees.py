@@ -71,7 +71,7 @@ class Division:
         """Add the rooms up anew; return what differed."""
         transport = self.driver.tier._ways.transport()
         try:
-            return self.driver.tier._shared.ledgers.capacity.tidy(transport)
+            return self.driver.tier._deps.ledgers.capacity.tidy(transport)
         finally:
             transport.close()
 
@@ -172,7 +172,7 @@ def test_a_keyspace_that_no_pod_saw_leave_the_policy_keeps_no_guarantee(
 def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: Division) -> None:
     division.allow()
     division.store(KEYSPACE_B, range(10))
-    ledgers, bounds = division.driver.tier._shared.ledgers, division.driver.tier._terms.bounds(KEYSPACE_B)
+    ledgers, bounds = division.driver.tier._deps.ledgers, division.driver.tier._deps.terms.bounds(KEYSPACE_B)
     assert bounds is not None
     connection = division.driver.tier._ways.transport()
     ledger, capacity = ledgers.of(connection, KEYSPACE_B, bounds), ledgers.capacity
@@ -246,7 +246,7 @@ def test_what_a_call_costs_does_not_depend_on_how_many_scopes_there_are(
     division.allow()
     now_ms = int(time.time() * 1000)
     admin.hset(rooms, mapping={f"{number:032x}": f"1:1:1:{now_ms}:0" for number in range(2000)})
-    ledgers, bounds = division.driver.tier._shared.ledgers, division.driver.tier._terms.bounds(KEYSPACE_B)
+    ledgers, bounds = division.driver.tier._deps.ledgers, division.driver.tier._deps.terms.bounds(KEYSPACE_B)
     assert bounds is not None
     transport = division.driver.tier._ways.transport()
     admin.config_resetstat()

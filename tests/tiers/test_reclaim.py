@@ -82,7 +82,7 @@ def until_covered(pods: list[SharingPod]) -> None:
     give_up_at_s = time.monotonic() + 30
     while True:
         at_once(*(pod.turn for pod in pods))
-        if pods[0].tier._shared.ledgers.capacity.free(transport, CAPACITY) >= 0:
+        if pods[0].tier._deps.ledgers.capacity.free(transport, CAPACITY) >= 0:
             break
         assert time.monotonic() < give_up_at_s
     transport.close()

@@ -274,9 +274,9 @@ class TestSharedWork:
         assert [self.swept(driver) for driver in (idle, other)] == [True, False]
 
     def swept(self, driver: Driver) -> bool:
-        driver.tier._usage._until.clear()
+        driver.tier._deps.usage._until.clear()
         sweep_all(driver.tier)
-        return driver.tier._usage.get(KEYSPACE_A) is not None
+        return driver.tier._deps.usage.get(KEYSPACE_A) is not None
 
     def test_nothing_is_swept_outside_of_the_policy_or_by_a_stale_pod(
         self, idle: Driver, redis_server: RedisProcess, gate: GateStandIn

@@ -58,7 +58,7 @@ class MirrorSealer:
 
 @pytest.fixture
 def mirrored(driver: Driver, gate: GateStandIn) -> Driver:
-    object.__setattr__(driver.tier._shared, "sealer", MirrorSealer)
+    object.__setattr__(driver.tier._deps, "sealer", MirrorSealer)
     return driver
 
 
@@ -89,7 +89,7 @@ class TestASealerWithStaging:
 
     def test_plain_and_encrypted_values_are_not_taken_for_one_another(self, mirrored: Driver) -> None:
         assert mirrored.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
-        object.__setattr__(mirrored.tier._shared, "sealer", PlainSealer)
+        object.__setattr__(mirrored.tier._deps, "sealer", PlainSealer)
         assert mirrored.load([block(KEYSPACE_A)])[0] == [0]
 
     def test_a_keyspace_without_a_key_is_refused_with_the_reason(

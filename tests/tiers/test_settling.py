@@ -75,7 +75,7 @@ class TestOnARealTier:
             computing.set()
             assert go_on.wait(30)
 
-        monkeypatch.setattr(driver.tier._terms, "bounds", bounds)
+        monkeypatch.setattr(driver.tier._deps.terms, "bounds", bounds)
         changing = threading.Thread(target=gate.allow, args=(KEYSPACE_A, KEYSPACE_B))
         changing.start()
         try:
@@ -111,7 +111,7 @@ class TestOnARealTier:
         def note(_job: scopes.SweepScopes, _transport: Transport, keyspace: str) -> None:
             swept.append(keyspace)
             if len(swept) == 2:
-                driver.tier._inbox.urge(f"{5:032x}")
+                driver.tier._deps.inbox.urge(f"{5:032x}")
             elif len(swept) == 5:
                 gate.allow(*(f"{number:032x}" for number in range(1, 7)))
 

@@ -80,10 +80,10 @@ class Script:
     takes_rest: bool
 
     def words(self, arguments: Mapping[str, Argument]) -> list[bytes]:
-        """Return named arguments as a server takes them. Raises TypeError for missing and unknown ones."""
-        if len(arguments) != len(self.names) or not all(name in arguments for name in self.names):
-            raise TypeError(f"the script takes {', '.join(self.names)}")
+        """Return named arguments as a server takes them. Raises KeyError for missing, TypeError for unknown ones."""
         values: list[Any] = [arguments[name] for name in self.names]
+        if len(values) != len(arguments):
+            raise TypeError(f"the script takes {', '.join(self.names)}")
         if self.takes_rest:
             values[-1:] = values[-1]
         return [b"%d" % one if isinstance(one, int) else one for one in values]

@@ -15,7 +15,7 @@ from kvstrata_sidecar.adapter.redis.client.block_io import Write
 from kvstrata_sidecar.adapter.redis.client.commands import Loading, Place, Sought
 from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, ReplyError, SlotMovingError
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
-from kvstrata_sidecar.adapter.redis.exchanges import Shared
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.tier.counts import HIT
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
@@ -47,7 +47,7 @@ class BlocksPart(Part[ClusterTransport]):
     task: Task | None
     keyspace: str
     blocks: Sequence[Lent]
-    shared: Shared
+    deps: TierDeps
     size: int = field(init=False, default=0)
     pools: tuple[str, ...] = field(init=False, default=())
 
@@ -57,7 +57,7 @@ class BlocksPart(Part[ClusterTransport]):
         self.pools = tuple(kept - {self.keyspace})
 
     def refused(self, refusal: Refusal) -> None:
-        self.shared.counters.refuse(refusal, len(self.blocks), self.keyspace)
+        self.deps.counters.refuse(refusal, len(self.blocks), self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class LoadPart(BlocksPart):
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
         """Read each block from the first of its places that has it in full."""
-        sealer, refusals = self.shared.sealer(), dict[str, Refusal | None]()
+        sealer, refusals = self.deps.sealer(), dict[str, Refusal | None]()
         while self.blocks:
             self._skip_refused(transport, sealer, refusals)
             misses = self._read(transport, sealer, gain)
@@ -76,19 +76,19 @@ class LoadPart(BlocksPart):
 
     def _skip_refused(self, transport: ClusterTransport, sealer: Sealer, refusals: dict[str, Refusal | None]) -> None:
         """Move blocks whose place may not be used to their next place."""
-        shared, blocks = self.shared, list[Lent]()
+        deps, blocks = self.deps, list[Lent]()
         for one in self.blocks:
             while True:
                 kept = one.place.keyspace
                 if kept not in refusals:
-                    refusals[kept] = sealer.refusal(kept) or shared.revoked.refusal(transport, kept)
+                    refusals[kept] = sealer.refusal(kept) or deps.revoked.refusal(transport, kept)
                 refusal = refusals[kept]
                 if refusal is None:
                     blocks.append(one)
                     break
-                shared.refuse(kept, refusal)
+                deps.refuse(kept, refusal)
                 if not one.others:
-                    shared.counters.add("load_misses")
+                    deps.counters.add("load_misses")
                     break
                 one = _elsewhere(one)
         self.blocks = blocks
@@ -96,7 +96,7 @@ class LoadPart(BlocksPart):
     def _read(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> list[tuple[Lent, Loading]]:
         """Read the blocks at their places; return the misses."""
         blocks = self.blocks
-        asked_s = self.shared.enforcement.ages.now_s()
+        asked_s = self.deps.enforcement.ages.now_s()
         loads = [self._loading(sealer, one) for one in blocks]
         try:
             transport.get_each(loads)
@@ -111,12 +111,12 @@ class LoadPart(BlocksPart):
     def _loading(self, sealer: Sealer, one: Lent) -> Loading:
         kept = one.place.keyspace
         return Loading(
-            one.place, partial(sealer.open_into, kept, one.place.name, one.view), self.shared.terms.retention_ms(kept)
+            one.place, partial(sealer.open_into, kept, one.place.name, one.view), self.deps.terms.retention_ms(kept)
         )
 
     def _keep(self, blocks: Sequence[Lent], loads: Sequence[Loading], asked_s: float, gain: Gain) -> list[Lent]:
         """Record the blocks that were read; return the rest."""
-        shared = self.shared
+        deps = self.deps
         left: list[Lent] = []
         counts: Counter[str] = Counter()
         for one, load in zip(blocks, loads, strict=True):
@@ -124,29 +124,29 @@ class LoadPart(BlocksPart):
                 left.append(one)
                 continue
             size = len(one.view)
-            shared.enforcement.ages.inherit(one.key, load.age_ms / 1000, asked_s)
-            shared.counters.age(HIT, load.age_ms / 1000)
-            if one.key not in shared.enforcement.warmed:
-                shared.inbox.touch(one.place)
+            deps.enforcement.ages.inherit(one.key, load.age_ms / 1000, asked_s)
+            deps.counters.age(HIT, load.age_ms / 1000)
+            if one.key not in deps.enforcement.warmed:
+                deps.inbox.touch(one.place)
             gain.hits.append(one.position)
             gain.carried(one.key, size)
             counts.update(loaded=1, loaded_bytes=size)
-            shared.enforcement.loaded_from(one.key, one.place.keyspace, one.view)
+            deps.enforcement.loaded_from(one.key, one.place.keyspace, one.view)
             if one.place.keyspace != self.keyspace:
                 counts.update(pool_hits=1, pool_bytes=size)
         for name, amount in counts.items():
-            shared.counters.add(name, amount, self.keyspace)
+            deps.counters.add(name, amount, self.keyspace)
         return left
 
     def _miss(self, transport: ClusterTransport, misses: Sequence[tuple[Lent, Loading]]) -> None:
-        counters = self.shared.counters
+        counters = self.deps.counters
         lost = sum(not one.others for one, _ in misses)
         if lost:
             counters.add("load_misses", lost)
         damaged: list[Place] = []
         for one, load in misses:
             if load.refusal is not None:
-                self.shared.refuse(one.place.keyspace, load.refusal)
+                self.deps.refuse(one.place.keyspace, load.refusal)
             elif load.unreadable:
                 counters.add("unreadable")
             if load.damaged:
@@ -164,8 +164,8 @@ class StorePart(BlocksPart):
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
         """Write blocks that are missing in the tier and that policy, budget and memory admit."""
-        shared, sealer = self.shared, self.shared.sealer()
-        refusal = sealer.refusal(self.keyspace, seals=True) or shared.revoked.refusal(transport, self.keyspace)
+        deps, sealer = self.deps, self.deps.sealer()
+        refusal = sealer.refusal(self.keyspace, seals=True) or deps.revoked.refusal(transport, self.keyspace)
         if refusal is not None:
             self.refused(refusal)
             return
@@ -183,7 +183,7 @@ class StorePart(BlocksPart):
 
     def _leave_to_pools(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> None:
         """Leave out blocks that a pool of the writer has: they were computed while the pool was published."""
-        shared = self.shared
+        deps = self.deps
         sought: dict[str, dict[bytes, Sought]] = {}
         for one in self.blocks:
             for place in one.others:
@@ -192,9 +192,9 @@ class StorePart(BlocksPart):
                 bucket.numbers.append(one.position)
         try:
             asked = [
-                ([*buckets.values()], shared.terms.retention_ms(pool))
+                ([*buckets.values()], deps.terms.retention_ms(pool))
                 for pool, buckets in sought.items()
-                if (sealer.refusal(pool) or shared.revoked.refusal(transport, pool)) is None
+                if (sealer.refusal(pool) or deps.revoked.refusal(transport, pool)) is None
             ]
             there = {number for sight in protocol.lookup_each(transport, asked) for number in sight.hits}
         except (NodeAwayError, SlotMovingError):
@@ -202,29 +202,29 @@ class StorePart(BlocksPart):
         if there:
             self.blocks = [one for one in self.blocks if one.position not in there]
             gain.hits.extend(there)
-            shared.counters.add("stores_in_pool", len(there), self.keyspace)
+            deps.counters.add("stores_in_pool", len(there), self.keyspace)
 
     def _store(
         self, transport: ClusterTransport, sealer: Sealer, outcomes: dict[bytes, Refusal | bool | Exception]
     ) -> None:
         """Set outcomes by token: True for a block that was stored, False for one present, or the refusal or error."""
-        shared = self.shared
-        common = shared.terms.of(self.keyspace)
+        deps = self.deps
+        common = deps.terms.of(self.keyspace)
         demands: list[tuple[Lent, Demand]] = []
         for one in self.blocks:
-            age_ms = int(1000 * shared.enforcement.ages.age_s(one.key))
+            age_ms = int(1000 * deps.enforcement.ages.age_s(one.key))
             if common.life_ms <= age_ms:
                 outcomes[one.token] = Refusal.RETENTION
                 continue
             terms = replace(common, age_ms=age_ms) if age_ms else common
             demands.append((one, Demand(one.place, sealer.value_bytes(len(one.view)), one.token, terms)))
             self.reserved[one.token] = one.place
-        admitted = shared.ledgers.of(transport, self.keyspace, common.bounds).reserve([demand for _, demand in demands])
+        admitted = deps.ledgers.of(transport, self.keyspace, common.bounds).reserve([demand for _, demand in demands])
         writes: dict[bytes, Write] = {}
         for (one, demand), answer in zip(demands, admitted, strict=True):
             if answer is True:
                 parts = partial(sealer.seal, self.keyspace, one.place.name, one.view)
-                writes[one.token] = protocol.write(one.place, parts, one.token, demand.terms, shared.ledgers.window_ms)
+                writes[one.token] = protocol.write(one.place, parts, one.token, demand.terms, deps.ledgers.window_ms)
                 continue
             outcomes[one.token] = answer
             if not isinstance(answer, Exception):
@@ -246,37 +246,37 @@ class StorePart(BlocksPart):
 
     def _settle(self, outcomes: Mapping[bytes, Refusal | bool | Exception], gain: Gain) -> Exception | None:
         """Count settled blocks, leave the rest in `blocks`, and return their error."""
-        shared, full = self.shared, False
+        deps, full = self.deps, False
         problem: Exception | None = None
         left: list[Lent] = []
         for one in self.blocks:
             outcome = outcomes.get(one.token)
             if isinstance(outcome, ReplyError) and outcome.code == "OOM":
                 outcome, full = Refusal.TIER_FULL, True
-                shared.room(one.place, False)
+                deps.full.note(one.place.base, has_memory=False)
             if isinstance(outcome, bool):
                 gain.hits.append(one.position)
             if outcome is True:
                 gain.carried(one.key, len(one.view))
             elif outcome is False:
-                shared.counters.add("stores_present")
+                deps.counters.add("stores_present")
             elif isinstance(outcome, Refusal):
-                shared.counters.refuse(outcome, 1, self.keyspace)
+                deps.counters.refuse(outcome, 1, self.keyspace)
             else:
                 left.append(one)
                 problem = outcome or problem
         if gain.sizes:
             if not full:
-                shared.room(self.blocks[0].place, True)
-            shared.counters.add("stored", len(gain.sizes), self.keyspace)
-            shared.counters.add("stored_bytes", sum(gain.sizes), self.keyspace)
+                deps.full.note(self.blocks[0].place.base, has_memory=True)
+            deps.counters.add("stored", len(gain.sizes), self.keyspace)
+            deps.counters.add("stored_bytes", sum(gain.sizes), self.keyspace)
         self.blocks = left
         return problem
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         """Release unused reservations. Not before: a second attempt uses the first one's tokens."""
         for token, place in self.reserved.items():
-            self.shared.inbox.abandon(place, token)
+            self.deps.inbox.abandon(place, token)
 
 
 def _elsewhere(block: Lent) -> Lent:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
-from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import (
     MEMBERS_PER_COMMAND,
@@ -27,38 +26,11 @@ from kvstrata_sidecar.adapter.redis.client.commands import (
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology, key_of
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, integer
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
-from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
-from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
-from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Dependencies shared by the parts of one tier.
-
-    `terms` are read at the last moment, because a part may have waited. `room` receives whether the block's node had
-    memory for it. `sealer` returns the calling thread's own.
-    """
-
-    enforcement: Enforcement
-    counters: Counters
-    ledgers: Ledgers
-    inbox: Inbox
-    terms: ScopeTerms
-    room: Callable[[Place, bool], None]
-    sealer: Callable[[], Sealer]
-    revoked: RevokedSet
-
-    def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
-        """Count blocks that the tier may not be used for; urge a sweep if that can repair the scope."""
-        self.counters.refuse(refusal, amount, keyspace)
-        if refusal is Refusal.RETENTION:
-            self.inbox.urge(keyspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +40,7 @@ class LookupPart(Part[ClusterTransport]):
     task: Task | None
     keyspace: str
     sought: Mapping[str, Sequence[Sought]]
-    shared: Shared
+    deps: TierDeps
     shares: Shares | None = None
     urgent: bool = True
     pools: tuple[str, ...] = field(init=False, default=())
@@ -77,24 +49,24 @@ class LookupPart(Part[ClusterTransport]):
         self.pools = tuple(kept for kept in self.sought if kept != self.keyspace)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
-        shared = self.shared
+        deps = self.deps
         asked: dict[str, Sequence[Sought]] = {}
         for kept, sought in self.sought.items():
-            refusal = shared.revoked.refusal(transport, kept)
+            refusal = deps.revoked.refusal(transport, kept)
             if refusal is None:
                 asked[kept] = sought
             elif kept == self.keyspace:
                 self.refused(refusal)
                 return
             else:
-                shared.refuse(kept, refusal, _amount(sought))
+                deps.refuse(kept, refusal, _amount(sought))
         told = protocol.lookup_each(
-            transport, [(sought, shared.terms.retention_ms(kept)) for kept, sought in asked.items()]
+            transport, [(sought, deps.terms.retention_ms(kept)) for kept, sought in asked.items()]
         )
         sights = dict(zip(asked, told, strict=True))
         for kept, sight in sights.items():
             for refusal, amount in sight.refused.items():
-                shared.refuse(kept, refusal, amount)
+                deps.refuse(kept, refusal, amount)
             gain.hits += sight.hits
         hits, amount = len(gain.hits), sum(map(_amount, asked.values()))
         if (shares := self.shares) is not None:
@@ -104,7 +76,7 @@ class LookupPart(Part[ClusterTransport]):
         self._tell({kept: sight.hits for kept, sight in sights.items()})
 
     def refused(self, refusal: Refusal) -> None:
-        self.shared.counters.refuse(refusal, _amount(self.sought.get(self.keyspace, ())), self.keyspace)
+        self.deps.counters.refuse(refusal, _amount(self.sought.get(self.keyspace, ())), self.keyspace)
         self._tell({})
 
     def _tell(self, hits: Mapping[str, Sequence[int]]) -> None:
@@ -117,7 +89,7 @@ class LookupPart(Part[ClusterTransport]):
     def _count(self, hits: int, misses: int) -> None:
         for name, amount in (("lookup_hits", hits), ("lookup_misses", misses)):
             if amount:
-                self.shared.counters.add(name, amount, self.keyspace)
+                self.deps.counters.add(name, amount, self.keyspace)
 
 
 @dataclass(slots=True, eq=False)

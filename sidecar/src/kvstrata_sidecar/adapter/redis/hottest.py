@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_member
+from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.redis.budget.capacity import TierCapacity
 from kvstrata_sidecar.adapter.redis.client.commands import MEMBERS_PER_COMMAND, Transport, call, read_text, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import FramingError, Reply, integer
@@ -21,10 +22,10 @@ def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list
     return order[:SCOPES_AT_ONCE]
 
 
-def hottest(transport: Transport, domain: str, identity: str, keyspace: str, most: int) -> list[Hot]:
-    """Return about `most` last used blocks of one scope and identity, without those of unreachable buckets."""
-    per_bucket, read = max(1, -(-most // BUCKETS)), _reads_hot(identity, keyspace)
-    states = [state_key(bucket_prefix(domain, keyspace, bucket).encode()) for bucket in range(BUCKETS)]
+def hottest(transport: Transport, params: AdapterParams, keyspace: str, most: int) -> list[Hot]:
+    """Return about `most` last used blocks of one scope and this identity, without those of unreachable buckets."""
+    per_bucket, read = max(1, -(-most // BUCKETS)), _reads_hot(params.identity, keyspace)
+    states = [state_key(bucket_prefix(params.domain, keyspace, bucket).encode()) for bucket in range(BUCKETS)]
     hot: list[Hot] = []
     for first in range(0, per_bucket, MEMBERS_PER_COMMAND):
         count = min(MEMBERS_PER_COMMAND, per_bucket - first)

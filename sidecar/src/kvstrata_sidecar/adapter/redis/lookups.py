@@ -7,20 +7,18 @@ the most used blocks first.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstrata.contract.store.redis_keys import bucket_of, member_of
-from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.client.commands import Place, Sought
-from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
+from kvstrata_sidecar.adapter.redis.client.nodes import Node
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.exchanges import Shares
 from kvstrata_sidecar.adapter.redis.placement import PoolPlaces
 from kvstrata_sidecar.adapter.redis.recent import Recent
-from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 REMEMBER_S = 10.0
@@ -37,37 +35,27 @@ class Division(NamedTuple):
 class Lookups:
     """Divides lookups of one tier by keyspace, bucket and server.
 
-    `refusal` returns why a keyspace may not be asked for now, None if it may; refused blocks are counted. `shadow`
-    knows what faster tiers have; `twice` receives blocks that their keyspace need not hold, because a pool has them.
+    Refused blocks are counted. `shadow` knows what faster tiers have; `twice` receives blocks that their keyspace need
+    not hold, because a pool has them.
     """
 
     def __init__(
-        self,
-        params: AdapterParams,
-        topology: Topology,
-        refusal: Callable[[str], Refusal | None],
-        counters: Counters,
-        shadow: Shadow,
-        pools: PoolPlaces,
-        twice: Callable[[Sequence[Block]], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, deps: TierDeps, shadow: Shadow, pools: PoolPlaces, twice: Callable[[Sequence[Block]], None]
     ) -> None:
-        self._domain, self._identity = params.domain, params.identity
-        self._topology = topology
-        self._refusal = refusal
-        self._counters = counters
+        self._deps = deps
+        self._domain, self._identity = deps.domain, deps.params.identity
         self._shadow = shadow
         self._pools = pools
         self._twice = twice
-        self._found: Recent[tuple[str, bytes], str] = Recent(clock, REMEMBER_S)
+        self._found: Recent[tuple[str, bytes], str] = Recent(deps.clock, REMEMBER_S)
 
     def divide(self, blocks: Sequence[Block]) -> Division:
         groups: dict[tuple[str, Node], dict[str, list[Sought]]] = defaultdict(dict)
         pooled: set[int] = set()
         for reader, kept, sought in self._sought(blocks, pooled):
-            node = self._topology.node_of(sought.base)
+            node = self._deps.topology.node_of(sought.base)
             if node is None or not node.breaker.closed:
-                self._counters.refuse(Refusal.BREAKER_OPEN, len(sought.numbers), kept)
+                self._deps.counters.refuse(Refusal.BREAKER_OPEN, len(sought.numbers), kept)
             else:
                 groups[reader, node].setdefault(kept, []).append(sought)
         if not pooled:
@@ -102,9 +90,9 @@ class Lookups:
         for number, block in enumerate(blocks):
             _, keyspace, _, _, chunk_hash = block
             if keyspace not in refusals:
-                refusals[keyspace] = self._refusal(keyspace)
+                refusals[keyspace] = self._deps.refusal(keyspace)
             if (refusal := refusals[keyspace]) is not None:
-                self._counters.refuse(refusal, 1, keyspace)
+                self._deps.counters.refuse(refusal, 1, keyspace)
                 continue
             if self._shadow.holds(block):
                 shadowed.append(block)
@@ -137,36 +125,25 @@ MAX_HINTS = 65_536
 class Shadow:
     """The blocks that faster tiers serve. For the thread of lookups alone.
 
-    `holds` returns whether a faster tier has a block and keeps it for the present request. `touch` records a use at the
-    block's `place` in this tier; blocks that memory is being `warmed` with are not used.
+    `holds` returns whether a faster tier has a block and keeps it for the present request, `place` its place in this
+    tier, where uses are recorded. Blocks that memory is being warmed with are not used.
     """
 
-    def __init__(
-        self,
-        holds: Callable[[Block], bool],
-        touch: Callable[[Place], None],
-        place: Callable[[Block], Place],
-        count: Callable[[str, int, str], None],
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        warmed: Callable[[], Collection[Hashable]] = frozenset,
-    ) -> None:
+    def __init__(self, deps: TierDeps, holds: Callable[[Block], bool], place: Callable[[Block], Place]) -> None:
         self.holds = holds
-        self._touch = touch
+        self._deps = deps
         self._place = place
-        self._count = count
-        self._hints: Recent[Hashable, None] = Recent(clock, HINT_INTERVAL_S, MAX_HINTS)
-        self._warmed = warmed
+        self._hints: Recent[Hashable, None] = Recent(deps.clock, HINT_INTERVAL_S, MAX_HINTS)
 
     def used(self, blocks: Iterable[Block]) -> None:
         shadowed: Counter[str] = Counter()
         hints: Counter[str] = Counter()
-        warmed = self._warmed()
+        warmed = self._deps.enforcement.warmed
         for block in blocks:
             shadowed[block.keyspace] += 1
             if block.key not in warmed and self._hints.put_new(block.key, None):
                 hints[block.keyspace] += 1
-                self._touch(self._place(block))
+                self._deps.inbox.touch(self._place(block))
         for name, amounts in (("shadowed", shadowed), ("hints", hints)):
             for keyspace, amount in amounts.items():
-                self._count(name, amount, keyspace)
+                self._deps.count(name, amount, keyspace)

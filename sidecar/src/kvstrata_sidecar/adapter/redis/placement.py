@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstrata.contract.store.redis_keys import member_of
-from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.redis.block_exchanges import BATCH_BLOCKS, BATCH_BYTES, Lent
 from kvstrata_sidecar.adapter.redis.client.commands import Place
-from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
-from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.redis.client.nodes import Node
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 
@@ -29,28 +28,11 @@ class Admitted(NamedTuple):
 
 
 class Placing:
-    """Finds the places of blocks; refused blocks are counted and left out. `refusal` returns None for usable keyspaces;
-    `rests` whether a server takes no blocks now.
-    """
+    """Finds the places of blocks; refused blocks are counted and left out."""
 
-    def __init__(
-        self,
-        params: AdapterParams,
-        tier: TierParams,
-        topology: Topology,
-        enforcement: Enforcement,
-        refusal: Callable[[str], Refusal | None],
-        rests: Callable[[Node], bool],
-        counters: Counters,
-        pools: PoolPlaces,
-    ) -> None:
-        self._domain, self._identity = params.domain, params.identity
-        self._tier = tier
-        self._topology = topology
-        self._enforcement = enforcement
-        self._refusal = refusal
-        self._rests = rests
-        self._counters = counters
+    def __init__(self, deps: TierDeps, pools: PoolPlaces) -> None:
+        self._deps = deps
+        self._domain, self._identity = deps.domain, deps.params.identity
         self._pools = pools
 
     def place(self, block: Block) -> Place:
@@ -70,10 +52,10 @@ class Placing:
         return groups
 
     def takes(self, block: Block) -> bool:
-        if self._refusal(block.keyspace) is not None:
+        if self._deps.refusal(block.keyspace) is not None:
             return False
-        node = self._topology.node_of(self.place(block).base)
-        return node is not None and node.breaker.closed and not self._rests(node)
+        node = self._deps.topology.node_of(self.place(block).base)
+        return node is not None and node.breaker.closed and not self._deps.full.rests(node)
 
     def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> list[tuple[str, Node, list[Lent]]]:
         """Return the blocks to store under their own keyspaces, in parts of one keyspace and server."""
@@ -88,31 +70,31 @@ class Placing:
     ) -> Iterator[Admitted]:
         """Yield the blocks that may be asked for now; `pools` are their places in pools, on reachable servers."""
         refusals: dict[str, Refusal | None] = {}
-        readable = self._enforcement.readable
+        readable, tier = self._deps.enforcement.readable, self._deps.tier.name
         for index, block in enumerate(blocks):
             if block.keyspace not in refusals:
-                refusals[block.keyspace] = self._refusal(block.keyspace)
+                refusals[block.keyspace] = self._deps.refusal(block.keyspace)
             refusal = refusals[block.keyspace]
-            if refusal is None and storing and not readable.admits(block.keyspace, block.chunk_hash, self._tier.name):
+            if refusal is None and storing and not readable.admits(block.keyspace, block.chunk_hash, tier):
                 refusal = Refusal.NOT_IN_POOL
             if refusal is None:
                 place, others = self.place(block), pools.get(index, ())
-                node = self._topology.node_of(place.base)
+                node = self._deps.topology.node_of(place.base)
                 if node is not None and not node.breaker.closed:
                     node = None
                 if others and not storing:
                     if node is not None:
                         others = (*others, place)
                     place, *rest = others
-                    others, node = tuple(rest), self._topology.node_of(place.base)
+                    others, node = tuple(rest), self._deps.topology.node_of(place.base)
                 if node is None:
                     refusal = Refusal.BREAKER_OPEN
-                elif storing and self._rests(node):
+                elif storing and self._deps.full.rests(node):
                     refusal = Refusal.TIER_FULL
                 else:
                     yield Admitted(index, place, node, others)
                     continue
-            self._counters.refuse(refusal, 1, block.keyspace)
+            self._deps.counters.refuse(refusal, 1, block.keyspace)
 
     def _divide(
         self, blocks: Sequence[Block], views: Sequence[memoryview], admitted: Iterator[Admitted]
@@ -122,7 +104,7 @@ class Placing:
         for index, place, node, others in admitted:
             block = blocks[index]
             groups[block.keyspace, node].append(Lent(index, block.key, place, views[index], others=others))
-        share = -(-len(blocks) // self._tier.workers)
+        share = -(-len(blocks) // self._deps.tier.workers)
         batches: list[tuple[str, Node, list[Lent]]] = []
         for (keyspace, node), lent in groups.items():
             size, batch = 0, list[Lent]()
@@ -136,75 +118,37 @@ class Placing:
         return batches
 
 
-FULL_PAUSE_S = 1.0
-"""Pause of stores after a node was out of memory: each refusal costs the transfer of a whole block."""
-
-
-class FullNodes:
-    """Nodes that were out of memory a moment ago. Thread-safe."""
-
-    def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
-        self._topology = topology
-        self._clock = clock
-        self._until_s: dict[Node | None, float] = {}
-
-    def note(self, place: Place, left: bool) -> None:
-        node = self._topology.node_of(place.base)
-        if not left:
-            self._until_s[node] = self._clock() + FULL_PAUSE_S
-        elif self._until_s:
-            self._until_s.pop(node, None)
-
-    def rests(self, node: Node) -> bool:
-        return self._clock() < self._until_s.get(node, 0.0)
-
-    @property
-    def detail(self) -> str:
-        return "the tier is out of memory: it refuses blocks" if self._until_s else ""
-
-
 NOWHERE: Mapping[int, tuple[Place, ...]] = {}
 
 
 class PoolPlaces:
-    """Finds places of chunks in pools, in the tier named `tier`; `refusal` returns None for usable keyspaces."""
+    """Finds places of chunks in pools."""
 
-    def __init__(
-        self,
-        params: AdapterParams,
-        tier: str,
-        topology: Topology,
-        enforcement: Enforcement,
-        refusal: Callable[[str], Refusal | None],
-        counters: Counters,
-    ) -> None:
-        self._domain, self._identity, self._tier = params.domain, params.identity, tier
-        self._topology = topology
-        self._enforcement = enforcement
-        self._refusal = refusal
-        self._counters = counters
+    def __init__(self, deps: TierDeps) -> None:
+        self._deps = deps
+        self._domain, self._identity = deps.domain, deps.params.identity
 
     def usable(self) -> Callable[[str, bytes], Sequence[str]]:
         """Return a function from a reader's chunk to the usable pools' keyspaces, for the blocks of one request."""
-        readable = self._enforcement.readable
+        readable = self._deps.enforcement.readable
         refusals: dict[str, Refusal | None] = {}
 
         def usable(pool: str) -> bool:
             if pool not in refusals:
-                refusals[pool] = refusal = self._refusal(pool)
+                refusals[pool] = refusal = self._deps.refusal(pool)
                 if refusal is not None:
-                    self._counters.refuse(refusal, 1, pool)
+                    self._deps.counters.refuse(refusal, 1, pool)
             return refusals[pool] is None
 
         def of(reader: str, chunk_hash: bytes) -> Sequence[str]:
-            candidates = readable.candidates(reader, chunk_hash, self._tier)
+            candidates = readable.candidates(reader, chunk_hash, self._deps.tier.name)
             return candidates and [pool for pool in candidates if usable(pool)]
 
         return of
 
     def of(self, blocks: Sequence[Block]) -> Mapping[int, tuple[Place, ...]]:
         """Return the reachable places in pools, in order, by the number of each block that has any."""
-        if not self._enforcement.readable.anybody_reads:
+        if not self._deps.enforcement.readable.anybody_reads:
             return NOWHERE
         found: dict[int, tuple[Place, ...]] = {}
         pools_of = self.usable()
@@ -219,5 +163,5 @@ class PoolPlaces:
         return found
 
     def _reachable(self, place: Place) -> bool:
-        node = self._topology.node_of(place.base)
+        node = self._deps.topology.node_of(place.base)
         return node is not None and node.breaker.closed

@@ -11,13 +11,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
-from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
+from kvstrata.contract.store.redis_keys import KEY_PREFIX
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.client.nodes import Node
 from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, PeerClosedError, SlotMovingError, TransportError
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.exchanges import ProbePart, QuestionPart, T
-from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.queues import Lane
 from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Part, TaskTable
 from kvstrata_sidecar.adapter.tier.workers import Worker
@@ -30,27 +30,16 @@ logger = logging.getLogger(__name__)
 
 
 class Crew:
-    """`transport` makes one for each worker. `probe_prefix` begins the keys that probes of a cluster ask for."""
+    """`transport` makes one for each worker."""
 
-    def __init__(
-        self,
-        tier: TierParams,
-        tasks: TaskTable,
-        enforcement: Enforcement,
-        topology: Topology,
-        transport: Callable[[], ClusterTransport],
-        counters: Counters,
-        clock: Callable[[], float],
-        probe_prefix: str,
-    ) -> None:
-        self._tier = tier
+    def __init__(self, deps: TierDeps, tasks: TaskTable, transport: Callable[[], ClusterTransport]) -> None:
+        self._deps = deps
         self._tasks = tasks
-        self._enforcement = enforcement
-        self._topology = topology
+        self._topology = topology = deps.topology
         self._transport = transport
-        self._counters = counters
-        self._clock = clock
-        self._probe_prefix = probe_prefix if tier.cluster else None
+        self._clock = deps.clock
+        self._tier = tier = deps.tier
+        self._probe_prefix = f"{KEY_PREFIX}:{deps.domain}" if tier.cluster else None
         self._blocks = self._lane(self._share)
         self._block_workers = [self._worker(f"kvs-{tier.name}-{n}", self._blocks) for n in range(1, tier.workers + 1)]
         self._lock = threading.Lock()
@@ -137,7 +126,7 @@ class Crew:
             name,
             lane,
             self._tasks,
-            self._enforcement,
+            self._deps.enforcement,
             self._transport(),
             self._failed,
             tier=self._tier.name,
@@ -151,7 +140,7 @@ class Crew:
 
     def _failed(self, error: Exception) -> None:
         """Count the error, and log what no breaker reports: a refusal by the server, or a defect of ours."""
-        self._counters.add("errors")
+        self._deps.counters.add("errors")
         now_s = self._clock()
         if not isinstance(error, (TransportError, OSError)) and now_s >= self._tell_at_s:
             self._tell_at_s = now_s + TOLD_EVERY_S
@@ -205,7 +194,7 @@ class Crew:
 
     def _expire(self) -> None:
         for task in self._tasks.expire(self._clock()):
-            self._counters.add(f"late_{task.kind}")
+            self._deps.counters.add(f"late_{task.kind}")
             for lane in self._lanes():
                 lane.forget(lambda part, task=task: part.task is task)  # type: ignore[misc]
             self.abort(

@@ -13,26 +13,26 @@ from functools import partial
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata.contract.store.redis_keys import KEY_PREFIX, bucket_prefix, capacity_key
+from kvstrata.contract.store.redis_keys import bucket_prefix, capacity_key
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.redis.block_exchanges import Lent, LoadPart, StorePart
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place, Transport
-from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
+from kvstrata_sidecar.adapter.redis.client.nodes import FullNodes, Node, Topology
 from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport, Ways
-from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, QuestionPart, Shared, T, sizes
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
+from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, QuestionPart, T, sizes
 from kvstrata_sidecar.adapter.redis.hottest import busiest, hottest
 from kvstrata_sidecar.adapter.redis.lookups import Lookups, Shadow
-from kvstrata_sidecar.adapter.redis.placement import FullNodes, Placing, PoolPlaces
+from kvstrata_sidecar.adapter.redis.placement import Placing, PoolPlaces
 from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
 from kvstrata_sidecar.adapter.redis.sweep.connection import SweeperConnection
-from kvstrata_sidecar.adapter.redis.sweep.deps import SweepDeps
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, jobs_of
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
@@ -70,13 +70,11 @@ class Tier:
         sweep_interval_s: float = SWEEP_INTERVAL_S,
         held_faster: Callable[[Block], bool] = lambda _: False,
     ) -> None:
-        self._domain, self._identity = params.domain, params.identity
-        self._params = tier
         self._enforcement = enforcement
+        self._params = tier
         self._clock = clock
         self._answered = answered
         self._tasks = TaskTable(self._answer)
-        self._counters = Counters()
         self._deadlines_ms = {
             TaskKind.STORE: tier.store_deadline_ms,
             TaskKind.LOOKUP: tier.lookup_deadline_ms,
@@ -86,47 +84,26 @@ class Tier:
         seeds = [Address(endpoint.host, endpoint.port) for endpoint in tier.endpoints]
         self._topology = topology = Topology(seeds, cluster=tier.cluster, clock=clock)
         self._ways = Ways(tier, topology)
-        self._terms = ScopeTerms(tier, enforcement)
-        self._full = FullNodes(topology, clock)
-        self._revoked = RevokedSet(self._domain)
-        pools = PoolPlaces(params, tier.name, topology, enforcement, self._refusal, self._counters)
-        self._placing = Placing(
-            params, tier, topology, enforcement, self._refusal, self._full.rests, self._counters, pools
-        )
-        aged = partial(self._counters.age, EVICTION)
-        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged)
-        self._inbox = Inbox()
-        self._usage: Recent[str, tuple[int, int]] = Recent(clock, 2 * sweep_interval_s)
-        deps = SweepDeps(
-            domain=self._domain, tier=tier, enforcement=enforcement, terms=self._terms, ledgers=ledgers,
-            revoked=self._revoked, inbox=self._inbox, usage=self._usage,
+        self._counters = counters = Counters()
+        self._deps = deps = TierDeps(
+            params=params, tier=tier, enforcement=enforcement, topology=topology, counters=counters,
+            terms=ScopeTerms(tier, enforcement),
+            ledgers=Ledgers(params.domain, counters.add, clock, window_ms, partial(counters.age, EVICTION)),
+            revoked=RevokedSet(params.domain), inbox=Inbox(), full=FullNodes(topology, clock),
+            usage=Recent(clock, 2 * sweep_interval_s),
+            sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
             token=secrets.token_hex(TOKEN_BYTES).encode(), interval_s=sweep_interval_s, clock=clock,
             jitter=random.random,
         )  # fmt: skip
         self._apply_policy = ApplyPolicy(deps)
-        jobs = jobs_of(deps, self._apply_policy)
-        connection = SweeperConnection(
-            enforcement, self._ways.transport, lambda: any(node.breaker.closed for node in topology.primaries),
-            self._counters.add,
-        )  # fmt: skip
-        self._sweeper = Sweeper(jobs, connection, self._inbox, clock)
+        connection = SweeperConnection(deps, self._ways.transport)
+        self._sweeper = Sweeper(jobs_of(deps, self._apply_policy), connection, deps.inbox, clock)
         self._sweeper.name = f"kvs-{tier.name}-sweeper"
-        shadow = Shadow(
-            held_faster, self._inbox.touch, self._placing.first, self._counters.add, clock,
-            warmed=lambda: enforcement.warmed,
-        )  # fmt: skip
-        self._lookups = Lookups(
-            params, topology, self._refusal, self._counters, shadow, pools, self._discard_copies, clock
-        )
-        self._shared = Shared(
-            enforcement=enforcement, counters=self._counters, ledgers=ledgers, inbox=self._inbox, terms=self._terms,
-            room=self._full.note, sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
-            revoked=self._revoked,
-        )  # fmt: skip
-        probe_prefix = f"{KEY_PREFIX}:{self._domain}"
-        self._crew = Crew(
-            tier, self._tasks, enforcement, topology, self._ways.transport, self._counters, clock, probe_prefix
-        )
+        pools = PoolPlaces(deps)
+        self._placing = Placing(deps, pools)
+        shadow = Shadow(deps, held_faster, self._placing.first)
+        self._lookups = Lookups(deps, shadow, pools, self._discard_copies)
+        self._crew = Crew(deps, self._tasks, self._ways.transport)
         self._scout = (
             Scout(f"kvs-{tier.name}-scout", topology, self._ways.dial, random.random) if tier.cluster else None
         )
@@ -145,7 +122,7 @@ class Tier:
         self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
 
     def life_s(self, block: Block) -> float:
-        return self._terms.life_s(block)
+        return self._deps.terms.life_s(block)
 
     def takes(self, block: Block) -> bool:
         return self._placing.takes(block)
@@ -155,7 +132,7 @@ class Tier:
         groups, shares = self._lookups.divide(blocks)
         task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
         for (keyspace, node), sought in groups.items():
-            self._put(self._crew.put_lookup, LookupPart(task, keyspace, sought, self._shared, shares), node)
+            self._put(self._crew.put_lookup, LookupPart(task, keyspace, sought, self._deps, shares), node)
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
@@ -163,7 +140,7 @@ class Tier:
         batches = self._placing.to_load(blocks, views)
         task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
         for keyspace, node, batch in batches:
-            self._put(self._crew.put_block, LoadPart(task, keyspace, batch, self._shared), node)
+            self._put(self._crew.put_block, LoadPart(task, keyspace, batch, self._deps), node)
         return task.task_id
 
     def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
@@ -188,16 +165,14 @@ class Tier:
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
         """Each question, one for each keyspace, may take the load deadline; see PodTier."""
-        allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace) is None]
-        scopes = self._ask(None, capacity_key(self._domain), lambda one: busiest(one, self._domain, allowed))
+        allowed = [keyspace for keyspace in keyspaces if self._deps.refusal(keyspace) is None]
+        scopes = self._ask(None, capacity_key(self._deps.domain), lambda one: busiest(one, self._deps.domain, allowed))
         if scopes is None:
             return None
         found: list[Hot] = []
         for keyspace in scopes:
-            question = partial(
-                hottest, domain=self._domain, identity=self._identity, keyspace=keyspace, most=most_of_each(len(scopes))
-            )
-            hot = self._ask(keyspace, bucket_prefix(self._domain, keyspace, 0), question)
+            question = partial(hottest, params=self._deps.params, keyspace=keyspace, most=most_of_each(len(scopes)))
+            hot = self._ask(keyspace, bucket_prefix(self._deps.domain, keyspace, 0), question)
             if hot is None:  # the remaining keyspaces are left out
                 return found or None
             found += hot
@@ -215,35 +190,32 @@ class Tier:
             name=self._params.name,
             medium=MEDIUM,
             breaker=str(self._topology.state()),
-            detail=self._topology.detail() or self._full.detail,
+            detail=self._topology.detail() or self._deps.full.detail,
             stored=counts.get("stored", 0),
             loaded=counts.get("loaded", 0),
             refused=counts.get("refused", 0),
             errors=counts.get("errors", 0),
-            full=bool(self._full.detail),
+            full=bool(self._deps.full.detail),
             encrypted=self._params.encrypts,
             keyless=self._enforcement.keyless() if self._params.encrypts else 0,
             nodes=len(self._topology.primaries),
             nodes_away=len(self._topology.away()),
             capacity_bytes=self._params.capacity_bytes or 0,
-            settling=len(self._inbox.changes),
+            settling=len(self._deps.inbox.changes),
         )
 
     def policy_changed(self) -> None:
         self._apply_policy.follow()
-        self._inbox.wake.set()
-        view = self._enforcement.view
-        if view is not None:
-            self._counters.retain(view.keyspaces.keys())
+        self._deps.inbox.wake.set()
+        self._counters.retain(self._deps.listed())
 
     def usage(self) -> list[ScopeUsage]:
         """Return what scopes held here when this pod's sweeps last saw them."""
-        view = self._enforcement.view
-        rows = []
-        for keyspace, (used_bytes, blocks) in self._usage.items():
-            if view is None or keyspace not in view.keyspaces or not blocks:
+        rows, listed = [], self._deps.listed()
+        for keyspace, (used_bytes, blocks) in self._deps.usage.items():
+            if keyspace not in listed or not blocks:
                 continue
-            bounds = self._terms.bounds(keyspace)
+            bounds = self._deps.terms.bounds(keyspace)
             limit_bytes, guaranteed_bytes = (bounds.limit_bytes, bounds.guaranteed_bytes) if bounds else (None, 0)
             scope = keyspace[:SCOPE_DIGITS]
             rows.append(ScopeUsage(scope, self._params.name, used_bytes, blocks, limit_bytes, guaranteed_bytes or None))
@@ -292,7 +264,7 @@ class Tier:
         task = self._open(TaskKind.STORE, len(blocks), len(batches), deadline_ms, done)
         for keyspace, node, batch in batches:
             named = [block._replace(token=self._token(task, block)) for block in batch]
-            self._put(self._crew.put_block, StorePart(task, keyspace, named, self._shared), node)
+            self._put(self._crew.put_block, StorePart(task, keyspace, named, self._deps), node)
         return task.task_id
 
     def _open(
@@ -363,9 +335,3 @@ class Tier:
 
     def _token(self, task: Task, block: Lent) -> bytes:
         return b"%b-%x-%x" % (self._writer, task.task_id, block.position)
-
-    def _refusal(self, keyspace: str) -> Refusal | None:
-        refusal = self._enforcement.refusal(keyspace, tier=self._params.name)
-        if refusal is None and keyspace in self._revoked.revoked:
-            return Refusal.REVOKED
-        return self._shared.sealer().refusal(keyspace) if refusal is None else refusal

@@ -210,3 +210,31 @@ def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
     """Return a name that begins with `prefix` in one of a node's slots, None if it has none."""
     candidates = (f"{prefix}:{{probe-{number}}}:#p".encode() for number in range(200_000))
     return next((key for key in candidates if topology.node_of(key) is node), None)
+
+
+FULL_PAUSE_S = 1.0
+"""Pause of stores after a node was out of memory: each refusal costs the transfer of a whole block."""
+
+
+class FullNodes:
+    """Nodes that were out of memory a moment ago. Thread-safe."""
+
+    def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
+        self._topology = topology
+        self._clock = clock
+        self._until_s: dict[Node | None, float] = {}
+
+    def note(self, key: bytes, *, has_memory: bool) -> None:
+        """Record whether the node of a key had memory for it."""
+        node = self._topology.node_of(key)
+        if not has_memory:
+            self._until_s[node] = self._clock() + FULL_PAUSE_S
+        elif self._until_s:
+            self._until_s.pop(node, None)
+
+    def rests(self, node: Node) -> bool:
+        return self._clock() < self._until_s.get(node, 0.0)
+
+    @property
+    def detail(self) -> str:
+        return "the tier is out of memory: it refuses blocks" if self._until_s else ""

@@ -8,8 +8,8 @@ from functools import partial
 
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
-from kvstrata_sidecar.adapter.redis.sweep.deps import SweepDeps
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Terms
 from kvstrata_sidecar.adapter.redis.sweep.scopes import clamp
 
@@ -19,7 +19,7 @@ class ApplyPolicy:
     keyspaces of a new policy the tier has revoked.
     """
 
-    def __init__(self, deps: SweepDeps) -> None:
+    def __init__(self, deps: TierDeps) -> None:
         self._deps = deps
         self._following = threading.Lock()
         self._followed: CacheView | None = None

@@ -7,8 +7,8 @@ under way differs for a moment only. So the same difference at a second look a l
 from __future__ import annotations
 
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
-from kvstrata_sidecar.adapter.redis.sweep.deps import SweepDeps
 
 LOOK_AGAIN_S = 2.0
 """Longer than a lease takes; a rebuild voids the lease of a writer that stalls longer."""
@@ -17,7 +17,7 @@ LOOK_AGAIN_S = 2.0
 class AuditLeases:
     """A job that remembers by how much scopes' leases differed at the last look."""
 
-    def __init__(self, deps: SweepDeps) -> None:
+    def __init__(self, deps: TierDeps) -> None:
         self._deps = deps
         self._differed: dict[str, tuple[float, tuple[int, ...]]] = {}
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Permit
+from kvstrata_sidecar.adapter.policy.enforcement import Permit
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
 from kvstrata_sidecar.adapter.redis.client.resp import ReplyError, TransportError
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +28,18 @@ class Deadline(NamedTuple):
 
 
 class SweeperConnection:
-    """Any thread may abort it. `is_usable` returns whether a server answers; `count` takes name, amount, keyspace."""
+    """Any thread may abort it."""
 
-    def __init__(
-        self,
-        enforcement: Enforcement,
-        connect: Callable[[], ClusterTransport],
-        is_usable: Callable[[], bool],
-        count: Callable[[str, int, str], None],
-    ) -> None:
-        self._enforcement = enforcement
+    def __init__(self, deps: TierDeps, connect: Callable[[], ClusterTransport]) -> None:
+        self._deps = deps
         self._connect = connect
-        self._is_usable = is_usable
-        self._count = count
         self._transport: ClusterTransport | None = None
 
     @property
     def is_usable(self) -> bool:
-        return self._enforcement.view is not None and self._is_usable()
+        """Whether there is a policy, and a server that answers."""
+        deps = self._deps
+        return deps.enforcement.view is not None and any(node.breaker.closed for node in deps.topology.primaries)
 
     def transport(self) -> ClusterTransport:
         """Return the transport, a new one if it was aborted."""
@@ -64,13 +59,13 @@ class SweeperConnection:
             logger.exception("%s failed", work)
         else:
             return
-        self._count("sweep_errors", 1, "")
+        self._deps.count("sweep_errors", 1)
 
     def attempt(self, keyspace: str, work: Callable[[Transport, str], object], *, listed: bool = True) -> bool:
         """Do work about a scope of the policy while that allows it, or about one that is not `listed` there. Return
         whether it has to be repeated: it failed, or says so.
         """
-        permit = self._enforcement.enter(keyspace, self.abort) if listed else None
+        permit = self._deps.enforcement.enter(keyspace, self.abort) if listed else None
         if listed and not isinstance(permit, Permit):
             return False
         again: object = True

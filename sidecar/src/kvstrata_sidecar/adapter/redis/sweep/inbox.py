@@ -1,16 +1,14 @@
-"""Work that other threads leave for a tier's sweeper, and the job that sends what waits for servers."""
+"""Work that other threads leave for a tier's sweeper."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.client.commands import Place, Transport, call, read_number, state_key
-from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError
-from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
+from kvstrata_sidecar.adapter.redis.client.commands import Place, call, read_number, state_key
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 
 MAX_WAITING = 65_536
 MEMBERS_PER_TOUCH = 500
@@ -134,23 +132,3 @@ class Inbox:
                 yield keyspace, call("touch", state, read_number, members=members[start : start + MEMBERS_PER_TOUCH])
         for place, token in abandoned:
             yield place.keyspace, call("abandon", state_key(place.base), read_number, member=place.member, token=token)
-
-
-class FlushInbox:
-    """Sends touches of blocks and abandoned reservations."""
-
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-
-    def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:  # noqa: ARG002
-        for keyspace, command in self._inbox.take_commands():
-            connection.attempt(keyspace, partial(_send, command=command))
-        return False
-
-
-def _send(transport: Transport, _: str, command: Command) -> None:
-    try:
-        transport.ask([command])
-    except ReplyError as error:
-        if error.code != "OOM":  # a full server takes no touches
-            raise

@@ -25,8 +25,8 @@ from kvstrata_sidecar.adapter.redis.budget.capacity import DEPARTED_GRACE_MS, FR
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import Transport, claim, read_number
 from kvstrata_sidecar.adapter.redis.client.resp import Command
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
-from kvstrata_sidecar.adapter.redis.sweep.deps import SweepDeps
 from kvstrata_sidecar.adapter.redis.sweep.scopes import expire
 
 CLAIM_S = 5.0
@@ -45,7 +45,7 @@ IN_VAIN = b"-"
 class UnlistedScopes:
     """Takes capacity back from scopes that no policy names, when asked to."""
 
-    def __init__(self, deps: SweepDeps, capacity_bytes: int) -> None:
+    def __init__(self, deps: TierDeps, capacity_bytes: int) -> None:
         self._deps = deps
         self._capacity_bytes = capacity_bytes
         # Separate: evictions of these scopes count for no scope.
@@ -123,7 +123,7 @@ class UnlistedScopes:
 class ReclaimCapacity:
     """The job of a tier whose capacity is divided. Once an interval it also corrects the sum of all charges."""
 
-    def __init__(self, deps: SweepDeps, capacity_bytes: int) -> None:
+    def __init__(self, deps: TierDeps, capacity_bytes: int) -> None:
         self._deps = deps
         self._capacity_bytes = capacity_bytes
         self._tidy_key = capacity_claim_key(deps.domain, "w").encode()

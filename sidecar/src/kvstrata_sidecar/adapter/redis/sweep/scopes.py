@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, ScopeView
 from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, claim, reads_numbers, reads_status
+from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.audit_leases import AuditLeases
 from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
-from kvstrata_sidecar.adapter.redis.sweep.deps import SweepDeps
 
 AUDIT_EVERY = 10
 """Of so many sweeps of a scope, on average, one is an audit."""
@@ -28,7 +28,7 @@ class SweepScopes:
     pod that claims it. `overcommitted` is called when guarantees exceed the tier's capacity.
     """
 
-    def __init__(self, deps: SweepDeps, leases: AuditLeases, overcommitted: Callable[[], None]) -> None:
+    def __init__(self, deps: TierDeps, leases: AuditLeases, overcommitted: Callable[[], None]) -> None:
         self._deps = deps
         self._leases = leases
         self._overcommitted = overcommitted

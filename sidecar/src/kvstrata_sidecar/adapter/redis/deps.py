@@ -1,0 +1,77 @@
+"""Dependencies shared by the parts of one Redis tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
+from kvstrata_sidecar.adapter.redis.client.nodes import FullNodes, Topology
+from kvstrata_sidecar.adapter.redis.recent import Recent
+from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
+from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
+from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.sealer import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class TierDeps:
+    """`terms` are read at the last moment, because work may have waited. `sealer` returns the calling thread's own.
+    `usage` has bytes and blocks of scopes when this process last swept them; once in `interval_s` it sweeps all.
+    `token` names it in claims, `jitter` returns a number from 0 to 1.
+    """
+
+    params: AdapterParams
+    tier: TierParams
+    enforcement: Enforcement
+    topology: Topology
+    counters: Counters
+    terms: ScopeTerms
+    ledgers: Ledgers
+    revoked: RevokedSet
+    inbox: Inbox
+    full: FullNodes
+    usage: Recent[str, tuple[int, int]]
+    sealer: Callable[[], Sealer]
+    token: bytes
+    interval_s: float
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+
+    @property
+    def domain(self) -> str:
+        return self.params.domain
+
+    def refusal(self, keyspace: str) -> Refusal | None:
+        """Return why a keyspace may not be used here now, None if it may."""
+        refusal = self.enforcement.refusal(keyspace, tier=self.tier.name)
+        if refusal is None and keyspace in self.revoked.revoked:
+            return Refusal.REVOKED
+        return self.sealer().refusal(keyspace) if refusal is None else refusal
+
+    def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
+        """Count blocks that the tier may not be used for; urge a sweep if that can repair the scope."""
+        self.counters.refuse(refusal, amount, keyspace)
+        if refusal is Refusal.RETENTION:
+            self.inbox.urge(keyspace)
+
+    def listed(self) -> Collection[str]:
+        """Return the keyspaces of the policy in force."""
+        view = self.enforcement.view
+        return view.keyspaces.keys() if view is not None else ()
+
+    @property
+    def claim_ms(self) -> int:
+        """Life of a claim that keeps other pods from the same work for an interval."""
+        return int(self.interval_s * 750)
+
+    def next_round_s(self) -> float:
+        """Return when work is due that was begun now and is done once an interval."""
+        return self.clock() + self.interval_s * (0.8 + 0.4 * self.jitter())
+
+    def count(self, name: str, amount: int, keyspace: str = "") -> None:
+        if amount:
+            self.counters.add(name, amount, keyspace)
