@@ -68,6 +68,11 @@ check: $(VENV)/installed ## Gates: format, lint, types, dead code, import contra
 unit: $(VENV)/installed ## Every test that needs no server
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal tests/unit tests/golden tests/property
 
+.PHONY: mutate
+mutate: $(VENV)/installed ## Change product lines one by one; do tests fail? Lines that differ from SINCE, or PART=gate
+	@$(BIN)/python -m tools.mutate $(if $(PART),--part $(PART)) $(if $(SINCE),--since $(SINCE)) \
+		$(if $(MUTANTS),--mutants $(MUTANTS)) $(if $(SEED),--seed $(SEED))
+
 .PHONY: test
 test: check ## Every gate and every test, on real parts; leaves a cluster that was up before
 	@$(BIN)/python -m e2e.run_tests $(TESTS)
