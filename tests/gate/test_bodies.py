@@ -122,6 +122,34 @@ def test_a_body_without_spaces_is_refused_as_well(data: bytes) -> None:
         strictjson.emit(strictjson.parse_object(data))
 
 
+def nested(depth: int, kinds: str, beside: list[Any], filler: int) -> dict[str, Any]:
+    """Return an object that is `depth` levels deep, lists and objects in turn, beside other lists and a text."""
+    value: Any = 0
+    for level in range(depth - 1):
+        value = [value] if kinds[level % len(kinds)] == "[" else {"a": value}
+    return {"a": value, "b": beside, "text": "x" * filler}
+
+
+@pytest.mark.parametrize("filler", [0, 50_000], ids=["short", "long"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["as the gate writes", "with spaces"])
+@pytest.mark.parametrize("beside", [[], [[[]]] * 100], ids=["alone", "beside others"])
+@pytest.mark.parametrize("kinds", ["[", "{", "[{"])
+def test_a_body_may_be_64_levels_deep_and_no_deeper(
+    kinds: str, beside: list[Any], separators: tuple[str, str], filler: int
+) -> None:
+    deepest, deeper = (nested(depth, kinds, beside, filler) for depth in (64, 65))
+    assert strictjson.parse_object(json.dumps(deepest, separators=separators).encode()) == deepest
+    with pytest.raises(Refusal) as refusal:
+        strictjson.parse_object(json.dumps(deeper, separators=separators).encode())
+    assert (refusal.value.status, refusal.value.reason) == (400, Reason.TOO_LARGE)
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["as the gate writes", "with spaces"])
+def test_what_stands_side_by_side_or_in_a_text_makes_no_body_deeper(separators: tuple[str, str]) -> None:
+    wide = {"a": [[]] * 500, "b": [{}] * 500, "text": "[{" * 100}
+    assert strictjson.parse_object(json.dumps(wide, separators=separators).encode()) == wide
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(value=values, depth=st.integers(0, 3))
 def test_a_repeated_key_is_refused_at_any_depth(value: object, depth: int) -> None:

@@ -234,6 +234,51 @@ async def test_misses_where_nothing_was_stored_show_nothing(pod: World) -> None:
     assert (await probed(pod)).outcome is ProbeOutcome.NO_CONTROL
 
 
+async def looks_of_the_writer(pod: World) -> tuple[Probed, int]:
+    """Probe two tenants, and return how often the tier was asked for the scope that stored."""
+    await pod.acked(await pod.publish([entry("acme"), entry("globex")]))
+    said = await probed(pod)
+    return said, tier_of(pod).asked.count(engine_of(pod).salts[0])
+
+
+async def test_a_chunk_that_is_stored_late_is_waited_for(pod: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "STORED_WITHIN_S", 60.0)
+    monkeypatch.setattr(probing, "LOOK_S", 0.01)
+    engine, tier = engine_of(pod), tier_of(pod)
+    engine.stores = False
+    real = tier.verification
+
+    def verification(question: VerifyRequest) -> AdapterVerified:
+        if len(tier.asked) == 2:
+            engine.store(question.keyspace, question.chunks or b"")
+        return real(question)
+
+    pod.adapter.verification = verification  # type: ignore[method-assign]
+    said, looks = await looks_of_the_writer(pod)
+    row = next(row for row in said.tiers if row.tier)
+    assert (said.outcome, row.controls, row.control_hits) == (ProbeOutcome.ISOLATED, 2, 2)
+    assert looks == 3 + 1 + 1, "three until it was there, one for another prompt, one at the end"
+
+
+async def test_what_is_there_at_once_or_turned_down_is_not_waited_for(
+    pod: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "STORED_WITHIN_S", 3600.0)
+    assert (await looks_of_the_writer(pod))[1] == 3
+    tier_of(pod).asked.clear()
+    tier_of(pod).refused = {keyspace("acme"), keyspace("globex")}
+    engine_of(pod).salts.clear()
+    assert (await looks_of_the_writer(pod))[1] == 3
+
+
+async def test_what_is_not_stored_in_time_is_given_up(pod: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "LOOK_S", 0.01)
+    engine_of(pod).stores = False
+    said, looks = await looks_of_the_writer(pod)
+    assert said.unproven == ("shared",)
+    assert looks > 4
+
+
 async def test_a_reader_that_is_turned_down_shows_nothing_of_names(pod: World) -> None:
     await pod.acked(await pod.publish([entry("acme"), entry("globex")]))
     tier_of(pod).refused = {keyspace("globex")}

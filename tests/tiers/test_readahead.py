@@ -40,6 +40,28 @@ def test_bytes_of_a_value_are_overwritten_when_they_were_read() -> None:
     assert held(ahead).strip(b"\0") == b"$3\r\n"
 
 
+def test_bytes_that_are_moved_to_make_room_are_not_left_where_they_were() -> None:
+    ahead = ReadAhead(CAPACITY, STEP)
+    for number in range(1, CAPACITY // STEP + 1):
+        ahead.receive(giving(bytes([number]) * STEP))
+    target = bytearray(CAPACITY - 4)
+    assert ahead.pour(memoryview(target)) == CAPACITY - 4
+    ahead.receive(giving(b"new"))
+    assert held(ahead) == bytes([CAPACITY // STEP]) * 4 + b"new" + bytes(CAPACITY - 7)
+
+
+def test_bytes_that_are_moved_onto_themselves_stay_whole() -> None:
+    ahead = ReadAhead(CAPACITY, STEP)
+    for number in range(1, CAPACITY // STEP + 1):
+        ahead.receive(giving(bytes([number]) * STEP))
+    ahead.pour(memoryview(bytearray(STEP)))
+    ahead.receive(giving(b"new"))
+    assert held(ahead) == b"".join(bytes([number]) * STEP for number in (2, 3, 4)) + b"new" + bytes(STEP - 3)
+    ahead.clear()
+    assert held(ahead) == bytes(CAPACITY)
+    assert len(ahead) == 0
+
+
 def test_no_more_is_received_than_there_is_room_for() -> None:
     ahead = ReadAhead(CAPACITY, STEP)
     for _ in range(CAPACITY // STEP):

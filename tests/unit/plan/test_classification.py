@@ -12,8 +12,9 @@ from kvstrata.api.common import Classification
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.model.refs import Key
 from kvstrata.plan.budgets.classification import denied_tiers
-from tests.support.objects import cpu_tier, group, hbm_tier, model, pod, policy, pool, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, group, hbm_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import Simulation
 
 TIER, POLICY, GROUP, DOMAIN = "CacheTier", "TenantCachePolicy", "TenantGroup", "CacheDomain"
@@ -125,6 +126,52 @@ def test_the_public_scope_is_as_strict_as_the_strictest_public_policy() -> None:
     assert denied(simulation, "a") == set()
     assert simulation.condition(POLICY, "a", "TiersAdmitted") == ADMITTED
     assert simulation.unsettled() == {}
+
+
+def concerned(simulation: Simulation, tenant: str, **spec: Any) -> set[str]:
+    """Return the policies that are planned again when a policy is edited, besides itself."""
+    raw = simulation.kube.objects[POLICY, NAMESPACE, tenant]
+    metadata = {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1, "resourceVersion": "1000000"}
+    keys = simulation.store.observe({**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}})
+    return {key.name for key in keys if key.kind == POLICY} - {tenant}
+
+
+HOW: dict[str, dict[str, Any]] = {"group": {"group": "lab"}, "public": {"isolation": "Public"}}
+
+
+def sharing(how: str, allowed: list[str] | None = None, **levels: str) -> Simulation:
+    shared = [policy(tenant, classification=level, **HOW[how]) for tenant, level in levels.items()]
+    return at_rest(group("lab", *levels), *shared, policy("alone", classification="Public"), allowed=allowed)
+
+
+@pytest.mark.parametrize("how", sorted(HOW))
+class TestSharersArePlannedAgain:
+    """When the classifications of a shared scope change, and only then."""
+
+    def test_when_a_classification_is_new_to_the_scope(self, how: str) -> None:
+        simulation = sharing(how, a="Public", b="Public", c="Public")
+        assert concerned(simulation, "c", classification="Confidential") == {"a", "b"}
+
+    def test_when_the_last_of_a_classification_changes(self, how: str) -> None:
+        simulation = sharing(how, a="Public", b="Public", c="Confidential")
+        assert concerned(simulation, "c", classification="Public") == {"a", "b"}
+
+    def test_not_when_others_keep_both_classifications_there(self, how: str) -> None:
+        simulation = sharing(how, a="Public", b="Public", c="Public", d="Internal", e="Internal")
+        assert concerned(simulation, "c", classification="Internal") == set()
+
+    def test_not_where_no_tier_is_restricted(self, how: str) -> None:
+        simulation = sharing(how, a="Public", b="Public")
+        simulation.edit(TIER, "shared", allowedClassifications=None)
+        simulation.come_to_rest()
+        assert concerned(simulation, "b", classification="Restricted") == set()
+
+    def test_when_the_only_one_of_a_classification_is_deleted(self, how: str) -> None:
+        simulation = sharing(how, a="Public", b="Public", c="Confidential")
+        raw = simulation.kube.objects[POLICY, NAMESPACE, "c"]
+        keys = simulation.store.forget(POLICY, NAMESPACE, "c", raw)
+        assert {Key(POLICY, NAMESPACE, "a"), Key(POLICY, NAMESPACE, "b")} <= keys
+        assert Key(POLICY, NAMESPACE, "alone") not in keys
 
 
 def test_a_suspended_member_counts_because_its_blocks_stay() -> None:

@@ -231,6 +231,22 @@ def test_with_fence_reuse_nothing_is_reused_after_a_failure_until_the_generation
     assert TellIsolation("tiny", False) in scene.questions()
 
 
+def test_a_failure_of_a_later_generation_is_recorded_with_it_and_stands_until_the_next() -> None:
+    scene = Scene(probe={"onFailure": "FenceReuse"}, cacheGeneration=2)
+    scene.answer("pod-1", **FOUND)
+    assert scene.verdict() == ("False", "ForeignHit")
+    assert scene.status()["failure"]["cacheGeneration"] == 2
+    scene.simulation.restart()
+    scene.simulation.come_to_rest()
+    assert scene.verdict() == ("False", "ForeignHit")
+    assert scene.reuse() == "Off"
+    scene.simulation.edit("CachedModel", "tiny", cacheGeneration=3)
+    scene.simulation.come_to_rest()
+    scene.answer()
+    assert scene.verdict() == ("True", "IsolationShown")
+    assert scene.reuse() == "Prefix"
+
+
 def test_pods_of_the_generation_that_failed_do_not_fail_the_next_one() -> None:
     scene = Scene(probe={"onFailure": "FenceReuse"})
     scene.answer(**FOUND)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
+import pytest
+
+from kvstrata.clients.redis.verifier import Problem, TierLook
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.model.erasure.evidence import found_again
 from kvstrata.plan.erasure.advance import RETRY_S
 from kvstrata.reconcile.erasure.record_store import PREFIX, RecordStore
 from tests.support.objects import NAMESPACE, model
 from tests.support.worlds import finish
-from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, World
+from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, Verifier, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
 
@@ -143,6 +148,77 @@ def test_a_server_that_is_away_is_waited_for_by_name() -> None:
         assert (w.phase, w.jobs.ran, w.chain.issued) == ("Erasing", [], [])
         assert "nothing listens at redis:6379" in w.status["message"]
         w.server.problem = ""
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.proven() == ALL
+
+
+def test_a_server_that_goes_away_after_the_deletion_is_looked_at_when_it_is_back() -> None:
+    made = world()
+    made.jobs.late = [partial(setattr, made.server, "problem", "nothing listens at redis:6379")]
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: len(w.jobs.ran) == 1 and w.server.problem)
+        for _ in range(100):
+            await w.turn(10)
+        assert (w.sim.condition(KIND, "leave", "Verified")[0], w.chain.issued) == ("False", [])
+        assert "nothing listens at redis:6379" in w.status["message"]
+        w.server.problem = ""
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert (len(made.jobs.ran), made.proven()) == (1, ALL)
+
+
+def test_a_look_that_one_server_did_not_answer_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world()
+    silent, look = list[Problem](), Verifier.look
+    made.jobs.late = [partial(silent.append, Problem("Timeout", "redis-1:6379 does not answer"))]
+
+    async def partial_look(self: Verifier, domain: str, keyspaces: Any, chunks: Any = ()) -> TierLook:
+        return replace(await look(self, domain, keyspaces, chunks), problems=tuple(silent))
+
+    monkeypatch.setattr(Verifier, "look", partial_look)
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: silent)
+        looks = w.server.looks
+        for _ in range(100):
+            await w.turn(10)
+        assert w.server.looks > looks
+        assert (w.sim.condition(KIND, "leave", "Verified")[0], w.chain.issued) == ("False", [])
+        silent.clear()
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.proven() == ALL
+
+
+def test_a_tier_that_is_known_to_be_away_is_not_looked_at_until_it_is_back() -> None:
+    made = world()
+
+    def goes_away() -> None:
+        made.sim.backends_up = False
+        made.sim.advance(30)
+
+    made.jobs.late = [goes_away]
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: not w.sim.backends_up)
+        looks = w.server.looks
+        for _ in range(100):
+            await w.turn(10)
+        assert w.sim.condition(KIND, "leave", "Ready") == ("False", "TierAway")
+        assert (w.server.looks, w.chain.issued) == (looks, [])
+        w.sim.backends_up = True
+        w.sim.advance(60)
         await w.until(lambda: w.phase == "Complete")
 
     run(story, made)
