@@ -1,0 +1,164 @@
+"""Token counts of answers, and the usage event that only the gate asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstrata_sidecar.gate.proxy.usage import DocumentUsage, EventUsage, Usage
+
+MEGABYTE = 1 << 20
+
+
+def counts(usage: Usage) -> tuple[int, int, int]:
+    return usage.prompt, usage.completion, usage.cached
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}, (7, 2, 4)),
+        ({"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": None}, (7, 2, -1)),
+        ({"prompt_tokens": 7, "prompt_tokens_details": {}}, (7, -1, -1)),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0}}, (0, 0, 0)),
+        ({"input_tokens": 7, "output_tokens": 2, "cache_creation_input_tokens": 3, "cache_read_input_tokens": 4},
+         (14, 2, 4)),
+        ({"input_tokens": 7, "output_tokens": 2, "cache_read_input_tokens": 4}, (11, 2, 4)),
+        ({"input_tokens": 7, "cache_creation_input_tokens": 3, "cache_read_input_tokens": None}, (10, -1, -1)),
+        ({"input_tokens": 0}, (0, -1, -1)),
+        ({"prompt_tokens": 5, "input_tokens": 7}, (5, -1, -1)),
+        ({"output_tokens": 3}, (-1, 3, -1)),
+        ({"completion_tokens": 2, "output_tokens": 3}, (-1, 2, -1)),
+        ({"prompt_tokens": -1, "completion_tokens": True, "cache_read_input_tokens": "4"}, (-1, -1, -1)),
+        ({"prompt_tokens": 1.5}, (-1, -1, -1)),
+        ({}, (-1, -1, -1)),
+        (None, (-1, -1, -1)),
+        ([1], (-1, -1, -1)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_counts_of_both_apis_are_read(raw: Any, expected: tuple[int, int, int]) -> None:
+    usage = Usage()
+    usage.take(raw)
+    assert counts(usage) == expected
+
+
+def test_what_a_later_report_leaves_out_stays() -> None:
+    usage = Usage()
+    usage.take({"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}})
+    usage.take({"completion_tokens": 3})
+    usage.take({"prompt_tokens": None, "completion_tokens": None})
+    assert counts(usage) == (7, 3, 4)
+
+
+class TestDocument:
+    def test_a_document_is_forwarded_unchanged_and_read_at_its_end(self) -> None:
+        reader, data = DocumentUsage(), json.dumps({"usage": {"prompt_tokens": 7}}).encode()
+        assert [reader.feed(data[:5]), reader.feed(data[5:])] == [data[:5], data[5:]]
+        assert counts(reader.usage) == (-1, -1, -1)
+        assert reader.end() == b""
+        assert counts(reader.usage) == (7, -1, -1)
+
+    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"{}", b'{"usage":7}'])
+    def test_what_holds_no_usage_is_forwarded_and_not_counted(self, data: bytes) -> None:
+        reader = DocumentUsage()
+        assert reader.feed(data) + reader.end() == data
+        assert counts(reader.usage) == (-1, -1, -1)
+
+    @pytest.mark.parametrize(("size", "counted"), [(MEGABYTE, 7), (MEGABYTE + 1, -1)])
+    def test_a_document_of_more_than_a_megabyte_is_not_read(self, size: int, counted: int) -> None:
+        reader, data = DocumentUsage(), b'{"usage":{"prompt_tokens":7}}'
+        spaces = b" " * (size - len(data))
+        assert reader.feed(spaces) == spaces
+        reader.feed(data)
+        reader.end()
+        assert reader.usage.prompt == counted
+
+    def test_the_rest_of_a_long_document_is_not_read_as_one(self) -> None:
+        reader = DocumentUsage()
+        for piece in (b" " * MEGABYTE, b" ", b'{"usage":{"prompt_tokens":7}}'):
+            reader.feed(piece)
+        reader.end()
+        assert reader.usage.prompt == -1
+
+
+def event(**document: Any) -> bytes:
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+
+
+DELTA = event(choices=[{"delta": {"content": "x"}}])
+SURPLUS = event(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 2})
+LAST = event(choices=[{"delta": {}}], usage={"prompt_tokens": 7, "completion_tokens": 2})
+NULL = event(choices=[], usage=None)
+DONE = b"data: [DONE]\n\n"
+
+
+class TestEvents:
+    @pytest.mark.parametrize(
+        ("data", "stripped"),
+        [
+            (DELTA + SURPLUS + DONE, DELTA + DONE),
+            (SURPLUS, b""),
+            (DELTA + LAST + DONE, DELTA + LAST + DONE),
+            (NULL + DONE, NULL + DONE),
+            (event(usage={"prompt_tokens": 7}), event(usage={"prompt_tokens": 7})),
+            (b'data: "usage"\n\n' + DONE, b'data: "usage"\n\n' + DONE),
+            (b'data: {"usage"\n\n', b'data: {"usage"\n\n'),
+            (b': "usage"\n\n', b': "usage"\n\n'),
+            (b'{"choices":[],"usage":{"prompt_tokens":7}}\n\n', b'{"choices":[],"usage":{"prompt_tokens":7}}\n\n'),
+        ],
+    )
+    @pytest.mark.parametrize("strip", [True, False])
+    def test_only_the_event_with_usage_and_no_choices_is_removed(
+        self, data: bytes, stripped: bytes, strip: bool
+    ) -> None:
+        reader = EventUsage(strip)
+        assert reader.feed(data) + reader.end() == (stripped if strip else data)
+
+    @pytest.mark.parametrize("strip", [True, False])
+    @pytest.mark.parametrize("data", [SURPLUS, LAST, b"event: message_delta\n" + LAST])
+    def test_usage_is_counted_whether_or_not_it_is_removed(self, data: bytes, strip: bool) -> None:
+        reader = EventUsage(strip)
+        reader.feed(data)
+        assert counts(reader.usage) == (7, 2, -1)
+
+    def test_anthropic_tells_usage_in_two_events(self) -> None:
+        reader = EventUsage(strip=True)
+        begin = event(type="message_start", message={"usage": {"input_tokens": 7, "output_tokens": 1}})
+        end = event(type="message_delta", usage={"output_tokens": 5})
+        assert reader.feed(begin + end) == begin + end
+        assert counts(reader.usage) == (7, 5, -1)
+
+    @given(st.lists(st.integers(1, 200), max_size=8), st.booleans())
+    def test_pieces_of_any_size_are_forwarded_in_order(self, cuts: list[int], strip: bool) -> None:
+        data, reader = DELTA + DELTA + SURPLUS + DELTA + DONE + b"data: unfin", EventUsage(strip)
+        out, at = b"", 0
+        for size in (*cuts, len(data)):
+            piece = data[at : at + size]
+            at += size
+            out += reader.feed(piece) if piece else b""
+            assert reader.holds_back == (not data[:at].endswith(b"\n\n") if piece else reader.holds_back)
+        out += reader.end()
+        assert out == (data.replace(SURPLUS, b"") if strip else data)
+        assert reader.usage.prompt == 7
+        assert not reader.holds_back
+
+    def test_an_unfinished_event_is_held_back_and_whole_ones_before_it_are_not(self) -> None:
+        reader = EventUsage(strip=False)
+        assert reader.feed(DELTA + b"data: half") == DELTA
+        assert reader.holds_back
+        assert reader.feed(b" of it\n\n") == b"data: half of it\n\n"
+        assert not reader.holds_back
+        assert reader.end() == b""
+
+    @pytest.mark.parametrize(("size", "held"), [(MEGABYTE, True), (MEGABYTE + 1, False)])
+    def test_at_most_a_megabyte_is_held_back(self, size: int, held: bool) -> None:
+        reader = EventUsage(strip=False)
+        assert reader.feed(DELTA + b"x" * size) == DELTA + (b"" if held else b"x" * size)
+        assert reader.holds_back is held
+        assert reader.end() == (b"x" * size if held else b"")
+        assert not reader.holds_back
