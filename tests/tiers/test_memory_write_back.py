@@ -212,6 +212,19 @@ class TestWhereTo:
         server.turn()
         assert counted(server, "left_uncopied_blocks") == 0
 
+    def test_what_was_copied_is_known_to_be_there(self, server: Server) -> None:
+        tier: Any = SlowerTier(tells=False, per_pod=False)
+        server.lower[0] = tier
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=2 * BLOCK_BYTES))
+        server.manager.store(*keys_of(A, 2))
+        turn(server)
+        tier.answer()
+        turn(server, RETRY_S)
+        assert tier.handed_keys() == [Key(A, 1)]
+        server.manager.store(*keys_of(A, 2, first=7))
+        server.turn()
+        assert counted(server, "left_uncopied_blocks") == 1, "the other was not copied"
+
     def test_what_files_said_is_not_remembered(self, server: Server, tier: SlowerTier) -> None:
         server.allow(a=EnforcedBudget(TIER, limit_bytes=2 * BLOCK_BYTES))
         server.manager.store(*keys_of(A, 2))
@@ -303,6 +316,11 @@ class TestBlocksOnTheirWay:
         assert list(pending._came_s) == ["z"]
         pending.forget(99.0)
         assert not pending
+        for moment_s, key in ((20.0, "x"), (20.1, "y"), (20.2, "x")):
+            now_s[0] = moment_s
+            pending.came([key])
+        pending.forget(20.1 + GRACE_S)
+        assert list(pending._came_s) == ["x"], "what came again is the last"
 
 
 class TestPresence:
