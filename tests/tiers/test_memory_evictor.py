@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.bundle import EnforcedBudget
+from kvstrata_sidecar.adapter import runtime as running
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
@@ -195,3 +197,34 @@ def test_a_turn_that_fails_shows_and_is_made_up_for(server: Server, monkeypatch:
     until(lambda: server.memory.counters()["enforced"] == 0)
     failing.clear()
     until(lambda: server.memory.healthy and not server.resident())
+
+
+def test_the_state_lists_the_largest_scopes_of_this_pod_and_counts_the_rest(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "MAX_USAGE_ROWS", 2)
+    server.allow(a=None, b=None, c=None)
+    server.manager.store(Key(A, 1), *keys_of(B, 3), *keys_of(C, 2))
+    server.turn()
+    with closing(Runtime(AdapterParams("d" * 16, "1" * 16, None, tmp_path, tmp_path))) as runtime:
+        runtime.govern(server.memory)
+        state = runtime.state()
+        assert [(row.scope, row.blocks) for row in state.usage] == [(B[:12], 3), (C[:12], 2)]
+        assert (state.usage_left_out, state.tier_usage, state.warming) == (1, (), False)
+        runtime.govern(None)
+        assert (runtime.state().usage, runtime.state().tiers, runtime.state().counters) == ((), (), {})
+
+
+def test_a_new_policy_wakes_the_evictor_and_its_end_ends_the_thread_and_the_warm_up(server: Server) -> None:
+    assert not server.memory._turns._wake.is_set()
+    server.memory.policy_changed()
+    assert server.memory._turns._wake.is_set()
+    assert (server.memory.warming, server.memory.warm_up_s) == (False, None)
+    warmer: Any = Mock(warming=True, lasted_s=1.5)
+    server.memory.warmer = warmer
+    assert (server.memory.warming, server.memory.warm_up_s) == (True, 1.5)
+    server.memory.start()
+    assert server.memory.healthy
+    server.memory.close()
+    assert not server.memory.healthy
+    warmer.close.assert_called_once_with()
