@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.model.world import World
+from kvstrata.model.world import OBJECTS, World
 from kvstrata.reconcile import domain_store
 from kvstrata.reconcile.domain_store import REMEMBERED_S
 from kvstrata.reconcile.store import Store
@@ -167,6 +167,6 @@ def test_every_object_and_bundle_has_its_key() -> None:
 
 def test_a_world_shows_all_that_the_store_holds_of_its_namespace() -> None:
     made = {"term", "entropy", "claims", "claimants"}
-    assert {*domain_store._SHARED, *domain_store._OBJECTS, *made} == {field.name for field in fields(World)}
+    assert {*domain_store._SHARED, *OBJECTS.values(), *made} == {field.name for field in fields(World)}
     kinds = domain_store.DomainStore(NAMESPACE, domain_store.Versions(lambda: NOW)).objects
-    assert set(domain_store._OBJECTS.values()) == kinds.keys()
+    assert OBJECTS.keys() == kinds.keys()

@@ -37,6 +37,12 @@ from .refs import Key
 
 LiveObject = Mapping[str, Any]
 
+OBJECTS = {
+    "CacheDomain": "domains", "CacheTier": "tiers", "CachedModel": "models", "TenantCachePolicy": "policies",
+    "TenantGroup": "groups", "PrefixPool": "pools", "CacheInvalidation": "invalidations",
+}  # fmt: skip
+"""Where a world has the objects of a kind, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -106,6 +112,11 @@ class World:
     reclaims: Mapping[tuple[str, int], ReclaimReport] = field(default_factory=dict)
     ending: Ending = field(default_factory=Ending)
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+
+    def objects(self, kind: str) -> Mapping[str, Any]:
+        """The objects of a kind by name; of bundles, their models."""
+        found: Mapping[str, Any] = getattr(self, OBJECTS.get(kind, "models"))
+        return found
 
     @property
     def domain(self) -> CacheDomain | None:

@@ -28,16 +28,6 @@ DOMAIN, TIER, MODEL, POLICY, GROUP, POOL, INVALIDATION = (
     "CacheDomain", "CacheTier", "CachedModel", "TenantCachePolicy", "TenantGroup", "PrefixPool", "CacheInvalidation",
 )  # fmt: skip
 
-_OBJECTS: Mapping[str, Callable[[World], Mapping[str, Any]]] = {
-    TIER: attrgetter("tiers"),
-    MODEL: attrgetter("models"),
-    BUNDLE: attrgetter("models"),
-    POLICY: attrgetter("policies"),
-    GROUP: attrgetter("groups"),
-    POOL: attrgetter("pools"),
-    INVALIDATION: attrgetter("invalidations"),
-}
-
 
 def affected_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:
     """Return the keys of an object and of the plans that read what changed in it; None is an absent object."""
@@ -287,7 +277,7 @@ def _budgeted(world: World, model: str) -> list[CacheTier]:
 
 def _keys(world: World, kind: str, chosen: Callable[[Any], object] = lambda _: True) -> set[Key]:
     """Return the objects of a kind that are `chosen`."""
-    return {Key(kind, world.namespace, name) for name, found in _OBJECTS[kind](world).items() if chosen(found)}
+    return {Key(kind, world.namespace, name) for name, found in world.objects(kind).items() if chosen(found)}
 
 
 def _named(world: World, kind: str, names: Iterable[str]) -> set[Key]:

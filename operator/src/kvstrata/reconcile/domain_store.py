@@ -37,7 +37,7 @@ from kvstrata.model.reclaim import ReclaimReport
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
-from kvstrata.model.world import World
+from kvstrata.model.world import OBJECTS, World
 from kvstrata.plan.ownership import is_ours
 from kvstrata.reconcile.parse import OWN_KINDS
 
@@ -108,7 +108,7 @@ class DomainStore:
     def world(self, term: int, entropy: bytes) -> World:
         """Return the snapshot; valid until the next await."""
         shared = {name: getattr(self, name) for name in _SHARED}
-        objects: dict[str, Any] = {name: self.objects[kind] for name, kind in _OBJECTS.items()}
+        objects: dict[str, Any] = {name: self.objects[kind] for kind, name in OBJECTS.items()}
         claims = self.claims
         return World(term=term, entropy=entropy, claims=claims.tiers, claimants=claims.by_holder, **objects, **shared)
 
@@ -202,10 +202,6 @@ class DomainStore:
             self.ending = Ending()
 
 
-_OBJECTS = {
-    "domains": "CacheDomain", "tiers": "CacheTier", "models": "CachedModel", "policies": "TenantCachePolicy",
-    "groups": "TenantGroup", "pools": "PrefixPool", "invalidations": "CacheInvalidation",
-}  # fmt: skip
 _SHARED = tuple(one.name for one in fields(World) if one.name in DomainStore.__slots__ and one.name != "claims")
 """What a world shows as it is stored."""
 

@@ -23,6 +23,7 @@ from kvstrata.model.pods import Pod
 from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.pools.content import sources_of
 from kvstrata.plan.pools.rendering import RENDER_AGAIN_S
 from kvstrata.reconcile.background import RETRY_S, Background, utc_now
 from kvstrata.reconcile.domain_store import DomainStore
@@ -89,40 +90,24 @@ class Warming(Background):
         self._begin(slot, work, "a question for a pool failed, and is asked again", *again)
 
     async def _read(self, namespace: str, where: ReadSource) -> None:
-        named = f"ConfigMap {where.name} in namespace {namespace}"
-        text, problem = None, ""
+        slot, domain = (where.name, where.key), self._store.domain(namespace)
+        pools: dict[str, PrefixPool] = domain.objects["PrefixPool"]
+        again_s = 0.0
         try:
             found = await self._kube.get(CONFIG_MAP, namespace, where.name)
         except KubeError as error:
             log.warning("a ConfigMap could not be read", extra={"config_map": where.name, "error": str(error)})
-            self._queue_readers(namespace, where, RETRY_S)
-            return
-        if found is None:
-            problem = f"{named} does not exist"
+            again_s = RETRY_S
         else:
-            text = (found.get("data") or {}).get(where.key)
-            problem = "" if text is not None else f"{named} has no key {where.key} with text"
-        sources = self._store.domain(namespace).sources
-        sources[where.name, where.key] = SourceReport(text, problem, utc_now())
-        for gone in sources.keys() - self._named(namespace):
-            del sources[gone]
-        self._queue_readers(namespace, where)
-
-    def _named(self, namespace: str) -> set[tuple[str, str]]:
-        pools: dict[str, PrefixPool] = self._store.domain(namespace).objects["PrefixPool"]
-        return {
-            (ref.name, ref.key)
-            for pool in pools.values()
-            for prefix in pool.spec.prefixes
-            if (ref := prefix.config_map_key_ref) is not None
-        }
-
-    def _queue_readers(self, namespace: str, where: ReadSource, after_s: float = 0.0) -> None:
-        pools: dict[str, PrefixPool] = self._store.domain(namespace).objects["PrefixPool"]
+            named = f"ConfigMap {where.name} in namespace {namespace}"
+            text = ((found or {}).get("data") or {}).get(where.key)
+            problem = f"{named} has no key {where.key} with text" if found is not None else f"{named} does not exist"
+            domain.sources[slot] = SourceReport(text, problem if text is None else "", utc_now())
+            for gone in domain.sources.keys() - {source for pool in pools.values() for source in sources_of(pool)}:
+                del domain.sources[gone]
         for pool in pools.values():
-            refs = (prefix.config_map_key_ref for prefix in pool.spec.prefixes)
-            if any(ref is not None and (ref.name, ref.key) == (where.name, where.key) for ref in refs):
-                self._queue.add(Key("PrefixPool", namespace, pool.name), after_s)
+            if slot in sources_of(pool):
+                self._queue.add(Key("PrefixPool", namespace, pool.name), again_s)
 
     async def _render_all(self, namespace: str, question: RenderPool, again: Key) -> None:
         busy = self._busy.setdefault(question.pod.uid, asyncio.Lock())

@@ -27,7 +27,7 @@ from kvstrata_sidecar.gate.control.erase import PodEraser
 from kvstrata_sidecar.gate.control.keys import PodKeys
 from kvstrata_sidecar.gate.control.pool_wait import PoolWait
 from kvstrata_sidecar.gate.control.probe import Prober
-from kvstrata_sidecar.gate.control.render import Warming
+from kvstrata_sidecar.gate.control.render import Renderings
 from kvstrata_sidecar.gate.control.service import ControlService
 from kvstrata_sidecar.gate.control.warm import Warmer
 from kvstrata_sidecar.gate.http.drain import POLL_S, Drain
@@ -104,7 +104,7 @@ class Gate:
         self.tenant_server = HttpServer(
             self.tenants, Limits(connections=settings.max_connections, body_bytes=settings.max_body_bytes), loop
         )
-        self.warming = Warming(
+        self.warming = Renderings(
             model=settings.served_model,
             render_id=settings.render_id,
             boot=self.boot,

@@ -223,15 +223,7 @@ def _line(
 
 def _spec(world: World, holder: Key) -> Any:
     """Return the spec that a claim depends on: the same object while unchanged."""
-    match holder.kind:
-        case "TenantCachePolicy":
-            return world.policies[holder.name].spec
-        case "TenantGroup":
-            return world.groups[holder.name].spec
-        case "CacheDomain":
-            return world.domain_spec
-        case _:
-            return None
+    return world.objects(holder.kind)[holder.name].spec if holder.kind != "PrefixPool" else None
 
 
 def _places(world: World, tier: CacheTier) -> tuple[str, ...]:

@@ -28,18 +28,12 @@ def plan_refused(world: World, key: Key, child: str, sentence: str, now: datetim
     policy = world.policies.get(key.name) if key.kind == TenantCachePolicy.INFO.kind else None
     if policy is not None and policy.metadata.deleting:
         return plan_creation_refused(policy, child, sentence[:MOST_CHARACTERS], now)
-    owner = _owner(world, key)
+    owner: Resource | None = world.objects(key.kind).get(key.name) if key.kind in ("CacheTier", "CachedModel") else None
     if owner is None or owner.metadata.deleting:
         return Plan()
     refused = Decision(CHILD_REFUSED, f"{child}: {sentence}"[:MOST_CHARACTERS])
     status = getattr(owner, "status")  # noqa: B009  (declared by each kind)
     return Plan(statuses=write_status(owner, now, kstatus(refused, None, refused), {}, kept=status.conditions))
-
-
-def _owner(world: World, key: Key) -> Resource | None:
-    if key.kind == "CacheTier":
-        return world.tiers.get(key.name)
-    return world.models.get(key.name) if key.kind == "CachedModel" else None
 
 
 REASON = "InvalidSpec"

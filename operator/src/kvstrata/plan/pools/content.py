@@ -50,7 +50,7 @@ class Sources:
 def content_of(world: World, pool: PrefixPool) -> Content | Decision | None:
     """Return the content of a pool by the last reads, or its problem; None before all was read."""
     texts: dict[tuple[str, str], str] = {}
-    for where in _named(pool):
+    for where in sources_of(pool):
         found = world.sources.get(where)
         if found is None:
             return None
@@ -60,13 +60,14 @@ def content_of(world: World, pool: PrefixPool) -> Content | Decision | None:
     return world.memo.get(PrefixPool, pool.name, (pool.spec, texts), lambda: _content(pool, texts))
 
 
-def _named(pool: PrefixPool) -> list[tuple[str, str]]:
-    named = [(ref.name, ref.key) for prefix in pool.spec.prefixes if (ref := prefix.config_map_key_ref) is not None]
-    return list(dict.fromkeys(named))
+def sources_of(pool: PrefixPool) -> tuple[tuple[str, str], ...]:
+    """Return the ConfigMap names and keys that a pool's prefixes come from."""
+    refs = (prefix.config_map_key_ref for prefix in pool.spec.prefixes)
+    return tuple(dict.fromkeys((ref.name, ref.key) for ref in refs if ref is not None))
 
 
 def read_sources(world: World, pool: PrefixPool, now: datetime) -> Sources:
-    named = _named(pool)
+    named = sources_of(pool)
     reports = {where: world.sources.get(where) for where in named}
     ages = {where: (now - found.at).total_seconds() for where, found in reports.items() if found is not None}
     edited = pool.status.observed_generation != pool.generation

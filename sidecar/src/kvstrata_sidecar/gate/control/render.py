@@ -39,7 +39,7 @@ class _Known:
     until_s: float
 
 
-class Warming:
+class Renderings:
     """`render_id` names what the engine was started with."""
 
     def __init__(

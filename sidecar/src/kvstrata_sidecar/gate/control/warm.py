@@ -21,7 +21,7 @@ from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
-from kvstrata_sidecar.gate.control.render import Warming
+from kvstrata_sidecar.gate.control.render import Renderings
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
@@ -50,7 +50,7 @@ class Warmer:
         enforcement: Enforcement,
         engine: EnginePool,
         link: AdapterLink,
-        renderings: Warming,
+        renderings: Renderings,
         draining: Callable[[], bool],
     ) -> None:
         self._model = model
