@@ -13,9 +13,9 @@ import pytest
 
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.keys.kms_custody import KmsCustody, wrapping_key
+from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
-from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey
+from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey, wrapping_key
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.token_file import TokenFile
 from tests.support.key_pods import KeyPods
@@ -82,10 +82,8 @@ def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) 
 
 async def unlock(custody: KmsCustody, epochs: Iterable[str]) -> dict[str, bytes]:
     """Have keys unwrapped; raise what kept the custody from it."""
-    opened = await custody.open(epochs)
-    if opened.failure is not None:
-        raise opened.failure
-    return dict(opened.found)
+    opened = (await custody.open(epochs)).whole()
+    return {epoch: key for epoch, key in opened.items() if key is not None}
 
 
 async def asked(pods: KeyPods) -> None:
@@ -93,11 +91,15 @@ async def asked(pods: KeyPods) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             pods.sim.settle()
-            running = [work.task for work in pods.sim.kms._work.values() if work.task and not work.task.done()]
-            if not running or pods.sim.store.domain(NAMESPACE).keys_problem:
+            if not busy(pods) or pods.sim.store.domain(NAMESPACE).keys_problem:
                 pods.sim.settle()
                 return
             await asyncio.sleep(0.01)
+
+
+def busy(pods: KeyPods) -> bool:
+    """Whether the operator is at work on keys, or waits to try again."""
+    return any(work.task and not work.task.done() for work in pods.sim.kms._work.values())
 
 
 async def restart(pods: KeyPods) -> None:

@@ -64,7 +64,7 @@ async def counting(bao: BaoServer, token_file: Path) -> AsyncIterator[Counting]:
 def custody(counting: Counting, request: pytest.FixtureRequest) -> KmsCustody:
     domain = base64.b32encode(request.node.name.encode()).decode().rstrip("=")[-40:]
     now: Callable[[], datetime] = lambda: datetime(2026, 11, 22, 10, tzinfo=UTC)  # noqa: E731
-    return KmsCustody(counting, WrappedKeys(MemoryKube(), NAMESPACE, domain), domain, now, "operator-1")
+    return KmsCustody(counting, WrappedKeys(MemoryKube(), NAMESPACE, domain), now, "operator-1")
 
 
 async def test_as_many_keys_are_asked_about_at_once_as_there_are_connections(
@@ -76,7 +76,7 @@ async def test_as_many_keys_are_asked_about_at_once_as_there_are_connections(
     assert counting.most_since() == AT_ONCE
     assert (len(keys), len({*keys.values()})) == (len(EPOCHS), len(EPOCHS))
     await custody.revoke(EPOCHS)
-    ends = await custody.destroy(EPOCHS)
+    ends = (await custody.destroy(EPOCHS)).whole()
     assert counting.most_since() == AT_ONCE
     assert all(end.confirmed is not None for end in ends.values())
 
@@ -88,7 +88,7 @@ async def test_what_was_drawn_before_a_failure_is_kept_and_nothing_is_begun_afte
     with pytest.raises(CustodyError, match="Busy"):
         await custody.draw(EPOCHS)
     assert counting.drawn < 3 * AT_ONCE
-    kept = await custody.recorded(EPOCHS)
+    kept = (await custody.records(EPOCHS)).wrapped
     assert len(kept) == counting.drawn - 1
     before = await unlock(custody, EPOCHS)
     await custody.draw(EPOCHS)

@@ -163,7 +163,6 @@ def test_it_is_noted_where_keys_are_before_the_first_is_made(told: Callable[[Sto
                 raise KubeError(500, "InternalError", "not now")
 
         pods.sim.kube.before_write = refuse
-        pods.sim.kms_domains._stored._noted.clear()
         pods.sim.edit(TCP, "acme", cacheGeneration=1)
         await pods.turn()
         await asked(pods)
@@ -180,8 +179,14 @@ def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Ca
     async def story(pods: KeyPods) -> None:
         kms_domains = pods.sim.kms_domains._stored
         (kms_domain,) = (await kms_domains.all()).kms_domains
+        for kind, name in (("CacheDomain", "default"), ("ConfigMap", "kms-authority")):
+            raw = pods.sim.kube.objects[kind, NAMESPACE, name]
+            claimed = {**raw, "metadata": {**raw["metadata"], "namespace": "elsewhere", "uid": "other"}}
+            pods.sim.kube.put(claimed)
+            if kind == "CacheDomain":
+                pods.sim.store.observe(claimed)
         with pytest.raises(CustodyError, match="another namespace's domain"):
-            await KmsDomainStore(pods.sim.kube, OPERATORS).note(replace(kms_domain, namespace="elsewhere"))
+            await pods.sim.kms_domains.of_namespace("elsewhere")
         with pytest.raises(CustodyError, match="never in this namespace"):
             await pods.sim.kms_domains.of_domain("elsewhere", kms_domain.domain)
         assert (await kms_domains.all()).kms_domains == (kms_domain,)
@@ -193,8 +198,7 @@ def test_a_domain_that_was_restored_with_its_id_is_there(told: Callable[[Story],
     async def story(pods: KeyPods) -> None:
         domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
         (kms_domain,) = (await pods.sim.kms_domains._stored.all()).kms_domains
-        await KmsDomainStore(pods.sim.kube, OPERATORS).note(replace(kms_domain, uid="of the one before"))
-        pods.sim.kms_domains._stored._noted.clear()
+        await KmsDomainStore(pods.sim.kube, OPERATORS).write(replace(kms_domain, uid="of the one before"))
         await pods.sim.kms_domains.settle()
         assert wrapping(bao, domain) == count
         assert (await pods.sim.kms_domains._stored.all()).kms_domains == (kms_domain,), "noted anew"
@@ -280,7 +284,7 @@ def test_what_was_asked_for_a_domain_is_not_held_for_the_one_that_follows_it(
         async def open_late(custody: KmsCustody, wanted: Any) -> Any:
             opened = await real(custody, wanted)
             if custody.domain == domain and pods.sim.world.domain_id == domain:
-                former.update({epoch: key_id(key) for epoch, key in opened.found.items()})
+                former.update({epoch: key_id(key) for epoch, key in opened.found.items() if key})
                 pods.sim.delete("CacheDomain", "default")
                 pods.sim.put({**again, "metadata": {"name": "default", "namespace": NAMESPACE}})
             return opened

@@ -23,6 +23,7 @@ from tests.custody.kms_stories import (
     Story,
     asked,
     at_hand,
+    busy,
     epochs,
     pass_by,
     recorded,
@@ -53,7 +54,7 @@ def test_what_a_record_that_cannot_be_opened_is_for_ends_with_its_epoch_and_ever
         pods.sim.edit(TCP, "acme", cacheGeneration=2)
         await pass_by(pods, lambda: at_hand(pods) == ("True", "KeysAtHand"))
         await asked(pods)
-        assert pods.sim.kms._work[NAMESPACE].left is False
+        assert not busy(pods)
         assert {*pods.held["pod-0"]} == pods.named() != set()
 
     told(story)
@@ -106,7 +107,7 @@ def test_an_end_that_the_service_does_not_confirm_is_asked_for_again_or_counted(
         pods.sim.edit(TCP, "globex", cacheGeneration=2)
         await pass_by(pods, lambda: counted("AnotherKms") > before[1])
         await asked(pods)
-        assert pods.sim.kms._work[NAMESPACE].left is False
+        assert not busy(pods)
         assert globex in recorded(pods), "it is the only note of what another service has"
 
     told(story)
@@ -146,7 +147,7 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
     """What of it has to end ends with all of it."""
 
     async def story(pods: KeyPods) -> None:
-        acme, count, real = epochs(pods)[0], len(bao.key_names()), pods.sim.kms_domains.of_namespace
+        (acme, globex), count, real = epochs(pods), len(bao.key_names()), pods.sim.kms_domains.of_namespace
         made: list[str] = []
 
         async def of_namespace(namespace: str) -> KmsCustody:
@@ -161,8 +162,11 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
         monkeypatch.setattr(TransitClient, "make", make)
         monkeypatch.setattr(pods.sim.kms_domains, "of_namespace", of_namespace)
         work = pods.sim.kms._work[NAMESPACE]
-        work.draw, work.spent = {"a" * 32}, {acme}
-        await pods.sim.kms._turn(NAMESPACE, work)
+        pods.sim.ring.remove(NAMESPACE, [globex])
+        pods.sim.store.domain(NAMESPACE).data_keys = {}
+        secret_of(pods, globex)["data"].clear()
+        work.wanted, work.spent = frozenset({globex}), {acme}
+        await pods.sim.kms._turn(NAMESPACE, work, survey=False)
         assert (made, len(bao.key_names())) == ([], count)
 
     told(story)
@@ -213,7 +217,7 @@ def test_a_domain_that_has_another_custody_now_is_asked_for_no_service(
             assert work.task is not None
             work.woken.set()
             await asyncio.wait_for(work.task, PATIENCE_S)
-            assert work.left is False
+            assert not busy(pods)
             assert pods.sim.store.domain(NAMESPACE).keys_problem == ""
         finally:
             bao.unseal()

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.data_key import key_id
-from kvstrata.reconcile.keys.kms_custody import wrapping_key
-from kvstrata.reconcile.keys.wrapped_keys import WrappedKey
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, wrapping_key
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import (
     PATIENCE_S,

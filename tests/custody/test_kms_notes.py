@@ -44,11 +44,9 @@ from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE, invalidation
 
 
-def lose_note(pods: KeyPods) -> str:
-    """Delete what is noted, as somebody does who tidies up; return its Secret's name."""
-    name = names.kms_domain(domain_of(pods))
-    pods.sim.kube.remove("Secret", OPERATORS, name)
-    return name
+def lose_note(pods: KeyPods) -> None:
+    """Delete what is noted, as somebody does who tidies up."""
+    pods.sim.kube.remove("Secret", OPERATORS, names.kms_domain(domain_of(pods)))
 
 
 def authority(pods: KeyPods) -> dict[str, str]:
@@ -67,18 +65,41 @@ async def settle_without_domain(pods: KeyPods, *, policies: bool = True) -> str:
     return domain
 
 
-def test_a_note_that_is_deleted_is_missed_when_a_key_is_drawn_and_written_anew(
-    told: Callable[[Story], KeyPods], bao: BaoServer
+def test_a_note_that_is_deleted_while_a_key_is_drawn_is_missed_and_written_anew(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(pods: KeyPods) -> None:
-        name, before = lose_note(pods), {*bao.key_names()}
-        pods.sim.edit(TCP, "acme", cacheGeneration=1)
-        await pods.turn()
-        await asked(pods)
+        before, real = {*bao.key_names()}, TransitClient.draw
+
+        async def draw(client: TransitClient, name: str) -> Any:
+            lose_note(pods)
+            return await real(client, name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(TransitClient, "draw", draw)
+            pods.sim.edit(TCP, "acme", cacheGeneration=1)
+            await pods.turn()
+            await asked(pods)
+        name = names.kms_domain(domain_of(pods))
         assert f"{name} is missing" in pods.sim.store.domain(NAMESPACE).keys_problem
         assert {*bao.key_names()} <= before, "what was drawn without it is undone"
         await pass_by(pods, lambda: epochs(pods)[0] in recorded(pods) and at_hand(pods) == ("True", "KeysAtHand"))
         assert (await noted(pods)).domain == domain_of(pods)
+
+    told(story)
+
+
+def test_a_note_that_is_deleted_is_written_anew_before_the_next_key_is_drawn(
+    told: Callable[[Story], KeyPods],
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        before = await noted(pods)
+        lose_note(pods)
+        pods.sim.edit(TCP, "acme", cacheGeneration=1)
+        await pods.turn()
+        await asked(pods)
+        assert await noted(pods) == before
+        assert epochs(pods)[0] in recorded(pods)
 
     told(story)
 

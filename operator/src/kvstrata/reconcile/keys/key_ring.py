@@ -27,6 +27,9 @@ class KeyRing:
         """Add a key; an existing one of the epoch stays."""
         self._keys.setdefault(namespace, {}).setdefault(epoch, _Key(key_id(secret), bytearray(secret)))
 
+    def epochs(self, namespace: str) -> frozenset[str]:
+        return frozenset(self._keys.get(namespace, ()))
+
     def ids(self, namespace: str, epochs: Iterable[str]) -> dict[str, str]:
         """Return the ids of known keys, by epoch, as bundles name them."""
         keys = self._keys.get(namespace, {})

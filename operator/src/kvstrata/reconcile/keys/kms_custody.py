@@ -11,28 +11,28 @@ pods are outside this module.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
 from kvstrata.contract.receipt.facts import Statement
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.contract.wire import canonical_json
 from kvstrata.model.keys import Destruction, Undestroyed
+from kvstrata.plan.keys.kms import KeyRecords
 from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.keys.wrapped_keys import Change, Held, WrappedKey, WrappedKeys, by_shard
+from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey, WrappedKeys, by_shard, wrapping_key
 
 T = TypeVar("T")
 
 _OF_ONE_KEY = frozenset({KmsFailure.REFUSED, KmsFailure.TOO_LARGE, KmsFailure.MALFORMED})
 """Failures that say nothing about other keys; after any other one they are not tried."""
 
-
-UNRECORDED = "nobody knows any more which service has what wrapped it"
+UNRECORDED = Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, ("no record says which service wrapped it",))
 
 
 class OneKeyError(CustodyError):
@@ -40,13 +40,17 @@ class OneKeyError(CustodyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Result of unwrapping: the keys `found`, by epoch, and epochs with `none` any more. The state of all others is
-    unknown, because of `failure`."""
+class Answers(Generic[T]):
+    """Answers of the service by epoch. Epochs may lack because of `failure`."""
 
-    found: Mapping[str, bytes] = field(repr=False)
-    none: frozenset[str]
-    failure: CustodyError | None
+    found: Mapping[str, T] = field(repr=False)
+    failure: CustodyError | None = None
+
+    def whole(self) -> Mapping[str, T]:
+        """Return the answers; raise the failure if one lacks."""
+        if self.failure is not None:
+            raise self.failure
+        return self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,44 +68,35 @@ class Left:
         return bool(self.unended or self.notes or self.unreadable or self.found)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What is known of the end of keys, by epoch; the others are left out because of `failure`."""
-
-    ends: Mapping[str, Destruction]
-    failure: CustodyError | None
-
-
 async def _never() -> str:
     return ""
 
 
-def wrapping_key(domain: str, epoch: str) -> str:
-    """Return the service's name for the key of an epoch: it reveals the domain's id, but not the epoch."""
-    digest = hashlib.sha256(b"kvstrata wrapping key\n" + canonical_json([domain, epoch])).hexdigest()
-    return f"kvstrata-{domain}-{digest[:32]}"
-
-
 class KmsCustody:
-    """The keys of the domain with this id. `now` is the wall clock in UTC; `operator` is this pod's name,
-    for revocations. `why_not` returns why no key may be drawn any more, empty if it may; keys drawn meanwhile end
-    at once."""
+    """The keys of one domain. `now` is the wall clock in UTC; `operator` is this pod's name, for revocations.
+    `why_not` returns why no key may be drawn any more, empty if it may; keys drawn meanwhile end at once. Every call
+    may raise CustodyError."""
 
     def __init__(
         self,
         client: TransitClient,
         stored: WrappedKeys,
-        domain: str,
         now: Callable[[], datetime],
         operator: str,
         why_not: Callable[[], Awaitable[str]] = _never,
     ) -> None:
-        self._client, self._stored, self.domain, self._now, self._operator = client, stored, domain, now, operator
-        self._why_not = why_not
+        self._client, self._stored, self.domain, self._why_not = client, stored, stored.domain, why_not
+        self._now, self._operator = now, operator
+
+    async def records(self, epochs: Iterable[str] | None = None) -> KeyRecords:
+        """Return what Secrets hold: of these epochs and others in the same Secrets, or of all."""
+        held = await self._stored.held(SHARDS if epochs is None else by_shard(epochs))
+        wrapped = frozenset(epoch for epoch, record in held.records.items() if record.wrapped)
+        return KeyRecords(wrapped, held.records.keys() - wrapped, held.unusable)
 
     async def draw(self, epochs: Iterable[str]) -> None:
         """Create and wrap a key for each epoch without one. Existing keys of another operator stay, and new ones for
-        the same epoch are dropped. Keys made before a failure are stored. Raises CustodyError."""
+        the same epoch are dropped. Keys made before a failure are stored."""
         wanted = tuple(epochs)
         there = await self._stored.read(wanted)
         missing = [epoch for epoch in wanted if epoch not in there]
@@ -109,127 +104,101 @@ class KmsCustody:
             return
         service = await self._service()
         for shard, some in by_shard(missing).items():
-            made, failure = await _of_each(some, lambda epoch: self._made(service, epoch))
-            await self._stored.change(shard, _fresh(made))
+            made = await _of_each(some, lambda epoch: self._made(service, epoch))
+            await self._stored.change(shard, partial(_without, made.found))
             if why_not := await self._why_not():
                 # The end of the domain's keys may have begun before this was stored.
-                await self._unmade(made)
+                await self._undo(made.found)
                 raise CustodyError(why_not)
-            if failure is not None:
-                raise failure
+            made.whole()
 
-    async def open(self, epochs: Iterable[str]) -> Opened:
-        """Unwrap the keys of these epochs as far as possible. Raises CustodyError if the service does not answer."""
+    async def open(self, epochs: Iterable[str]) -> Answers[bytes | None]:
+        """Unwrap the keys of these epochs as far as possible; None where there is no key any more."""
         wanted = frozenset(epochs)
-        records = {epoch: key for epoch, key in (await self._own(wanted)).items() if key.wrapped}
+        records = {epoch: key for epoch, key in (await self._stored.read(wanted)).items() if key.wrapped}
+        none = dict.fromkeys(wanted - records.keys())
         if not records:
-            return Opened({}, wanted, None)
+            return Answers(none)
         service = await self._service()
-        asked, failure = await _of_each(records, lambda epoch: self._unwrapped(records[epoch], service))
-        found = {epoch: secret for epoch, secret in asked.items() if secret is not None}
-        return Opened(found, (wanted - records.keys()) | (asked.keys() - found.keys()), failure)
-
-    async def recorded(self, epochs: Iterable[str]) -> frozenset[str]:
-        """Return those epochs with a stored record of a key. Raises CustodyError."""
-        return frozenset(await self._stored.read(epochs))
-
-    async def all(self) -> Mapping[str, bool]:
-        """Return every epoch with a record of this domain, and whether its key was revoked. Raises CustodyError."""
-        held = await self._stored.held()
-        return {epoch: not record.wrapped for epoch, record in self._of_domain(held.records).items()}
+        asked = await _of_each(records, lambda epoch: self._unwrapped(records[epoch], service))
+        return Answers({**none, **asked.found}, asked.failure)
 
     async def leads_there(self) -> None:
         """Raise CustodyError unless the client reaches the service that wrapped the existing keys. It looks up a key
         that never exists: the service's id alone would not verify the mount."""
         service = await self._service()
-        try:
+        with _kms_errors():
             await self._client.look(wrapping_key(self.domain, "0" * 32))
-        except KmsError as error:
-            raise _failed(error) from error
-        held = self._of_domain((await self._stored.held()).records).values()
+        held = (await self._stored.held()).records.values()
         if strange := next((one for one in held if one.wrapped and not self._is_of(one, service)), None):
             raise CustodyError(f"{_another(strange)}; spec.kms is to be as it was as long as there are keys")
 
-    async def end_all(
-        self, asked: Callable[[], Awaitable[Set[str] | None]], over: MutableMapping[str, WrappedKey] | None = None
-    ) -> Left:
+    async def end_all(self, asked: Callable[[], Awaitable[Set[str] | None]], over: set[str]) -> Left:
         """End every key, and return what is left; when that is nothing, the Secrets are gone, too. `asked` returns
-        the epochs that erasures may still ask about, None if unknown: their notes stay. `over` caches records of
-        keys whose end the service confirmed earlier, and is updated. Raises CustodyError."""
-        over = {} if over is None else over
-        held = await self._stored.held()
-        records = self._of_domain(held.records)
-        for epoch in [epoch for epoch, record in over.items() if records.get(epoch) != record]:
-            del over[epoch]
-        unended, failure = dict[str, Destruction](), None
-        if epochs := records.keys() - over.keys():
-            await self.revoke(epochs)
-            ended, revoked = await self.end(epochs), await self._own(epochs)
-            for epoch, end in ended.ends.items():
-                if end.confirmed is None:
-                    unended[epoch] = end
-                elif epoch in revoked:
-                    over[epoch] = revoked[epoch]
-            failure = ended.failure
-        if over:
-            wanted = await asked()
-            spent = set[str]() if wanted is None else over.keys() - wanted
-            await self.forget(spent)
-            for epoch in spent:
-                del over[epoch]
-        if failure is not None:
-            raise failure
-        strange = {self._stored.name_of(epoch) for epoch in held.records.keys() - records.keys()}
-        unreadable = tuple(sorted({*held.unreadable.values(), *strange}))
+        the epochs that erasures may still ask about, None if unknown: their notes stay. `over` caches epochs whose
+        keys' end the service confirmed, and is updated."""
+        records = await self.records()
+        known = records.wrapped | records.revoked
+        over &= records.revoked
+        epochs = known - over
+        await self.revoke(epochs)
+        ended = await self.destroy(epochs)
+        unended = {epoch: end for epoch, end in ended.found.items() if end.confirmed is None}
+        over |= ended.found.keys() - unended.keys()
+        if over and (wanted := await asked()) is not None:
+            await self.forget(over - wanted)
+            over &= wanted
+        ended.whole()
+        unreadable = tuple(sorted({*records.unusable.values()}))
         if not (unended or over or unreadable):
             unreadable = await self._stored.remove()
-        return Left(unended, len(over), unreadable, len(records))
+        return Left(unended, len(over), unreadable, len(known))
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Statement | None]:
         """Remove the wrapped keys from their Secrets, and keep notes of what the service must delete. Returns who
-        removed each, None for one that is still there or whose record this version cannot read. Raises CustodyError."""
+        removed each, None for one that is still there or whose record this version cannot read."""
         wanted = tuple(epochs)
         at, shards = format_timestamp(self._now()), by_shard(wanted)
-        for shard, some in shards.items():
-            await self._stored.change(shard, _revoked(some, at))
+
+        def revoked(held: Mapping[str, WrappedKey]) -> Mapping[str, WrappedKey]:
+            there = {epoch: held[epoch] for epoch in wanted if epoch in held}
+            return {epoch: replace(key, wrapped="", revoked_at=at) for epoch, key in there.items() if key.wrapped}
+
+        for shard in shards:
+            await self._stored.change(shard, revoked)
         held = await self._stored.held(shards)
-        return {epoch: self._revocation(epoch, held, at) for epoch in wanted}
+        left = held.unusable.keys() | {epoch for epoch, record in held.records.items() if record.wrapped}
+        since = {epoch: record.revoked_at for epoch, record in held.records.items()}
+        words = {epoch: Statement(Party.OPERATOR, self._operator, since.get(epoch) or at) for epoch in wanted}
+        return {epoch: None if epoch in left else word for epoch, word in words.items()}
 
-    async def destroy(self, epochs: Iterable[str]) -> Mapping[str, Destruction]:
-        ended = await self.end(epochs)
-        if ended.failure is not None:
-            raise ended.failure
-        return ended.ends
-
-    async def end(self, epochs: Iterable[str]) -> Ended:
-        """Destroy revoked keys as far as possible. Raises CustodyError if the service does not answer."""
-        wanted = tuple(epochs)
-        records = await self._own(wanted)
-        service = await self._service()
-        return Ended(*await _of_each(wanted, lambda epoch: self._destroyed(records.get(epoch), service)))
+    async def destroy(self, epochs: Iterable[str]) -> Answers[Destruction]:
+        """Have the service delete the wrapping keys of revoked keys, as far as possible."""
+        if not (wanted := tuple(epochs)):
+            return Answers({})
+        records, service = await self._stored.read(wanted), await self._service()
+        return await _of_each(wanted, lambda epoch: self._destroyed(records.get(epoch), service))
 
     async def forget(self, epochs: Iterable[str]) -> None:
         """Remove the notes of keys whose end is on record; afterwards it cannot be asked for again."""
-        for shard, some in by_shard(epochs).items():
-            await self._stored.change(shard, _forgotten(some))
+        wanted = frozenset(epochs)
+        for shard in by_shard(wanted):
+            await self._stored.change(
+                shard, lambda held: {epoch: None for epoch in wanted & held.keys() if not held[epoch].wrapped}
+            )
 
     async def _made(self, service: Service, epoch: str) -> WrappedKey:
         name = wrapping_key(self.domain, epoch)
-        try:
-            if (await self._client.make(name)).copyable:
-                raise OneKeyError(f"key {name} of the key management service may be taken out of it: delete it there")
-            drawn = await self._client.draw(name)
-        except KmsError as error:
-            raise _of_key(error) from error
+        if (await self._client.make(name)).copyable:
+            raise OneKeyError(f"key {name} of the key management service may be taken out of it: delete it there")
+        drawn = await self._client.draw(name)
         return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
 
-    async def _unmade(self, made: Mapping[str, WrappedKey]) -> None:
+    async def _undo(self, made: Mapping[str, WrappedKey]) -> None:
         await self.revoke(made)
-        try:
+        with _kms_errors():
             for record in made.values():
                 await self._client.delete(record.key)
-        except KmsError as error:
-            raise _failed(error) from error
         await self.forget(made)
 
     async def _unwrapped(self, record: WrappedKey, service: Service) -> bytes | None:
@@ -240,108 +209,73 @@ class KmsCustody:
         except KmsError as error:
             if error.reason is KmsFailure.NO_KEY:
                 return None
-            raise _of_key(error) from error
-
-    async def _own(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
-        """Return the records of these epochs that name their own wrapping key. A writer of the namespace's Secrets
-        could plant another domain's record: its key is neither unwrapped nor deleted."""
-        return self._of_domain(await self._stored.read(epochs))
-
-    def _of_domain(self, stored: Mapping[str, WrappedKey]) -> dict[str, WrappedKey]:
-        return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self.domain, epoch)}
-
-    def _revocation(self, epoch: str, held: Held, at: str) -> Statement | None:
-        record = held.records.get(epoch)
-        if epoch in held.unreadable or (record is not None and record.wrapped):
-            return None
-        since = record.revoked_at if record is not None else ""
-        return Statement(Party.OPERATOR, self._operator, since or at)
+            raise
 
     async def _destroyed(self, record: WrappedKey | None, service: Service) -> Destruction:
         if record is None:
-            return Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
+            return UNRECORDED
         if record.wrapped:
             return Destruction(None, Undestroyed.NOT_REVOKED)
         if not self._is_of(record, service):
             return Destruction(None, Undestroyed.ANOTHER_KMS, (_another(record),))
-        try:
-            before = await self._client.look(record.key)
-            if before is not None and before.copyable:
-                return Destruction(None, Undestroyed.EXPORTABLE, (f"key {record.key} can be exported",))
-            if before is not None:
-                await self._client.delete(record.key)
-            if await self._client.look(record.key) is not None:
-                return Destruction(None, Undestroyed.STILL_THERE, (f"key {record.key} was not deleted",))
-        except KmsError as error:
-            raise _of_key(error) from error
+        before = await self._client.look(record.key)
+        if before is not None and before.copyable:
+            return Destruction(None, Undestroyed.EXPORTABLE, (f"key {record.key} can be exported",))
+        if before is not None:
+            await self._client.delete(record.key)
+        if await self._client.look(record.key) is not None:
+            return Destruction(None, Undestroyed.STILL_THERE, (f"key {record.key} was not deleted",))
         seen = "was there, and was deleted" if before is not None else "had been deleted before"
         evidence = (
             f"key {record.key} in {record.place} {seen}; asked again, the service has no such key",
             f"service {service.cluster}, version {service.version}",
         )
-        return Destruction(self._word_of(service), evidence=evidence)
-
-    def _word_of(self, service: Service) -> Statement:
-        return Statement(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))
+        word = Statement(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))
+        return Destruction(word, evidence=evidence)
 
     def _is_of(self, record: WrappedKey, service: Service) -> bool:
         return record.service == service.cluster and record.place == self._client.place
 
     async def _service(self) -> Service:
-        try:
+        with _kms_errors():
             return await self._client.service()
-        except KmsError as error:
-            raise _failed(error) from error
 
 
-async def _of_each(
-    epochs: Iterable[str], ask: Callable[[str], Awaitable[T]]
-) -> tuple[dict[str, T], CustodyError | None]:
+async def _of_each(epochs: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
     """Run `ask` for several epochs at a time, as many as there are connections: waiting for one would use up the
-    timeout. Returns the results. After a failure that concerns more than one key nothing new starts, and the failure
-    is returned."""
-    waiting, found, failures = iter(tuple(epochs)), dict[str, T](), list[CustodyError]()
-
-    def whole() -> CustodyError | None:
-        return next((one for one in failures if not isinstance(one, OneKeyError)), None)
+    timeout. After a failure that concerns more than one key nothing new starts, and that failure is returned."""
+    waiting, found = iter(tuple(epochs)), dict[str, T]()
+    of_one: CustodyError | None = None
+    of_all: CustodyError | None = None
 
     async def ask_in_turn() -> None:
-        for epoch in waiting:
+        nonlocal of_one, of_all
+        while of_all is None and (epoch := next(waiting, None)) is not None:
             try:
-                found[epoch] = await ask(epoch)
+                with _kms_errors(_OF_ONE_KEY):
+                    found[epoch] = await ask(epoch)
+            except OneKeyError as error:
+                of_one = of_one or error
             except CustodyError as error:
-                failures.append(error)
-            if whole():
-                return
+                of_all = error
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(ask_in_turn())
-    return found, whole() or (failures[0] if failures else None)
+    return Answers(found, of_all or of_one)
 
 
-def _fresh(made: Mapping[str, WrappedKey]) -> Change:
-    return lambda held: {epoch: key for epoch, key in made.items() if epoch not in held}
+def _without(new: Mapping[str, T], known: Mapping[str, T]) -> Mapping[str, T]:
+    return {epoch: one for epoch, one in new.items() if epoch not in known}
 
 
-def _revoked(epochs: Iterable[str], at: str) -> Change:
-    return lambda held: {
-        epoch: replace(held[epoch], wrapped="", revoked_at=at)
-        for epoch in epochs
-        if epoch in held and held[epoch].wrapped
-    }
-
-
-def _forgotten(epochs: Iterable[str]) -> Change:
-    return lambda held: {epoch: None for epoch in epochs if epoch in held and not held[epoch].wrapped}
-
-
-def _failed(error: KmsError) -> CustodyError:
-    return CustodyError(f"{error.reason}: {error}")
-
-
-def _of_key(error: KmsError) -> CustodyError:
-    return OneKeyError(f"{error.reason}: {error}") if error.reason in _OF_ONE_KEY else _failed(error)
+@contextmanager
+def _kms_errors(of_one_key: Set[KmsFailure] = frozenset()) -> Iterator[None]:
+    try:
+        yield
+    except KmsError as error:
+        kind = OneKeyError if error.reason in of_one_key else CustodyError
+        raise kind(f"{error.reason}: {error}") from error
 
 
 def _another(record: WrappedKey) -> str:

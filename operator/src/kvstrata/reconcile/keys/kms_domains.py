@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -34,7 +35,7 @@ from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain, KmsDomainStore, Noted
 from kvstrata.reconcile.keys.kms_services import KmsServices
-from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, domains_with_keys
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys, domains_with_keys
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
@@ -67,20 +68,24 @@ class KmsDomains:
         self._stored, self._record_store = KmsDomainStore(kube, namespace), RecordStore(kube, namespace)
         self._empty = set[str]()
         """Domains of which the last pass found nothing."""
-        self._over: dict[str, dict[str, WrappedKey]] = {}
-        """By domain, notes of keys whose end the service confirmed to this process."""
-        self._looks, self._strays = 0, frozenset[str]()
-        """Number of passes, and domains with keys but without a note at the last listing."""
+        self._over: dict[str, set[str]] = {}
+        """By domain, epochs whose keys' end the service confirmed to this process, and whose notes stay."""
+        self._looks, self._strays = 0, 0
+        """Number of passes, and of missing domains with keys but without a note at the last listing."""
 
     async def of_namespace(self, namespace: str) -> KmsCustody:
         """Return the custody that a namespace's CacheDomain names, after it is noted. Raises CustodyError."""
         kms_domain = await self._kms_domain_of(namespace)
-        custody = await self._custody(kms_domain)
-        if not await self._stored.has(kms_domain):
+        custody, known = await self._custody(kms_domain), await self._stored.of(kms_domain.domain)
+        if known is not None and known.namespace != namespace:
+            raise CustodyError("status.domainID of the CacheDomain is the id of another namespace's domain")
+        if known is not None and known.ending:
+            raise CustodyError("status.domainID of the CacheDomain is the id of one whose keys are being ended")
+        if known != kms_domain:
             # A wrong address must not replace the last note, which may still be right.
             await custody.leads_there()
             self._require_leading()
-            await self._stored.note(kms_domain)
+            await self._stored.write(replace(kms_domain, version=known.version if known is not None else ""))
         return custody
 
     async def of_domain(self, namespace: str, domain_id: str) -> KmsCustody | None:
@@ -94,7 +99,7 @@ class KmsDomains:
             return await self._custody(await self._kms_domain_of(namespace))
         if kms_domain is None:
             held = await WrappedKeys(self._kube, self._namespace, domain_id).held()
-            if held.unreadable or any(record.wrapped for record in held.records.values()):
+            if held.unusable or any(record.wrapped for record in held.records.values()):
                 raise CustodyError("there are wrapped keys of the domain, and nothing says which service has the rest")
             return None
         return await self._custody(kms_domain)
@@ -109,6 +114,7 @@ class KmsDomains:
 
     async def settle(self) -> None:
         """Have services delete the keys of deleted domains; failures are retried in the next pass."""
+        # Listed before the notes: a note is written before the first key, and removed after the last.
         with_keys = await self._with_keys()
         try:
             noted = await self._stored.all()
@@ -116,8 +122,10 @@ class KmsDomains:
             log.info("what domains left could not be looked at", extra={"error": str(error)})
             return
         if noted.unreadable:
-            log.warning("nobody can read which service has keys", extra={"secrets": noted.unreadable})
-        waiting = len(noted.unreadable)
+            log.warning("notes of services are unreadable", extra={"secrets": noted.unreadable})
+        if with_keys is not None:
+            self._count_strays(with_keys, noted)
+        waiting = len(noted.unreadable) + self._strays
         for kms_domain in noted.kms_domains:
             about = {"namespace": kms_domain.namespace, "domain": kms_domain.domain}
             was_empty = kms_domain.domain in self._empty
@@ -125,11 +133,11 @@ class KmsDomains:
             try:
                 if await self._is_gone(kms_domain):
                     waiting += not await self._ended(kms_domain, was_empty)
-                    continue
-                if kms_domain.ending:
-                    await self._go_on(kms_domain)
-                if self._is_there(kms_domain):
-                    await self._renew(kms_domain.namespace)
+                elif kms_domain.ending:
+                    self._require_leading()
+                    await self._stored.write(replace(kms_domain, ending=False))
+                    self._over.pop(kms_domain.domain, None)
+                    log.warning("a CacheDomain is there again: its keys are not ended any further", extra=about)
             except (CustodyError, KubeError) as error:
                 waiting += 1
                 problem = {"problem": str(error)}
@@ -137,8 +145,8 @@ class KmsDomains:
             except Exception as error:
                 waiting += 1
                 _report(error)
-        await self._note_missing(noted)
-        metrics.KMS_DOMAINS_OPEN.set(waiting + self._without_note(with_keys, noted))
+        metrics.KMS_DOMAINS_OPEN.set(waiting)
+        await self._renew({kms_domain.domain for kms_domain in noted.kms_domains})
 
     async def close(self) -> None:
         await self._services.close()
@@ -147,78 +155,59 @@ class KmsDomains:
         """End all keys of a domain; return whether the service has none any more. `was_empty`: the last pass found
         nothing, so if this finds nothing either, it is the final one."""
         self._require_leading()
-        await self._stored.begin_end(kms_domain)
+        if not kms_domain.ending:
+            # Before the keys are listed: what is drawn from now on is undone.
+            await self._stored.write(replace(kms_domain, ending=True))
         custody = await self._custody(kms_domain)
-        left = await custody.end_all(lambda: self._asked(kms_domain), self._over.setdefault(kms_domain.domain, {}))
+        left = await custody.end_all(lambda: self._asked(kms_domain), self._over.setdefault(kms_domain.domain, set()))
         tell_unended(kms_domain.namespace, left.unended.values())
         if left.unreadable:
             about = {"namespace": kms_domain.namespace, "secrets": left.unreadable}
-            log.warning("nobody can read what keys a service has", extra=about)
-        if left:
-            return not (left.unended or left.unreadable)
-        if not was_empty:
+            log.warning("records of a domain's keys are unreadable", extra=about)
+        if not left and not was_empty:
             # A draw that was running ends its own keys, and needs the client for that.
             self._empty.add(kms_domain.domain)
-            return True
-        await self._stored.remove(kms_domain.domain)
-        await self._services.forget(kms_domain)
-        self._over.pop(kms_domain.domain, None)
-        log.info("a service has no key of a domain that is gone", extra={"namespace": kms_domain.namespace})
-        return True
+        elif not left:
+            await self._stored.remove(kms_domain.domain)
+            await self._services.forget(kms_domain)
+            self._over.pop(kms_domain.domain, None)
+            log.info("a service has no key of a domain that is gone", extra={"namespace": kms_domain.namespace})
+        return not (left.unended or left.unreadable)
 
-    async def _go_on(self, kms_domain: KmsDomain) -> None:
-        """Draw keys again for a domain that was restored with its id. Ended keys stay ended."""
-        self._require_leading()
-        await self._stored.reopen(kms_domain)
-        self._over.pop(kms_domain.domain, None)
-        about = {"namespace": kms_domain.namespace, "domain": kms_domain.domain}
-        log.warning("a CacheDomain is there again: its keys are not ended any further", extra=about)
-
-    def _is_there(self, kms_domain: KmsDomain) -> bool:
-        domain = self._store.world(kms_domain.namespace).domain
-        return domain is not None and domain.status.domain_id == kms_domain.domain and domain.spec.kms is not None
-
-    async def _renew(self, namespace: str) -> None:
-        try:
-            await self.of_namespace(namespace)
-        except CustodyError as error:
-            about = {"namespace": namespace, "problem": str(error)}
-            log.info("what is noted of a domain's service is not what its CacheDomain says", extra=about)
-
-    async def _note_missing(self, noted: Noted) -> None:
-        known = {kms_domain.domain for kms_domain in noted.kms_domains}
+    async def _renew(self, noted: Set[str]) -> None:
+        """Write notes anew that are missing, or whose service is reached in another way by now."""
         for namespace in self._store.namespaces:
             domain = self._store.world(namespace).domain
-            if domain is None or domain.spec.kms is None or active_custody(domain) is not KeyCustody.KMS:
+            if domain is None or domain.spec.kms is None or domain.status.domain_id is None:
                 continue
-            if domain.status.domain_id is not None and domain.status.domain_id not in known:
-                await self._renew(namespace)
+            if domain.status.domain_id in noted or active_custody(domain) is KeyCustody.KMS:
+                try:
+                    await self.of_namespace(namespace)
+                except CustodyError as error:
+                    about = {"namespace": namespace, "problem": str(error)}
+                    log.info("what is noted of a domain's service is not what its CacheDomain says", extra=about)
 
     async def _with_keys(self) -> frozenset[str] | None:
-        """Return the ids of all domains with Secrets of wrapped keys, None if unknown."""
-        found: frozenset[str] | None = None
-        if self._looks % STRAYS_EVERY == 0:
-            try:
-                found = await domains_with_keys(self._kube, self._namespace)
-            except CustodyError as error:
-                log.info("keys without a note could not be looked for", extra={"error": str(error)})
-                return None
+        """Return the ids of all domains with Secrets of wrapped keys, None if they were not listed."""
+        if self._looks % STRAYS_EVERY:
+            self._looks += 1
+            return None
+        try:
+            found = await domains_with_keys(self._kube, self._namespace)
+        except CustodyError as error:
+            log.info("keys without a note could not be looked for", extra={"error": str(error)})
+            return None
         self._looks += 1
         return found
 
-    def _without_note(self, with_keys: frozenset[str] | None, noted: Noted) -> int:
-        """Return the number of missing domains with keys whose service is unknown. `with_keys` was listed before the
-        notes: a note is written before the first key and removed after the last."""
+    def _count_strays(self, with_keys: Set[str], noted: Noted) -> None:
         known = {kms_domain.domain for kms_domain in noted.kms_domains}
-        known |= {domain for domain in with_keys or () if names.kms_domain(domain) in noted.unreadable}
-        if with_keys is not None:
-            there = (self._store.world(namespace).domain_id for namespace in self._store.namespaces)
-            self._strays = with_keys - known - {*there}
-            if self._strays:
-                told = {"domains": sorted(self._strays)}
-                log.warning("there are wrapped keys, and nothing says which service has the rest", extra=told)
-        self._strays -= known
-        return len(self._strays)
+        known |= {domain for domain in with_keys if names.kms_domain(domain) in noted.unreadable}
+        there = {self._store.world(namespace).domain_id for namespace in self._store.namespaces}
+        if strays := with_keys - known - there:
+            told = {"domains": sorted(strays)}
+            log.warning("there are wrapped keys, and nothing says which service has the rest", extra=told)
+        self._strays = len(strays)
 
     async def _is_gone(self, kms_domain: KmsDomain) -> bool:
         try:
@@ -246,10 +235,10 @@ class KmsDomains:
         except ContractError:
             return None
         # An erasure's record exists before the status that names its epochs changes.
-        named = self._named(kms_domain.namespace)
-        if before is None or named is None:
+        after = self._named(kms_domain.namespace)
+        if before is None or after is None:
             return None
-        return frozenset(left.old for record in records for left in record.epochs) | before | named
+        return before | after | {left.old for record in records for left in record.epochs}
 
     def _named(self, namespace: str) -> frozenset[str] | None:
         world = self._store.world(namespace)
@@ -276,11 +265,9 @@ class KmsDomains:
         return world.domain
 
     async def _custody(self, kms_domain: KmsDomain) -> KmsCustody:
-        client = await self._services.client(kms_domain)
         stored = WrappedKeys(self._kube, self._namespace, kms_domain.domain)
-        domain = kms_domain.domain
-        why_not = partial(self._stored.why_not, domain)
-        return KmsCustody(client, stored, domain, self._now, self._operator, why_not)
+        client, why_not = await self._services.client(kms_domain), partial(self._stored.why_not, kms_domain.domain)
+        return KmsCustody(client, stored, self._now, self._operator, why_not)
 
     def _require_leading(self) -> None:
         if not self._leading():

@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvstrata.api.cachedomain import KeyManagement
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.kube import Kube
 from kvstrata.clients.resources import CONFIG_MAP
 from kvstrata.clients.transit import AT_ONCE, Tokens, TransitClient
 from kvstrata.clients.transit_tokens import KubernetesLogin
 from kvstrata.model.keys import AllowedService
-from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys import CustodyError, custody_errors
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
-
-_Whose = tuple[str, str]
-"""A namespace and its domain's id: a claim of another domain's id does not get that one's client."""
 
 Login = Callable[[KeyManagement], Tokens]
 
@@ -39,8 +36,8 @@ class KmsServices:
 
     def __init__(self, kube: Kube, allowed: Iterable[AllowedService], login: Login) -> None:
         self._kube, self._allowed, self._login = kube, tuple(allowed), login
-        self._clients: dict[_Whose, tuple[tuple[KeyManagement, bytes], TransitClient]] = {}
-        self._changing: defaultdict[_Whose, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._clients: dict[tuple[str, str], tuple[tuple[KeyManagement, bytes], TransitClient]] = {}
+        """By namespace and domain id: a namespace that claims another domain's id does not get that one's client."""
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         """By address: the limit of concurrent requests, shared by all namespaces."""
         self._closed = False
@@ -50,22 +47,14 @@ class KmsServices:
         get a KmsError, and retry."""
         self._require_allowed(kms_domain.kms)
         whose, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, kms_domain.authority)
-        async with self._changing[whose]:
-            known = self._clients.get(whose)
-            if known is not None and known[0] == about:
-                return known[1]
-            if self._closed:
-                raise CustodyError("the operator is ending")
-            client = self._made(kms_domain)
-            self._clients[whose] = (about, client)
-            if known is not None:
-                await known[1].close()
-            return client
-
-    def _made(self, kms_domain: KmsDomain) -> TransitClient:
+        known = self._clients.get(whose)
+        if known is not None and known[0] == about:
+            return known[1]
+        if self._closed:
+            raise CustodyError("the operator is ending")
         kms = kms_domain.kms
         try:
-            return TransitClient(
+            client = TransitClient(
                 kms.address,
                 kms_domain.authority,
                 self._login(kms),
@@ -75,6 +64,10 @@ class KmsServices:
             )
         except (ValueError, ssl.SSLError) as error:
             raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
+        self._clients[whose] = (about, client)
+        if known is not None:
+            await known[1].close()
+        return client
 
     async def close(self) -> None:
         self._closed, clients = True, [client for _, client in self._clients.values()]
@@ -83,18 +76,14 @@ class KmsServices:
             await client.close()
 
     async def forget(self, kms_domain: KmsDomain) -> None:
-        whose = (kms_domain.namespace, kms_domain.domain)
-        if (known := self._clients.pop(whose, None)) is not None:
+        if (known := self._clients.pop((kms_domain.namespace, kms_domain.domain), None)) is not None:
             await known[1].close()
-        self._changing.pop(whose, None)
 
     async def authority(self, namespace: str, kms: KeyManagement) -> bytes:
         self._require_allowed(kms)
         ref = kms.authority_config_map_ref
-        try:
+        with custody_errors(f"ConfigMap {ref.name} cannot be read"):
             found = await self._kube.get(CONFIG_MAP, namespace, ref.name)
-        except KubeError as error:
-            raise CustodyError(f"ConfigMap {ref.name} cannot be read: {error.status} {error.reason}") from error
         value = ((found or {}).get("data") or {}).get(ref.key)
         if not isinstance(value, str) or not value.isascii():
             raise CustodyError(f"ConfigMap {ref.name} does not exist, or has no certificate authority as {ref.key}")

@@ -1,19 +1,18 @@
-"""Data keys that a key management service wraps: drawn, unwrapped and ended beside the loop, which does not wait.
+"""Runs the work of `plan.keys.kms` beside the loop, which does not wait: a task for each namespace with a KMS.
 
-Unwrapped keys are held in memory (`key_ring`) and sent to pods (`delivery`). A new leader has everything unwrapped;
-until then the plans see what bundles name, so that pods go on. A key is lost if the service no longer unwraps its
-record, or if a bundle names it and there is no record.
+Observes: the world, records of wrapped keys, and orders of the plan (`KeepInKms`). Writes: records, through
+`kms_custody`; keys into the ring; their ids, lost epochs and problems into the store. Runs again when: a failure's
+pause has passed, or the plan orders another key. The task ends when nothing is due.
 
-Unfinished work of a former process is found in the Secrets: records of epochs that no status names. Their keys are
-unwrapped like others, so that the plans see and end them. `reconcile.keys.kms_domains` ends the keys of deleted
-domains.
+A new leader has everything unwrapped; until then the plans see what bundles name, so that pods go on. It finds the
+unfinished work of a former process in the Secrets. `kms_domains` ends the keys of deleted domains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +26,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan.actions import KeepInKms
 from kvstrata.plan.keys.custody import active_custody, named_in_bundles
 from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
+from kvstrata.plan.keys.kms import KeyNeeds, KeyWork, judge_unwrapped, plan_keys
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_data_keys
 from kvstrata.reconcile.keys import CustodyError
@@ -44,31 +44,18 @@ RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 
 @dataclass(slots=True)
 class _Work:
-    draw: set[str] = field(default_factory=set)
-    unlock: set[str] = field(default_factory=set)
-    strays: set[str] = field(default_factory=set)
-    """Epochs that no status names and whose keys exist according to records."""
+    """What is known of a namespace beside the world: the plan's last order, and the state of the task."""
+
+    wanted: frozenset[str] = frozenset()
     spent: set[str] = field(default_factory=set)
-    revoked: set[str] = field(default_factory=set)
-    """Epochs whose keys a former process revoked, perhaps without deleting their wrapping keys."""
-    ended: set[str] = field(default_factory=set)
-    """Epochs whose keys were given up, so that late answers do not bring them back. Those that no status names are
-    forgotten at the next turn."""
-    unlisted: bool = False
-    """Whether the leftovers of a former process are still to be listed."""
+    settled: set[str] = field(default_factory=set)
+    """Epochs with which this process is done: given up, ended, or without a usable key. No late answer revives them."""
+    surveyed: bool = False
+    """Whether all records were read, and everything due was done. Later turns read those of the order only."""
     stuck: str = ""
-    """The portion that failed last; all others are tried before it."""
+    """The Secret that failed last; all others are tried before it."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-
-    @property
-    def left(self) -> bool:
-        return self.unlisted or any((self.draw, self.unlock, self.strays, self.spent, self.revoked))
-
-    def clear(self) -> None:
-        self.unlisted = False
-        for wanted in (self.draw, self.unlock, self.strays, self.spent, self.revoked):
-            wanted.clear()
 
 
 class KmsKeys:
@@ -107,29 +94,22 @@ class KmsKeys:
         CacheDomain cannot be read, this waits until it can."""
         for namespace in self._store.namespaces:
             world, domain = self._store.world(namespace), self._store.domain(namespace)
-            if world.domain is None and not (is_unreadable(world) and named_in_bundles(world)):
+            named = named_in_bundles(world) if self._uses_kms(namespace) else {}
+            if world.domain is not None and self._uses_kms(namespace):
+                domain.data_keys, domain.keys_unwrapping = named, frozenset(epochs_in_use(world))
+            elif not named:
                 continue
-            if world.domain is not None and active_custody(world.domain) is not Kind.KMS:
-                continue
-            used = epochs_in_use(world)
-            if world.domain is not None:
-                domain.data_keys, domain.keys_unwrapping = dict(named_in_bundles(world)), frozenset(used)
-            work = self._work.setdefault(namespace, _Work())
-            work.unlock |= used
-            work.unlisted = True
             self._wake(namespace)
 
     def keep(self, namespace: str, order: KeepInKms) -> None:
         """Start drawing keys for epochs, and ending keys that no pod needs any more."""
-        domain = self._store.world(namespace).domain
-        if domain is None or active_custody(domain) is not Kind.KMS:
+        if self._store.world(namespace).domain is None or not self._uses_kms(namespace):
             return
         work = self._work.setdefault(namespace, _Work())
-        news = {*order.epochs} - work.unlock - work.draw
-        work.draw |= news
-        work.spent |= {*order.spent}
-        if news:
+        if {*order.epochs} - work.wanted or {*order.spent} - work.spent:
             work.woken.set()
+        work.wanted = frozenset(order.epochs)
+        work.spent |= {*order.spent}
         self._wake(namespace)
 
     async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Statement]:
@@ -150,103 +130,97 @@ class KmsKeys:
         return gone
 
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
-        wanted = tuple(epochs)
+        """Have the service delete what wrapped revoked keys. Raises CustodyError."""
         custody = await self._kms_domains.of_domain(namespace, domain)
-        if custody is None:
-            unknown = Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
-            return dict.fromkeys(wanted, unknown)
-        return await custody.destroy(wanted)
+        return dict.fromkeys(epochs, UNRECORDED) if custody is None else (await custody.destroy(epochs)).whole()
 
     def _give_up(self, namespace: str, epochs: Iterable[str]) -> None:
-        gone, work = frozenset(epochs), self._work.setdefault(namespace, _Work())
-        for wanted in (work.draw, work.unlock, work.strays):
-            wanted -= gone
-        work.ended |= gone
+        gone, domain = frozenset(epochs), self._store.domain(namespace)
+        self._work.setdefault(namespace, _Work()).settled |= gone
         self._ring.remove(namespace, gone)
-        domain = self._store.domain(namespace)
         domain.data_keys = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in gone}
         domain.judged_epochs -= gone
         domain.keys_unwrapping -= gone
 
     def _wake(self, namespace: str) -> None:
-        work = self._work[namespace]
+        work = self._work.setdefault(namespace, _Work())
         if work.task is None or work.task.done():
             work.task = asyncio.create_task(self._until_done(namespace, work), name=f"keys of {namespace}")
 
+    def _uses_kms(self, namespace: str) -> bool:
+        world = self._store.world(namespace)
+        return is_unreadable(world) if world.domain is None else active_custody(world.domain) is Kind.KMS
+
     async def _until_done(self, namespace: str, work: _Work) -> None:
         failures = 0
-        while work.left:
+        while self._uses_kms(namespace):
             work.woken.clear()
+            work.surveyed, survey = False, not work.surveyed
             try:
-                if not self._cut_down(namespace, work):
-                    break
-                await self._turn(namespace, work)
+                work.surveyed = await self._turn(namespace, work, survey=survey)
                 self._tell(namespace, "")
-                if not (work.spent or work.revoked):
-                    failures = 0
-                    continue
             except CustodyError as error:
                 self._tell(namespace, str(error))
             except Exception:
                 log.exception("data keys could not be kept; this is a defect", extra={"namespace": namespace})
                 metrics.FAILURES.labels("CacheDomain", "Bug").inc()
+            if work.surveyed and not work.woken.is_set():
+                return
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S[min(failures, len(RETRY_S) - 1)]):
                     await work.woken.wait()
-            failures += 1
+            failures = 0 if work.surveyed else failures + 1
+        # The keys of a deleted domain are ended elsewhere, and a new domain draws other epochs.
+        self._store.domain(namespace).keys_unwrapping = frozenset()
+        del self._work[namespace]
+        self._tell(namespace, "")
 
-    def _cut_down(self, namespace: str, work: _Work) -> bool:
-        """Drop obsolete requests; return whether the service must be asked at all."""
-        world, domain = self._store.world(namespace), self._store.domain(namespace)
-        elsewhere = world.domain is not None and active_custody(world.domain) is not Kind.KMS
-        if elsewhere or (world.domain is None and not is_unreadable(world)):
-            # The keys of a deleted domain are ended elsewhere, and a new domain draws other epochs.
-            domain.keys_unwrapping -= work.draw | work.unlock
-            work.clear()
-            self._tell(namespace, "")
-            return False
-        if world.domain is None:
-            return True
-        used = epochs_in_use(world)
-        late = (work.draw | work.unlock) - used
-        work.strays |= late
-        domain.keys_unwrapping -= late
-        work.draw &= used
-        work.unlock &= used
-        work.ended &= used
-        work.spent -= used
+    async def _turn(self, namespace: str, work: _Work, *, survey: bool) -> bool:
+        """Do everything that is due; return whether all of it is done. Raises the first CustodyError at the end."""
+        custody, domain = await self._kms_domains.of_namespace(namespace), self._store.domain(namespace)
+        records = await custody.records(None if survey else work.wanted | work.spent)
+        world = self._store.world(namespace)
         # The scope of a lost key has a new epoch by now, or is ending.
         domain.keys_lost &= epochs_with_a_future(world)
-        return True
-
-    async def _turn(self, namespace: str, work: _Work) -> None:
-        """Run every part once. Raises the first CustodyError after all parts ran."""
-        custody, failures = await self._kms_domains.of_namespace(namespace), []
-        for part in (self._take, self._take_strays, self._end):
+        due = plan_keys(self._needs(namespace, work), records, self._ring.epochs(namespace), work.settled)
+        if domain.keys_unwrapping - due.unwrap:
+            domain.keys_unwrapping &= due.unwrap
+            self._queue_keys(namespace, everything=False)
+        work.spent &= due.destroy
+        failures = []
+        for part in (self._take, self._end):
             try:
-                await part(namespace, custody, work)
+                await part(namespace, custody, work, due)
             except CustodyError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
+        if not self._is_of(namespace, custody):
+            work.woken.set()
+            return False
+        return due.destroy <= work.settled
 
-    async def _take(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
-        """Draw, unwrap and hold the wanted keys, one Secret after the other, so that one failure delays no others
-        for long."""
-        portions, failures = by_shard(work.draw | work.unlock), []
+    def _needs(self, namespace: str, work: _Work) -> KeyNeeds:
+        return KeyNeeds.of(self._store.world(namespace), work.wanted, work.spent)
+
+    async def _take(self, namespace: str, custody: KmsCustody, work: _Work, due: KeyWork) -> None:
+        """Draw, unwrap and hold keys, one Secret after the other, so that one failure delays no others for long."""
+        portions, failures = by_shard(due.draw | due.unwrap), []
         for shard in sorted(portions, key=lambda shard: (shard <= work.stuck, shard)):
             work.stuck = shard
             try:
-                await self._take_some(namespace, custody, work, frozenset(portions[shard]))
+                await self._take_some(namespace, custody, work, due, frozenset(portions[shard]))
             except OneKeyError as error:
                 failures.append(error)
         work.stuck = ""
         if failures:
             raise failures[0]
 
-    async def _take_some(self, namespace: str, custody: KmsCustody, work: _Work, portion: frozenset[str]) -> None:
+    async def _take_some(
+        self, namespace: str, custody: KmsCustody, work: _Work, due: KeyWork, portion: Set[str]
+    ) -> None:
         failure: CustodyError | None = None
-        if fresh := portion & work.draw:
+        if fresh := portion & due.draw:
             self._require_leading()
             if not self._is_of(namespace, custody):
                 return
@@ -255,95 +229,56 @@ class KmsKeys:
             except CustodyError as error:
                 failure = error
         opened = await custody.open(portion)
-        recorded = await custody.recorded(opened.none)
         if not self._is_of(namespace, custody):
             # Another CacheDomain replaced it meanwhile: its epochs get new keys.
             return
-        unsure = portion - opened.found.keys() - opened.none
-        if failure is not None:
-            unsure |= fresh - recorded
-        wanted = portion - unsure
-        missing = wanted & opened.none
+        found = {epoch: secret for epoch, secret in opened.found.items() if secret is not None}
+        none, unknown = opened.found.keys() - found.keys(), portion - opened.found.keys()
+        refused = unknown if isinstance(opened.failure, OneKeyError) else frozenset[str]()
+        judged = judge_unwrapped(due, self._needs(namespace, work), work.settled, found.keys(), none, refused)
+        for epoch in judged.hold:
+            self._ring.add(namespace, epoch, found[epoch])
         domain = self._store.domain(namespace)
-        lost = (recorded | frozenset(domain.data_keys)) & missing & epochs_with_a_future(self._store.world(namespace))
-        self._hold(namespace, work, opened.found, missing)
-        domain.keys_unwrapping -= wanted
-        domain.keys_lost |= lost
-        work.draw -= wanted
-        work.unlock -= wanted
-        if lost:
-            log.warning("data keys cannot be unwrapped any more", extra={"namespace": namespace, "keys": len(lost)})
-        self._queue_keys(namespace, everything=bool(lost))
-        if failure := failure or opened.failure:
+        tell_data_keys(namespace, made=len(judged.hold - domain.data_keys.keys()), removed=0)
+        kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in none}
+        domain.data_keys = {**kept, **self._ring.ids(namespace, judged.hold)}
+        domain.keys_unwrapping -= portion - unknown
+        domain.keys_lost |= judged.lost
+        work.settled |= judged.settled
+        if judged.lost:
+            log.warning(
+                "data keys cannot be unwrapped any more", extra={"namespace": namespace, "keys": len(judged.lost)}
+            )
+        if left := refused & work.settled:
+            log.warning("unused data keys stay wrapped", extra={"namespace": namespace, "keys": len(left)})
+        self._queue_keys(namespace, everything=bool(judged.lost))
+        if failure := failure or (opened.failure if unknown - work.settled else None):
             raise failure
 
-    def _hold(
-        self, namespace: str, work: _Work, found: Mapping[str, bytes], missing: Iterable[str] = frozenset()
-    ) -> None:
-        domain = self._store.domain(namespace)
-        for epoch, secret in found.items():
-            if epoch not in work.ended:
-                self._ring.add(namespace, epoch, secret)
-        gone = frozenset(missing)
-        kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in gone}
-        tell_data_keys(namespace, made=len(found.keys() - domain.data_keys), removed=0)
-        domain.data_keys = {**kept, **self._ring.ids(namespace, found)}
-
-    async def _take_strays(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
-        """Show the plans keys that only records name, so that they end. One that cannot be unwrapped is left alone."""
-        if work.unlisted:
-            listed = await custody.all()
-            used = epochs_in_use(self._store.world(namespace))
-            if not self._is_of(namespace, custody):
-                return
-            for epoch, revoked in listed.items():
-                if epoch not in used | work.ended:
-                    (work.revoked if revoked else work.strays).add(epoch)
-            work.unlisted = False
-        if not work.strays:
-            return
-        opened = await custody.open(frozenset(work.strays))
-        if not self._is_of(namespace, custody):
-            return
-        self._hold(namespace, work, opened.found)
-        if isinstance(opened.failure, OneKeyError):
-            log.warning("unused data keys stay wrapped", extra={"namespace": namespace, "why": str(opened.failure)})
-            work.strays.clear()
-        work.strays -= opened.found.keys() | opened.none
-        self._queue_keys(namespace, everything=False)
-        if work.strays and opened.failure is not None:
-            raise opened.failure
-
-    async def _end(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
+    async def _end(self, namespace: str, custody: KmsCustody, work: _Work, due: KeyWork) -> None:
         """Have the service delete the wrapping keys of unused keys, and remove their notes unless an erasure needs
         them. Keys that the service still has are retried; where it cannot know, the record stays as a note."""
-        spent = frozenset(work.spent)
-        asked = spent | work.revoked
-        if not asked or not self._is_of(namespace, custody):
+        if not due.destroy or not self._is_of(namespace, custody):
             return
         self._require_leading()
+        spent = frozenset(work.spent & due.destroy)
         await custody.revoke(spent)
-        ended = await custody.end(asked)
-        open_ones = {
-            one.old for erasure in self._store.domain(namespace).erasures.values() for one in erasure.record.epochs
-        }
-        known = {epoch: end for epoch, end in ended.ends.items() if end.why_not is not Undestroyed.STILL_THERE}
-        await custody.forget(
-            epoch for epoch in spent - open_ones if epoch in known and known[epoch].confirmed is not None
-        )
-        tell_unended(namespace, ended.ends.values())
-        work.spent -= known.keys()
-        work.revoked -= known.keys()
-        if done := spent & known.keys():
-            self._give_up(namespace, done)
+        ended = await custody.destroy(due.destroy)
+        erasures = self._store.domain(namespace).erasures.values()
+        asked = {left.old for erasure in erasures for left in erasure.record.epochs}
+        answered = {epoch for epoch, end in ended.found.items() if end.why_not is not Undestroyed.STILL_THERE}
+        await custody.forget(epoch for epoch in (spent & answered) - asked if ended.found[epoch].confirmed is not None)
+        tell_unended(namespace, ended.found.values())
+        self._give_up(namespace, answered)
+        work.spent -= answered
+        if done := spent & answered:
             tell_data_keys(namespace, made=0, removed=len(done))
             self._queue_keys(namespace, everything=False)
         if ended.failure is not None:
             raise ended.failure
 
     def _is_of(self, namespace: str, custody: KmsCustody) -> bool:
-        domain = self._store.world(namespace).domain
-        return domain is not None and domain.status.domain_id == custody.domain
+        return self._store.world(namespace).domain_id == custody.domain
 
     def _require_leading(self) -> None:
         if not self._leading():

@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvstrata.clients.kube import KubeError
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import EnsureSecret, Material
 from kvstrata.reconcile.domain_store import DomainStore
-from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys import custody_errors
 from kvstrata.reconcile.secrets import SecretStore
 
 
@@ -30,8 +29,6 @@ async def revoke(
             owner=owner,
             spent=tuple(some),
         )
-        try:
+        with custody_errors(f"Secret {name} was not written"):
             await secret_store.ensure(domain, order)
-        except KubeError as error:
-            raise CustodyError(f"Secret {name} was not written: {error.status} {error.reason}") from error
     return frozenset(epoch for some in by_secret.values() for epoch in some if epoch not in domain.data_keys)

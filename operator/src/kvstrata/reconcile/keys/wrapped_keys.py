@@ -1,7 +1,4 @@
-"""Storage of wrapped data keys: sixteen Secrets for each domain, by epoch, written conditionally.
-
-They are in the operator's namespace, so that they outlive the domain's namespace and still tell what the service must
-delete.
+"""Records of wrapped data keys: sixteen Secrets for each domain, by epoch, written conditionally.
 
 A record names the service and its wrapping key, so a service that was set up anew cannot pass for the one that deleted
 it. A revoked key's record stays, without the wrapped key, until the service's key is known to be gone.
@@ -9,45 +6,50 @@ it. A revoked key's record stays, without the wrapped key, until the service's k
 
 from __future__ import annotations
 
-import base64
-import json
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
-from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.resources import SECRET
+from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
+
+from kvstrata.clients.kube import Kube
 from kvstrata.contract.policy.keyspace import is_epoch
-from kvstrata.objects import labels, names
-from kvstrata.reconcile.keys import CustodyError
+from kvstrata.contract.wire import canonical_json
+from kvstrata.objects import names
+from kvstrata.reconcile.keys.custody_secrets import CustodySecrets
 from kvstrata.reconcile.secrets import decode
+
+Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class WrappedKey:
     """One data key, wrapped by `key` at `place` (namespace and mount) of `service`; `wrapped` is empty once revoked."""
 
-    service: str
-    place: str
-    key: str
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    service: Text
+    place: Text
+    key: Text
     wrapped: str = field(default="", repr=False)
     revoked_at: str = ""
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        return _RECORD.dump_json(self)
 
     @classmethod
     def decode(cls, data: bytes) -> WrappedKey | None:
         """None for anything but a stored record."""
         try:
-            raw = json.loads(data)
-            record = cls(**raw)
-        except (ValueError, TypeError, RecursionError):
+            return _RECORD.validate_json(data)
+        except ValidationError:
             return None
-        whole = all(isinstance(value, str) for value in asdict(record).values())
-        return record if whole and record.service and record.place and record.key else None
 
+
+_RECORD = TypeAdapter(WrappedKey)
 
 SHARDS = "0123456789abcdef"
 COMPONENT = "wrapped-keys"
@@ -58,98 +60,79 @@ Change = Callable[[Mapping[str, WrappedKey]], Mapping[str, WrappedKey | None]]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Records by epoch, and other entries with the names of their Secrets."""
+    """Records by epoch, and unusable entries with the names of their Secrets: they are unreadable, or do not name the
+    epoch's own wrapping key. A writer of Secrets could plant another's: it is neither unwrapped nor deleted."""
 
     records: Mapping[str, WrappedKey]
-    unreadable: Mapping[str, str]
+    unusable: Mapping[str, str]
+
+
+def wrapping_key(domain: str, epoch: str) -> str:
+    """Return the service's name for the key of an epoch: it reveals the domain's id, but not the epoch."""
+    digest = hashlib.sha256(b"kvstrata wrapping key\n" + canonical_json([domain, epoch])).hexdigest()
+    return f"kvstrata-{domain}-{digest[:32]}"
 
 
 class WrappedKeys:
-    """The Secrets with the wrapped keys of the domain with this id, in the operator's `namespace`."""
+    """The Secrets of the domain with this id, in the operator's `namespace`. Every call may raise CustodyError."""
 
-    def __init__(self, kube: Kube, namespace: str, domain_id: str) -> None:
-        self._kube, self._namespace, self._domain_id = kube, namespace, domain_id
+    def __init__(self, kube: Kube, namespace: str, domain: str) -> None:
+        self._secrets, self.domain = CustodySecrets(kube, namespace, COMPONENT), domain
 
     async def read(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
-        """Return the records of these epochs. Raises CustodyError."""
         wanted = frozenset(epochs)
-        held = (await self.held(by_shard(wanted))).records
-        return {epoch: record for epoch, record in held.items() if epoch in wanted}
+        held = await self.held(by_shard(wanted))
+        return {epoch: record for epoch, record in held.records.items() if epoch in wanted}
 
     async def held(self, shards: Iterable[str] = SHARDS) -> Held:
-        records, unreadable = dict[str, WrappedKey](), dict[str, str]()
+        records, unusable = dict[str, WrappedKey](), dict[str, str]()
         for shard in shards:
             stored = await self._stored(shard)
-            there = _records(shard, stored)
-            records |= there
-            others = ((stored or {}).get("data") or {}).keys() - there.keys()
-            unreadable |= dict.fromkeys(others, self.name_of(shard))
-        return Held(records, unreadable)
+            own = self._own(shard, stored)
+            records |= own
+            unusable |= dict.fromkeys((stored.get("data") or {}).keys() - own.keys(), self.name_of(shard))
+        return Held(records, unusable)
 
     def name_of(self, epoch: str) -> str:
-        return names.wrapped_keys_secret(self._domain_id, epoch[:1])
+        return names.wrapped_keys_secret(self.domain, epoch[:1])
 
     async def remove(self) -> tuple[str, ...]:
-        """Remove empty Secrets; return the names of the others, whose content is unreadable. Raises CustodyError."""
+        """Remove empty Secrets; return the names of the others, whose content is unreadable."""
         kept = []
         for shard in SHARDS:
-            if (stored := await self._stored(shard)) is None:
-                continue
-            name = stored["metadata"]["name"]
+            stored = await self._stored(shard)
             if stored.get("data"):
-                kept.append(name)
-                continue
-            try:
-                await self._kube.delete(SECRET, self._namespace, name, stored["metadata"]["uid"])
-            except KubeError as error:
-                raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
+                kept.append(self.name_of(shard))
+            elif stored:
+                await self._secrets.delete(stored)
         return tuple(kept)
 
     async def change(self, shard: str, change: Change) -> None:
-        """Change one Secret in one conditional write, keeping unreadable entries. Raises CustodyError, also on a
-        conflict."""
-        stored, name = await self._stored(shard), self.name_of(shard)
-        changes = change(_records(shard, stored))
-        if not changes:
-            return
-        values = decode(stored or {}) | {epoch: record.encode() for epoch, record in changes.items() if record}
-        for epoch in (epoch for epoch, record in changes.items() if record is None):
-            values.pop(epoch, None)
-        metadata: dict[str, Any] = {"name": name, "labels": labels.of_custody(COMPONENT)}
-        body = {
-            "apiVersion": SECRET.api_version,
-            "kind": SECRET.kind,
-            "metadata": metadata,
-            "type": "Opaque",
-            "data": {key: base64.b64encode(value).decode() for key, value in values.items()},
-        }
-        try:
-            if stored is None:
-                await self._kube.create(SECRET, self._namespace, body)
-            else:
-                metadata["resourceVersion"] = stored["metadata"]["resourceVersion"]
-                await self._kube.replace(SECRET, self._namespace, body)
-        except KubeError as error:
-            raise CustodyError(f"Secret {name} was not written: {error.status} {error.reason}") from error
+        """Change one Secret in one conditional write, keeping unusable entries."""
+        stored = await self._stored(shard)
+        own, values = self._own(shard, stored), decode(stored)
+        changes = {epoch: new for epoch, new in change(own).items() if epoch in own or epoch not in values}
+        if changes:
+            kept = {epoch: value for epoch, value in values.items() if epoch not in changes}
+            fresh = {epoch: record.encode() for epoch, record in changes.items() if record is not None}
+            version = stored["metadata"]["resourceVersion"] if stored else ""
+            await self._secrets.write(self.name_of(shard), kept | fresh, version)
 
-    async def _stored(self, shard: str) -> Mapping[str, Any] | None:
-        name = self.name_of(shard)
-        try:
-            return await self._kube.get(SECRET, self._namespace, name)
-        except KubeError as error:
-            raise CustodyError(f"Secret {name} cannot be read: {error.status} {error.reason}") from error
+    async def _stored(self, shard: str) -> Mapping[str, Any]:
+        return await self._secrets.read(self.name_of(shard)) or {}
+
+    def _own(self, shard: str, stored: Mapping[str, Any]) -> dict[str, WrappedKey]:
+        epochs = {epoch: value for epoch, value in decode(stored).items() if is_epoch(epoch) and epoch[:1] == shard}
+        read = {epoch: WrappedKey.decode(value) for epoch, value in epochs.items()}
+        key_of = partial(wrapping_key, self.domain)
+        return {epoch: record for epoch, record in read.items() if record is not None and record.key == key_of(epoch)}
 
 
 async def domains_with_keys(kube: Kube, namespace: str) -> frozenset[str]:
     """Return the ids of domains with non-empty Secrets in the operator's namespace. Raises CustodyError."""
-    selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
-    try:
-        found = [
-            str(raw["metadata"]["name"]) async for raw in kube.list(SECRET, namespace, selector) if raw.get("data")
-        ]
-    except KubeError as error:
-        raise CustodyError(f"Secrets of wrapped keys cannot be listed: {error.status} {error.reason}") from error
-    return frozenset(names.domain_of_wrapped_keys(name) for name in found) - {""}
+    listed = CustodySecrets(kube, namespace, COMPONENT).list()
+    found = [names.domain_of_wrapped_keys(raw["metadata"]["name"]) async for raw in listed if raw.get("data")]
+    return frozenset(found) - {""}
 
 
 def by_shard(epochs: Iterable[str]) -> dict[str, list[str]]:
@@ -158,9 +141,3 @@ def by_shard(epochs: Iterable[str]) -> dict[str, list[str]]:
     for epoch in sorted(epochs):
         grouped[epoch[:1]].append(epoch)
     return dict(grouped)
-
-
-def _records(shard: str, stored: Mapping[str, Any] | None) -> dict[str, WrappedKey]:
-    values = decode(stored or {})
-    read = {epoch: WrappedKey.decode(value) for epoch, value in values.items() if is_epoch(epoch)}
-    return {epoch: record for epoch, record in read.items() if record is not None and epoch.startswith(shard)}

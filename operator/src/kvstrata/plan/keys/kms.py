@@ -1,0 +1,83 @@
+"""Keys that a KMS wraps: what is to be drawn, unwrapped and destroyed next, and what answers of the KMS come to.
+
+Records outlive the process, keys in memory do not, and any answer may be lost: so work is never remembered, but planned
+again from what there is. A key counts as ended only when the KMS answered so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from kvstrata.model.world import World
+from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNeeds:
+    """Epochs by what their keys are needed for.
+
+    `used`: a status names it. `lasting`: used, does not end with its policy, and its key is not lost. `wanted`: the
+    plan misses its key. `named`: this process or a bundle has the id of its key. `spent`: no pod needs its key.
+    """
+
+    used: Set[str]
+    lasting: Set[str]
+    wanted: Set[str]
+    named: Set[str]
+    spent: Set[str]
+
+    @classmethod
+    def of(cls, world: World, wanted: Set[str], spent: Set[str]) -> KeyNeeds:
+        lasting = epochs_with_a_future(world) - world.keys_lost
+        return cls(epochs_in_use(world), lasting, wanted, world.data_keys.keys(), spent)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecords:
+    """Epochs by what Secrets hold of their keys; `unusable` are unreadable or foreign records, by epoch, and where."""
+
+    wrapped: Set[str]
+    revoked: Set[str]
+    unusable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWork:
+    draw: Set[str]
+    unwrap: Set[str]
+    destroy: Set[str]
+
+
+def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set[str]) -> KeyWork:
+    """Return what is due. `held`: this process has the key. `settled`: it has done all that it can.
+
+    1. Draw keys that are wanted and never existed.
+    2. Unwrap keys that epochs in use had, also where no record is left: only the attempt shows that they are lost.
+       Unwrap all other keys, too, so that plans see and end them, unless they are to be destroyed.
+    3. Destroy what no pod needs, and what a former process revoked.
+    """
+    had = needs.named | records.wrapped | records.revoked | records.unusable.keys()
+    return KeyWork(
+        draw=(needs.wanted & needs.lasting) - had - held,
+        unwrap=((needs.lasting & had) | ((needs.used & had | records.wrapped) - settled)) - held - needs.spent,
+        destroy=(needs.spent | (records.revoked - settled)) - needs.used,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Unwrapped:
+    """What follows from answers: keys to hold, epochs to replace because their key is lost, and epochs to leave."""
+
+    hold: Set[str]
+    lost: Set[str]
+    settled: Set[str]
+
+
+def judge_unwrapped(
+    work: KeyWork, needs: KeyNeeds, settled: Set[str], found: Set[str], none: Set[str], refused: Set[str]
+) -> Unwrapped:
+    """Judge answers to `work` by what is needed and settled now. `none`: no key exists any more. `refused`: it exists,
+    and this attempt failed for it alone: that of an epoch in use is repeated."""
+    gone = none & work.unwrap
+    return Unwrapped(found - settled, gone & needs.lasting, gone | (refused - needs.used))

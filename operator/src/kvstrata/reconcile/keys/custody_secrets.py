@@ -1,0 +1,44 @@
+"""Secrets of key custody in the operator's namespace, so that they outlive the namespaces that they are about."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from kvstrata.clients.kube import Kube
+from kvstrata.clients.resources import SECRET
+from kvstrata.objects import labels
+from kvstrata.objects.secret import build_secret
+from kvstrata.reconcile.keys import custody_errors
+
+
+class CustodySecrets:
+    """The Secrets of one `component`. Every call may raise CustodyError."""
+
+    def __init__(self, kube: Kube, namespace: str, component: str) -> None:
+        self._kube, self._namespace, self._component = kube, namespace, component
+
+    async def read(self, name: str) -> dict[str, Any] | None:
+        with custody_errors(f"Secret {name} cannot be read"):
+            return await self._kube.get(SECRET, self._namespace, name)
+
+    async def list(self) -> AsyncIterator[dict[str, Any]]:
+        selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(self._component).items()))
+        with custody_errors(f"Secrets of {self._component} cannot be listed"):
+            async for raw in self._kube.list(SECRET, self._namespace, selector):
+                yield raw
+
+    async def write(self, name: str, values: Mapping[str, bytes], version: str) -> None:
+        """Replace the Secret that was read at this resourceVersion; create it if empty. A conflict is an error."""
+        body = build_secret(name, self._namespace, labels.of_custody(self._component), None, values)
+        with custody_errors(f"Secret {name} was not written"):
+            if version:
+                body["metadata"]["resourceVersion"] = version
+                await self._kube.replace(SECRET, self._namespace, body)
+            else:
+                await self._kube.create(SECRET, self._namespace, body)
+
+    async def delete(self, stored: Mapping[str, Any]) -> None:
+        name, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
+        with custody_errors(f"Secret {name} was not removed"):
+            await self._kube.delete(SECRET, self._namespace, name, uid)
