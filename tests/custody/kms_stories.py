@@ -99,7 +99,7 @@ async def asked(pods: KeyPods) -> None:
 
 def busy(pods: KeyPods) -> bool:
     """Whether the operator is at work on keys, or waits to try again."""
-    return any(work.task and not work.task.done() for work in pods.sim.kms._work.values())
+    return any(keys.task and not keys.task.done() for keys in pods.sim.kms._namespaces.values())
 
 
 async def restart(pods: KeyPods) -> None:

@@ -161,12 +161,12 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
 
         monkeypatch.setattr(TransitClient, "make", make)
         monkeypatch.setattr(pods.sim.kms_domains, "of_namespace", of_namespace)
-        work = pods.sim.kms._work[NAMESPACE]
+        work = pods.sim.kms._namespaces[NAMESPACE]
         pods.sim.ring.remove(NAMESPACE, [globex])
         pods.sim.store.domain(NAMESPACE).data_keys = {}
         secret_of(pods, globex)["data"].clear()
-        work.wanted, work.spent = frozenset({globex}), {acme}
-        await pods.sim.kms._turn(NAMESPACE, work, survey=False)
+        work.wanted, work.spent = frozenset({globex}), frozenset({acme})
+        await work.turn(survey=False)
         assert (made, len(bao.key_names())) == ([], count)
 
     told(story)
@@ -213,7 +213,7 @@ def test_a_domain_that_has_another_custody_now_is_asked_for_no_service(
             pods.sim.put({**raw, "status": {**raw["status"], "keyCustody": "Secret"}})
             pods.sim.settle()
             assert at_hand(pods)[1] != "KeyCustodyAway"
-            work = pods.sim.kms._work[NAMESPACE]
+            work = pods.sim.kms._namespaces[NAMESPACE]
             assert work.task is not None
             work.woken.set()
             await asyncio.wait_for(work.task, PATIENCE_S)

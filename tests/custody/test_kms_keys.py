@@ -213,7 +213,7 @@ def test_wherever_an_operator_dies_the_next_one_has_pods_with_the_keys_that_thei
             except Killed:
                 pass
             else:
-                task = pods.sim.kms._work[NAMESPACE].task
+                task = pods.sim.kms._namespaces[NAMESPACE].task
                 if task is None or not isinstance(task.exception(), Killed):
                     outlived.append(number)
                     return
@@ -326,7 +326,7 @@ def test_nobody_is_asked_for_a_namespace_without_its_domain(told: Callable[[Stor
         bao.seal()
         try:
             await restart(pods)
-            work = pods.sim.kms._work[NAMESPACE]
+            work = pods.sim.kms._namespaces[NAMESPACE]
             assert work.task is not None
             assert not work.task.done()
             assert pods.sim.store.domain(NAMESPACE).keys_unwrapping

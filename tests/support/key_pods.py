@@ -61,7 +61,7 @@ class KeyPods:
                 if name in self.sim.world.pods.get("tiny", {}):
                     self.say(name)
             self.delivery.follow()
-            await asyncio.gather(*self.delivery._visits.values())
+            await asyncio.gather(*(visits.task for visits in self.delivery._visits.values() if visits.task))
             self.sim.settle()
         self.sim.advance(seconds)
 

@@ -6,7 +6,7 @@ again from what there is. A key counts as ended only when the KMS answered so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from kvstrata.model.world import World
@@ -47,6 +47,10 @@ class KeyWork:
     draw: Set[str]
     unwrap: Set[str]
     destroy: Set[str]
+
+    def within(self, epochs: Iterable[str]) -> KeyWork:
+        some = frozenset(epochs)
+        return KeyWork(self.draw & some, self.unwrap & some, self.destroy & some)
 
 
 def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set[str]) -> KeyWork:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from kvstrata.clients.gate import GateError
 from kvstrata.clients.kube import Kube, KubeError
@@ -28,21 +29,26 @@ log = logging.getLogger(__name__)
 FOLLOW_S = 0.2
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 15.0)
 
-T = TypeVar("T")
-
 
 class Gates(Protocol):
     """Gates of pods; see `clients.gate.GateClient`."""
 
-    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
-        """Return which keys a pod lacks."""
+    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]: ...
 
-    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]:
-        """Bring a pod keys."""
+    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]: ...
 
 
 class _UnreachableError(Exception):
     """A pod did not answer, or its answer is not trusted. The message holds no secret."""
+
+
+@dataclass(slots=True)
+class _Visits:
+    """The visits of one pod: the last one, failures since the last success, and when the next is due (monotonic)."""
+
+    task: asyncio.Task[None] | None = None
+    failures: int = 0
+    not_before: float = 0.0
 
 
 class KeyDelivery:
@@ -59,9 +65,7 @@ class KeyDelivery:
     ) -> None:
         self._gates, self._store, self._ring, self._leading = gates, store, ring, leading
         self._tokens, self._monotonic = PodTokens(kube), monotonic
-        self._visits: dict[str, asyncio.Task[None]] = {}
-        self._failures: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
+        self._visits: dict[str, _Visits] = {}
 
     async def run(self) -> None:
         try:
@@ -69,37 +73,27 @@ class KeyDelivery:
                 self.follow()
                 await asyncio.sleep(FOLLOW_S)
         finally:
-            for task in self._visits.values():
-                task.cancel()
+            self._forget(self._visits.keys())
 
     def follow(self) -> None:
         known: set[str] = set()
         for namespace in self._ring.namespaces:
-            for pod in self._live(namespace):
+            domain = self._store.domain(namespace)
+            for pod in (pod for pods in domain.pods.values() for pod in pods.values() if pod.live):
                 known.add(pod.uid)
-                if self._is_due(namespace, pod):
-                    visit = self._visit(namespace, pod)
-                    self._visits[pod.uid] = asyncio.create_task(visit, name=f"keys of {pod.name}")
-        for about in (self._visits, self._failures, self._not_before):
-            for uid in about.keys() - known:
-                gone = about.pop(uid)
-                if isinstance(gone, asyncio.Task):
-                    gone.cancel()
+                visits, reported = self._visits.setdefault(pod.uid, _Visits()), domain.states.get(pod.uid)
+                lacks = reported is not None and reported.in_contact and reported.state.keys_lacking > 0
+                idle = visits.task is None or visits.task.done()
+                if lacks and idle and pod.ip and self._monotonic() >= visits.not_before:
+                    visits.task = asyncio.create_task(self._visit(namespace, pod, visits), name=f"keys of {pod.name}")
+        self._forget(self._visits.keys() - known)
 
-    def _live(self, namespace: str) -> list[Pod]:
-        models = self._store.domain(namespace).pods.values()
-        return [pod for pods in models for pod in pods.values() if pod.live]
+    def _forget(self, uids: Iterable[str]) -> None:
+        for visits in [self._visits.pop(uid) for uid in tuple(uids)]:
+            if visits.task is not None:
+                visits.task.cancel()
 
-    def _is_due(self, namespace: str, pod: Pod) -> bool:
-        running = self._visits.get(pod.uid)
-        if running is not None and not running.done():
-            return False
-        reported = self._store.domain(namespace).states.get(pod.uid)
-        if reported is None or not reported.in_contact or not pod.ip:
-            return False
-        return reported.state.keys_lacking > 0 and self._monotonic() >= self._not_before.get(pod.uid, 0.0)
-
-    async def _visit(self, namespace: str, pod: Pod) -> None:
+    async def _visit(self, namespace: str, pod: Pod, visits: _Visits) -> None:
         brought = 0
         try:
             brought = await self._bring(namespace, pod)
@@ -108,29 +102,27 @@ class KeyDelivery:
         except Exception:
             log.exception("a pod was not brought data keys; this is a defect", extra={"pod": pod.name})
             metrics.FAILURES.labels("CacheDomain", "Bug").inc()
-        failures = self._failures[pod.uid] = 0 if brought else self._failures.get(pod.uid, 0) + 1
-        self._not_before[pod.uid] = self._monotonic() + RETRY_S[min(failures, len(RETRY_S) - 1)]
+        metrics.KEYS_BROUGHT.inc(brought)
+        visits.failures = 0 if brought else visits.failures + 1
+        visits.not_before = self._monotonic() + RETRY_S[min(visits.failures, len(RETRY_S) - 1)]
 
     async def _bring(self, namespace: str, pod: Pod) -> int:
+        """Return the number of keys that the pod lacked and has now."""
         ip, gate = pod.ip or "", gate_server_name(pod.model, namespace)
         asked = sorted((await self._believed(namespace, pod, self._gates.keys(ip, gate))).ids)
         lacking = {*asked}
         for first in range(0, len(asked), MAX_CARRIED):
             secrets = self._ring.secrets(namespace, asked[first : first + MAX_CARRIED])
-            if not secrets or not self._leading():
-                continue
-            message = pack_keys(secrets)
-            try:
-                answer = await self._believed(namespace, pod, self._gates.bring_keys(ip, gate, message))
-            finally:
-                overwrite(message)
-            lacking &= {*answer.ids}
-        brought = len(asked) - len(lacking)
-        if brought:
-            metrics.KEYS_BROUGHT.inc(brought)
-        return brought
+            if secrets and self._leading():
+                message = pack_keys(secrets)
+                try:
+                    answer = await self._believed(namespace, pod, self._gates.bring_keys(ip, gate, message))
+                finally:
+                    overwrite(message)
+                lacking &= {*answer.ids}
+        return len(asked) - len(lacking)
 
-    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
+    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[KeysLacking, str]]) -> KeysLacking:
         try:
             answer, token = await asked
             doubt = await self._tokens.token_problem(namespace, pod, token)
