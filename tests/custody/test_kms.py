@@ -15,7 +15,6 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.clients.transit import TransitClient
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Undestroyed
-from kvstrata.objects import names
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, wrapping_key
@@ -280,7 +279,7 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
         data = {ACME: base64.b64encode(planted.encode()).decode()}
         kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
         assert await unlock(strange, [ACME]) == {}
-        assert {*(await strange.records([ACME])).unusable} == {ACME}
+        assert {*(await strange.records()).unusable} == {ACME}
         assert (await strange.revoke([ACME]))[ACME] is None
     assert (await strange.destroy([ACME])).whole()[ACME].why_not is Undestroyed.CUSTODY_CANNOT_KNOW
     assert await client.look(record.key) is not None
@@ -303,78 +302,3 @@ async def test_one_record_that_cannot_be_opened_keeps_no_key_of_its_secret_away(
     opened = await custody.open([first, *rest])
     assert opened.found == keys
     assert "Refused" in str(opened.failure)
-
-
-async def test_when_all_ends_a_note_stays_of_what_somebody_will_ask_about(
-    custody: KmsCustody, client: TransitClient, kube: MemoryKube
-) -> None:
-    await custody.draw([ACME, GLOBEX])
-    asked = {ACME}
-
-    async def epochs() -> set[str]:
-        return asked
-
-    left = await custody.end_all(epochs, set())
-    assert (left.unended, left.notes, left.unreadable) == ({}, 1, ())
-    for epoch in (ACME, GLOBEX):
-        assert await client.look(wrapping_key(custody.domain, epoch)) is None
-    assert (await custody.records([ACME, GLOBEX])).revoked == {ACME}
-    assert (await custody.revoke([ACME]))[ACME] is not None
-    assert (await custody.destroy([ACME])).whole()[ACME].confirmed is not None
-    asked.clear()
-    secret_of(kube, GLOBEX)["data"] = {"c" * 32: base64.b64encode(b"of another version").decode()}
-    left = await custody.end_all(epochs, set())
-    assert left.unreadable == (names.wrapped_keys_secret(custody.domain, "b"),), "whoever wrote it may know a key"
-    secret_of(kube, GLOBEX)["data"] = {}
-    assert not await custody.end_all(epochs, set())
-    assert not kube.objects
-
-
-async def test_what_was_found_is_told_though_it_has_ended_and_so_is_what_nobody_can_read_beside_notes(
-    custody: KmsCustody, kube: MemoryKube
-) -> None:
-    """Who found something cannot know that nobody draws any more."""
-
-    async def nobody() -> set[str]:
-        return set()
-
-    async def unknown() -> None:
-        return None
-
-    await custody.draw([ACME, GLOBEX])
-    secret_of(kube, GLOBEX)["data"]["c" * 32] = base64.b64encode(b"of another version").decode()
-    left = await custody.end_all(unknown, set())
-    unreadable = (names.wrapped_keys_secret(custody.domain, "b"),)
-    assert (left.found, left.notes, left.unreadable) == (2, 2, unreadable), "nobody knows who asks, so all notes stay"
-    del secret_of(kube, GLOBEX)["data"]["c" * 32]
-    left = await custody.end_all(nobody, set())
-    assert (bool(left), left.found, left.notes) == (True, 2, 0)
-    assert not await custody.end_all(nobody, set())
-
-
-async def test_a_note_whose_end_was_confirmed_costs_its_service_nothing_until_it_changes(
-    custody: KmsCustody, client: TransitClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over = set[str]()
-    looked: list[str] = []
-    real = client.call
-
-    async def call(method: str, path: str, *rest: Any, **options: Any) -> Any:
-        looked.append(path)
-        return await real(method, path, *rest, **options)
-
-    async def all_of_them() -> set[str]:
-        return {ACME, GLOBEX}
-
-    await custody.draw([ACME, GLOBEX])
-    await custody.end_all(all_of_them, over)
-    assert over == {ACME, GLOBEX}
-    monkeypatch.setattr(client, "call", call)
-    assert (await custody.end_all(all_of_them, over)).notes == 2
-    assert not looked
-    await custody.forget([GLOBEX])
-    await custody.draw([GLOBEX])
-    looked.clear()
-    assert (await custody.end_all(all_of_them, over)).notes == 2
-    assert await client.look(wrapping_key(custody.domain, GLOBEX)) is None, "it was drawn anew, and ended"
-    assert not any(wrapping_key(custody.domain, ACME) in path for path in looked)

@@ -88,7 +88,7 @@ async def test_what_was_drawn_before_a_failure_is_kept_and_nothing_is_begun_afte
     with pytest.raises(CustodyError, match="Busy"):
         await custody.draw(EPOCHS)
     assert counting.drawn < 3 * AT_ONCE
-    kept = (await custody.records(EPOCHS)).wrapped
+    kept = (await custody.records()).wrapped
     assert len(kept) == counting.drawn - 1
     before = await unlock(custody, EPOCHS)
     await custody.draw(EPOCHS)

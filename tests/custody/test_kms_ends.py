@@ -166,7 +166,7 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
         pods.sim.store.domain(NAMESPACE).data_keys = {}
         secret_of(pods, globex)["data"].clear()
         work.wanted, work.spent = frozenset({globex}), frozenset({acme})
-        await work.turn(survey=False)
+        await work.turn()
         assert (made, len(bao.key_names())) == ([], count)
 
     told(story)

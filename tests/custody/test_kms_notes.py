@@ -19,6 +19,7 @@ from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
 from kvstrata.reconcile.erasure.record_store import COMPONENT
 from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.wrapped_keys import wrapping_key
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import (
     OPERATORS,
@@ -270,6 +271,74 @@ def test_a_note_goes_when_nothing_was_found_twice_in_a_row(
         assert left(pods, domain) == [names.kms_domain(domain)], "a look that failed is between the two"
         await pods.sim.kms_domains.settle()
         assert left(pods, domain) == []
+
+    told(story)
+
+
+def test_a_note_of_which_somebody_will_ask_stays_and_the_key_s_end_can_be_asked_for(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme, globex = epochs(pods)
+        domain = await settle_without_domain(pods)
+        assert wrapping(bao, domain) == 0
+        held = [*secret_of(pods, acme, domain)["data"], *secret_of(pods, globex, domain)["data"]]
+        assert {*held} == {acme, globex}
+        assert (await pods.sim.kms.revoke(NAMESPACE, domain, [acme]))[acme] is not None
+        assert (await pods.sim.kms.destroy(NAMESPACE, domain, [acme]))[acme].confirmed is not None
+        forget_policies(pods)
+        secret_of(pods, globex, domain)["data"]["c" * 32] = base64.b64encode(b"of another version").decode()
+        for _ in range(3):
+            await pods.sim.kms_domains.settle()
+        name = names.wrapped_keys_secret(domain, globex[:1])
+        assert name in left(pods, domain)
+        assert waiting() == 1, "whoever wrote it may know a key"
+        secret_of(pods, globex, domain)["data"].clear()
+        for _ in range(2):
+            await pods.sim.kms_domains.settle()
+        assert (left(pods, domain), waiting()) == ([], 0)
+
+    told(story)
+
+
+def test_what_nobody_can_read_is_counted_beside_notes(told: Callable[[Story], KeyPods]) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme, globex = epochs(pods)
+        secret_of(pods, globex)["data"]["c" * 32] = base64.b64encode(b"of another version").decode()
+        domain = await settle_without_domain(pods)
+        assert waiting() == 1
+        assert acme in secret_of(pods, acme, domain)["data"]
+        del secret_of(pods, globex, domain)["data"]["c" * 32]
+        await pods.sim.kms_domains.settle()
+        assert waiting() == 0
+
+    told(story)
+
+
+def test_a_key_that_is_drawn_anew_after_its_end_ends_again_and_no_other_is_asked_about(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme, globex = epochs(pods)
+        custody = await pods.sim.kms_domains.of_namespace(NAMESPACE)
+        domain, looked, real = await settle_without_domain(pods), list[str](), TransitClient.call
+
+        async def late() -> str:
+            return ""
+
+        async def call(client: TransitClient, method: str, path: str, *rest: Any, **options: Any) -> Any:
+            looked.append(path)
+            return await real(client, method, path, *rest, **options)
+
+        monkeypatch.setattr(custody, "_why_not", late)
+        await custody.forget([globex])
+        await custody.draw([globex])
+        assert wrapping(bao, domain) == 1
+        monkeypatch.setattr(TransitClient, "call", call)
+        await pods.sim.kms_domains.settle()
+        assert wrapping(bao, domain) == 0
+        assert any(wrapping_key(domain, globex) in path for path in looked)
+        assert not any(wrapping_key(domain, acme) in path for path in looked)
 
     told(story)
 

@@ -126,9 +126,7 @@ class Simulation:
         self.kms_domains = KmsDomains(
             self.kube, "kvstrata-system", self.store, services, operator, lambda: self.now, lambda: True
         )
-        self.kms = KmsKeys(
-            self.store, self.queue, self.ring, self.kms_domains, operator, lambda: self.now, lambda: True
-        )
+        self.kms = KmsKeys(self.store, self.queue, self.ring, self.kms_domains, lambda: True)
         self.backends = Backends(self.kube, self.store, self.queue)
         self.credentials = CredentialWorker(self.kube, self.store, self.queue, secret_store, lambda: True)
         self.topologies = Topologies(self.kube, self.store, self.queue, lambda: True)

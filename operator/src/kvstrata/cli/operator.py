@@ -101,7 +101,7 @@ class Operator:
         services = KmsServices(kube, settings.kms_services, by_service_account(Path(settings.kms_token_file)))
         word = (settings.pod_name, utc_now, self._may_write)
         kms_domains = KmsDomains(kube, settings.namespace, self._store, services, *word)
-        self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains, *word)
+        self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains, self._may_write)
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()

@@ -43,9 +43,9 @@ class SecretWatch:
             return self._mark(domain, model, raw)
         after = domain.secrets.get(name)
         if domain.domain_key != key_before:
-            return self._everything(domain.namespace)
+            return frozenset(self._store.keys_of(domain.namespace))  # All keyspaces derive from it.
         if domain.data_keys != keys_before:
-            return self._holders_of_keys(domain.namespace)
+            return frozenset(self._store.key_holders(domain.namespace))
         same = before and after and before.tells_the_same_as(after)
         return frozenset() if same else owners(raw)
 
@@ -61,9 +61,9 @@ class SecretWatch:
         if model is not None:
             return self._mark(domain, model, raw)
         if domain.domain_key != key_before:
-            return self._everything(domain.namespace)
+            return frozenset(self._store.keys_of(domain.namespace))  # All keyspaces derive from it.
         if domain.data_keys != keys_before:
-            return self._holders_of_keys(domain.namespace)
+            return frozenset(self._store.key_holders(domain.namespace))
         return owners(raw)
 
     def _mark(self, domain: DomainStore, model: str, raw: Raw) -> frozenset[Key]:
@@ -87,12 +87,3 @@ class SecretWatch:
             return frozenset()
         domain.suspected_bundles[model] = max(newest, domain.suspected_bundles.get(model, 0))
         return frozenset({Key(BUNDLE, domain.namespace, model)})
-
-    def _holders_of_keys(self, namespace: str) -> frozenset[Key]:
-        """Return the domain, which draws missing keys, and the bundles, which carry keys."""
-        models = self._store.domain(namespace).objects["CachedModel"]
-        return frozenset({Key("CacheDomain", namespace, "default"), *(Key(BUNDLE, namespace, name) for name in models)})
-
-    def _everything(self, namespace: str) -> frozenset[Key]:
-        """Every keyspace depends on the domain's key."""
-        return frozenset(key for key in self._store.all_keys() if key.namespace == namespace)

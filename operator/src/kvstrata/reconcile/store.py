@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
+from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.model.pods import Departure, Pod, VerifiedState
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.ownership import controllers
 from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
@@ -132,12 +134,19 @@ class Store:
                     d.departures[model.name] = (*d.departures.get(model.name, ()), *missing)
 
     def all_keys(self) -> Iterator[Key]:
-        for namespace, d in self._domains.items():
-            for kind, objects in d.objects.items():
-                yield from (Key(kind, namespace, name) for name in objects)
-            yield from d.unreadable
-            yield from (Key("Bundle", namespace, name) for name in d.objects["CachedModel"])
-            yield Key("CacheDomain", namespace, "default")
+        return chain.from_iterable(map(self.keys_of, self._domains))
+
+    def keys_of(self, namespace: str) -> Iterator[Key]:
+        d = self.domain(namespace)
+        for kind, objects in d.objects.items():
+            yield from (Key(kind, namespace, name) for name in objects)
+        yield from d.unreadable
+        yield from self.key_holders(namespace)
+
+    def key_holders(self, namespace: str) -> Iterator[Key]:
+        """Yield the domain, which draws missing data keys, and the bundles, which carry them."""
+        yield Key("CacheDomain", namespace, DOMAIN_NAME)
+        yield from (Key(BUNDLE, namespace, name) for name in self.domain(namespace).objects["CachedModel"])
 
     def _observe_own(self, d: DomainStore, kind: str, raw: Mapping[str, Any]) -> frozenset[Key]:
         key = Key(kind, d.namespace, raw["metadata"]["name"])

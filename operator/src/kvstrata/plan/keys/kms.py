@@ -54,7 +54,7 @@ class KeyWork:
 
 
 def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set[str]) -> KeyWork:
-    """Return what is due. `held`: this process has the key. `settled`: it has done all that it can.
+    """Return what is due. `held`: this process has the key. `settled`: it is done with it.
 
     1. Draw keys that are wanted and never existed.
     2. Unwrap keys that epochs in use had, also where no record is left: only the attempt shows that they are lost.
@@ -69,19 +69,8 @@ def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Unwrapped:
-    """What follows from answers: keys to hold, epochs to replace because their key is lost, and epochs to leave."""
-
-    hold: Set[str]
-    lost: Set[str]
-    settled: Set[str]
-
-
-def judge_unwrapped(
-    work: KeyWork, needs: KeyNeeds, settled: Set[str], found: Set[str], none: Set[str], refused: Set[str]
-) -> Unwrapped:
-    """Judge answers to `work` by what is needed and settled now. `none`: no key exists any more. `refused`: it exists,
-    and this attempt failed for it alone: that of an epoch in use is repeated."""
+def judge_unwrapped(work: KeyWork, needs: KeyNeeds, none: Set[str], refused: Set[str]) -> tuple[Set[str], Set[str]]:
+    """Return the epochs whose keys are lost, and those to settle. `none`: no key exists any more. `refused`: it failed
+    for this key alone, and is repeated while the epoch is in use."""
     gone = none & work.unwrap
-    return Unwrapped(found - settled, gone & needs.lasting, gone | (refused - needs.used))
+    return gone & needs.lasting, gone | (refused - needs.used)

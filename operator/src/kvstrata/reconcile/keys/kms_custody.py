@@ -25,7 +25,7 @@ from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.plan.keys.kms import KeyRecords
 from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey, WrappedKeys, by_shard, wrapping_key
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, by_shard, wrapping_key
 
 T = TypeVar("T")
 
@@ -53,21 +53,6 @@ class Answers(Generic[T]):
         return self.found
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What is left of a deleted domain: keys that have not ended and why, the number of `notes` that erasures may
-    still ask for, and Secrets with unreadable records. `found` is the number of records at the start: a key that has
-    just ended may have been drawn by a process that still draws."""
-
-    unended: Mapping[str, Destruction]
-    notes: int
-    unreadable: tuple[str, ...]
-    found: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.unended or self.notes or self.unreadable or self.found)
-
-
 async def _never() -> str:
     return ""
 
@@ -88,9 +73,8 @@ class KmsCustody:
         self._client, self._stored, self.domain, self._why_not = client, stored, stored.domain, why_not
         self._now, self._operator = now, operator
 
-    async def records(self, epochs: Iterable[str] | None = None) -> KeyRecords:
-        """Return what Secrets hold: of these epochs and others in the same Secrets, or of all."""
-        held = await self._stored.held(SHARDS if epochs is None else by_shard(epochs))
+    async def records(self) -> KeyRecords:
+        held = await self._stored.held()
         wrapped = frozenset(epoch for epoch, record in held.records.items() if record.wrapped)
         return KeyRecords(wrapped, held.records.keys() - wrapped, held.unusable)
 
@@ -132,27 +116,6 @@ class KmsCustody:
         held = (await self._stored.held()).records.values()
         if strange := next((one for one in held if one.wrapped and not self._is_of(one, service)), None):
             raise CustodyError(f"{_another(strange)}; spec.kms is to be as it was as long as there are keys")
-
-    async def end_all(self, asked: Callable[[], Awaitable[Set[str] | None]], over: set[str]) -> Left:
-        """End every key, and return what is left; when that is nothing, the Secrets are gone, too. `asked` returns
-        the epochs that erasures may still ask about, None if unknown: their notes stay. `over` caches epochs whose
-        keys' end the service confirmed, and is updated."""
-        records = await self.records()
-        known = records.wrapped | records.revoked
-        over &= records.revoked
-        epochs = known - over
-        await self.revoke(epochs)
-        ended = await self.destroy(epochs)
-        unended = {epoch: end for epoch, end in ended.found.items() if end.confirmed is None}
-        over |= ended.found.keys() - unended.keys()
-        if over and (wanted := await asked()) is not None:
-            await self.forget(over - wanted)
-            over &= wanted
-        ended.whole()
-        unreadable = tuple(sorted({*records.unusable.values()}))
-        if not (unended or over or unreadable):
-            unreadable = await self._stored.remove()
-        return Left(unended, len(over), unreadable, len(known))
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Statement | None]:
         """Remove the wrapped keys from their Secrets, and keep notes of what the service must delete. Returns who

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND
 from kvstrata.contract import ContractError
-from kvstrata.contract.receipt.vocabulary import KeyCustody
+from kvstrata.contract.receipt.facts import Statement
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.keys import Destruction
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -33,7 +35,7 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.record_store import RecordStore
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
-from kvstrata.reconcile.keys.kms_domains_store import KmsDomain, KmsDomainStore, Noted
+from kvstrata.reconcile.keys.kms_domains_store import KmsDomain, KmsDomainStore
 from kvstrata.reconcile.keys.kms_services import KmsServices
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys, domains_with_keys
 from kvstrata.reconcile.store import Store
@@ -104,6 +106,20 @@ class KmsDomains:
             return None
         return await self._custody(kms_domain)
 
+    async def revoke(self, namespace: str, domain_id: str, epochs: Iterable[str]) -> Mapping[str, Statement]:
+        """Remove wrapped keys of a present or former domain from their Secrets. Raises CustodyError."""
+        wanted, custody = tuple(epochs), await self.of_domain(namespace, domain_id)
+        if custody is None:
+            # A key without a record reaches no pod.
+            return dict.fromkeys(wanted, Statement(Party.OPERATOR, self._operator, format_timestamp(self._now())))
+        words = await custody.revoke(wanted)
+        gone = {epoch: word for epoch, word in words.items() if word is not None}
+        if kept := len(words) - len(gone):
+            raise CustodyError(
+                f"{kept} data keys are in Secrets still, or this version cannot read what is said of them"
+            )
+        return gone
+
     async def run(self) -> None:
         while True:
             try:
@@ -114,8 +130,12 @@ class KmsDomains:
 
     async def settle(self) -> None:
         """Have services delete the keys of deleted domains; failures are retried in the next pass."""
-        # Listed before the notes: a note is written before the first key, and removed after the last.
-        with_keys = await self._with_keys()
+        try:
+            if self._looks % STRAYS_EVERY == 0:
+                self._strays = await self._count_strays()
+            self._looks += 1
+        except CustodyError as error:
+            log.info("keys without a note could not be looked for", extra={"error": str(error)})
         try:
             noted = await self._stored.all()
         except CustodyError as error:
@@ -123,8 +143,6 @@ class KmsDomains:
             return
         if noted.unreadable:
             log.warning("notes of services are unreadable", extra={"secrets": noted.unreadable})
-        if with_keys is not None:
-            self._count_strays(with_keys, noted)
         waiting = len(noted.unreadable) + self._strays
         for kms_domain in noted.kms_domains:
             about = {"namespace": kms_domain.namespace, "domain": kms_domain.domain}
@@ -158,23 +176,39 @@ class KmsDomains:
         if not kms_domain.ending:
             # Before the keys are listed: what is drawn from now on is undone.
             await self._stored.write(replace(kms_domain, ending=True))
-        custody = await self._custody(kms_domain)
-        left = await custody.end_all(lambda: self._asked(kms_domain), self._over.setdefault(kms_domain.domain, set()))
-        tell_unended(kms_domain.namespace, left.unended.values())
-        if left.unreadable:
-            about = {"namespace": kms_domain.namespace, "secrets": left.unreadable}
+        custody, over = await self._custody(kms_domain), self._over.setdefault(kms_domain.domain, set())
+        records = await custody.records()
+        known = records.wrapped | records.revoked
+        over &= records.revoked
+        due = known - over
+        await custody.revoke(due)
+        ended = await custody.destroy(due)
+        tell_unended(kms_domain.namespace, ended.found.values())
+        confirmed = {epoch for epoch, end in ended.found.items() if end.confirmed is not None}
+        over |= confirmed
+        if over and (asked := await self._asked(kms_domain)) is not None:
+            await custody.forget(over - asked)
+            over &= asked
+        ended.whole()
+        unended, unreadable = due - confirmed, {*records.unusable.values()}
+        if not (unended or over or unreadable):
+            unreadable = {*await WrappedKeys(self._kube, self._namespace, kms_domain.domain).remove()}
+        if unreadable:
+            about = {"namespace": kms_domain.namespace, "secrets": sorted(unreadable)}
             log.warning("records of a domain's keys are unreadable", extra=about)
-        if not left and not was_empty:
+        if known or unreadable:
+            return not (unended or unreadable)
+        if not was_empty:
             # A draw that was running ends its own keys, and needs the client for that.
             self._empty.add(kms_domain.domain)
-        elif not left:
-            await self._stored.remove(kms_domain.domain)
-            await self._services.forget(kms_domain)
-            self._over.pop(kms_domain.domain, None)
-            log.info("a service has no key of a domain that is gone", extra={"namespace": kms_domain.namespace})
-        return not (left.unended or left.unreadable)
+            return True
+        await self._stored.remove(kms_domain.domain)
+        await self._services.forget(kms_domain)
+        self._over.pop(kms_domain.domain, None)
+        log.info("a service has no key of a domain that is gone", extra={"namespace": kms_domain.namespace})
+        return True
 
-    async def _renew(self, noted: Set[str]) -> None:
+    async def _renew(self, noted: Iterable[str]) -> None:
         """Write notes anew that are missing, or whose service is reached in another way by now."""
         for namespace in self._store.namespaces:
             domain = self._store.world(namespace).domain
@@ -187,27 +221,18 @@ class KmsDomains:
                     about = {"namespace": namespace, "problem": str(error)}
                     log.info("what is noted of a domain's service is not what its CacheDomain says", extra=about)
 
-    async def _with_keys(self) -> frozenset[str] | None:
-        """Return the ids of all domains with Secrets of wrapped keys, None if they were not listed."""
-        if self._looks % STRAYS_EVERY:
-            self._looks += 1
-            return None
-        try:
-            found = await domains_with_keys(self._kube, self._namespace)
-        except CustodyError as error:
-            log.info("keys without a note could not be looked for", extra={"error": str(error)})
-            return None
-        self._looks += 1
-        return found
-
-    def _count_strays(self, with_keys: Set[str], noted: Noted) -> None:
-        known = {kms_domain.domain for kms_domain in noted.kms_domains}
-        known |= {domain for domain in with_keys if names.kms_domain(domain) in noted.unreadable}
+    async def _count_strays(self) -> int:
+        """Return the number of missing domains with records of keys, but without a note. Raises CustodyError."""
+        # A note is written before the first key, and removed after the last.
+        with_keys = await domains_with_keys(self._kube, self._namespace)
+        noted = await self._stored.all()
+        known = {*noted.unreadable, *(names.kms_domain(kms_domain.domain) for kms_domain in noted.kms_domains)}
         there = {self._store.world(namespace).domain_id for namespace in self._store.namespaces}
-        if strays := with_keys - known - there:
-            told = {"domains": sorted(strays)}
+        strays = sorted(domain for domain in with_keys - there if names.kms_domain(domain) not in known)
+        if strays:
+            told = {"domains": strays}
             log.warning("there are wrapped keys, and nothing says which service has the rest", extra=told)
-        self._strays = len(strays)
+        return len(strays)
 
     async def _is_gone(self, kms_domain: KmsDomain) -> bool:
         try:

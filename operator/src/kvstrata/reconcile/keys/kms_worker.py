@@ -14,15 +14,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
 
 from kvstrata.api.cachedomain import DOMAIN_NAME
-from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Statement
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
-from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Destruction, Undestroyed
-from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import KeepInKms
 from kvstrata.plan.keys.custody import active_custody, named_in_bundles
@@ -48,8 +45,7 @@ class NamespaceKeys:
     """The keys of one namespace, and the task that does what is due.
 
     `wanted` and `spent`: epochs of the plan's last order. `settled`: epochs with which this process is done: given up,
-    ended, or without a usable key; no late answer revives them. `surveyed`: all records were read, and what was due was
-    done; later turns read the records of the order only. `stuck`: the Secret that failed last; it is tried last.
+    ended, or without a usable key; no late answer revives them. `stuck`: the Secret that failed last; it is tried last.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class NamespaceKeys:
         self._namespace, self._store, self._queue, self._ring = namespace, store, queue, ring
         self._kms_domains, self._leading = kms_domains, leading
         self.wanted, self.spent, self.settled = frozenset[str](), frozenset[str](), frozenset[str]()
-        self.surveyed, self.stuck, self.woken = False, "", asyncio.Event()
+        self.stuck, self.woken = "", asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -98,36 +94,36 @@ class NamespaceKeys:
         failures = 0
         while self.uses_kms:
             self.woken.clear()
-            survey, self.surveyed = not self.surveyed, False
+            done = False
             try:
-                self.surveyed = await self.turn(survey=survey)
+                done = await self.turn()
                 self._tell("")
             except CustodyError as error:
                 self._tell(str(error))
             except Exception:
                 log.exception("data keys could not be kept; this is a defect", extra={"namespace": self._namespace})
                 metrics.FAILURES.labels("CacheDomain", "Bug").inc()
-            if self.surveyed and not self.woken.is_set():
+            if done and not self.woken.is_set():
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S[min(failures, len(RETRY_S) - 1)]):
                     await self.woken.wait()
-            failures = 0 if self.surveyed else failures + 1
+            failures = 0 if done else failures + 1
         # The keys of a deleted domain are ended elsewhere, and a new domain draws other epochs.
         self.domain.keys_unwrapping = self.wanted = self.spent = frozenset()
         self._tell("")
 
-    async def turn(self, *, survey: bool) -> bool:
-        """Do what is due, one Secret after the other, so that one failure delays no others for long; with `survey`, of
-        all records. Returns whether all is done. Raises the first CustodyError at the end."""
+    async def turn(self) -> bool:
+        """Do what is due, one Secret after the other, so that one failure delays no others for long. Returns whether
+        all is done. Raises the first CustodyError at the end."""
         custody, domain = await self._kms_domains.of_namespace(self._namespace), self.domain
-        records = await custody.records(None if survey else self.wanted | self.spent)
+        records = await custody.records()
         # The scope of a lost key has a new epoch by now, or is ending.
         domain.keys_lost &= epochs_with_a_future(self.world)
         due = plan_keys(self._needs(), records, self._ring.epochs(self._namespace), self.settled)
         if domain.keys_unwrapping - due.unwrap:
             domain.keys_unwrapping &= due.unwrap
-            self._queue_keys()
+            self._enqueue(self._store.key_holders(self._namespace))
         self.spent &= due.destroy
         portions, failures = by_shard(due.draw | due.unwrap | due.destroy), list[CustodyError]()
         for shard in sorted(portions, key=lambda shard: (shard <= self.stuck, shard)):
@@ -167,20 +163,20 @@ class NamespaceKeys:
         found = {epoch: secret for epoch, secret in opened.found.items() if secret is not None}
         none, unknown = opened.found.keys() - found.keys(), asked - opened.found.keys()
         refused = unknown if isinstance(opened.failure, OneKeyError) else frozenset[str]()
-        judged = judge_unwrapped(due, self._needs(), self.settled, found.keys(), none, refused)
-        for epoch in judged.hold:
+        for epoch in found.keys() - self.settled:
             self._ring.add(self._namespace, epoch, found[epoch])
-        tell_data_keys(self._namespace, made=len(judged.hold - domain.data_keys.keys()), removed=0)
+        lost, left = judge_unwrapped(due, self._needs(), none, refused)
+        tell_data_keys(self._namespace, made=len(found.keys() - domain.data_keys), removed=0)
         kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in none}
-        domain.data_keys = {**kept, **self._ring.ids(self._namespace, judged.hold)}
+        domain.data_keys = {**kept, **self._ring.ids(self._namespace, found)}
         domain.keys_unwrapping -= opened.found.keys()
-        domain.keys_lost |= judged.lost
-        self.settled |= judged.settled
-        if judged.lost:
-            log.warning("data keys cannot be unwrapped any more", extra={**about, "keys": len(judged.lost)})
-        if left := refused & judged.settled:
-            log.warning("unused data keys stay wrapped", extra={**about, "keys": len(left)})
-        self._queue_keys(everything=bool(judged.lost))
+        domain.keys_lost |= lost
+        self.settled |= left
+        if lost:
+            log.warning("data keys cannot be unwrapped any more", extra={**about, "keys": len(lost)})
+        if refused & left:
+            log.warning("unused data keys stay wrapped", extra={**about, "why": str(opened.failure)})
+        self._enqueue(self._store.keys_of(self._namespace) if lost else self._store.key_holders(self._namespace))
         if failure := failure or (opened.failure if unknown - self.settled else None):
             raise failure
 
@@ -200,7 +196,7 @@ class NamespaceKeys:
         self.give_up(answered)
         self.spent -= answered
         tell_data_keys(self._namespace, made=0, removed=len(spent & answered))
-        self._queue_keys()
+        self._enqueue(self._store.key_holders(self._namespace))
         ended.whole()
 
     def _is_of(self, custody: KmsCustody) -> bool:
@@ -216,37 +212,21 @@ class NamespaceKeys:
             if problem:
                 about = {"namespace": self._namespace, "problem": problem}
                 log.warning("the custody of data keys is away", extra=about)
-            self._queue.add(Key("CacheDomain", self._namespace, DOMAIN_NAME))
+            self._enqueue([Key("CacheDomain", self._namespace, DOMAIN_NAME)])
 
-    def _queue_keys(self, *, everything: bool = False) -> None:
-        """Have the domain and its bundles planned again, or all objects."""
-        models = self.domain.objects["CachedModel"]
-        own = {
-            Key("CacheDomain", self._namespace, DOMAIN_NAME),
-            *(Key(BUNDLE, self._namespace, name) for name in models),
-        }
-        for key in self._store.all_keys() if everything else own:
-            if key.namespace == self._namespace:
-                self._queue.add(key)
+    def _enqueue(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._queue.add(key)
 
 
 class KmsKeys:
-    """The keys that services wrap; unwrapped ones are in `ring`. `operator` is named in revocations, `now` is the wall
-    clock in UTC, `leading` whether this process may write. A context manager, for one event loop; leaving it cancels
-    running work."""
+    """The keys that services wrap; unwrapped ones are in `ring`. `leading` is whether this process may write. A context
+    manager, for one event loop; leaving it cancels running work."""
 
     def __init__(
-        self,
-        store: Store,
-        queue: WorkQueue,
-        ring: KeyRing,
-        kms_domains: KmsDomains,
-        operator: str,
-        now: Callable[[], datetime],
-        leading: Callable[[], bool],
+        self, store: Store, queue: WorkQueue, ring: KeyRing, kms_domains: KmsDomains, leading: Callable[[], bool]
     ) -> None:
-        self._store, self._kms_domains, self._operator, self._now = store, kms_domains, operator, now
-        self._about = (store, queue, ring, kms_domains, leading)
+        self._store, self._kms_domains, self._shared = store, kms_domains, (store, queue, ring, kms_domains, leading)
         self._namespaces: dict[str, NamespaceKeys] = {}
         self._settling: asyncio.Task[None] | None = None
 
@@ -284,21 +264,10 @@ class KmsKeys:
         keys.wake()
 
     async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Statement]:
-        """Remove wrapped keys of the domain with this id from their Secrets, and stop giving out these keys. Raises
-        CustodyError."""
+        """Stop giving out keys of the domain with this id, and remove them from their Secrets. Raises CustodyError."""
         wanted = tuple(epochs)
         self._of(namespace).give_up(wanted)
-        custody = await self._kms_domains.of_domain(namespace, domain)
-        if custody is None:
-            # A key without a record reaches no pod.
-            return dict.fromkeys(wanted, Statement(Party.OPERATOR, self._operator, format_timestamp(self._now())))
-        words = await custody.revoke(wanted)
-        gone = {epoch: word for epoch, word in words.items() if word is not None}
-        if kept := len(words) - len(gone):
-            raise CustodyError(
-                f"{kept} data keys are in Secrets still, or this version cannot read what is said of them"
-            )
-        return gone
+        return await self._kms_domains.revoke(namespace, domain, wanted)
 
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete what wrapped revoked keys. Raises CustodyError."""
@@ -306,4 +275,4 @@ class KmsKeys:
         return dict.fromkeys(epochs, UNRECORDED) if custody is None else (await custody.destroy(epochs)).whole()
 
     def _of(self, namespace: str) -> NamespaceKeys:
-        return self._namespaces.setdefault(namespace, NamespaceKeys(namespace, *self._about))
+        return self._namespaces.setdefault(namespace, NamespaceKeys(namespace, *self._shared))
