@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 from kvstrata.clients.gate import GateError, GateFailure
 from kvstrata.clients.kube import TokenIdentity
@@ -16,6 +17,9 @@ from kvstrata.reconcile.keys.delivery import KeyDelivery
 
 from .objects import NAMESPACE, pod
 from .worlds import Simulation
+
+TURNS = 20
+"""Of the loop, within which gates that answer at once have been asked everything."""
 
 
 class KeyPods:
@@ -49,8 +53,13 @@ class KeyPods:
             self.sim.store,
             self.sim.ring,
             lambda: leading,
-            monotonic=lambda: self.sim.now.timestamp(),
+            self._sleep,
         )
+
+    async def _sleep(self, seconds: float) -> None:
+        until = self.sim.now + timedelta(seconds=seconds)
+        while self.sim.now < until:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
     async def turn(self, seconds: float = 1.0) -> None:
         """Let everybody acknowledge and say what they lack, visit whoever is to be visited, and let time pass."""
@@ -61,7 +70,8 @@ class KeyPods:
                 if name in self.sim.world.pods.get("tiny", {}):
                     self.say(name)
             self.delivery.follow()
-            await asyncio.gather(*(visits.task for visits in self.delivery._visits.values() if visits.task))
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
             self.sim.settle()
         self.sim.advance(seconds)
 

@@ -27,9 +27,9 @@ def test_a_role_names_the_secrets_that_the_bundle_is_stored_in() -> None:
     root = Root("d" * 16, "tiny", "uid-tiny", 1, 1, Rules(), (ShardRef(0, "a", "0" * 64),))
     owner = model().owner_reference()
     stored = [
-        bundle_secret(names.bundle_root("tiny"), {ROOT_DATA_KEY: root.encode()}, "tiny", owner),
-        bundle_secret(names.bundle_shard("tiny", 0, "a"), {SHARD_DATA_KEY: encode_shard(())}, "tiny", owner),
-        bundle_secret(names.bundle_shard("tiny", 0, "b"), {SHARD_DATA_KEY: encode_shard(())}, "tiny", owner),
+        bundle_secret(names.bundle_root("tiny"), "team", {ROOT_DATA_KEY: root.encode()}, "tiny", owner),
+        bundle_secret(names.bundle_shard("tiny", 0, "a"), "team", {SHARD_DATA_KEY: encode_shard(())}, "tiny", owner),
+        bundle_secret(names.bundle_shard("tiny", 0, "b"), "team", {SHARD_DATA_KEY: encode_shard(())}, "tiny", owner),
     ]
     named = {name for rule in build_role(model(), 1)["rules"] for name in rule["resourceNames"]}
     assert {secret["metadata"]["name"] for secret in stored} <= named

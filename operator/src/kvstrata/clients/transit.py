@@ -17,7 +17,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
@@ -61,13 +60,11 @@ class KmsFailure(StrEnum):
 
 
 class KmsError(Exception):
-    """The service failed or the outcome is unknown. `reason` is stable; the message holds no secret. `status` is the
-    HTTP status of a refusal, 0 for every other failure."""
+    """The service failed or the outcome is unknown. `reason` is stable; the message holds no secret."""
 
-    def __init__(self, reason: KmsFailure, message: str, status: int = 0) -> None:
+    def __init__(self, reason: KmsFailure, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        self.status = status
 
 
 class Tokens(Protocol):
@@ -90,8 +87,6 @@ class Service:
 class WrappingKey:
     """State of one of the service's keys. `copyable`: it could be taken out of the service."""
 
-    name: str
-    type: str
     copyable: bool
     deletion_allowed: bool
 
@@ -139,9 +134,7 @@ class TransitClient:
     async def __aenter__(self) -> TransitClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -175,9 +168,7 @@ class TransitClient:
             raise
         return _read(
             lambda: WrappingKey(
-                name,
-                _text(raw["data"]["type"]),
-                raw["data"]["exportable"] is not False or raw["data"]["allow_plaintext_backup"] is not False,
+                any(raw["data"][name] is not False for name in ("exportable", "allow_plaintext_backup")),
                 raw["data"]["deletion_allowed"] is True,
             )
         )
@@ -278,7 +269,7 @@ def _judged(status: int, body: bytes, path: str) -> Any:
     told = "; ".join(one for one in errors if isinstance(one, str)) if isinstance(errors, list) else ""
     told = "".join(character if character.isprintable() else " " for character in told)[:MAX_TOLD_CHARACTERS]
     message = f"the key management service answered HTTP {status}" + (f": {told}" if told else "")
-    raise KmsError(_refusal(status, errors, told, path), message, status)
+    raise KmsError(_refusal(status, errors, told, path), message)
 
 
 def _refusal(status: int, errors: object, told: str, path: str) -> KmsFailure:
@@ -298,16 +289,17 @@ def _refusal(status: int, errors: object, told: str, path: str) -> KmsFailure:
     return KmsFailure.FAILED if status >= 500 else KmsFailure.REFUSED
 
 
+_REASONS = (
+    (TimeoutError, KmsFailure.TIMEOUT),
+    ((aiohttp.ClientSSLError, ssl.SSLError), KmsFailure.TLS_FAILED),
+    (aiohttp.ClientConnectorError, KmsFailure.UNREACHABLE),
+    ((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError), KmsFailure.DISCONNECTED),
+    (aiohttp.ClientResponseError, KmsFailure.MALFORMED),
+)
+
+
 def _reason(error: BaseException) -> KmsFailure:
-    if isinstance(error, asyncio.TimeoutError | TimeoutError):
-        return KmsFailure.TIMEOUT
-    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return KmsFailure.TLS_FAILED
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return KmsFailure.UNREACHABLE
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | aiohttp.ClientPayloadError):
-        return KmsFailure.DISCONNECTED
-    return KmsFailure.MALFORMED if isinstance(error, aiohttp.ClientResponseError) else KmsFailure.UNREACHABLE
+    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), KmsFailure.UNREACHABLE)
 
 
 def _read(read: Callable[[], T]) -> T:

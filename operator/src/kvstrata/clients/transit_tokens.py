@@ -48,7 +48,7 @@ class KubernetesLogin:
                 return self._token
             failure = self._failure
             if failure is not None and failure is not before:
-                raise KmsError(failure.reason, str(failure), failure.status)
+                raise KmsError(failure.reason, str(failure))
             try:
                 await self._log_in(client)
             except KmsError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import labels, names
+from kvstrata.objects.secret import build_secret
 from kvstrata.plan.actions import CommitBundle, EmptySecrets
 from kvstrata.plan.ownership import is_ours
 
@@ -64,7 +64,7 @@ class Bundles:
     async def _write_root(self, domain: DomainStore, commit: CommitBundle, bundle: Bundle) -> str:
         """Write the root if it is at the version that the plan knew; return its new version."""
         encoded = {ROOT_DATA_KEY: commit.root.encode()}
-        body = bundle_secret(names.bundle_root(commit.model), encoded, commit.model, commit.owner)
+        body = bundle_secret(names.bundle_root(commit.model), domain.namespace, encoded, commit.model, commit.owner)
         try:
             written = await self._write(domain, body, commit.resource_version)
         except KubeError as error:
@@ -83,7 +83,7 @@ class Bundles:
         """Fill the unused slot of a shard, if it is as this process knows it. Otherwise another writer, perhaps
         another leader, changed it, and the plan is outdated."""
         known = domain.secrets.get(name)
-        body = bundle_secret(name, {SHARD_DATA_KEY: data}, commit.model, commit.owner)
+        body = bundle_secret(name, domain.namespace, {SHARD_DATA_KEY: data}, commit.model, commit.owner)
         try:
             written = await self._write(domain, body, known.resource_version if known is not None else None)
         except KubeError as error:
@@ -99,7 +99,9 @@ class Bundles:
         domain = self._store.domain(key.namespace)
         for name, version in order.versions.items():
             try:
-                written = await self._write(domain, bundle_secret(name, {}, order.model, order.owner), version)
+                written = await self._write(
+                    domain, bundle_secret(name, domain.namespace, {}, order.model, order.owner), version
+                )
             except KubeError as error:
                 if error.is_not_found:
                     self._secret_store.forget(domain, name)
@@ -234,18 +236,10 @@ def shards_of(commit: CommitBundle) -> Iterator[tuple[str, bytes]]:
         yield names.pool_shard(commit.model, index, slots[index]), data
 
 
-def bundle_secret(name: str, data: Mapping[str, bytes], model: str, owner: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": SECRET.api_version,
-        "kind": SECRET.kind,
-        "metadata": {
-            "name": name,
-            "labels": labels.of_model(model, "bundle"),
-            "ownerReferences": [dict(owner)],
-        },
-        "type": "Opaque",
-        "data": {data_key: base64.b64encode(value).decode() for data_key, value in data.items()},
-    }
+def bundle_secret(
+    name: str, namespace: str, data: Mapping[str, bytes], model: str, owner: Mapping[str, Any]
+) -> dict[str, Any]:
+    return build_secret(name, namespace, labels.of_model(model, "bundle"), owner, data)
 
 
 def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None:

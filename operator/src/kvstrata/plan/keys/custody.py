@@ -8,18 +8,13 @@ The custody in force is in the CacheDomain's status, written before the first ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
-from kvstrata.contract.policy.data_key import KeyReference
-from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.vocabulary import KeyCustody
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
-from kvstrata.plan.scopes import pool_scope
 
 
 def custody_of(domain: CacheDomain) -> KeyCustody:
@@ -64,38 +59,3 @@ def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding,
         told = f"the KMS cannot unwrap the data keys of {lost} epochs any more: they get new epochs and a cold cache"
         return (false(kind, DomainReason.KEYS_LOST, told),)
     return (true(kind, DomainReason.KEYS_AT_HAND, f"the operator has all {len(world.data_keys)} data keys"),)
-
-
-def named_in_bundles(world: World) -> dict[str, str]:
-    """Return by epoch the key id in bundles, left by a former operator. Epochs without one are omitted; empty while the
-    domain's key is unknown."""
-    if world.domain_key is None:
-        return {}
-    named: dict[str, str] = {}
-    for committed in world.bundles.values():
-        bundle = committed.bundle
-        versions = (version for shard in bundle.pools.values() for version in shard.versions)
-        told = [(entry.keyspace, entry.keys) for entry in bundle.entries.values()]
-        for keyspace, keys in (*told, *((version.keyspace, version.keys) for version in versions)):
-            if keys and isinstance(keys[0], KeyReference):
-                named[keyspace] = keys[0].id
-    found: dict[str, str] = {}
-    if not named:
-        return found
-    for scope, epoch in _scopes_in_use(world):
-        keyspace = derive_keyspace(world.domain_key, scope, epoch)
-        if keyspace in named:
-            found[epoch] = named[keyspace]
-    return found
-
-
-def _scopes_in_use(world: World) -> Iterator[tuple[Scope, str]]:
-    scopes = [policy.status.scope for policy in world.policies.values()]
-    for told in (*scopes, *(group.status.scope for group in world.groups.values())):
-        if told is not None:
-            yield Scope(ScopeKind(str(told.kind)), told.name), told.epoch
-    for domain in world.domains.values():
-        if domain.status.scope is not None:
-            yield PUBLIC_SCOPE, domain.status.scope.epoch
-    for pool in world.pools.values():
-        yield from ((pool_scope(pool.name), epoch) for epoch in pool.status.epochs)

@@ -12,13 +12,15 @@ for the same epoch would be taken for the first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
+from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.common import ScopeStatus
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.data_key import MAX_GENERATION, BundledKey, DataKey, KeyReference
 from kvstrata.contract.policy.keyspace import ScopeKind
@@ -26,7 +28,7 @@ from kvstrata.contract.receipt.vocabulary import KeyCustody
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
-from kvstrata.plan.actions import EnsureSecret, KeepInKms, Material, Plan
+from kvstrata.plan.actions import Action, EnsureSecret, KeepInKms, Material, Plan
 from kvstrata.plan.keys.custody import active_custody
 from kvstrata.plan.scopes import Epoch
 from kvstrata.plan.witnesses import account_for, witnesses_now
@@ -38,7 +40,7 @@ HOLDERS = frozenset({"CacheDomain", "PrefixPool", "TenantCachePolicy", "TenantGr
 
 
 def encrypts(world: World) -> bool:
-    return any(map(_encrypts, world.tiers.values()))
+    return any(tier.spec.encryption_required for tier in world.tiers.values())
 
 
 def keys_of(world: World, epoch: Epoch) -> tuple[BundledKey, ...]:
@@ -63,51 +65,48 @@ def as_held(world: World, model: CachedModel, entry: Entry) -> Entry:
 
 
 def seals(world: World, model: CachedModel) -> bool:
-    return any(_encrypts(world.tiers[name]) for name in model.spec.tier_names if name in world.tiers)
+    return any(world.tiers[name].spec.encryption_required for name in model.spec.tier_names if name in world.tiers)
 
 
 def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     if not (world.data_keys or encrypts(world)):
         return Plan()
-    used = epochs_in_use(world)
-    if active_custody(domain) is not KeyCustody.SECRET:
-        return _plan_in_kms(world, used, now)
+    unused = world.data_keys.keys() - epochs_in_use(world)
     back = {name for name in map(names.data_keys_secret, world.data_keys) if _came_back(world, name)}
-    gone = world.keys_lost | _ending(world)
-    wanted = {epoch for epoch in used - gone if epoch not in world.data_keys or names.data_keys_secret(epoch) in back}
-    lacking = _by_secret(wanted) if encrypts(world) else {}
-    unused = world.data_keys.keys() - used
-    spent = _by_secret(_droppable(world, unused, now))
-    orders = tuple(
-        EnsureSecret(
-            name=name,
-            material=Material.DATA_KEYS,
-            labels=labels.of_domain("data-keys"),
-            owner=domain.owner_reference(),
-            epochs=tuple(sorted(lacking.get(name, ()))),
-            spent=tuple(sorted(spent.get(name, ()))),
-            drawn_for=domain.status.restored.id if domain.status.restored is not None else "",
-        )
-        for name in sorted({*lacking, *spent, *back})
-        if ("Secret", name) not in world.foreign
-    )
-    return Plan(
-        actions=orders,
-        enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in world.models) if lacking else (),
-        wake_after_s=LOOK_AGAIN_S if unused else None,
-    )
-
-
-def _plan_in_kms(world: World, used: set[str], now: datetime) -> Plan:
-    unused = world.data_keys.keys() - used
-    gone = world.keys_lost | _ending(world)
-    wanted = used - world.data_keys.keys() - gone if encrypts(world) else set()
+    lasting = epochs_with_a_future(world) - world.keys_lost if encrypts(world) else ()
+    wanted = {epoch for epoch in lasting if epoch not in world.data_keys or names.data_keys_secret(epoch) in back}
     spent = _droppable(world, unused, now)
+    actions: tuple[Action, ...]
+    if active_custody(domain) is KeyCustody.KMS:
+        actions = (KeepInKms(tuple(sorted(wanted)), tuple(sorted(spent))),) if wanted or spent else ()
+    else:
+        lacking, gone, owner = by_secret(wanted), by_secret(spent), domain.owner_reference()
+        drawn_for = domain.status.restored.id if domain.status.restored is not None else ""
+        actions = tuple(
+            keys_order(name, owner, lacking.get(name, ()), gone.get(name, ()), drawn_for)
+            for name in sorted({*lacking, *gone, *back})
+            if ("Secret", name) not in world.foreign
+        )
     return Plan(
-        actions=(KeepInKms(tuple(sorted(wanted)), tuple(sorted(spent))),) if wanted or spent else (),
+        actions=actions,
         enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in world.models) if wanted else (),
         wake_after_s=LOOK_AGAIN_S if unused else None,
     )
+
+
+def keys_order(
+    name: str, owner: Mapping[str, Any], epochs: Iterable[str] = (), spent: Iterable[str] = (), drawn_for: str = ""
+) -> EnsureSecret:
+    """Return the order to draw and drop keys of a Secret. `owner` is the CacheDomain's owner reference."""
+    own, drawn, dropped = labels.of_domain("data-keys"), tuple(sorted(epochs)), tuple(sorted(spent))
+    return EnsureSecret(name, Material.DATA_KEYS, own, owner, epochs=drawn, spent=dropped, drawn_for=drawn_for)
+
+
+def by_secret(epochs: Iterable[str]) -> dict[str, set[str]]:
+    grouped: dict[str, set[str]] = defaultdict(set)
+    for epoch in epochs:
+        grouped[names.data_keys_secret(epoch)].add(epoch)
+    return grouped
 
 
 def _came_back(world: World, name: str) -> bool:
@@ -116,25 +115,19 @@ def _came_back(world: World, name: str) -> bool:
     return restored is not None and secret is not None and secret.drawn_for != restored.id
 
 
-def _encrypts(tier: CacheTier) -> bool:
-    return tier.spec.encryption_required
-
-
-def _by_secret(epochs: Iterable[str]) -> dict[str, set[str]]:
-    grouped: dict[str, set[str]] = defaultdict(set)
-    for epoch in epochs:
-        grouped[names.data_keys_secret(epoch)].add(epoch)
-    return grouped
-
-
 def epochs_in_use(world: World) -> set[str]:
-    scopes = [
-        *(policy.status.scope for policy in world.policies.values()),
-        *(group.status.scope for group in world.groups.values()),
-        *(domain.status.scope for domain in world.domains.values()),
-    ]
-    of_pools = [epoch for pool in world.pools.values() for epoch in pool.status.epochs]
-    return {*(scope.epoch for scope in scopes if scope is not None), *of_pools}
+    of_pools = (epoch for pool in world.pools.values() for epoch in pool.status.epochs)
+    return {*(scope.epoch for scope in scopes_in_use(world)), *of_pools}
+
+
+def scopes_in_use(world: World) -> Iterator[ScopeStatus]:
+    """Yield the scopes in statuses; pools have theirs beside."""
+    told = chain(
+        (policy.status.scope for policy in world.policies.values()),
+        (group.status.scope for group in world.groups.values()),
+        (domain.status.scope for domain in world.domains.values()),
+    )
+    return (scope for scope in told if scope is not None)
 
 
 def epochs_with_a_future(world: World) -> set[str]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
+from kvstrata.contract.policy.data_key import KeyReference
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.model.world import World
-from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
+from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future, scopes_in_use
+from kvstrata.plan.scopes import pool_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +77,21 @@ def judge_unwrapped(work: KeyWork, needs: KeyNeeds, none: Set[str], refused: Set
     for this key alone, and is repeated while the epoch is in use."""
     gone = none & work.unwrap
     return gone & needs.lasting, gone | (refused - needs.used)
+
+
+def named_in_bundles(world: World) -> dict[str, str]:
+    """Return by epoch the key id in bundles, left by a former operator. Epochs without one are omitted; empty while the
+    domain's key is unknown."""
+    if world.domain_key is None:
+        return {}
+    named: dict[str, str] = {}
+    for committed in world.bundles.values():
+        held = [(entry.keyspace, entry.keys) for entry in committed.bundle.entries.values()]
+        held += [(one.keyspace, one.keys) for shard in committed.bundle.pools.values() for one in shard.versions]
+        named |= {keyspace: key.id for keyspace, keys in held for key in keys[:1] if isinstance(key, KeyReference)}
+    if not named:
+        return {}
+    scopes = [(Scope(ScopeKind(str(told.kind)), told.name), told.epoch) for told in scopes_in_use(world)]
+    scopes += [(pool_scope(pool.name), epoch) for pool in world.pools.values() for epoch in pool.status.epochs]
+    found = {epoch: derive_keyspace(world.domain_key, scope, epoch) for scope, epoch in scopes}
+    return {epoch: named[keyspace] for epoch, keyspace in found.items() if keyspace in named}

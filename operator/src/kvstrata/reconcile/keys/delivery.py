@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from kvstrata.clients.gate import GateError
@@ -42,17 +40,8 @@ class _UnreachableError(Exception):
     """A pod did not answer, or its answer is not trusted. The message holds no secret."""
 
 
-@dataclass(slots=True)
-class _Visits:
-    """The visits of one pod: the last one, failures since the last success, and when the next is due (monotonic)."""
-
-    task: asyncio.Task[None] | None = None
-    failures: int = 0
-    not_before: float = 0.0
-
-
 class KeyDelivery:
-    """Visits pods while this process leads. `leading` is checked before keys are sent."""
+    """Serves pods while this process leads. `leading` is checked before keys are sent; `sleep` takes seconds."""
 
     def __init__(
         self,
@@ -61,11 +50,11 @@ class KeyDelivery:
         store: Store,
         ring: KeyRing,
         leading: Callable[[], bool],
-        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._gates, self._store, self._ring, self._leading = gates, store, ring, leading
-        self._tokens, self._monotonic = PodTokens(kube), monotonic
-        self._visits: dict[str, _Visits] = {}
+        self._tokens, self._sleep = PodTokens(kube), sleep
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         try:
@@ -73,38 +62,40 @@ class KeyDelivery:
                 self.follow()
                 await asyncio.sleep(FOLLOW_S)
         finally:
-            self._forget(self._visits.keys())
+            for task in self._tasks.values():
+                task.cancel()
 
     def follow(self) -> None:
-        known: set[str] = set()
+        """Serve every live pod that lacks keys."""
+        live: set[str] = set()
         for namespace in self._ring.namespaces:
-            domain = self._store.domain(namespace)
-            for pod in (pod for pods in domain.pods.values() for pod in pods.values() if pod.live):
-                known.add(pod.uid)
-                visits, reported = self._visits.setdefault(pod.uid, _Visits()), domain.states.get(pod.uid)
-                lacks = reported is not None and reported.in_contact and reported.state.keys_lacking > 0
-                idle = visits.task is None or visits.task.done()
-                if lacks and idle and pod.ip and self._monotonic() >= visits.not_before:
-                    visits.task = asyncio.create_task(self._visit(namespace, pod, visits), name=f"keys of {pod.name}")
-        self._forget(self._visits.keys() - known)
+            models = self._store.domain(namespace).pods.values()
+            for pod in (pod for pods in models for pod in pods.values() if pod.live):
+                live.add(pod.uid)
+                task = self._tasks.get(pod.uid)
+                if (task is None or task.done()) and self._lacks(namespace, pod):
+                    self._tasks[pod.uid] = asyncio.create_task(self._serve(namespace, pod), name=f"keys of {pod.name}")
+        for uid in self._tasks.keys() - live:
+            self._tasks.pop(uid).cancel()
 
-    def _forget(self, uids: Iterable[str]) -> None:
-        for visits in [self._visits.pop(uid) for uid in tuple(uids)]:
-            if visits.task is not None:
-                visits.task.cancel()
+    def _lacks(self, namespace: str, pod: Pod) -> bool:
+        reported = self._store.domain(namespace).states.get(pod.uid)
+        return reported is not None and reported.in_contact and bool(pod.ip) and reported.state.keys_lacking > 0
 
-    async def _visit(self, namespace: str, pod: Pod, visits: _Visits) -> None:
-        brought = 0
-        try:
-            brought = await self._bring(namespace, pod)
-        except _UnreachableError as error:
-            log.info("a pod was not brought data keys", extra={"pod": pod.name, "why": str(error)})
-        except Exception:
-            log.exception("a pod was not brought data keys; this is a defect", extra={"pod": pod.name})
-            metrics.FAILURES.labels("CacheDomain", "Bug").inc()
-        metrics.KEYS_BROUGHT.inc(brought)
-        visits.failures = 0 if brought else visits.failures + 1
-        visits.not_before = self._monotonic() + RETRY_S[min(visits.failures, len(RETRY_S) - 1)]
+    async def _serve(self, namespace: str, pod: Pod) -> None:
+        failures = 0
+        while self._lacks(namespace, pod):
+            brought = 0
+            try:
+                brought = await self._bring(namespace, pod)
+            except _UnreachableError as error:
+                log.info("a pod was not brought data keys", extra={"pod": pod.name, "why": str(error)})
+            except Exception:
+                log.exception("a pod was not brought data keys; this is a defect", extra={"pod": pod.name})
+                metrics.FAILURES.labels("CacheDomain", "Bug").inc()
+            metrics.KEYS_BROUGHT.inc(brought)
+            failures = 0 if brought else failures + 1
+            await self._sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
 
     async def _bring(self, namespace: str, pod: Pod) -> int:
         """Return the number of keys that the pod lacked and has now."""

@@ -22,9 +22,9 @@ from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import KeepInKms
-from kvstrata.plan.keys.custody import active_custody, named_in_bundles
+from kvstrata.plan.keys.custody import active_custody
 from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
-from kvstrata.plan.keys.kms import KeyNeeds, KeyWork, judge_unwrapped, plan_keys
+from kvstrata.plan.keys.kms import KeyNeeds, KeyWork, judge_unwrapped, named_in_bundles, plan_keys
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_data_keys
 from kvstrata.reconcile.domain_store import DomainStore
