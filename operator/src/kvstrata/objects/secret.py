@@ -24,11 +24,12 @@ def build_secret(
     own_labels: Mapping[str, str],
     owner: Mapping[str, Any] | None,
     data: Mapping[str, bytes],
+    annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(name, namespace, own_labels, owner),
+        "metadata": metadata(name, namespace, own_labels, owner, annotations),
         "type": "Opaque",
         "data": {key: base64.b64encode(value).decode("ascii") for key, value in sorted(data.items())},
     }

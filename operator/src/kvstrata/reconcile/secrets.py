@@ -21,6 +21,7 @@ from kvstrata.model.redis.credentials import PasswordFacts
 from kvstrata.objects import labels, names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, what_users_may
+from kvstrata.objects.secret import build_secret
 from kvstrata.plan.actions import EnsureSecret, Material, Turn, TurnSecret
 from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
 
@@ -61,12 +62,9 @@ class SecretStore:
         stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET)
         if stored is None:
             pair = pki.create_authority("kvstrata", self._now(), pki.generate_key())
-            body = _secret(
-                AUTHORITY_SECRET,
-                {names.CERTIFICATE_KEY: pair.certificate_pem, names.PRIVATE_KEY_KEY: pair.key_pem},
-                {"app.kubernetes.io/managed-by": "kvstrata", "app.kubernetes.io/component": "authority"},
-                None,
-            )
+            own = {"app.kubernetes.io/managed-by": "kvstrata", "app.kubernetes.io/component": "authority"}
+            data = {names.CERTIFICATE_KEY: pair.certificate_pem, names.PRIVATE_KEY_KEY: pair.key_pem}
+            body = build_secret(AUTHORITY_SECRET, self._namespace, own, None, data)
             try:
                 stored = await self._kube.create(SECRET, self._namespace, body)
                 tell_secret(self._namespace, AUTHORITY_SECRET, "Authority", made=1)
@@ -133,7 +131,7 @@ class SecretStore:
             if stored is not None:
                 self.observe(domain, stored)
             return
-        body = _secret(order.name, values, order.labels, order.owner, told)
+        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, told)
         if stored is None:
             try:
                 written = await self._kube.create(SECRET, domain.namespace, body)
@@ -158,9 +156,8 @@ class SecretStore:
         return found
 
     async def _made(self, domain: DomainStore, order: EnsureSecret) -> bool:
-        body = _secret(
-            order.name, self._material(order, {}), order.labels, order.owner, self._annotations(order, None, {})
-        )
+        values, told = self._material(order, {}), self._annotations(order, None, {})
+        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, told)
         try:
             written = await self._kube.create(SECRET, domain.namespace, body)
         except KubeError as error:
@@ -188,7 +185,7 @@ class SecretStore:
             told[labels.ROTATED_FOR] = order.honours
         if order.turn is Turn.PROMOTE:
             told[labels.ROTATED_AT] = now
-        body = _secret(order.name, values, order.labels, order.owner, told)
+        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, told)
         body["metadata"]["resourceVersion"] = order.resource_version
         written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret turned", extra={"secret": order.name, "turn": str(order.turn)})
@@ -343,24 +340,3 @@ def decode(raw: Mapping[str, Any]) -> dict[str, bytes]:
         except ValueError:
             continue
     return values
-
-
-def _secret(
-    name: str,
-    values: Mapping[str, bytes],
-    labels: Mapping[str, str],
-    owner: Mapping[str, Any] | None,
-    annotations: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": name, "labels": dict(labels)}
-    if annotations:
-        metadata["annotations"] = dict(annotations)
-    if owner:
-        metadata["ownerReferences"] = [dict(owner)]
-    return {
-        "apiVersion": SECRET.api_version,
-        "kind": SECRET.kind,
-        "metadata": metadata,
-        "type": "Opaque",
-        "data": {key: base64.b64encode(value).decode() for key, value in values.items()},
-    }

@@ -64,7 +64,7 @@ def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set
        Unwrap all other keys, too, so that plans see and end them, unless they are to be destroyed.
     3. Destroy what no pod needs, and what a former process revoked.
     """
-    had = needs.named | records.wrapped | records.revoked | records.unusable.keys()
+    had = needs.named | records.wrapped | records.revoked | records.unusable.keys() | settled
     return KeyWork(
         draw=(needs.wanted & needs.lasting) - had - held,
         unwrap=((needs.lasting & had) | ((needs.used & had | records.wrapped) - settled)) - held - needs.spent,

@@ -11,15 +11,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from kvstrata.clients.gate import GateError
-from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.kube import Kube
 from kvstrata.contract.messages.key_delivery import MAX_CARRIED, KeysLacking, overwrite, pack_keys
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.model.pods import Pod
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.keys.key_ring import KeyRing
-from kvstrata.reconcile.pod_states import PodTokens
+from kvstrata.reconcile.pod_states import PodTokens, PodAnswerError
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
@@ -34,10 +32,6 @@ class Gates(Protocol):
     async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]: ...
 
     async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]: ...
-
-
-class _UnreachableError(Exception):
-    """A pod did not answer, or its answer is not trusted. The message holds no secret."""
 
 
 class KeyDelivery:
@@ -88,7 +82,7 @@ class KeyDelivery:
             brought = 0
             try:
                 brought = await self._bring(namespace, pod)
-            except _UnreachableError as error:
+            except PodAnswerError as error:
                 log.info("a pod was not brought data keys", extra={"pod": pod.name, "why": str(error)})
             except Exception:
                 log.exception("a pod was not brought data keys; this is a defect", extra={"pod": pod.name})
@@ -100,29 +94,15 @@ class KeyDelivery:
     async def _bring(self, namespace: str, pod: Pod) -> int:
         """Return the number of keys that the pod lacked and has now."""
         ip, gate = pod.ip or "", gate_server_name(pod.model, namespace)
-        asked = sorted((await self._believed(namespace, pod, self._gates.keys(ip, gate))).ids)
+        asked = sorted((await self._tokens.answer_of(namespace, pod, self._gates.keys(ip, gate))).ids)
         lacking = {*asked}
         for first in range(0, len(asked), MAX_CARRIED):
             secrets = self._ring.secrets(namespace, asked[first : first + MAX_CARRIED])
             if secrets and self._leading():
                 message = pack_keys(secrets)
                 try:
-                    answer = await self._believed(namespace, pod, self._gates.bring_keys(ip, gate, message))
+                    answer = await self._tokens.answer_of(namespace, pod, self._gates.bring_keys(ip, gate, message))
                 finally:
                     overwrite(message)
                 lacking &= {*answer.ids}
         return len(asked) - len(lacking)
-
-    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[KeysLacking, str]]) -> KeysLacking:
-        try:
-            answer, token = await asked
-            doubt = await self._tokens.token_problem(namespace, pod, token)
-        except GateError as error:
-            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
-            raise _UnreachableError(f"pod {pod.name} did not answer: {error.reason}") from error
-        except KubeError as error:
-            raise _UnreachableError(f"the token of pod {pod.name} could not be reviewed: {error.reason}") from error
-        if doubt is not None:
-            tell_refused(namespace, pod, doubt)
-            raise _UnreachableError(f"the answer of pod {pod.name} is not believed: {doubt}")
-        return answer

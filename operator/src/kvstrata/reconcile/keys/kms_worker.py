@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.contract.receipt.facts import Statement
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 
 
+@dataclass(slots=True, eq=False)
 class NamespaceKeys:
     """The keys of one namespace, and the task that does what is due.
 
@@ -48,28 +50,26 @@ class NamespaceKeys:
     ended, or without a usable key; no late answer revives them. `stuck`: the Secret that failed last; it is tried last.
     """
 
-    def __init__(
-        self,
-        namespace: str,
-        store: Store,
-        queue: WorkQueue,
-        ring: KeyRing,
-        kms_domains: KmsDomains,
-        leading: Callable[[], bool],
-    ) -> None:
-        self._namespace, self._store, self._queue, self._ring = namespace, store, queue, ring
-        self._kms_domains, self._leading = kms_domains, leading
-        self.wanted, self.spent, self.settled = frozenset[str](), frozenset[str](), frozenset[str]()
-        self.stuck, self.woken = "", asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+    namespace: str
+    store: Store
+    queue: WorkQueue
+    ring: KeyRing
+    kms_domains: KmsDomains
+    leading: Callable[[], bool]
+    wanted: frozenset[str] = frozenset()
+    spent: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
+    stuck: str = ""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
     @property
     def world(self) -> World:
-        return self._store.world(self._namespace)
+        return self.store.world(self.namespace)
 
     @property
     def domain(self) -> DomainStore:
-        return self._store.domain(self._namespace)
+        return self.store.domain(self.namespace)
 
     @property
     def uses_kms(self) -> bool:
@@ -79,13 +79,13 @@ class NamespaceKeys:
 
     def wake(self) -> None:
         if self.task is None or self.task.done():
-            self.task = asyncio.create_task(self._until_done(), name=f"keys of {self._namespace}")
+            self.task = asyncio.create_task(self._until_done(), name=f"keys of {self.namespace}")
 
     def give_up(self, epochs: Iterable[str]) -> None:
         """Stop giving out the keys of these epochs, also those that are being unwrapped."""
         gone, domain = frozenset(epochs), self.domain
         self.settled |= gone
-        self._ring.remove(self._namespace, gone)
+        self.ring.remove(self.namespace, gone)
         domain.data_keys = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in gone}
         domain.judged_epochs -= gone
         domain.keys_unwrapping -= gone
@@ -101,7 +101,7 @@ class NamespaceKeys:
             except CustodyError as error:
                 self._tell(str(error))
             except Exception:
-                log.exception("data keys could not be kept; this is a defect", extra={"namespace": self._namespace})
+                log.exception("data keys could not be kept; this is a defect", extra={"namespace": self.namespace})
                 metrics.FAILURES.labels("CacheDomain", "Bug").inc()
             if done and not self.woken.is_set():
                 return
@@ -116,14 +116,14 @@ class NamespaceKeys:
     async def turn(self) -> bool:
         """Do what is due, one Secret after the other, so that one failure delays no others for long. Returns whether
         all is done. Raises the first CustodyError at the end."""
-        custody, domain = await self._kms_domains.of_namespace(self._namespace), self.domain
+        custody, domain = await self.kms_domains.of_namespace(self.namespace), self.domain
         records = await custody.records()
         # The scope of a lost key has a new epoch by now, or is ending.
         domain.keys_lost &= epochs_with_a_future(self.world)
-        due = plan_keys(self._needs(), records, self._ring.epochs(self._namespace), self.settled)
+        due = plan_keys(self._needs(), records, self.ring.epochs(self.namespace), self.settled)
         if domain.keys_unwrapping - due.unwrap:
             domain.keys_unwrapping &= due.unwrap
-            self._enqueue(self._store.key_holders(self._namespace))
+            self._enqueue(self.store.key_holders(self.namespace))
         self.spent &= due.destroy
         portions, failures = by_shard(due.draw | due.unwrap | due.destroy), list[CustodyError]()
         for shard in sorted(portions, key=lambda shard: (shard <= self.stuck, shard)):
@@ -156,7 +156,7 @@ class NamespaceKeys:
                 await custody.draw(due.draw)
             except CustodyError as error:
                 failure = error
-        asked, about, domain = due.draw | due.unwrap, {"namespace": self._namespace}, self.domain
+        asked, about, domain = due.draw | due.unwrap, {"namespace": self.namespace}, self.domain
         opened = await custody.open(asked)
         if not self._is_of(custody):
             return
@@ -164,11 +164,11 @@ class NamespaceKeys:
         none, unknown = opened.found.keys() - found.keys(), asked - opened.found.keys()
         refused = unknown if isinstance(opened.failure, OneKeyError) else frozenset[str]()
         for epoch in found.keys() - self.settled:
-            self._ring.add(self._namespace, epoch, found[epoch])
+            self.ring.add(self.namespace, epoch, found[epoch])
         lost, left = judge_unwrapped(due, self._needs(), none, refused)
-        tell_data_keys(self._namespace, made=len(found.keys() - domain.data_keys), removed=0)
+        tell_data_keys(self.namespace, made=len(found.keys() - domain.data_keys), removed=0)
         kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in none}
-        domain.data_keys = {**kept, **self._ring.ids(self._namespace, found)}
+        domain.data_keys = {**kept, **self.ring.ids(self.namespace, found)}
         domain.keys_unwrapping -= opened.found.keys()
         domain.keys_lost |= lost
         self.settled |= left
@@ -176,7 +176,7 @@ class NamespaceKeys:
             log.warning("data keys cannot be unwrapped any more", extra={**about, "keys": len(lost)})
         if refused & left:
             log.warning("unused data keys stay wrapped", extra={**about, "why": str(opened.failure)})
-        self._enqueue(self._store.keys_of(self._namespace) if lost else self._store.key_holders(self._namespace))
+        self._enqueue(self.store.keys_of(self.namespace) if lost else self.store.key_holders(self.namespace))
         if failure := failure or (opened.failure if unknown - self.settled else None):
             raise failure
 
@@ -192,31 +192,31 @@ class NamespaceKeys:
         asked = {left.old for erasure in self.domain.erasures.values() for left in erasure.record.epochs}
         answered = {epoch for epoch, end in ended.found.items() if end.why_not is not Undestroyed.STILL_THERE}
         await custody.forget(epoch for epoch in (spent & answered) - asked if ended.found[epoch].confirmed is not None)
-        tell_unended(self._namespace, ended.found.values())
+        tell_unended(self.namespace, ended.found.values())
         self.give_up(answered)
         self.spent -= answered
-        tell_data_keys(self._namespace, made=0, removed=len(spent & answered))
-        self._enqueue(self._store.key_holders(self._namespace))
+        tell_data_keys(self.namespace, made=0, removed=len(spent & answered))
+        self._enqueue(self.store.key_holders(self.namespace))
         ended.whole()
 
     def _is_of(self, custody: KmsCustody) -> bool:
         return self.world.domain_id == custody.domain
 
     def _require_leading(self) -> None:
-        if not self._leading():
+        if not self.leading():
             raise CustodyError("this process no longer leads")
 
     def _tell(self, problem: str) -> None:
         if self.domain.keys_problem != problem:
             self.domain.keys_problem = problem
             if problem:
-                about = {"namespace": self._namespace, "problem": problem}
+                about = {"namespace": self.namespace, "problem": problem}
                 log.warning("the custody of data keys is away", extra=about)
-            self._enqueue([Key("CacheDomain", self._namespace, DOMAIN_NAME)])
+            self._enqueue([Key("CacheDomain", self.namespace, DOMAIN_NAME)])
 
     def _enqueue(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._queue.add(key)
+            self.queue.add(key)
 
 
 class KmsKeys:
@@ -246,8 +246,10 @@ class KmsKeys:
         CacheDomain cannot be read, this waits until it can."""
         for namespace in self._store.namespaces:
             keys = self._of(namespace)
-            named = named_in_bundles(keys.world) if keys.uses_kms else {}
-            if keys.world.domain is not None and keys.uses_kms:
+            if not keys.uses_kms:
+                continue
+            named = named_in_bundles(keys.world)
+            if keys.world.domain is not None:
                 keys.domain.data_keys, keys.domain.keys_unwrapping = named, frozenset(epochs_in_use(keys.world))
             elif not named:
                 continue
