@@ -53,6 +53,8 @@ class KeysOfADomain(RuleBasedStateMachine):
     def work(self) -> Iterator[None]:
         """One turn, as the worker does it."""
         due = self.due()
+        self.lost |= due.lost
+        self.named -= due.lost
         yield
         for epoch in sorted(due.draw):
             assert epoch not in self.bundled, "pods would take a second key for the first"
@@ -67,7 +69,7 @@ class KeysOfADomain(RuleBasedStateMachine):
         yield
         self.held |= found - self.settled
         lost, settled = judge_unwrapped(due, self.needs(), asked - refused - found, refused)
-        self.named = (self.named - (asked - refused - found)) | (found & self.held)
+        self.named = (self.named - lost) | (found & self.held)
         self.lost |= lost
         self.settled |= settled
         for epoch in sorted(due.destroy):
@@ -198,11 +200,11 @@ class KeysOfADomain(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When nothing else happens, all that is due gets done."""
-        refused, self.broken = set(self.broken), set()
+        refused, self.broken = set(self.broken), self.broken - self.used
         for _ in range(4):
             self.all_that_is_due_is_done()
         due = self.due()
-        assert not due.draw | due.unwrap | due.destroy
+        assert not due.draw | due.unwrap | due.destroy | due.lost
         assert self.used - self.ending - self.lost <= self.held
         assert not self.spent - self.used
         for epoch, is_wrapped in self.records.items():

@@ -26,7 +26,7 @@ T = TypeVar("T")
 REQUEST_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
 MAX_ANSWER_BYTES = 256 * 1024
-MAX_TOLD_CHARACTERS = 200
+MAX_QUOTED_CHARACTERS = 200
 AT_ONCE = 8
 """Concurrent requests; waiting for a turn does not count toward the timeout."""
 
@@ -220,8 +220,8 @@ class TransitClient:
             raise _replaced() from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             # The error's own text may quote headers.
-            told = f"the key management service at {self._address}: {type(error).__name__}"
-            raise KmsError(_reason(error), told) from None
+            message = f"the key management service at {self._address}: {type(error).__name__}"
+            raise KmsError(_reason(error), message) from None
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         whole = f"{self._mount}/{path}"
@@ -266,13 +266,13 @@ def _judged(status: int, body: bytes, path: str) -> Any:
     if 200 <= status < 300:
         return raw
     errors = raw.get("errors") if isinstance(raw, dict) else None
-    told = "; ".join(one for one in errors if isinstance(one, str)) if isinstance(errors, list) else ""
-    told = "".join(character if character.isprintable() else " " for character in told)[:MAX_TOLD_CHARACTERS]
-    message = f"the key management service answered HTTP {status}" + (f": {told}" if told else "")
-    raise KmsError(_refusal(status, errors, told, path), message)
+    text = "; ".join(one for one in errors if isinstance(one, str)) if isinstance(errors, list) else ""
+    text = "".join(character if character.isprintable() else " " for character in text)[:MAX_QUOTED_CHARACTERS]
+    message = f"the key management service answered HTTP {status}" + (f": {text}" if text else "")
+    raise KmsError(_refusal(status, errors, text, path), message)
 
 
-def _refusal(status: int, errors: object, told: str, path: str) -> KmsFailure:
+def _refusal(status: int, errors: object, text: str, path: str) -> KmsFailure:
     match status:
         case 401 | 403:
             return KmsFailure.DENIED
@@ -280,7 +280,7 @@ def _refusal(status: int, errors: object, told: str, path: str) -> KmsFailure:
             # "No such key" has an empty list of errors, an unserved path has one entry, another kind of server has no
             # list. Only the first says something about a key.
             return KmsFailure.NO_KEY if errors == [] and "/keys/" in path else KmsFailure.NO_MOUNT
-        case 400 if "encryption key not found" in told:
+        case 400 if "encryption key not found" in text:
             return KmsFailure.NO_KEY
         case 429:
             return KmsFailure.BUSY

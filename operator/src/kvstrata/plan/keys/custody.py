@@ -53,9 +53,9 @@ def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding,
     if world.keys_problem:
         return (false(kind, DomainReason.KEY_CUSTODY_AWAY, world.keys_problem),)
     if world.keys_unwrapping:
-        told = f"{len(world.keys_unwrapping)} data keys are being unwrapped, because the operator was started anew"
-        return (false(kind, DomainReason.KEYS_UNWRAPPING, told),)
+        message = f"{len(world.keys_unwrapping)} data keys are being unwrapped, because the operator was started anew"
+        return (false(kind, DomainReason.KEYS_UNWRAPPING, message),)
     if lost:
-        told = f"the KMS cannot unwrap the data keys of {lost} epochs any more: they get new epochs and a cold cache"
-        return (false(kind, DomainReason.KEYS_LOST, told),)
+        message = f"the KMS cannot unwrap the data keys of {lost} epochs any more: they get new epochs and a cold cache"
+        return (false(kind, DomainReason.KEYS_LOST, message),)
     return (true(kind, DomainReason.KEYS_AT_HAND, f"the operator has all {len(world.data_keys)} data keys"),)

@@ -122,12 +122,12 @@ def epochs_in_use(world: World) -> set[str]:
 
 def scopes_in_use(world: World) -> Iterator[ScopeStatus]:
     """Yield the scopes in statuses; pools have theirs beside."""
-    told = chain(
+    scopes = chain(
         (policy.status.scope for policy in world.policies.values()),
         (group.status.scope for group in world.groups.values()),
         (domain.status.scope for domain in world.domains.values()),
     )
-    return (scope for scope in told if scope is not None)
+    return (scope for scope in scopes if scope is not None)
 
 
 def epochs_with_a_future(world: World) -> set[str]:

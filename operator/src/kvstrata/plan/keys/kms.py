@@ -47,9 +47,12 @@ class KeyRecords:
 
 @dataclass(frozen=True, slots=True)
 class KeyWork:
+    """Epochs by what is due. `lost`: their keys cannot be had any more, so the epochs are to be replaced."""
+
     draw: Set[str]
     unwrap: Set[str]
     destroy: Set[str]
+    lost: Set[str] = frozenset()
 
     def within(self, epochs: Iterable[str]) -> KeyWork:
         some = frozenset(epochs)
@@ -60,20 +63,21 @@ def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set
     """Return what is due. `held`: this process has the key. `settled`: it is done with it.
 
     1. Draw keys that are wanted and never existed.
-    2. Unwrap keys that epochs in use had, also where no record is left: only the attempt shows that they are lost.
-       Unwrap all other keys, too, so that plans see and end them, unless they are to be destroyed.
+    2. Unwrap the keys of lasting epochs; and all others once, so that plans see and end them.
     3. Destroy what no pod needs, and what a former process revoked.
+    4. Replace lasting epochs that had a key and have no usable record of it.
     """
     had = needs.named | records.wrapped | records.revoked | records.unusable.keys() | settled
     return KeyWork(
         draw=(needs.wanted & needs.lasting) - had - held,
-        unwrap=((needs.lasting & had) | ((needs.used & had | records.wrapped) - settled)) - held - needs.spent,
+        unwrap=((records.wrapped & needs.lasting) | (records.wrapped - settled)) - held - needs.spent,
         destroy=(needs.spent | (records.revoked - settled)) - needs.used,
+        lost=(needs.lasting & had) - records.wrapped - held,
     )
 
 
 def judge_unwrapped(work: KeyWork, needs: KeyNeeds, none: Set[str], refused: Set[str]) -> tuple[Set[str], Set[str]]:
-    """Return the epochs whose keys are lost, and those to settle. `none`: no key exists any more. `refused`: it failed
+    """Return the epochs whose keys are lost, and those to settle. `none`: the KMS has no such key. `refused`: it failed
     for this key alone, and is repeated while the epoch is in use."""
     gone = none & work.unwrap
     return gone & needs.lasting, gone | (refused - needs.used)

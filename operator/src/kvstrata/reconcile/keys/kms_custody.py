@@ -132,8 +132,8 @@ class KmsCustody:
         held = await self._stored.held(shards)
         left = held.unusable.keys() | {epoch for epoch, record in held.records.items() if record.wrapped}
         since = {epoch: record.revoked_at for epoch, record in held.records.items()}
-        words = {epoch: Statement(Party.OPERATOR, self._operator, since.get(epoch) or at) for epoch in wanted}
-        return {epoch: None if epoch in left else word for epoch, word in words.items()}
+        stated = {epoch: Statement(Party.OPERATOR, self._operator, since.get(epoch) or at) for epoch in wanted}
+        return {epoch: None if epoch in left else statement for epoch, statement in stated.items()}
 
     async def destroy(self, epochs: Iterable[str]) -> Answers[Destruction]:
         """Have the service delete the wrapping keys of revoked keys, as far as possible."""
@@ -193,8 +193,8 @@ class KmsCustody:
             f"key {record.key} in {record.place} {seen}; asked again, the service has no such key",
             f"service {service.cluster}, version {service.version}",
         )
-        word = Statement(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))
-        return Destruction(word, evidence=evidence)
+        statement = Statement(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))
+        return Destruction(statement, evidence=evidence)
 
     def _is_of(self, record: WrappedKey, service: Service) -> bool:
         return record.service == service.cluster and record.place == self._client.place

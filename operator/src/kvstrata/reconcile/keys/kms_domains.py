@@ -112,9 +112,9 @@ class KmsDomains:
         if custody is None:
             # A key without a record reaches no pod.
             return dict.fromkeys(wanted, Statement(Party.OPERATOR, self._operator, format_timestamp(self._now())))
-        words = await custody.revoke(wanted)
-        gone = {epoch: word for epoch, word in words.items() if word is not None}
-        if kept := len(words) - len(gone):
+        revoked = await custody.revoke(wanted)
+        gone = {epoch: statement for epoch, statement in revoked.items() if statement is not None}
+        if kept := len(revoked) - len(gone):
             raise CustodyError(
                 f"{kept} data keys are in Secrets still, or this version cannot read what is said of them"
             )
@@ -230,8 +230,8 @@ class KmsDomains:
         there = {self._store.world(namespace).domain_id for namespace in self._store.namespaces}
         strays = sorted(domain for domain in with_keys - there if names.kms_domain(domain) not in known)
         if strays:
-            told = {"domains": strays}
-            log.warning("there are wrapped keys, and nothing says which service has the rest", extra=told)
+            about = {"domains": strays}
+            log.warning("there are wrapped keys, and nothing says which service has the rest", extra=about)
         return len(strays)
 
     async def _is_gone(self, kms_domain: KmsDomain) -> bool:
@@ -306,8 +306,8 @@ def is_unreadable(world: World) -> bool:
 def tell_unended(namespace: str, ends: Iterable[Destruction]) -> None:
     for end in ends:
         if end.why_not is not None:
-            told = {"namespace": namespace, "why": str(end.why_not)}
-            log.warning("the service has not ended a data key that nobody needs", extra=told)
+            about = {"namespace": namespace, "why": str(end.why_not)}
+            log.warning("the service has not ended an unused data key", extra=about)
             metrics.KEYS_NOT_ENDED.labels(str(end.why_not)).inc()
 
 

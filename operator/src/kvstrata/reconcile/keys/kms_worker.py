@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -124,6 +124,7 @@ class NamespaceKeys:
         if domain.keys_unwrapping - due.unwrap:
             domain.keys_unwrapping &= due.unwrap
             self._enqueue(self.store.key_holders(self.namespace))
+        self._lose(due.lost)
         self.spent &= due.destroy
         portions, failures = by_shard(due.draw | due.unwrap | due.destroy), list[CustodyError]()
         for shard in sorted(portions, key=lambda shard: (shard <= self.stuck, shard)):
@@ -156,7 +157,7 @@ class NamespaceKeys:
                 await custody.draw(due.draw)
             except CustodyError as error:
                 failure = error
-        asked, about, domain = due.draw | due.unwrap, {"namespace": self.namespace}, self.domain
+        asked, domain = due.draw | due.unwrap, self.domain
         opened = await custody.open(asked)
         if not self._is_of(custody):
             return
@@ -167,18 +168,25 @@ class NamespaceKeys:
             self.ring.add(self.namespace, epoch, found[epoch])
         lost, left = judge_unwrapped(due, self._needs(), none, refused)
         tell_data_keys(self.namespace, made=len(found.keys() - domain.data_keys), removed=0)
-        kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in none}
-        domain.data_keys = {**kept, **self.ring.ids(self.namespace, found)}
+        domain.data_keys = {**domain.data_keys, **self.ring.ids(self.namespace, found)}
         domain.keys_unwrapping -= opened.found.keys()
-        domain.keys_lost |= lost
         self.settled |= left
-        if lost:
-            log.warning("data keys cannot be unwrapped any more", extra={**about, "keys": len(lost)})
+        self._lose(lost)
         if refused & left:
-            log.warning("unused data keys stay wrapped", extra={**about, "why": str(opened.failure)})
-        self._enqueue(self.store.keys_of(self.namespace) if lost else self.store.key_holders(self.namespace))
+            about = {"namespace": self.namespace, "why": str(opened.failure)}
+            log.warning("unused data keys stay wrapped", extra=about)
+        self._enqueue(self.store.key_holders(self.namespace))
         if failure := failure or (opened.failure if unknown - self.settled else None):
             raise failure
+
+    def _lose(self, epochs: Set[str]) -> None:
+        """Have epochs replaced whose keys cannot be had any more."""
+        if epochs:
+            log.warning("data keys are lost", extra={"namespace": self.namespace, "keys": len(epochs)})
+            known = self.domain.data_keys.items()
+            self.domain.data_keys = {epoch: key for epoch, key in known if epoch not in epochs}
+            self.domain.keys_lost |= epochs
+            self._enqueue(self.store.keys_of(self.namespace))
 
     async def _end(self, custody: KmsCustody, due: KeyWork) -> None:
         """Have the service delete the wrapping keys of unused keys, and remove their notes unless an erasure needs
