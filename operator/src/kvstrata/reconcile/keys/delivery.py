@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol
 
 from kvstrata.clients.kube import Kube
@@ -17,7 +18,7 @@ from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.model.pods import Pod
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.keys.key_ring import KeyRing
-from kvstrata.reconcile.pod_states import PodTokens, PodAnswerError
+from kvstrata.reconcile.pod_states import PodAnswerError, PodTokens
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
@@ -81,9 +82,8 @@ class KeyDelivery:
         while self._lacks(namespace, pod):
             brought = 0
             try:
-                brought = await self._bring(namespace, pod)
-            except PodAnswerError as error:
-                log.info("a pod was not brought data keys", extra={"pod": pod.name, "why": str(error)})
+                with suppress(PodAnswerError):
+                    brought = await self._bring(namespace, pod)
             except Exception:
                 log.exception("a pod was not brought data keys; this is a defect", extra={"pod": pod.name})
                 metrics.FAILURES.labels("CacheDomain", "Bug").inc()
