@@ -12,10 +12,12 @@ from contextlib import closing
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
+from kvstrata_sidecar.adapter.memory.loans import Borrowed
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
+from kvstrata_sidecar.adapter.tier.buffers import address_of
 from tests.tiers.memory_readers import CHUNKS, P, content, found, from_the_pool
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of
-from tests.tiers.memory_stand_in import BLOCK_BYTES, READ_TTL_S, SUCCESS, Key, marker
+from tests.tiers.memory_stand_in import BLOCK_BYTES, LOCKED, READ_TTL_S, SUCCESS, Key, marker
 
 
 @pytest.fixture
@@ -171,6 +173,22 @@ class TestThePolicy:
         server.turn()
         assert server.resident() == [Key(P, CHUNKS - 1)]
 
+    def test_a_reader_that_is_kept_off_the_tier_is_lent_nothing_and_others_are(self, server: Server) -> None:
+        server.allow(a=EnforcedBudget.denying(TIER), b=None, p=None)
+        assert [one is not None for one in found(server, Key(A, 0), Key(B, 0))] == [False, True]
+        assert server.resident() == [*keys_of(P, CHUNKS), Key(B, 0)]
+        assert server.memory.by_scope().keys() == {A[:12], B[:12]}
+        assert server.memory.by_scope()[A[:12]] == {"refused_not_allowed": 1}
+
+    def test_a_lookup_of_what_is_withheld_prolongs_no_lock(self, server: Server) -> None:
+        found(server, Key(A, 0))
+        server.share("p", "b", range(CHUNKS))
+        server.now_s += READ_TTL_S - 1
+        assert found(server, Key(A, 0)) == [None]
+        server.now_s += 2
+        server.turn()
+        assert server.resident() == keys_of(P, CHUNKS)
+
 
 class TestWhatSlowerTiersLoad:
     """The pool has no block 7 in memory, and another tier loads it for its readers."""
@@ -196,6 +214,21 @@ class TestWhatSlowerTiersLoad:
         assert not server.pool.in_use(Key(P, 7))
         assert [(row.scope, row.blocks) for row in server.memory.usage()] == [(P[:12], CHUNKS + 1)]
         assert server.memory.by_scope()[P[:12]]["promoted_blocks"] == 1
+
+    def test_it_is_in_use_while_its_first_reader_reads(self, server: Server) -> None:
+        self.load(server, Key(A, 7))
+        assert server.pool.in_use(Key(P, 7))
+        assert server.manager.delete([Key(P, 7)]) == {Key(P, 7): LOCKED}
+        server.manager.finish_read([Key(A, 7)])
+        assert not server.pool.in_use(Key(P, 7))
+
+    def test_what_is_absent_or_lent_already_becomes_nobodys(self, server: Server) -> None:
+        found(server, Key(A, 0))
+        loan = server.manager._objects[Key(A, 0)]
+        for key in (Key(A, 0), Key(A, 9)):
+            assert server.pool.loans.adopt(key, C) is None
+        assert server.manager._objects[Key(A, 0)] is loan
+        assert server.resident() == [*keys_of(P, CHUNKS), Key(A, 0)]
 
     def test_it_is_as_old_as_it_was_in_the_other_tier(self, server: Server) -> None:
         server.allow(a=None, p=EnforcedBudget(TIER, retention_s=100))
@@ -241,6 +274,7 @@ class TestWhatSlowerTiersLoad:
     def test_a_readers_own_copy_never_becomes_the_pools(self, server: Server) -> None:
         """A load from the pool that ended too late must not speak for the next one, which found the reader's own."""
         server.manager.load_in_vain(Key(A, 7), filled=from_the_pool(server))
+        assert server.pool.settle(10), "the next load gets the same memory"
         server.manager.load(Key(A, 7), filled=lambda key, view: server.memory.borrowed.loaded(key, A, view))
         server.manager.finish_read([Key(A, 7)])
         assert Key(P, 7) not in server.resident()
@@ -259,6 +293,27 @@ class TestWhatSlowerTiersLoad:
         server.manager.finish_read([Key(A, 9)])
         assert Key(A, 9) in server.resident()
         assert Key(A, 7) not in server.resident()
+
+
+class TestLocksOfReaders:
+    def test_two_that_end_undo_their_own_locks_and_no_other(self, server: Server) -> None:
+        for _ in range(2):
+            found(server, Key(A, 0))
+        server.manager.take_up(Key(P, 0))
+        server.manager.finish_read([Key(A, 0), Key(A, 0)])
+        assert Key(A, 0) not in server.resident()
+        assert server.pool.in_use(Key(P, 0)), "it is being stored in another tier"
+        server.manager.release(Key(P, 0))
+        assert not server.pool.in_use(Key(P, 0))
+
+    def test_a_block_that_had_to_go_goes_when_its_reader_returns_it(self, server: Server) -> None:
+        found(server, Key(A, 0))
+        server.allow(a=None, p=EnforcedBudget(TIER, limit_bytes=0))
+        server.turn()
+        assert Key(P, 0) in server.resident()
+        server.manager.finish_read([Key(A, 0)])
+        server.turn()
+        assert server.resident() == [], "at once, not within a second"
 
 
 class TestLocksThatRunOut:
@@ -321,8 +376,37 @@ class TestLocksThatRunOut:
         assert not server.has_bytes_of(Key(P, 0))
         assert server.memory.counters()["loans"] == 0
 
+    def test_what_was_lent_once_is_given_back_with_the_table_as_well(self, server: Server) -> None:
+        found(server, Key(A, 0))
+        server.manager.finish_read([Key(A, 0)])
+        assert server.memory.counters()["loans"] == 0
+        server.manager.clear()
+        server.now_s += 1
+        server.turn()
+        assert server.free_blocks() == server.blocks
+
+    def test_when_lending_ends_memory_that_only_loans_held_is_freed_and_no_other(self, server: Server) -> None:
+        found(server, Key(A, 0), Key(A, 1))
+        server.manager.delete([Key(P, 0)], force=True)
+        server.pool.close()
+        assert server.resident() == keys_of(P, CHUNKS)[1:]
+        assert server.free_blocks() == server.blocks - CHUNKS + 1
+        assert not server.has_bytes_of(Key(P, 0))
+        assert server.has_bytes_of(Key(P, 1))
+
     def test_when_lending_ends_the_table_has_the_pools_blocks_alone(self, server: Server) -> None:
         found(server, *keys_of(A, CHUNKS))
         server.pool.loans.close()
         assert server.resident() == keys_of(P, CHUNKS)
         assert found(server, Key(A, 0)) == [None]
+
+
+def test_of_blocks_that_never_arrive_the_eldest_are_forgotten() -> None:
+    borrowed = Borrowed(lambda *_: True, limit=2)
+    views = [memoryview(bytearray(8)) for _ in range(3)]
+    addresses = {Key(A, number): address_of(view) for number, view in enumerate(views)}
+    for number, view in enumerate(views):
+        borrowed.loaded(Key(A, number), P, view)
+    borrowed.loaded(Key(A, 1), P, views[1])
+    assert borrowed.arrived(keys_of(A, 3), addresses.get) == [(Key(A, 1), P), (Key(A, 2), P)]
+    assert borrowed.arrived(keys_of(A, 3), addresses.get) == [], "each arrives once"

@@ -60,7 +60,7 @@ class MemoryEraser:
         with self._lock:
             deleted = sum((self._tallies[name].gone for name in names & self._tallies.keys()), Amount())
         writing = self._amount(pool.staged(), names)
-        reading = self._amount(pool.resident(), names) + self._amount(pool.loans.outliving(names), names)
+        reading = self._amount(pool.resident(), names) + self._amount(pool.loans.outliving(), names)
         overwritten = pool.settle(WITHIN_S)
         remaining = writing + reading
         checked = [Check.TABLES] if not remaining.blocks else []

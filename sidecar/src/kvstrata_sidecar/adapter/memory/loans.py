@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -198,12 +198,12 @@ class Loans:
             kept_back, self._kept_back = self._kept_back, {}
             return unread, [lent.entry.memory_obj for lent in kept_back.values() if not self._is_owned(lent)]
 
-    def outliving(self, keyspaces: Collection[str]) -> list[tuple[Any, Any]]:
-        """Return lent blocks, as (key, entry), of these keyspaces whose lender left LMCache's table. Their memory goes
-        with the last loan."""
+    def outliving(self) -> list[tuple[Any, Any]]:
+        """Return lent blocks, as (key, entry), whose lender left LMCache's table. Their memory goes with the last
+        loan."""
         with self._manager._lock, self._lock:
-            lent = [one for one in self._by_memory.values() if one.key.cache_salt in keyspaces]
-            return [(one.key, one.entry) for one in lent if self._manager._objects.get(one.key) is not one.entry]
+            lent, objects = self._by_memory.values(), self._manager._objects
+            return [(one.key, one.entry) for one in lent if objects.get(one.key) is not one.entry]
 
     def _reserve_without(self, withheld: set[Any], keys: Sequence[Any], *read_locks: int) -> dict[Any, Any]:
         found = self._reserve_read([key for key in keys if key not in withheld] if withheld else keys, *read_locks)
