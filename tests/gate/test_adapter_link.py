@@ -132,6 +132,14 @@ async def test_a_refused_revision_is_asked_for_again_and_the_reason_told(gate: W
     assert gate.gate.state().problem == ""
 
 
+async def test_a_refused_first_revision_is_asked_for_again(world: World) -> None:
+    world.adapter.refusals = 1
+    await world.publish([entry("acme")])
+    async with world.started():
+        await world.acked(1)
+        assert world.adapter.applied == [1, 1]
+
+
 @pytest.mark.parametrize("changes", [{"acknowledges": 1}, {"acknowledged_term": 0}])
 async def test_an_older_revision_or_term_is_no_acknowledgement(gate: World, changes: dict[str, int]) -> None:
     await gate.acked(await gate.publish([entry("acme")], term=2))

@@ -197,6 +197,72 @@ def test_ordinary_bodies_of_the_usual_clients_pass() -> None:
         assert engine_sees(bodies.COMPLETIONS, json.dumps({"prompt": prompt}).encode()) is not None
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True, "include_usage": False}},
+            "stream_options",
+        ),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": "true"}, "stream"),
+        ({"structured_outputs": {"other": 1}}, "structured_outputs.other"),
+        ({"structured_outputs": []}, "structured_outputs"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 65}, "n"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+    ],
+    ids=str,
+)
+def test_options_that_are_refused_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        bodies.rewrite(bodies.CHAT, {"messages": [{"role": "user", "content": "x"}], **fields})
+    assert (refusal.value.status, refusal.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen", "stripped"),
+    [
+        ({}, {}, False),
+        ({"stream": False}, {"stream": False}, False),
+        ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}, True),
+        ({"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+         {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}, False),
+        ({"stream": True, "stream_options": {"include_usage": None, "continuous_usage_stats": False}},
+         {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}}, True),
+        ({"n": 64}, {"n": 64}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_pass_reach_the_engine(fields: dict[str, Any], seen: dict[str, Any], stripped: bool) -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}]}
+    made = bodies.rewrite(bodies.CHAT, {**asked, **fields})
+    assert (made.seal("tiny", SALT), made.strip_usage) == (
+        {**asked, **seen, "model": "tiny", "cache_salt": SALT}, stripped,
+    )  # fmt: skip
+    assert made.stream is bool(seen.get("stream"))
+
+
+def test_an_endpoint_without_the_option_is_not_asked_for_usage() -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "stream": True}
+    made = bodies.rewrite(bodies.MESSAGES, dict(asked))
+    assert (made.fields, made.stream, made.strip_usage) == (asked, True, False)
+
+
+@pytest.mark.parametrize(("prompt", "n", "passes"), [(["x"] * 64, 1, True), (["x"] * 65, 1, False),
+    (["x"] * 2, 32, True), (["x"] * 2, 33, False), ([1] * 100, 64, True), ([[1]] * 65, 1, False)])  # fmt: skip
+def test_sequences_of_a_request_are_prompts_times_n(prompt: list[Any], n: int, passes: bool) -> None:
+    data = json.dumps({"prompt": prompt, "n": n}).encode()
+    assert (engine_sees(bodies.COMPLETIONS, data) is not None) is passes
+
+
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":null}'}}
 STREAMED_CALL = {**CALL, "index": 0, "function": {**CALL["function"], "parsed_arguments": None}}  # type: ignore[dict-item]
 

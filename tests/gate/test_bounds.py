@@ -13,6 +13,8 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata_sidecar.gate.http.errors import Reason
+from kvstrata_sidecar.gate.http.messages import Buffered, Limits
 
 from .pki import client_context
 from .stand_ins import plain_answer
@@ -163,6 +165,24 @@ def shrink_memory(world: World, buffered_bytes: int) -> None:
     server = world.gate.tenant_server
     server.limits = replace(server.limits, body_bytes=buffered_bytes // 4, buffered_bytes=buffered_bytes)
     server.buffered = type(server.buffered)(server.limits)
+
+
+def test_memory_may_be_used_up_to_the_bounds_and_no_further() -> None:
+    buffered = Buffered(Limits(body_bytes=2, buffered_bytes=8))
+    buffered.add("a", 3)
+    assert buffered.refusal("a", 1) is None
+    refused = buffered.refusal("a", 2)
+    assert refused is not None
+    assert (refused.status, refused.reason, refused.retry_after_s) == (429, Reason.TENANT_OVERLOADED, 1)
+    buffered.add("b", 4)
+    assert buffered.refusal("c", 1) is None
+    refused = buffered.refusal("c", 2)
+    assert refused is not None
+    assert (refused.status, refused.reason, refused.retry_after_s) == (503, Reason.OVERLOADED, 1)
+    buffered.remove("b", 4)
+    buffered.remove("a", 1)
+    assert (buffered.total, buffered.refusal("a", 2), buffered.refusal("b", 4)) == (2, None, None)
+    assert Limits(body_bytes=8, buffered_bytes=8).buffered_bytes_per_caller == 8
 
 
 async def _uploads(world: World, key: str, count: int, size: int) -> list[Connection]:

@@ -362,6 +362,25 @@ async def test_an_engine_that_does_not_answer_is_no_failure_and_nothing_is_left(
     assert not any(pod.adapter.held.values())
 
 
+async def test_a_pod_without_its_cache_server_is_not_ready_to_be_probed(pod: World) -> None:
+    await pod.adapter.stop()
+    await until(lambda: not pod.gate.enforcement.cache_boot)
+    said = await probed(pod)
+    assert (said.outcome, said.cache_boot, said.revision, said.looked) == (ProbeOutcome.UNREADY, "", 1, 0)
+    assert engine_of(pod).salts == []
+
+
+async def test_a_pod_that_drains_is_not_probed(pod: World) -> None:
+    pod.gate.drain.begin()
+    assert (await probed(pod)).outcome is ProbeOutcome.UNREADY
+    assert engine_of(pod).salts == []
+
+
+async def test_nothing_of_a_probe_stays_in_the_gate(pod: World) -> None:
+    await probed(pod)
+    assert (pod.gate.prober._running, pod.gate.enforcement.in_flight) == (set(), {})
+
+
 async def test_a_pod_that_drains_ends_its_probe(pod: World) -> None:
     engine_of(pod).held.clear()
     asking = asyncio.create_task(probed(pod))

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.pools import POOL_PATH, WARM_PATH, PoolReport, Warmed, WarmOutcome, WarmRequest
+from kvstrata.contract.messages.pools import (
+    POOL_PATH,
+    WARM_PATH,
+    PoolQuestion,
+    PoolReport,
+    Warmed,
+    WarmOutcome,
+    WarmRequest,
+)
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
@@ -206,6 +214,21 @@ async def test_an_engine_that_fails_or_refuses_is_told(pod: World) -> None:
     assert await warmed(pod, CHAT) is WarmOutcome.REFUSED
 
 
+async def test_a_chat_with_tools_is_refused_when_it_is_with_and_without_their_choice(pod: World) -> None:
+    assert CHAT.chat is not None
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    source = PrefixSource(chat={**CHAT.chat, "tools": tools})
+    made = await asked(pod, source)
+    version = replace(version_of(pod), hashes=pack_hashes(sorted(chunks_of(made.hashes))))
+    await pod.acked(await pod.publish([entry("acme")], pools={0: PoolShard("docs", UID, (version,))}))
+    engine_of(pod).chat_status = 400
+    assert await warmed(pod, source, manifest=version.manifest) is WarmOutcome.REFUSED
+    engine_of(pod).chat_status = 200
+    assert await warmed(pod, source, manifest=version.manifest) is WarmOutcome.STORED
+    engine_of(pod).preamble = "<developer>"
+    assert await warmed(pod, source, manifest=version.manifest) is WarmOutcome.MISMATCH
+
+
 async def begun(world: World) -> asyncio.Task[WarmOutcome]:
     """A warm-up that the engine computes for as long as it is let."""
     engine_of(world).computing.clear()
@@ -272,6 +295,15 @@ async def test_the_operator_learns_what_tiers_hold_of_each_version(pod: World) -
     (version,) = (await told(UID)).versions
     assert (version.scope, version.manifest) == (SPACE[:SCOPE_DIGITS], version_of(pod).manifest)
     assert [(tier.name, tier.stored) for tier in version.tiers] == [("shared", len(pod.adapter.held[SPACE]))]
+
+
+async def test_the_operator_learns_which_chunks_are_missing(pod: World) -> None:
+    missing = ("ab" * CHUNK_HASH_BYTES,)
+    holding = replace(pod.adapter.holding(PoolQuestion(SPACE)), missing=missing)
+    pod.adapter.holding = lambda question: holding  # type: ignore[method-assign]
+    answer = await say(pod, f"GET {POOL_PATH}?uid={UID} HTTP/1.1\r\nHost: g\r\n\r\n".encode())
+    (version,) = PoolReport.decode(answer.body).versions
+    assert (version.known, version.missing) == (True, missing)
 
 
 @pytest.mark.parametrize("target", [POOL_PATH, f"{POOL_PATH}?uid="])
