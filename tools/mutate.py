@@ -1,7 +1,7 @@
 """`make mutate`: change product lines one at a time, and see whether a test fails.
 
 mutmut makes the mutants and runs, for each, the tests that reach its function. It works in a copy of the repository
-below `.local/mutants`, never in the checkout. It changes code inside functions only, not constants of modules.
+below `.local/mutants`, never in the checkout. It changes code inside functions without decorators, and no constants.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
     starts = _first_lines(ast.parse(source))
     for name in mutated.mutant_names:
         key = name.partition("__mutmut_")[0]
+        function = re.sub("^(x_|.*ǁ)", "", key)
         old, new = (
-            [text.replace(f"def {each}(", "def (") for text in code[spans[each].start - 1 : spans[each].end]]
+            [text.replace(f"def {each}(", f"def {function}(") for text in code[spans[each].start - 1 : spans[each].end]]
             for each in (f"{key}__mutmut_orig", name)
         )
-        first = next(at for at, text in enumerate(old) if "def (" in text)
+        first = next(at for at, text in enumerate(old) if f"def {function}(" in text)
         change = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
-        begin = re.match(r"@@ -(\d+)", change[0])
-        line = starts[key] - first + int(begin[1] if begin else 1) - 1
+        line = starts[key] - first + int(re.findall(r"\d+", change[0])[0]) - 1
         yield Mutant(f"{module}.{name}", path, line, tuple(text for text in change if text[0] in "-+"))
 
 
