@@ -120,6 +120,12 @@ async def test_without_the_api_server_the_gate_serves_and_then_fences(world: Wor
         assert world.engine.requests[-1].json["cache_salt"] == keyspace("acme")
 
 
+async def test_what_the_api_server_says_of_an_error_is_told(gate: World) -> None:
+    gate.api.broken = True
+    await gate.gate.bundles.refresh()
+    assert gate.gate.bundles.problem == "the API server answered 500: broken"
+
+
 async def test_a_root_that_cannot_be_adopted_makes_the_policy_stale(world: World) -> None:
     await world.publish([entry("acme")], Rules(stale_after_s=2), revision=5)
     async with world.started():

@@ -80,7 +80,7 @@ async def test_a_request_that_outlives_the_drain_timeout_is_told_and_ended(gate:
     await until(lambda: gate.engine.requests)
     revision = await gate.publish([entry("acme", "acme-2"), entry("globex")], Rules(drain_timeout_s=0))
     answer = await running
-    assert (answer.status, answer.error["code"]) == (503, "policy_changed")
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "policy_changed", "0")
     await gate.acked(revision)
 
 

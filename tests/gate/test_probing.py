@@ -168,6 +168,13 @@ async def test_only_the_writers_first_prompt_makes_a_whole_chunk(pod: World) -> 
     assert [length >= size for length in engine_of(pod).prompts] == [True, False, False, False]
 
 
+async def test_the_engine_generates_one_token_for_each_prompt(pod: World) -> None:
+    await probed(pod)
+    asked = [request.json for request in pod.engine.requests if request.path == "/v1/completions"]
+    assert {(body["max_tokens"], body["temperature"], body["model"]) for body in asked} == {(1, 0, "tiny")}
+    assert {len(body) for body in asked} == {5}
+
+
 async def test_it_is_in_no_tenants_figures(pod: World) -> None:
     before = pod.gate.metrics_page()
     await probed(pod)
