@@ -12,6 +12,7 @@ from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
 from kvstrata_sidecar.adapter.redis.sweep import scopes
+from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
 from kvstrata_sidecar.adapter.redis.sweep.inbox import PolicyChanges
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -123,6 +124,52 @@ class TestOnARealTier:
         assert [int(one, 16) for one in swept] == [0, 1, 5, 2, 3], "and once more when the policy changed"
         assert sweeper.turn() is False
         assert [int(one, 16) for one in swept[5:]] == [4, 5]
+
+    def test_a_scope_that_stays_above_its_limit_waits_a_turn_and_holds_up_no_other(
+        self, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stop(driver.tier)
+        make_due(driver.tier, time.monotonic() + 60)
+        while driver.tier._sweeper.turn():
+            pass
+        swept: list[str] = []
+
+        def stay_above(_job: scopes.SweepScopes, _transport: Transport, keyspace: str) -> bool:
+            swept.append(keyspace)
+            return keyspace == KEYSPACE_A
+
+        monkeypatch.setattr(scopes.SweepScopes, "sweep", stay_above)
+        for keyspace in (KEYSPACE_A, KEYSPACE_B):
+            driver.tier._deps.inbox.urge(keyspace)
+        assert driver.tier._sweeper.turn() is False, "it is not tried without a pause"
+        assert driver.tier._sweeper.turn() is False
+        assert swept == [KEYSPACE_A, KEYSPACE_B, KEYSPACE_A]
+
+    def test_a_policy_that_changes_puts_off_no_sweep(self, driver: Driver, gate: GateStandIn) -> None:
+        stop(driver.tier)
+        due_s = time.monotonic() + 60
+        make_due(driver.tier, due_s)
+        gate.allow(KEYSPACE_A)
+        driver.tier._sweeper.turn()
+        assert job_of(driver.tier, scopes.SweepScopes).due_s == due_s
+        make_due(driver.tier, 0.0)
+        driver.tier._sweeper.turn()
+        assert job_of(driver.tier, scopes.SweepScopes).due_s > due_s - 30, "once an interval"
+
+    def test_a_job_that_fails_is_counted_and_affects_no_other(
+        self, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stop(driver.tier)
+        make_due(driver.tier, 0.0)
+        failed = driver.tier.counters().get("sweep_errors", 0)
+
+        def fail(*_: object) -> bool:
+            raise ValueError("a defect")
+
+        monkeypatch.setattr(ApplyPolicy, "run", fail)
+        assert driver.tier._sweeper.turn() is False
+        assert driver.tier.counters()["sweep_errors"] == failed + 1
+        assert job_of(driver.tier, scopes.SweepScopes).due_s > 0, "the sweep was begun"
 
     def test_of_ten_sweeps_one_compares_index_and_values_whichever_pod_sweeps(
         self, driver: Driver, redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch

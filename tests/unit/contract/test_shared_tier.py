@@ -118,6 +118,18 @@ class TestScripts:
         assert loaded.sha == hashlib.sha1(loaded.text, usedforsecurity=False).hexdigest().encode()
         assert loaded.text.endswith((FOLDER / f"{name}.lua").read_bytes())
 
+    def test_arguments_are_sent_in_the_order_in_which_the_text_reads_them(self) -> None:
+        loaded = scripts.script("cull")
+        assert loaded.words({"identities": [b"x", b"y"], "count": 3, "cursor": 0}) == [b"0", b"3", b"x", b"y"]
+        assert b"local cursor, count, identities = ARGV[1], tonumber(ARGV[2]), {unpack(ARGV, 3)}\n" in loaded.text
+        assert b"?limited" not in scripts.script("reserve").text
+        assert b"ARGV[7] == '1'" in scripts.script("reserve").text
+
+    @pytest.mark.parametrize("arguments", [{"token": b"t"}, {"token": b"t", "life_ms": 1, "more": 1}])
+    def test_a_script_is_not_called_with_other_arguments_than_its_own(self, arguments: dict[str, bytes | int]) -> None:
+        with pytest.raises((KeyError, TypeError)):
+            scripts.script("claim").words(arguments)
+
     def test_the_data_user_may_run_what_is_run_and_nothing_else(self) -> None:
         called = {
             found.lower()

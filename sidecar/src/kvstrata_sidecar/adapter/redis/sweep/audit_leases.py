@@ -24,9 +24,10 @@ class AuditLeases:
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:  # noqa: ARG002
         now_s = self._deps.clock()
         for keyspace, noted in [*self._differed.items()]:
-            failed = noted[0] <= now_s and connection.attempt(keyspace, self.compare)
-            if noted[0] <= now_s and not failed and self._differed.get(keyspace) is noted:
-                del self._differed[keyspace]  # the policy does not allow the tier for it any more
+            if noted[0] > now_s or connection.attempt(keyspace, self.compare):
+                continue
+            if self._differed.get(keyspace) is noted:  # the policy does not allow the tier for it any more
+                del self._differed[keyspace]
         return False
 
     def compare(self, transport: Transport, keyspace: str) -> None:
