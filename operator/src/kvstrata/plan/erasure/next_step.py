@@ -15,7 +15,6 @@ from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
 from kvstrata.model.erasure import evidence
@@ -24,7 +23,6 @@ from kvstrata.model.erasure.record import Erasure, Observed
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.erasure import orders as work
-from kvstrata.plan.erasure.receipt import facts_of
 
 PATIENCE_S = 600
 """How long unreachable copies are waited for when nothing else is left and the order has no deadline."""
@@ -62,8 +60,7 @@ class ErasureStep:
 
 
 def next_step(erasure: Erasure, seen: Observed, now: datetime) -> ErasureStep:
-    facts = facts_of(erasure)
-    case = work.ErasureCase(erasure, seen, now, facts, frozenset(claims(facts)))
+    case = work.case_of(erasure, seen, now)
     step = next(step for rule in RULES if (step := rule(case)) is not None)
     if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
         step = _cut_short(case, step)
@@ -136,7 +133,7 @@ def wait_out_writes(case: work.ErasureCase) -> ErasureStep | None:
 
 def finish_verified(case: work.ErasureCase) -> ErasureStep | None:
     """A proof stays valid when servers change afterwards."""
-    if any(work.open_engines(case)):
+    if case.engines:
         return None
     if ReceiptClaim.VERIFIED in case.holds:
         return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
@@ -148,19 +145,18 @@ def finish_verified(case: work.ErasureCase) -> ErasureStep | None:
 
 def erase(case: work.ErasureCase) -> ErasureStep | None:
     """Each primary by a Job, a few at a time; each pod by itself."""
-    return _step(case, Phase.ERASING, R.ERASING, (*work.open_deletions(case), *work.open_copies(case)))
+    return _step(case, Phase.ERASING, R.ERASING, case.to_erase)
 
 
 def verify(case: work.ErasureCase) -> ErasureStep | None:
     """The operator looks itself, after all deletions."""
-    return _step(case, Phase.VERIFYING, R.VERIFYING, (*work.open_looks(case), *work.open_probes(case)))
+    return _step(case, Phase.VERIFYING, R.VERIFYING, case.to_verify)
 
 
 def finish_short(case: work.ErasureCase) -> ErasureStep:
     """Copies are left and nothing more can be ordered: wait, accept the residue, or fail. In a namespace under deletion
     only reachable copies are waited for: what is gone does not return."""
-    every = (*work.open_deletions(case), *work.open_copies(case), *work.open_looks(case), *work.open_probes(case))
-    blocked = [one for one in every if one.blocked]
+    blocked = [one for one in (*case.to_erase, *case.to_verify) if one.blocked]
     late = next((one for one in blocked if one.reason is R.LATE_COPIES), None)
     if late is not None:
         return _judged(case, False, late.reason, late.message)

@@ -6,10 +6,11 @@ An order names its round. A repeated one is answered with the first result, so i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.facts import PodFact
 from kvstrata.contract.receipt.residue import ReceiptClaim
@@ -17,6 +18,7 @@ from kvstrata.contract.receipt.vocabulary import Hbm, Standing
 from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import Deletion, EngineKept, JobState, Witness
 from kvstrata.model.erasure.record import Erasure, Observed, TierNow
+from kvstrata.plan.erasure.receipt import facts_of
 
 MAX_DELETIONS_AT_ONCE = 4
 """Concurrent Jobs of all erasures: deletions slow down serving servers."""
@@ -130,13 +132,27 @@ class ErasureCase:
     now: datetime
     facts: ReceiptFacts
     holds: frozenset[ReceiptClaim]
+    to_erase: tuple[Open, ...] = ()
+    to_verify: tuple[Open, ...] = ()
+    engines: tuple[Open, ...] = ()
 
     @property
     def pods(self) -> Iterator[tuple[Witness, PodFact]]:
         return zip(evidence.witnesses(self.erasure), self.facts.pods, strict=True)
 
 
-def open_deletions(case: ErasureCase) -> Iterator[Open]:
+def case_of(erasure: Erasure, seen: Observed, now: datetime) -> ErasureCase:
+    facts = facts_of(erasure)
+    case = ErasureCase(erasure, seen, now, facts, frozenset(claims(facts)))
+    return replace(
+        case,
+        to_erase=(*_deletions(case), *_copies(case)),
+        to_verify=(*_looks(case), *_probes(case)),
+        engines=tuple(one for witness, pod in case.pods for one in _engine(case, witness, pod)),
+    )
+
+
+def _deletions(case: ErasureCase) -> Iterator[Open]:
     """Every present primary of the tiers must be emptied after the last write."""
     erasure, seen = case.erasure, case.seen
     running = [one for one in erasure.of(Deletion) if one.state is JobState.RUNNING]
@@ -154,7 +170,7 @@ def open_deletions(case: ErasureCase) -> Iterator[Open]:
             yield _away(tier.name, servers)
 
 
-def open_copies(case: ErasureCase) -> Iterator[Open]:
+def _copies(case: ErasureCase) -> Iterator[Open]:
     """Every acknowledged pod erases what it holds; files of an ended one are erased by the pod that took them over."""
     for witness, pod in case.pods:
         match pod.standing:
@@ -168,13 +184,7 @@ def open_copies(case: ErasureCase) -> Iterator[Open]:
                 yield Open(R.COPY_UNREACHABLE, why, blocked=True)
 
 
-def open_engines(case: ErasureCase) -> Iterator[Open]:
-    for witness, pod in case.pods:
-        if pod.standing is Standing.ACKED:
-            yield from _engine(case, witness, pod)
-
-
-def open_looks(case: ErasureCase) -> Iterator[Open]:
+def _looks(case: ErasureCase) -> Iterator[Open]:
     """Every tier is read after all deletions, over an unchanged slot map."""
     for tier in evidence.tiers_at_hand(case.erasure):
         servers, look = case.seen.tiers.get(tier.name, UNKNOWN), evidence.look_at(case.erasure, tier.name)
@@ -187,7 +197,7 @@ def open_looks(case: ErasureCase) -> Iterator[Open]:
             yield Open(R.VERIFYING, f"every primary of CacheTier {tier.name} is looked at", VerifyTier(tier.name))
 
 
-def open_probes(case: ErasureCase) -> Iterator[Open]:
+def _probes(case: ErasureCase) -> Iterator[Open]:
     """Every acknowledged live pod is asked for keys that it could have read."""
     for witness, pod in case.pods:
         if pod.standing is not Standing.ACKED:
@@ -243,7 +253,8 @@ def _own_copies(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[O
 
 def _engine(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]:
     """If ordered, the engine of an acknowledged pod is reset."""
-    if case.facts.subject.hbm is not Hbm.RESET_ENGINE or pod.engine_reset is not None:
+    is_due = pod.standing is Standing.ACKED and pod.engine_reset is None
+    if case.facts.subject.hbm is not Hbm.RESET_ENGINE or not is_due:
         return
     if any(one.uid == witness.uid for one in case.erasure.of(EngineKept)):
         why = f"the engine of pod {witness.name} cannot empty its prefix cache: the pod has to end"
