@@ -22,6 +22,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.erasure import gather
+from kvstrata.plan.erasure.advance import Woken
 from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
 from kvstrata.plan.erasure.policy_deletion import ABANDON, reason_of
 from kvstrata.plan.rules.invalidation import shared_by
@@ -53,7 +54,22 @@ def is_over(world: World, key: Key, found: Ordering | None) -> bool:
     return key not in world.unreadable if found is None else _has_finished(found)
 
 
-def news(world: World, found: Ordering | None, record: ErasureRecord, now: datetime) -> Iterator[Fact]:
+def woken(
+    world: World, key: Key, found: Ordering | None, record: ErasureRecord, elsewhere: int, now: datetime
+) -> Woken:
+    """Return what the world shows now. `elsewhere` counts running Jobs of other erasures. The namespace is known to be
+    going when its domain is gone and the order is deleted, too."""
+    going = found is not None and found.metadata.deleting and world.domain is None
+    observed = Observed(
+        pods=gather.pods_at_hand(world, record.erasure),
+        deletions_elsewhere=elsewhere,
+        abandoned=_abandoned(world, key, found),
+        unattended=now if going else None,
+    )
+    return Woken(tuple(_news(world, found, record, now)), observed)
+
+
+def _news(world: World, found: Ordering | None, record: ErasureRecord, now: datetime) -> Iterator[Fact]:
     if found is None:
         return
     if record.erasure.only(Rolled) is None and (rolled := _rolled(world, found, record, now)) is not None:
@@ -63,20 +79,6 @@ def news(world: World, found: Ordering | None, record: ErasureRecord, now: datet
     yield from gather.reports(world, record, found.status.awaiting if isinstance(found, CacheInvalidation) else (), now)
     yield from gather.servers_seen(world, record.erasure.order)
     yield from gather.tiers_lost(world, record.erasure, now)
-
-
-def observed(
-    world: World, key: Key, found: Ordering | None, record: ErasureRecord, elsewhere: int, now: datetime
-) -> Observed:
-    """`elsewhere` counts running Jobs of other erasures. The namespace is known to be going when its domain is gone and
-    the order is deleted, too."""
-    going = found is not None and found.metadata.deleting and world.domain is None
-    return Observed(
-        pods=gather.pods_at_hand(world, record.erasure),
-        deletions_elsewhere=elsewhere,
-        abandoned=_abandoned(world, key, found),
-        unattended=now if going else None,
-    )
 
 
 def _abandoned(world: World, key: Key, found: Ordering | None) -> str:

@@ -114,8 +114,7 @@ class ErasureRunner:
 
     def _observe(self, record: ErasureRecord, elsewhere: int) -> advance.Woken:
         world, found, now = self._deps.store.world(self.namespace), self.found, self._deps.now()
-        facts = tuple(ordering.news(world, found, record, now))
-        return advance.Woken(facts, ordering.observed(world, self.key, found, record, elsewhere, now))
+        return ordering.woken(world, self.key, found, record, elsewhere, now)
 
     async def _apply(self, before: advance.ErasureState, event: advance.Event) -> None:
         self.state, effects = state, _ = advance.advance(before, event, self._deps.now())
