@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +129,15 @@ def test_a_custody_that_has_no_news_is_asked_again_after_a_while_and_not_at_once
         questions.append(about)
         return ()
 
-    deps = World.deps
-
-    async def sleep(seconds: float) -> None:
-        await (asyncio.Event().wait() if seconds == LOOK_AGAIN_S else asyncio.sleep(0))
-
     monkeypatch.setattr(KeyRevoker, ask, nothing)
-    monkeypatch.setattr(World, "deps", lambda made: replace(deps(made), sleep=sleep))
 
     async def story(w: World) -> None:
         order(w.sim)
         await until(w, lambda: questions)
-        for _ in range(5):
+        for _ in range(int(LOOK_AGAIN_S) - 2):
             await w.turn(1)
         assert len(questions) == 1
+        await until(w, lambda: len(questions) == 2)
 
     told(story)
 
