@@ -70,7 +70,9 @@ KEYS_TIMEOUT_S = 20.0
 MAX_WORK_PER_POD = 8
 """Concurrent requests to one pod, apart from long polls."""
 
-CONNECT_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0)
+"""The rest is bounded by asyncio.timeout; see `kube.UNBOUNDED`."""
+
 ANSWER_GRACE_S = 5.0
 """Beyond the wait of a long poll."""
 
@@ -241,16 +243,19 @@ class GateClient:
         if question.body is not None:
             headers["Content-Type"] = question.content_type
         try:
-            async with self._open_session(states=question.path == STATE_PATH).request(
-                question.method,
-                f"https://{host}:{self._port}{question.path}",
-                params=dict(question.query),
-                headers=headers,
-                data=question.body,
-                server_hostname=server_name,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=question.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-            ) as response:
+            async with (
+                asyncio.timeout(question.timeout_s),
+                self._open_session(states=question.path == STATE_PATH).request(
+                    question.method,
+                    f"https://{host}:{self._port}{question.path}",
+                    params=dict(question.query),
+                    headers=headers,
+                    data=question.body,
+                    server_hostname=server_name,
+                    allow_redirects=False,
+                    timeout=CONNECT_TIMEOUT,
+                ) as response,
+            ):
                 if response.status != 200:
                     told = f"the gate at {pod_ip} answered HTTP {response.status}"
                     unknown = question.newer and response.status in (404, 501)
