@@ -1,6 +1,7 @@
 """A pytest plugin for `make test`: how tests are spread over the workers of pytest-xdist.
 
-A worker takes a whole file at a time, and files that share what is slow to start as one.
+A worker takes a whole file at a time, files that share what is slow to start as one, and of files that share nothing
+and take long a test at a time.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ TOGETHER: tuple[tuple[str, ...], ...] = (
 )
 """How the paths begin of tests that one worker runs one after the other."""
 
+APART = "tests/property/"
+"""How the paths begin of tests that any worker runs. One of these files takes half an hour of one worker."""
+
 
 class ByServers(LoadScopeScheduling):
-    """Gives a worker the tests of one file, or of one element of TOGETHER."""
+    """Gives a worker the tests of one file, or of one element of TOGETHER, or one of APART."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(APART):
+            return nodeid
         path = nodeid.partition("::")[0]
         return next((beginnings[0] for beginnings in TOGETHER if path.startswith(beginnings)), path)
 

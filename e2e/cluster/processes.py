@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -143,12 +144,12 @@ def children_of(pid: int) -> list[int]:
 
 def _runs(pid: int) -> bool:
     """True while the process exists and is no zombie. A zombie child of ours is reaped on the way."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
     fields = _stat_fields(pid)
-    return fields is not None and fields[0] != "Z"
+    if fields is None or fields[0] != "Z":
+        return fields is not None
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return False
 
 
 def _start_time(pid: int) -> int | None:

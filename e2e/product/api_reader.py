@@ -36,7 +36,9 @@ class ApiReader:
             status, data = self._ask(path + query)
         except (OSError, HTTPError, ConfigException):
             return 0, {}
-        found = json.loads(data) if status == 200 else {}
+        if status != 200:
+            return status, {}
+        found = json.loads(data)
         for item in [found] if name else found.get("items", ()):
             item.update({"apiVersion": resource.api_version, "kind": resource.kind})
             item.get("metadata", {}).pop("managedFields", None)

@@ -196,6 +196,7 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
             woken_at = time.time()
         wait_until("the old leader has ended itself", lambda: operators.restarts(leader.name) == 1, 60)
         said = kubectl.run("-n", SYSTEM_NAMESPACE, "logs", leader.name, "--previous", "--tail=20")
+        near.say("\n".join(line for line in said.splitlines() if "ignore their cancellation" in line))
         assert "could not be renewed in time" in said or "another operator holds the lease" in said, said
         late = [w for w in writes.every_attempt() if w.pod == leader.name and w.received_at.timestamp() > woken_at]
         # What it was sending when it was frozen arrives, and is refused: the object has changed, or the body came late.
@@ -288,7 +289,9 @@ def _found(stage: Stage, key: str, prompt: str) -> int:
 
 
 def _first_write_by_another(writes: OperatorWrites, than: OperatorPod) -> float:
-    return next(w.received_at.timestamp() for w in writes.all() if w.pod != than.name)
+    """Wait for it: the API server's account of a write comes after the write."""
+    found = wait_until("another writes", lambda: [w for w in writes.all() if w.pod != than.name], 30)
+    return float(found[0].received_at.timestamp())
 
 
 def _policy(kubectl: Kubectl, name: str) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from kvstrata.clients.lease import DURATION_S, RENEW_DEADLINE_S, RENEW_EVERY_S
 from tests.apiserver.faulty import LEADS_WITHIN_S, FaultyWorld, assert_well
 from tests.apiserver.operator_process import OperatorProcess
 from tests.support.api_proxy_faults import WRITES, Answer, BreakAfter, Fault, Garble, Hang
-from tests.support.operator_that_hangs import SILENT_LIMIT_S, STILL_S
+from tests.support.operator_that_hangs import SILENT_LIMIT_S, STAYS, STILL_S
 
 LEASE = "/leases/kvstrata-operator$"
-RELEASES_WITHIN_S = 80.0
+ENDS_WITHIN_S = 20.0
+"""After the Lease is lost: three waits of STOP_WITHIN_S, and what a busy machine adds."""
 HANGS = "tests.support.operator_that_hangs"
 NAMES = (f"operator-{number}" for number in count())
 """Pods have names of their own; two processes of one name would take each other's Lease for theirs."""
@@ -51,7 +52,7 @@ def test_a_leader_that_cannot_renew_stops_writing_before_another_may_lead(
     try:
         with faulty.proxy.fault(fault, path=LEASE, methods=methods):
             cut_off = time.monotonic()
-            leader.process.wait(RENEW_DEADLINE_S + RELEASES_WITHIN_S)
+            leader.process.wait(RENEW_DEADLINE_S + ENDS_WITHIN_S)
             ended = time.monotonic()
         wrote = [e.at for e in faulty.writes(since=cut_off)]
         assert wrote, "edits were carried out while it still led"
@@ -63,6 +64,13 @@ def test_a_leader_that_cannot_renew_stops_writing_before_another_may_lead(
         assert_well(successor)
     finally:
         stop()
+
+
+def test_a_leader_without_its_lease_ends_although_a_part_of_it_ignores_its_cancellation(faulty: FaultyWorld) -> None:
+    leader = faulty.start(next(NAMES), module=HANGS, **{STAYS: "1"})
+    with faulty.proxy.fault(Hang(), path=LEASE, methods={"PUT"}):
+        assert leader.process.wait(RENEW_DEADLINE_S + ENDS_WITHIN_S) == 0
+    assert "coroutine object _stay" in leader.log_tail()
 
 
 def test_the_successor_leads_only_after_the_last_write_of_the_predecessor(faulty: FaultyWorld) -> None:
@@ -145,7 +153,7 @@ def _is_replaced(
         finally:
             go_on()
         assert time.monotonic() - stopped > RENEW_DEADLINE_S
-        assert leader.process.wait(RELEASES_WITHIN_S) == 0, leader.log_tail()
+        assert leader.process.wait(ENDS_WITHIN_S) == 0, leader.log_tail()
         # What it was just about to send when it stopped may go out when it wakes. It names the version that it
         # replaces, so it is refused where the successor has written since. The status of an object that the edits do
         # not concern may be taken; the edits go on, so nothing else may.

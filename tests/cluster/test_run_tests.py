@@ -14,7 +14,7 @@ import pytest
 from e2e import run_tests
 from e2e.cluster.settings import REPOSITORY
 from e2e.rerun import EXCUSED_FOR, MOST_TESTS, RUNS, Excuse, Outcome, excuses, judge
-from e2e.spread import TOGETHER
+from e2e.spread import APART, TOGETHER
 
 TODAY = date(2026, 11, 26)
 PASSED = Outcome(0, ())
@@ -74,6 +74,16 @@ class TestSpreading:
         for beginnings in TOGETHER:
             for beginning in beginnings:
                 assert list(REPOSITORY.glob(f"{beginning}*")), beginning
+
+    def test_long_files_that_share_nothing_are_run_by_all_workers(self, tmp_path: Path) -> None:
+        here = suite_of(tmp_path)
+        (here / APART).mkdir(parents=True)
+        (here / APART / "test_who.py").write_text(WHO)
+        command = (*run_tests.pytest(), "-q", *run_tests.spread(2), APART)
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        assert subprocess.run(command, cwd=here, env=environment, check=False).returncode == 0
+        workers = (here / APART / "test_who.workers").read_text().splitlines()
+        assert (len(workers), len({line.split()[0] for line in workers})) == (4, 2)
 
     def test_every_folder_with_tests_is_run_once(self) -> None:
         found = {path.relative_to(REPOSITORY).parts[1] for path in (REPOSITORY / "tests").rglob("test_*.py")}

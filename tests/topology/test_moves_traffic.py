@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.clients.redis.move_report import MoveReason
 from kvstrata_sidecar.adapter.params import Endpoint
 from tests.tiers.conftest import gate, start  # noqa: F401  (fixtures)
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
@@ -114,7 +115,9 @@ async def test_shards_come_and_go_under_traffic_and_nothing_is_lost(
     assert traffic.missed * 50 < traffic.asked
     for driver in (reader, writer):
         assert driver.tier.state().errors == 0, driver.tier.state()
-    assert all(report.done for report in rig.reports), rig.reports
+    # A server that is slow on a busy machine is taken for away; the next look finds what remains.
+    undone = [report for report in rig.reports if not report.done]
+    assert {report.reason for report in undone} <= {MoveReason.SERVER_AWAY}, undone
     done = total(rig.reports)
     assert (done.slots, done.dropped, done.orphans) == (2 * (16_384 * (many - few) // many), 0, 0)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -39,6 +42,21 @@ async def answering() -> AsyncIterator[Answers]:
         await client.close()
     for runner in runners:
         await runner.cleanup()
+
+
+async def test_a_cancellation_that_meets_the_timeout_is_not_lost() -> None:
+    """A stopped process that goes on finds both due at once."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    kube = Kube(open_api(Configuration(f"http://127.0.0.1:{silent.getsockname()[1]}")))
+    task = asyncio.create_task(kube.request("GET", "/", timeout_s=0.3))
+    await asyncio.sleep(0.1)
+    time.sleep(0.4)  # noqa: ASYNC251 - nothing of the loop runs
+    await asyncio.sleep(0)  # the timeout is the next to run
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await kube.close()
+    silent.close()
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"items": [', b"\xff\xfe\x00", b"[]", b'"text"', b"null"])

@@ -224,7 +224,11 @@ class Operator:
             metrics.LEADING.set(0)
             for task in (holding, acting):
                 task.cancel()
-            await asyncio.gather(holding, acting, return_exceptions=True)
+            # A part that ignores its cancellation must not hold up the end.
+            await asyncio.wait({holding, acting}, timeout=STOP_WITHIN_S)
+            if not acting.done():
+                cancelled = (task.get_coro() for task in asyncio.all_tasks() if task.cancelling())
+                log.warning("tasks ignore their cancellation", extra={"tasks": sorted(map(str, cancelled))})
 
     async def _act(self) -> None:
         """The leader's work. Nothing is planned before the world is complete."""

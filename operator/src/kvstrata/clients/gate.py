@@ -70,7 +70,9 @@ KEYS_TIMEOUT_S = 20.0
 MAX_WORK_PER_POD = 8
 """Concurrent requests to one pod, apart from long polls."""
 
-CONNECT_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0)
+"""The rest is bounded by asyncio.timeout; see `kube.UNBOUNDED`."""
+
 ANSWER_GRACE_S = 5.0
 """Beyond the wait of a long poll."""
 
@@ -217,16 +219,19 @@ class GateClient:
         """Return the answer, the pod's token and the answer's tag. `wait_s` is added to the call's time."""
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
         try:
-            async with self._open_session(states=call is _STATE).request(
-                call.method,
-                f"https://{host}:{self._port}{call.path}",
-                params=dict(query or {}),
-                headers={**(headers or {}), **({"Content-Type": call.content_type} if body is not None else {})},
-                data=body,
-                server_hostname=server_name,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=call.timeout_s + wait_s, sock_connect=CONNECT_TIMEOUT_S),
-            ) as response:
+            async with (
+                asyncio.timeout(call.timeout_s + wait_s),
+                self._open_session(states=call is _STATE).request(
+                    call.method,
+                    f"https://{host}:{self._port}{call.path}",
+                    params=dict(query or {}),
+                    headers={**(headers or {}), **({"Content-Type": call.content_type} if body is not None else {})},
+                    data=body,
+                    server_hostname=server_name,
+                    allow_redirects=False,
+                    timeout=CONNECT_TIMEOUT,
+                ) as response,
+            ):
                 if response.status != 200:
                     told = f"the gate at {pod_ip} answered HTTP {response.status}"
                     unknown = call.newer and response.status in (404, 501)

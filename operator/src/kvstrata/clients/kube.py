@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from kvstrata.clients.kube_auth import authorization, find_api
 from kvstrata.clients.resources import NAMESPACE, POD, TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
+UNBOUNDED = aiohttp.ClientTimeout(total=None)
+"""Requests are bounded by asyncio.timeout: aiohttp enters its own timer twice for each request, and a cancellation that
+meets its end is lost."""
+
 LIST_PAGE = 500
 NO_VERSION = "1"
 """A resourceVersion that no object has: an apply with it creates, or is a conflict. The API server compares it with
@@ -127,14 +132,15 @@ class Kube:
         configuration = self._api.configuration
         url = f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            answer = await self._api.call_api(
-                method,
-                URL(url, encoded=True),
-                {**headers, **await authorization(configuration)},
-                body,
-                _request_timeout=aiohttp.ClientTimeout(total=timeout_s),
-            )
-            data = await answer.read()
+            async with asyncio.timeout(timeout_s):
+                answer = await self._api.call_api(
+                    method,
+                    URL(url, encoded=True),
+                    {**headers, **await authorization(configuration)},
+                    body,
+                    _request_timeout=UNBOUNDED,
+                )
+                data = await answer.read()
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise KubeError(0, type(error).__name__, "the API server did not answer") from error
         if 200 <= answer.status <= 299:

@@ -24,7 +24,8 @@ import aiohttp
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0)
+"""The rest is bounded by asyncio.timeout; see `kube.UNBOUNDED`."""
 MAX_ANSWER_BYTES = 256 * 1024
 MAX_QUOTED_CHARACTERS = 200
 AT_ONCE = 8
@@ -203,6 +204,7 @@ class TransitClient:
         try:
             async with (
                 self._turns,
+                asyncio.timeout(self._timeout_s),
                 self._open().request(
                     method,
                     f"{self._address}/v1/{path}",
@@ -210,7 +212,7 @@ class TransitClient:
                     json=None if body is None else dict(body),
                     headers=headers,
                     allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                    timeout=CONNECT_TIMEOUT,
                 ) as response,
             ):
                 return _judged(response.status, await _read_capped(response), path)
