@@ -185,7 +185,7 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
     with tenants_ask(near) as running:
         # In the middle of work: what it still has to write would be the first thing that it does when it wakes.
         kubectl.apply(*many_policies)
-        frozen_at = writes.when(MANY // 2, time.time)
+        frozen_at = writes.when(MANY // 10, time.time)
         with paused(leader.pid):
             wait_until("another operator leads", lambda: operators.holder() != leader.name, 60)
             successor = operators.acting()

@@ -26,6 +26,7 @@ T = TypeVar("T")
 REQUEST_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0)
 """The rest is bounded by asyncio.timeout; see `kube.UNBOUNDED`."""
+
 MAX_ANSWER_BYTES = 256 * 1024
 MAX_QUOTED_CHARACTERS = 200
 AT_ONCE = 8
