@@ -18,13 +18,16 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from threading import Thread
+from typing import IO
 from xml.etree import ElementTree
 
 from e2e.cluster.cli import main as cluster
@@ -170,10 +173,19 @@ def soak() -> int:
 
 
 def prepare(*steps: Step) -> str:
-    """Take steps one after the other; returns what failed, or an empty string."""
+    """Take steps one after the other; returns what failed with its last lines, or an empty string.
+
+    What a step needs comes over a network, so one that fails is taken once more.
+    """
     for step in steps:
-        if code := run(step.arguments, step.timeout_s):
-            return f"FAILED: {step.name}: " + ("not in time" if code == NOT_IN_TIME else f"exit {code}")
+        last = deque[str](maxlen=20)
+        code = run(step.arguments, step.timeout_s, errors=last)
+        if code not in (0, NOT_IN_TIME):
+            print(f"{step.name}: failed, taken once more", file=sys.stderr)
+            code = run(step.arguments, step.timeout_s, errors=last)
+        if code:
+            why = "not in time" if code == NOT_IN_TIME else f"exit {code}"
+            return f"FAILED: {step.name}: {why}\n{''.join(last)}"
     return ""
 
 
@@ -232,14 +244,35 @@ def busy() -> Iterator[None]:
             os.killpg(load.pid, signal.SIGKILL)
 
 
-def run(arguments: Sequence[str], timeout_s: float | None = None, environment: dict[str, str] | None = None) -> int:
-    """Run a program in the repository's root; returns its exit code, or NOT_IN_TIME after it was interrupted."""
+def run(
+    arguments: Sequence[str],
+    timeout_s: float | None = None,
+    environment: dict[str, str] | None = None,
+    errors: MutableSequence[str] | None = None,
+) -> int:
+    """Run a program in the repository's root; returns its exit code, or NOT_IN_TIME after it was interrupted.
+
+    The lines of its standard error are appended to `errors` besides.
+    """
     began_s = time.monotonic()
     # Compiled once: hundreds of processes import the same modules.
     whole = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(arguments, cwd=REPOSITORY, env=whole | (environment or {}), stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        arguments,
+        cwd=REPOSITORY,
+        env=whole | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        stderr=None if errors is None else subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    reader = Thread(target=_read, args=(process.stderr, errors), daemon=True)
+    reader.start()
     try:
-        return process.wait(timeout_s)
+        code = process.wait(timeout_s)
+        # What it started and left running may keep the pipe open.
+        reader.join(1)
+        return code
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         try:
@@ -249,6 +282,12 @@ def run(arguments: Sequence[str], timeout_s: float | None = None, environment: d
             process.wait()
         print(f"not in time, interrupted after {time.monotonic() - began_s:.0f} s: {' '.join(arguments)}")
         return NOT_IN_TIME
+
+
+def _read(stream: IO[str] | None, lines: MutableSequence[str]) -> None:
+    for line in stream or ():
+        print(line, end="", file=sys.stderr, flush=True)
+        lines.append(line)
 
 
 if __name__ == "__main__":

@@ -124,9 +124,11 @@ UNCONCERNED = ("/cachedmodels/tiny/status", "/cachedomains/default/status")
 
 
 def test_a_leader_that_hangs_is_replaced_and_changes_nothing_when_it_turns_again(faulty: FaultyWorld) -> None:
-    still_s = 45.0
-    leader = faulty.start(next(NAMES), module=HANGS, **{STILL_S: str(still_s), SILENT_LIMIT_S: "3"})
-    _is_replaced(faulty, leader, lambda: leader.process.send_signal(signal.SIGUSR1), lambda: None)
+    leader = faulty.start(next(NAMES), module=HANGS, **{STILL_S: "600", SILENT_LIMIT_S: "3"})
+    process = leader.process
+    _is_replaced(
+        faulty, leader, lambda: process.send_signal(signal.SIGUSR1), lambda: process.send_signal(signal.SIGUSR2)
+    )
 
 
 def test_a_leader_that_was_frozen_changes_nothing_when_it_wakes(faulty: FaultyWorld) -> None:

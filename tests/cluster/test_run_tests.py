@@ -104,14 +104,18 @@ class TestTimes:
         assert run(suite_of(tmp_path, hangs=hangs), timeout_s=30).code == run_tests.NOT_IN_TIME
         assert met.exists()
 
-    def test_a_preparation_that_fails_is_named_and_ends_those_after_it(self, tmp_path: Path) -> None:
-        met = tmp_path / "met"
-        fails = run_tests.Step("the first", (sys.executable, "-c", "raise SystemExit(3)"), 60)
+    def test_a_preparation_that_fails_twice_is_named_and_ends_those_after_it(self, tmp_path: Path) -> None:
+        met, tries = tmp_path / "met", tmp_path / "tries"
+        fails = run_tests.Step("the first", ("sh", "-c", f"echo tried >> {tries}; echo why >&2; exit 3"), 60)
         follows = run_tests.Step("the second", ("touch", str(met)), 60)
-        assert run_tests.prepare(fails, follows) == "FAILED: the first: exit 3"
+        assert run_tests.prepare(fails, follows) == "FAILED: the first: exit 3\nwhy\nwhy\n"
+        assert tries.read_text() == "tried\ntried\n"
         assert not met.exists()
+        fails_once = run_tests.Step("the first", ("sh", "-c", f"test -e {met} || {{ touch {met}; exit 1; }}"), 60)
+        assert run_tests.prepare(fails_once) == ""
+        met.unlink()
         hangs = run_tests.Step("the first", ("sleep", "60"), 0.1)
-        assert run_tests.prepare(hangs) == "FAILED: the first: not in time"
+        assert run_tests.prepare(hangs) == "FAILED: the first: not in time\n"
         assert run_tests.prepare(follows) == ""
         assert met.exists()
 

@@ -1,7 +1,8 @@
 """The operator, whose event loop stands still for a while when a test says so by SIGUSR1.
 
-`KVSTRATA_TEST_STILL_S` says for how long, `KVSTRATA_TEST_SILENT_LIMIT_S` after how long its Lease is renewed no more.
-With `KVSTRATA_TEST_STAYS` a part of it ignores its cancellation.
+SIGUSR2 ends it; `KVSTRATA_TEST_STILL_S` says after how long it ends in any case, `KVSTRATA_TEST_SILENT_LIMIT_S` after
+how long the Lease is renewed no more. With `KVSTRATA_TEST_STAYS` a part of it ignores its
+cancellation.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ STAYS = "KVSTRATA_TEST_STAYS"
 
 def _stand_still(*_: object) -> None:
     """Work without an end in sight, in the thread of the event loop."""
+    ordered = list[int]()
+    signal.signal(signal.SIGUSR2, lambda number, _: ordered.append(number))
     ends = time.monotonic() + float(os.environ[STILL_S])
-    while time.monotonic() < ends:
+    while not ordered and time.monotonic() < ends:
         pass
 
 
