@@ -9,7 +9,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-from kvstrata.api.base import Resource
+from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
@@ -39,7 +39,7 @@ from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
 from kvstrata.model.world import OBJECTS, World
 from kvstrata.plan.ownership import is_ours
-from kvstrata.reconcile.parse import OWN_KINDS
+from kvstrata.reconcile.parse import OWN_KINDS, unreadable
 
 
 class NameConflictError(KubeError):
@@ -111,6 +111,21 @@ class DomainStore:
         objects: dict[str, Any] = {name: self.objects[kind] for kind, name in OBJECTS.items()}
         claims = self.claims
         return World(term=term, entropy=entropy, claims=claims.tiers, claimants=claims.by_holder, **objects, **shared)
+
+    def observe(self, key: Key, raw: Mapping[str, Any]) -> tuple[Resource | None, Resource] | None:
+        """Store an object of the API; return its former and its new form. None if it is unreadable: the last valid form
+        stays in the store and in force until the object can be read."""
+        before: Resource | None = self.objects[key.kind].get(key.name)
+        try:
+            after = _parse(raw, before)
+        except InvalidObjectError as error:
+            self.unreadable[key] = unreadable(raw, str(error))
+            return None
+        if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
+            # A spec changes only with the generation. Sharing the object makes comparisons fast.
+            after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
+        self.replace(key, after)
+        return before, after
 
     def replace(self, key: Key, after: Resource | None) -> Resource | None:
         """Replace an object of the API, None for a deleted one; return the former one."""
@@ -240,6 +255,19 @@ class Versions:
     def drop(self, slot: Slot) -> None:
         self._known.pop(slot, None)
         self._gone.pop(slot, None)
+
+
+def _parse(raw: Mapping[str, Any], before: Resource | None) -> Resource:
+    """Raises InvalidObjectError. A deleted policy with an invalid spec keeps the last valid one, which tells what to
+    erase."""
+    kind = OWN_KINDS[raw["kind"]]
+    try:
+        return kind.parse(raw)
+    except InvalidObjectError:
+        going = "deletionTimestamp" in raw["metadata"]
+        if not (going and isinstance(before, TenantCachePolicy) and before.uid == raw["metadata"].get("uid")):
+            raise
+        return kind.parse({**raw, "spec": before.spec.to_kubernetes()})
 
 
 def _epochs(resource: Resource | None) -> frozenset[str]:

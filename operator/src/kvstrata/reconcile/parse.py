@@ -1,4 +1,4 @@
-"""Typed objects from the API server's dictionaries: own kinds, and pods of gates and of managed Redis servers."""
+"""What the API server's dictionaries say: own kinds, and typed pods of gates and of managed Redis servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from kvstrata.api.base import InvalidObjectError, Resource
+from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cacheinvalidation import CacheInvalidation
@@ -26,19 +26,6 @@ OWN_KINDS: Mapping[str, type[Resource]] = {
     for cls in (CacheDomain, CacheTier, CachedModel, TenantCachePolicy, TenantGroup, PrefixPool, CacheInvalidation)
 }
 GATE = "gate"
-
-
-def read(raw: Mapping[str, Any], before: Resource | None) -> Resource:
-    """Parse an object; `before` is the known object of its name. Raises InvalidObjectError. A deleted policy with an
-    invalid spec keeps the last valid one, which tells what to erase."""
-    kind = OWN_KINDS[raw["kind"]]
-    try:
-        return kind.parse(raw)
-    except InvalidObjectError:
-        going = "deletionTimestamp" in raw["metadata"]
-        if not (going and isinstance(before, TenantCachePolicy) and before.uid == raw["metadata"].get("uid")):
-            raise
-        return kind.parse({**raw, "spec": before.spec.to_kubernetes()})
 
 
 def owners(raw: Mapping[str, Any]) -> frozenset[Key]:

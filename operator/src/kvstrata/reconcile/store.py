@@ -12,7 +12,6 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.model.pods import Departure, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
@@ -21,7 +20,7 @@ from kvstrata.plan.ownership import controllers
 from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
 
 from .domain_store import DomainStore, Versions
-from .parse import OWN_KINDS, owners, parse_pod, parse_server_pod, read, resource_version, unreadable
+from .parse import OWN_KINDS, owners, parse_pod, parse_server_pod, resource_version
 
 MAX_DEPARTURES = 1000
 """Departed pods remembered for each model; forgotten ones count as unaccounted for."""
@@ -59,7 +58,9 @@ class Store:
             return frozenset()
         d.versions.seen(slot, version)
         if kind in OWN_KINDS:
-            return self._observe_own(d, kind, raw)
+            key = Key(kind, d.namespace, metadata["name"])
+            change = d.observe(key, raw)
+            return affected_by_object(self.world(d.namespace), key, *change) if change else frozenset({key})
         if kind == "Pod":
             return self._observe_pod(d, raw)
         self._disown(d, slot)
@@ -147,21 +148,6 @@ class Store:
         """Yield the domain, which draws missing data keys, and the bundles, which carry them."""
         yield Key("CacheDomain", namespace, DOMAIN_NAME)
         yield from (Key(BUNDLE, namespace, name) for name in self.domain(namespace).objects["CachedModel"])
-
-    def _observe_own(self, d: DomainStore, kind: str, raw: Mapping[str, Any]) -> frozenset[Key]:
-        key = Key(kind, d.namespace, raw["metadata"]["name"])
-        before: Resource | None = d.objects[kind].get(key.name)
-        try:
-            after = read(raw, before)
-        except InvalidObjectError as error:
-            # The last valid form stays in the store and in force until the object can be read.
-            d.unreadable[key] = unreadable(raw, str(error))
-            return frozenset({key})
-        if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
-            # A spec changes only with the generation. Sharing the object makes comparisons fast.
-            after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
-        d.replace(key, after)
-        return affected_by_object(self.world(d.namespace), key, before, after)
 
     def _disown(self, d: DomainStore, slot: tuple[str, str]) -> None:
         known = d.children.get(slot)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated, ClassVar
 
 from kvstrata.contract import ContractError
@@ -57,17 +58,7 @@ class Entry:
 
     def enforces_the_same_as(self, other: Entry) -> bool:
         """Whether nothing but `since` differs."""
-        return (
-            self.keyspace == other.keyspace
-            and self.policy == other.policy
-            and self.suspended == other.suspended
-            and self.resumes == other.resumes
-            and self.budgets == other.budgets
-            and self.scope == other.scope
-            and self.tenant == other.tenant
-            and self.keys == other.keys
-            and self.pools == other.pools
-        )
+        return _ENFORCED(self) == _ENFORCED(other)
 
     def content_digest(self) -> str:
         """Return a digest of everything but `since`: equal digests enforce the same. Shown in status, so of data keys
@@ -80,6 +71,9 @@ class Entry:
         """Return the entry with or without a pause of its scope for an erasure."""
         own = self.suspended and not self.resumes
         return replace(self, suspended=own or paused, resumes=paused and not own)
+
+
+_ENFORCED = attrgetter(*(one.name for one in fields(Entry) if one.name != "since"))
 
 
 @dataclass(frozen=True, slots=True)

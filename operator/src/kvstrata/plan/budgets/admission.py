@@ -23,7 +23,7 @@ from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision, StatusWrite
 from kvstrata.plan.budgets.waiting_line import CapacityRequest, Holders, Waiting, WaitingLine, decide_admission
 from kvstrata.plan.conditions import Finding, false, true
-from kvstrata.plan.rules import budgets, first
+from kvstrata.plan.rules import first
 from kvstrata.plan.rules import policy as policy_chain
 
 EVERYWHERE = ""
@@ -179,9 +179,9 @@ def _problem(world: World, holder: Key) -> Decision | None:
         case "TenantCachePolicy":
             return first(policy_chain.BLOCKING, world, world.policies[holder.name])
         case "TenantGroup":
-            return budgets.problem(world, world.groups[holder.name].spec.tiers, "spec.tiers")
+            return policy_chain.budget_problem(world, world.groups[holder.name].spec.tiers, "spec.tiers")
         case "CacheDomain":
-            return budgets.problem(world, world.domain_spec.public_tiers, "spec.publicBudget.tiers")
+            return policy_chain.budget_problem(world, world.domain_spec.public_tiers, "spec.publicBudget.tiers")
         case _:
             return None  # Whatever is wrong with a pool, what readers have of it stands.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import DOMAIN_NAME
@@ -18,7 +18,8 @@ from kvstrata.contract.policy.bundle import (
     shard_of,
     split_into_shards,
 )
-from kvstrata.contract.policy.pools import PoolShard
+from kvstrata.contract.policy.pools import MAX_POOLS, PoolRef, PoolShard
+from kvstrata.contract.policy.shard_slots import SLOTS
 from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import CommittedBundle, keys_in
 from kvstrata.model.refs import Key
@@ -29,7 +30,7 @@ from kvstrata.plan.budgets.capacity import BUDGETED
 from kvstrata.plan.bundle import restore
 from kvstrata.plan.bundle.compile import desired_entries, rules_of
 from kvstrata.plan.ownership import foreign_of
-from kvstrata.plan.pools.shards import are_placed, desired_pools, empty_leftovers, leftovers, place
+from kvstrata.plan.pools.shards import desired_pools, empty_leftovers, leftovers
 
 NO_PLAN = Plan()
 TIDY_AFTER_S = 60.0
@@ -60,7 +61,7 @@ def plan_bundle(world: World, name: str) -> Plan:
         committed
         and current
         and _unchanged(current, entries)
-        and are_placed(committed, pools)
+        and _are_placed(committed, pools)
         and current.root.rules == rules
         and current.root.domain == world.domain_id
     ):
@@ -152,7 +153,7 @@ def _commit(
     revision: int,
 ) -> CommitBundle:
     refs, changed = _shards(committed, entries)
-    placed = place(committed, current.pools if current else {}, pools, revision)
+    placed = _place(committed, current.pools if current else {}, pools, revision)
     by_tenant = {entry.tenant: entry for entry in entries}
     rules_since = current.root.rules_since if current and current.root.rules == rules else revision
     root = Root(
@@ -180,6 +181,46 @@ def _commit(
         pool_shards=placed.changed,
         pool_indexes=placed.indexes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    refs: tuple[PoolRef, ...]
+    changed: dict[int, bytes] = field(repr=False)  # they hold data keys
+    indexes: dict[str, int]
+
+
+def _place(
+    committed: CommittedBundle | None, known: Mapping[str, PoolShard], pools: Mapping[str, PoolShard], revision: int
+) -> _Placed:
+    """Place the shards of `pools` in the bundle of `revision`; `known` are those that pods may have. A pool keeps its
+    index for life; a freed index is reused only when no other is free."""
+    refs = {ref.index: ref for ref in committed.bundle.root.pools} if committed is not None else {}
+    before = committed.pool_indexes if committed is not None else {}
+    indexes = {name: before[name] for name in pools if name in before}
+    placed: dict[int, PoolRef] = {}
+    changed: dict[int, bytes] = {}
+    for name, shard in pools.items():
+        if name not in indexes:
+            taken = set(indexes.values())
+            unused = (index for index in range(MAX_POOLS) if index not in taken and index not in refs)
+            indexes[name] = next(unused, next(index for index in range(MAX_POOLS) if index not in taken))
+        index = indexes[name]
+        old = refs.get(index)
+        if old is not None and old.digest and known.get(name) is shard:
+            placed[index] = old
+            continue
+        changed[index] = shard.encode()
+        placed[index] = PoolRef(
+            index, old.other_slot if old is not None else SLOTS[0], digest_bytes(changed[index]), revision
+        )
+    return _Placed(tuple(placed[index] for index in sorted(placed)), changed, indexes)
+
+
+def _are_placed(committed: CommittedBundle, pools: Mapping[str, PoolShard]) -> bool:
+    known, refs = committed.bundle.pools, committed.bundle.root.pools
+    same = len(known) == len(pools) == len(refs) and all(known.get(name) is shard for name, shard in pools.items())
+    return same and all(ref.digest for ref in refs)
 
 
 def _compiled(

@@ -49,14 +49,14 @@ class PolicyInputs:
     epoch: Epoch | None
     domain_key: bytes | None
     declared: tuple[TierBudget, ...]
-    undecided: bool
-    admitted_bytes: dict[str, int]
     longest_s: dict[str, int]
     in_memory: tuple[str, ...]
     denied: tuple[str, ...]
     keys: tuple[BundledKey, ...]
     paused: bool
     pools: tuple[str, ...]
+    undecided: bool
+    admitted_bytes: dict[str, int]
 
     @property
     def keyspace(self) -> str | None:
@@ -80,14 +80,14 @@ def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) 
         epoch=epoch,
         domain_key=world.domain_key,
         declared=declared,
-        undecided=is_undecided(holder),
-        admitted_bytes=admitted_bytes(world, holder),
         longest_s=longest_s,
         in_memory=tuple(name for name in longest_s if world.tiers[name].spec.medium is Medium.CPU),
         denied=denied_tiers(world, policy, scope),
         keys=keys_of(world, epoch) if epoch is not None else (),
         paused=pauses(world, epoch),
         pools=may_read(world, policy.spec.tenant, policy.spec.pool_names),
+        undecided=is_undecided(holder),
+        admitted_bytes=admitted_bytes(world, holder),
     )
 
 

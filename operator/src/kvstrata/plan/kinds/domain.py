@@ -25,7 +25,7 @@ from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
 from kvstrata.plan.keys.data_keys import LOOK_AGAIN_S, is_lost, plan_data_keys
 from kvstrata.plan.ownership import FOREIGN_S, name_conflict, read_foreign
-from kvstrata.plan.rules import budgets
+from kvstrata.plan.rules.policy import budget_problem
 from kvstrata.plan.scopes import fresh_epoch, held
 
 DOMAIN_ID_BYTES = 8
@@ -126,7 +126,7 @@ def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision
         "usage": _usage(world, domain, now),
     }
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
-    wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
+    wrong = budget_problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
     verdict = admission_of(world, domain, wrong)
     fields["admission"] = verdict.status()
     levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()

@@ -22,8 +22,7 @@ from kvstrata.plan.bundle.compile import as_admitted, compile_policy, enforced, 
 from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
-from kvstrata.plan.rules import budgets
-from kvstrata.plan.rules.policy import by_seniority
+from kvstrata.plan.rules.policy import budget_problem, by_seniority
 from kvstrata.plan.scopes import fresh_epoch, group_scope, held
 
 MEMBERS_RESOLVED = "MembersResolved"
@@ -91,7 +90,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
 
 
 def _stalled(world: World, group: TenantGroup) -> Decision | None:
-    wrong = budgets.problem(world, group.spec.tiers, "spec.tiers")
+    wrong = budget_problem(world, group.spec.tiers, "spec.tiers")
     if wrong:
         return wrong
     if group.spec.tiers and not _shares_blocks(group):

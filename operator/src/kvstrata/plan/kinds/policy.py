@@ -54,11 +54,11 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
     if policy.metadata.deleting:
         return plan_departure(world, policy, now)
     inputs = gather(world, policy)
+    verdict = admission_of(world, policy, inputs.blocked)
     drawn = _drawn(world, policy, inputs)
     held_first = finalizer_due(policy, drawn.scope if drawn is not None else None)
     if held_first is not None:
         return held_first
-    verdict = admission_of(world, policy, inputs.blocked)
     if drawn is None and not verdict.due:
         return _report(world, policy, now, inputs, verdict)
     what = "a new epoch was drawn" if drawn is not None else "its guarantees were decided on"

@@ -1,4 +1,4 @@
-"""Pools in a model's bundle: their versions, the place of their shards, and slots to empty.
+"""Pools in a model's bundle: their versions, and slots to empty.
 
 A version is included once its manifest is known, so that it can be warmed, and has readers once status says published.
 Both are written into status first, and a bundle can be compiled again from status and shards.
@@ -7,7 +7,6 @@ Both are written into status first, and a bundle can be compiled again from stat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import Medium
@@ -16,7 +15,6 @@ from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.pools import MAX_BEFORE_READY_S, MAX_POOLS, PoolRef, PoolShard, PoolState, PoolVersion
 from kvstrata.contract.policy.shard_slots import SLOTS
-from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.erasure.evidence import keys_kept, unreachable_at
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import Key
@@ -169,46 +167,6 @@ def _before_ready_s(world: World, pool: PrefixPool, tiers: tuple[str, ...]) -> i
     warmup = pool.spec.effective_warmup
     in_pods = any(name in world.tiers and world.tiers[name].spec.medium is Medium.CPU for name in tiers)
     return min(warmup.timeout_s, MAX_BEFORE_READY_S) if warmup.is_before_ready and in_pods else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    refs: tuple[PoolRef, ...]
-    changed: dict[int, bytes] = field(repr=False)  # they hold data keys
-    indexes: dict[str, int]
-
-
-def place(
-    committed: CommittedBundle | None, known: Mapping[str, PoolShard], pools: Mapping[str, PoolShard], revision: int
-) -> Placed:
-    """Place the shards of `pools` in the bundle of `revision`; `known` are those that pods may have. A pool keeps its
-    index for life; a freed index is reused only when no other is free."""
-    refs = {ref.index: ref for ref in committed.bundle.root.pools} if committed is not None else {}
-    before = committed.pool_indexes if committed is not None else {}
-    indexes = {name: before[name] for name in pools if name in before}
-    placed: dict[int, PoolRef] = {}
-    changed: dict[int, bytes] = {}
-    for name, shard in pools.items():
-        if name not in indexes:
-            taken = set(indexes.values())
-            unused = (index for index in range(MAX_POOLS) if index not in taken and index not in refs)
-            indexes[name] = next(unused, next(index for index in range(MAX_POOLS) if index not in taken))
-        index = indexes[name]
-        old = refs.get(index)
-        if old is not None and old.digest and known.get(name) is shard:
-            placed[index] = old
-            continue
-        changed[index] = shard.encode()
-        placed[index] = PoolRef(
-            index, old.other_slot if old is not None else SLOTS[0], digest_bytes(changed[index]), revision
-        )
-    return Placed(tuple(placed[index] for index in sorted(placed)), changed, indexes)
-
-
-def are_placed(committed: CommittedBundle, pools: Mapping[str, PoolShard]) -> bool:
-    known, refs = committed.bundle.pools, committed.bundle.root.pools
-    same = len(known) == len(pools) == len(refs) and all(known.get(name) is shard for name, shard in pools.items())
-    return same and all(ref.digest for ref in refs)
 
 
 def changed_pools(before: Mapping[str, PoolShard], after: Mapping[str, PoolShard]) -> frozenset[str]:
