@@ -30,7 +30,7 @@ DOMAIN, TIER, MODEL, POLICY, GROUP, POOL, INVALIDATION = (
 
 
 def affected_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:
-    """Return the keys of an object and of the plans that read what changed in it; None is an absent object."""
+    """Return the keys of an object and of the plans that read the changed part; None is an absent object."""
     kind = KINDS[key.kind]
     if before is not None and after is not None:
         seen = [(*_declared(one), *kind.watched(getattr(one, "status"))) for one in (before, after)]  # noqa: B009
@@ -107,8 +107,8 @@ def _usable(status: Any) -> tuple[object, ...]:
 
 
 class Kind(NamedTuple):
-    """What other plans read of a kind's objects beside what users set (`watched`, of a status), and the keys of these
-    plans (`targets`)."""
+    """Dependencies on a kind's objects: the part of their status that other plans read beside users' settings
+    (`watched`), and the keys of these plans (`targets`)."""
 
     watched: Callable[[Any], tuple[object, ...]]
     targets: Callable[[World, Key, Any, Any], set[Key]]
@@ -185,7 +185,7 @@ def affected_by_commit(world: World, commit: CommitBundle, before: CommittedBund
     keys |= _keys(world, POLICY, lambda policy: everyone or policy.uid in changed)
     keys |= _named(world, POOL, pools & world.pools.keys())
     if any(world.acked_revision(pod) >= revision for pod in world.live_pods(commit.model)):
-        # A pod was faster than the API server's answer: what waits for acknowledgements was planned without them.
+        # A pod was faster than the API server's answer: keys that wait for acknowledgements were planned without them.
         keys |= _waiting(world, commit.model, revision - 1)
     return frozenset(keys)
 
@@ -215,7 +215,7 @@ def _neighbours(world: World, *tiers: CacheTier | None) -> set[Key]:
 
 
 def _waiting(world: World, model: str, enforced: int) -> set[Key]:
-    """Return what waits for pods of a model to enforce more than revision `enforced`."""
+    """Return the keys that wait for pods of a model to enforce more than revision `enforced`."""
     keys = _waiting_policies(world, model, enforced) | _open_invalidations(world) | _keys(world, GROUP)
     found, committed = world.models.get(model), world.bundles.get(model)
     if committed is None:
@@ -253,7 +253,7 @@ def _with_budgets_in(world: World, tiers: Collection[str]) -> set[Key]:
 
 
 def _reporting(world: World, model: str) -> set[Key]:
-    """Return what reports on each pod of a model."""
+    """Return the keys whose status reports each pod of a model."""
     return {Key(MODEL, world.namespace, model), Key(DOMAIN, world.namespace, "default")}
 
 

@@ -243,8 +243,8 @@ def bundle_secret(
 
 
 def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None:
-    """Store what the API server holds for `model`. If it is not what this process committed, it was changed or
-    deleted from outside: the known bundle is kept in a form that the next plan commits in full, under a revision
+    """Store the API server's bundle of `model`. If it differs from the one that this process committed, it was changed
+    or deleted from outside: the known bundle is kept in a form that the next plan commits in full, under a revision
     above both."""
     own = domain.bundles.get(model)
     if own is None:

@@ -218,7 +218,7 @@ class DomainStore:
 
 
 _SHARED = tuple(one.name for one in fields(World) if one.name in DomainStore.__slots__ and one.name != "claims")
-"""What a world shows as it is stored."""
+"""Fields that a world has unchanged from the store."""
 
 REMEMBERED_S = 3600.0
 """Far longer than a request, a list or a watch may take."""

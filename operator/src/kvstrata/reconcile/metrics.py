@@ -172,7 +172,7 @@ def count_erasure(facts: Erasure) -> None:
 
 
 def count_look(fact: object) -> None:
-    """Count what a new fact of an erasure says of a look, or of a deletion of what was found late."""
+    """Count a look, or a deletion after the first round, that is a new fact of an erasure."""
     if isinstance(fact, Look):
         ORPHAN_SCANS.inc()
         ORPHANS.labels("found").inc(sum(amount.keys for amount in fact.left.values()))

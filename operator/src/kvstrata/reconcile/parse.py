@@ -150,7 +150,7 @@ def _ends_by(metadata: Mapping[str, Any]) -> datetime | None:
 
 def trouble(status: Mapping[str, Any]) -> str:
     """Return why a pod does not come up, in words that stay the same while that does; empty if nothing is known.
-    Kubernetes' own messages tell how long it will wait until it tries again, and change with that."""
+    Kubernetes' own messages state the time until its next attempt, and change with it."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"it cannot be scheduled: {_words(condition.get('message')) or condition.get('reason')}"

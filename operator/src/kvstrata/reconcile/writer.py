@@ -47,7 +47,7 @@ class Writer:
     """Carries out plans. `leading` is whether this process may write.
 
     `workers` carry out, by type, the actions that the writer does not carry out itself. `forget_tier` are called with
-    namespace and name after each plan of a tier, to drop what a worker knows of a tier that is gone.
+    namespace and name after each plan of a tier, to drop a worker's state of a tier that is gone.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ frozen since then finds none, and cannot commit.
 1. Walk the indexes of the chunks' buckets; delete committed blocks with their index entries.
 2. Abandon reservations of the chunks, with values written for them.
 3. Delete values without an index whose names a verification found.
-4. Walk the indexes again, and report what is left.
+4. Walk the indexes again, and report remaining chunks.
 5. Wait for replicas, and require the slot map of the beginning.
 
 A run counts its own deletions: a killed run loses its count.

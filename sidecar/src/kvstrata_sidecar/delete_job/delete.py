@@ -5,7 +5,7 @@
    before and arrives later lives 30 s, or until its commit deletes it.
 3. Blocks are deleted by the index, bucket by bucket, on several primaries at once.
 4. After the 30 s all indexes are checked once more, and the ledger of each keyspace is deleted.
-5. What the tier grants the keyspaces is returned.
+5. Capacity granted to the keyspaces is returned.
 6. Replicas confirm, and the slot map must be that of the beginning.
 
 Tombstones record the time and all deletions, each at its instant: a run that continues after a killed one neither waits

@@ -4,7 +4,7 @@ Every name holds the identity that computed its block, and a bucket's index cove
 walked, a few entries per command, and blocks of the given identities are deleted with their entries atomically. Blocks
 of other identities are read and stored meanwhile. It is not urgent, so pauses are much longer than commands.
 
-Safe to kill after every command. The next run walks again, and counts what it deletes itself.
+Safe to kill after every command. The next run walks again, and counts its own deletions.
 """
 
 from __future__ import annotations

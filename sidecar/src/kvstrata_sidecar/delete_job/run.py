@@ -44,7 +44,7 @@ class Run(ABC):
 
     @abstractmethod
     def _lines(self) -> Iterator[Line]:
-        """Return the report of what was done."""
+        """Return the report of the run."""
 
     def _since_ms(self) -> int:
         """Return the age of the newest tombstone when last reported, 0 without tombstones."""

@@ -1,8 +1,8 @@
-"""What an erasure did and found: the facts of a receipt.
+"""The facts of a receipt: actions and findings of an erasure.
 
-Facts are what somebody said, with who it was and when; what they amount to is derived (`receiptclaims`). They are made
-to be handed to people outside the cluster, so they hold no data key, no keyspace, no epoch, and no tenant's name but
-where the order itself has it. Digests stand for what must not be told (`receiptwords`).
+A fact is a party's statement and its time; `claims` derives conclusions. People outside the cluster read receipts, so
+facts hold no data key, keyspace or epoch, and a tenant's name only if the order has it. Digests replace these
+(`vocabulary`).
 """
 
 from __future__ import annotations

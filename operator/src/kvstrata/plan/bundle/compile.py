@@ -33,7 +33,7 @@ from kvstrata.plan.scopes import Epoch, epoch_of, scope_in_force
 
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
-    """All that a policy's entry follows from, gathered once; equal inputs give equal entries.
+    """All inputs of a policy's entry, gathered once; equal inputs give equal entries.
 
     `declared` are the budgets of `scope`, by the policy, its group or the domain, and `admitted_bytes` the guarantees
     of that object; `undecided`: these are not decided yet. `longest_s` are retention limits by tier, `in_memory` the
@@ -66,7 +66,7 @@ class PolicyInputs:
 
 
 def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) -> PolicyInputs:
-    """Read what the entry of a policy in `scope` follows from, by default in its scope in force."""
+    """Read the inputs of a policy's entry in `scope`, by default its scope in force."""
     scope = scope or scope_in_force(world, policy)
     epoch = epoch_of(world, policy, scope)
     holder, declared = _declaring(world, policy, scope)

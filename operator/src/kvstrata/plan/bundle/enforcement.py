@@ -62,7 +62,7 @@ class Enforcement:
 
 
 def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) -> Enforcement:
-    """Return whether `desired` is what all live pods of the policy's models enforce.
+    """Return whether all live pods of the policy's models enforce `desired`.
 
     Enforced is True when every bundle holds the entry and every live pod acknowledged its revision, Unknown/NoLivePods
     without pods, False otherwise. An entry without the key for a tier that encrypts is not enforced: the tier refuses

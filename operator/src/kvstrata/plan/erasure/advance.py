@@ -1,8 +1,7 @@
-"""What follows from an event of an erasure. `advance` is pure, and the only place that decides it.
+"""State transitions of an erasure: from an event to effects. `advance` is pure, and no other function decides them.
 
-Everything that is known is stored before anything follows from it: while `known` has more than the stored `record`, the
-only effect is to write it. So a new leader reads the same record and reaches the same effects, all of which may be
-repeated.
+Facts are stored before any effect follows from them: while `known` has more facts than the stored `record`, the only
+effect is to write it. So a new leader reads the same record and reaches the same effects, all of which may be repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MAX_NAMED = 64
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """`facts` and `observed` are what the world shows now."""
+    """`facts` and `observed` are read from the present world."""
 
     facts: tuple[Fact, ...]
     observed: Observed
@@ -200,7 +199,7 @@ def _with_problems(state: ErasureState) -> Observed:
 
 
 def _concluded(state: ErasureState, step: ErasureStep, now: datetime) -> Iterator[Fact]:
-    """Yield what the step itself makes a fact: a verdict, or deletions whose Jobs are to be created."""
+    """Yield facts that follow from the step itself: a verdict, or deletions whose Jobs are to be created."""
     yield from (order.verdict for order in step.orders if isinstance(order, Conclude))
     named = {tier for tier in _emptied(step) if _is_named(state, tier)}
     yield from begun(state.record.erasure, named, state.servers, now)

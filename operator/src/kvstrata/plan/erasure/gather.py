@@ -1,4 +1,4 @@
-"""Facts of an erasure from the world: order, what must be recorded before any roll, witnesses and their reports.
+"""Facts of an erasure from the world: its order, facts to record before any roll, witnesses and their reports.
 
 Scopes, revisions and pods come from the invalidation's status, written by the plan that rolls epochs for lazy ones too.
 """
@@ -110,8 +110,8 @@ def shared_tiers(tiers: Iterable[CacheTier]) -> tuple[SharedTier, ...]:
 
 
 def servers_seen(world: World, order: ErasureOrder) -> Iterator[ServersSeen]:
-    """Yield what the servers of an order's tiers run. An operator that just became leader has asked none of them yet,
-    so this is repeated while the erasure lasts."""
+    """Yield versions of the servers of an order's tiers. A new leader has asked none of them yet, so this is repeated
+    while the erasure lasts."""
     known = {**world.ending.tiers, **world.tiers}
     for shared in order.tiers:
         tier = known.get(shared.name)
@@ -171,7 +171,7 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
 
 
 def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
-    """Return what becomes unreachable, as in receipts; only the ordered tenant is named."""
+    """Return the scopes that become unreachable, as in receipts; only the ordered tenant is named."""
     subject = record.erasure.order.subject
     named = subject.scope_name if subject.scope is ScopeForm.TENANT else None
     return tuple(

@@ -1,8 +1,8 @@
 """The next step of an erasure: a pure function of the facts, the present state and the time.
 
-No phase is stored. Each rule checks its goal and, if it is not met, returns what to order and wait for; the first such
-rule wins. So a new leader reaches the same step, and orders are idempotent: each names its round. Late or early answers
-do not count (`evidence`). Conditions follow `claims`, the rules for reading receipts.
+No phase is stored. Each rule checks its goal and, if it is not met, returns orders and the reason to wait; the first
+such rule wins. So a new leader reaches the same step, and orders are idempotent: each names its round. Late or early
+answers do not count (`evidence`). Conditions follow `claims`, the rules for reading receipts.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def verify(case: work.ErasureCase) -> ErasureStep | None:
 
 def finish_short(case: work.ErasureCase) -> ErasureStep:
     """Copies are left and nothing more can be ordered: wait, accept the residue, or fail. In a namespace under deletion
-    only reachable copies are waited for: what is gone does not return."""
+    only reachable copies are waited for: pods that are gone do not return."""
     blocked = [one for one in (*case.to_erase, *case.to_verify) if one.blocked]
     late = next((one for one in blocked if one.reason is R.LATE_COPIES), None)
     if late is not None:

@@ -57,8 +57,8 @@ def is_over(world: World, key: Key, found: Ordering | None) -> bool:
 def woken(
     world: World, key: Key, found: Ordering | None, record: ErasureRecord, elsewhere: int, now: datetime
 ) -> Woken:
-    """Return what the world shows now. `elsewhere` counts running Jobs of other erasures. The namespace is known to be
-    going when its domain is gone and the order is deleted, too."""
+    """Return the present facts of the world. `elsewhere` counts running Jobs of other erasures. The namespace is known
+    to be going when its domain is gone and the order is deleted, too."""
     going = found is not None and found.metadata.deleting and world.domain is None
     observed = Observed(
         pods=gather.pods_at_hand(world, record.erasure),

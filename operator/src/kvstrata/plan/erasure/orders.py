@@ -1,4 +1,4 @@
-"""Outstanding work of an erasure: possible orders, what is waited for, and what no order can change.
+"""Outstanding work of an erasure: orders, waits, and obstacles that no order can remove.
 
 An order names its round. A repeated one is answered with the first result, so it does no harm and loses no count.
 """
@@ -114,8 +114,8 @@ Order = RevokeKeys | DestroyKeys | FollowDeletion | IssueReceipt | ToPod | ToTie
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Something that is not done yet, and why. `order` does it. Without one it is waited for, or `blocked`: nothing can
-    be ordered that would change it."""
+    """Work that is not done yet, and why. `order` does it. Without one the erasure waits, or the work is `blocked`: no
+    order would change it."""
 
     reason: R
     message: str
@@ -125,7 +125,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class ErasureCase:
-    """Input of the rules. `facts` are those of the receipt, and `holds` is what they prove."""
+    """Input of the rules. `facts` are those of the receipt, and `holds` are the claims that they prove."""
 
     erasure: Erasure
     seen: Observed

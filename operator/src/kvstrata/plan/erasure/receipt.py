@@ -1,4 +1,4 @@
-"""The facts of an erasure in a receipt, and what they prove."""
+"""The facts of an erasure as its receipt states them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that a KMS wraps: what is to be drawn, unwrapped and destroyed next, and what answers of the KMS come to.
+"""Keys that a KMS wraps: which to draw, unwrap and destroy next, and how answers of the KMS are judged.
 
 Records outlive the process, keys in memory do not, and any answer may be lost: so work is never remembered, but planned
 again from what there is. A key counts as ended only when the KMS answered so.
@@ -18,7 +18,7 @@ from kvstrata.plan.scopes import pool_scope
 
 @dataclass(frozen=True, slots=True)
 class KeyNeeds:
-    """Epochs by what their keys are needed for.
+    """Epochs by the need for their keys.
 
     `used`: a status names it. `lasting`: used, does not end with its policy, and its key is not lost. `wanted`: the
     plan misses its key. `named`: this process or a bundle has the id of its key. `spent`: no pod needs its key.
@@ -38,7 +38,7 @@ class KeyNeeds:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecords:
-    """Epochs by what Secrets hold of their keys; `unusable` are unreadable or foreign records, by epoch, and where."""
+    """Epochs by their keys' state in Secrets; `unusable` are unreadable or foreign records, by epoch, and where."""
 
     wrapped: Set[str]
     revoked: Set[str]
@@ -47,7 +47,7 @@ class KeyRecords:
 
 @dataclass(frozen=True, slots=True)
 class KeyWork:
-    """Epochs by what is due. `lost`: their keys cannot be had any more, so the epochs are to be replaced."""
+    """Epochs by the work that is due. `lost`: their keys cannot be had any more, so the epochs are to be replaced."""
 
     draw: Set[str]
     unwrap: Set[str]
@@ -60,11 +60,11 @@ class KeyWork:
 
 
 def plan_keys(needs: KeyNeeds, records: KeyRecords, held: Set[str], settled: Set[str]) -> KeyWork:
-    """Return what is due. `held`: this process has the key. `settled`: it is done with it.
+    """Return the work that is due. `held`: this process has the key. `settled`: it is done with it.
 
     1. Draw keys that are wanted and never existed.
     2. Unwrap the keys of lasting epochs; and all others once, so that plans see and end them.
-    3. Destroy what no pod needs, and what a former process revoked.
+    3. Destroy keys that no pod needs, and those that a former process revoked.
     4. Replace lasting epochs that had a key and have no usable record of it.
     """
     had = needs.named | records.wrapped | records.revoked | records.unusable.keys() | settled

@@ -1,7 +1,7 @@
 """A pool's content after rendering: warmed, published, replaced, repaired.
 
-Each step is one write of the pool's status, from which the bundle follows, so a new leader continues. What pods hold is
-read repeatedly (`Case.inspections`) and not stored as intent.
+Each step is one write of the pool's status, from which the bundle follows, so a new leader continues. Holdings of
+pods are read repeatedly (`Case.inspections`) and not stored as intent.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Case:
 
     @cached_property
     def reports(self) -> Mapping[str, PoolVersionState]:
-        """What pods, by UID, report to hold of the version."""
+        """The holdings of the version by UID of the pod that reports them."""
         found = {pod.uid: self._report(pod) for pod in self.pods}
         return {uid: report for uid, report in found.items() if report is not None}
 
@@ -129,7 +129,7 @@ class Case:
         return self.content is not None and self.content.digest == self.slot.content_digest
 
     def inspections(self) -> tuple[tuple[InspectPool, ...], float]:
-        """Return the pods to ask now for what they hold, and seconds until the next is due."""
+        """Return the pods to ask now for their holdings, and seconds until the next is due."""
         every_s = LOOK_AGAIN_S if self.is_complete else WATCH_S
         per_pod = any(map(self._is_per_pod, self.version.tiers))
         ages = {pod: self._age_s(pod) for pod in (self.pods if per_pod else self._best()[:1])}

@@ -85,8 +85,8 @@ class Chains:
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
     ) -> Receipted | ChainConflict:
         """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
-        chain in the CacheDomain's status. What only an administrator can repair is a conflict, without any write.
-        Raises KubeError and NotLeadingError; a retry finds what was written."""
+        chain in the CacheDomain's status. A chain that only an administrator can repair is a conflict, without any
+        write. Raises KubeError and NotLeadingError; a retry finds the written record."""
         async with self._lock:
             try:
                 plan = partial(receipt_chain.plan_receipt, erasure=facts)

@@ -1,8 +1,8 @@
 """Key custody: where a domain's data keys are kept, how pods get them, and how they end.
 
-`secret_custody` removes keys from Secrets that `reconcile.secrets` wrote. With a KMS, `kms_worker` does what
-`plan.keys.kms` finds due: it draws, unwraps and ends keys by `kms_custody`. `key_ring` holds them in the clear,
-`delivery` sends them to pods, and `kms_domains` ends the keys of deleted domains.
+`secret_custody` removes keys from Secrets that `reconcile.secrets` wrote. With a KMS, `kms_worker` does the
+work that `plan.keys.kms` finds due: it draws, unwraps and ends keys by `kms_custody`. `key_ring` holds them in the
+clear, `delivery` sends them to pods, and `kms_domains` ends the keys of deleted domains.
 
 A custody reports only what it knows of a key's end; `contract.receipt.claims` derives the claims of receipts. Every
 call can be repeated. Epochs are treated as secrets: no message, log or key name holds one.

@@ -174,7 +174,7 @@ class KmsDomains:
         nothing, so if this finds nothing either, it is the final one."""
         self._require_leading()
         if not kms_domain.ending:
-            # Before the keys are listed: what is drawn from now on is undone.
+            # Before the keys are listed: keys drawn from now on are undone.
             await self._stored.write(replace(kms_domain, ending=True))
         custody, over = await self._custody(kms_domain), self._over.setdefault(kms_domain.domain, set())
         records = await custody.records()

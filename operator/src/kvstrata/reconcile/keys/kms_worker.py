@@ -44,7 +44,7 @@ RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 
 @dataclass(slots=True, eq=False)
 class NamespaceKeys:
-    """The keys of one namespace, and the task that does what is due.
+    """The keys of one namespace, and the task that does the work that is due.
 
     `wanted` and `spent`: epochs of the plan's last order. `settled`: epochs with which this process is done: given up,
     ended, or without a usable key; no late answer revives them. `stuck`: the Secret that failed last; it is tried last.
@@ -114,7 +114,7 @@ class NamespaceKeys:
         self._tell("")
 
     async def turn(self) -> bool:
-        """Do what is due, one Secret after the other, so that one failure delays no others for long. Returns whether
+        """Do the due work, one Secret after the other, so that one failure delays no others for long. Returns whether
         all is done. Raises the first CustodyError at the end."""
         custody, domain = await self.kms_domains.of_namespace(self.namespace), self.domain
         records = await custody.records()
@@ -280,7 +280,7 @@ class KmsKeys:
         return await self._kms_domains.revoke(namespace, domain, wanted)
 
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
-        """Have the service delete what wrapped revoked keys. Raises CustodyError."""
+        """Have the service delete the wrapping keys of revoked keys. Raises CustodyError."""
         custody = await self._kms_domains.of_domain(namespace, domain)
         return dict.fromkeys(epochs, UNRECORDED) if custody is None else (await custody.destroy(epochs)).whole()
 

@@ -3,8 +3,8 @@
 Observes: the pods of managed tiers, and their servers. Writes: commands to servers, evictions of pods, Events.
 Runs again when: its tier is planned, something was done or is awaited, or `LOOK_EVERY_S` has passed.
 
-Each step follows from one look alone (`plan.topology`), so an interrupted task leaves no state behind. A process that
-no longer leads sends no command.
+Each step follows from one look alone (`plan.redis.topology`), so an interrupted task leaves no state behind. A process
+that no longer leads sends no command.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class _SecretMissingError(Exception):
 
 
 class _Tending:
-    """One tended cluster: the newest order, and what was reported.
+    """One tended cluster: the newest order, and the reported losses.
 
     `pods` are those of the last look, `lost` is the last loss; `loss_told` is a loss of everything that the status
     should report until `tell_until_s`. `failed` is the error of the last step, kept while looks lead to the same step;

@@ -138,7 +138,7 @@ class ScopeIndex:
 
 
 def usage_rows(index: ScopeIndex, bounds: Mapping[str, Bounds], tier: str) -> list[ScopeUsage]:
-    """Return what scopes hold in `tier`, keyspaces outside of the policy together under an empty name."""
+    """Return the usage of scopes in `tier`, keyspaces outside of the policy together under an empty name."""
     rows: list[ScopeUsage] = []
     outside_bytes = outside_blocks = 0
     for keyspace, scope in index.scopes():

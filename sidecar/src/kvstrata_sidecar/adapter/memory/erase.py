@@ -1,4 +1,4 @@
-"""Erases keyspaces from LMCache's memory, and reports what is left, from LMCache's own tables.
+"""Erases keyspaces from LMCache's memory, and reports the remaining blocks, from LMCache's own tables.
 
 Unused blocks are deleted at once, others as soon as they are released.
 """
@@ -51,7 +51,7 @@ class MemoryEraser:
         self._allowed: frozenset[str] = frozenset()
 
     def erase(self, keyspaces: Collection[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
-        """Delete the current blocks of these keyspaces, and return what is left. Blocks in use go when they are
+        """Delete the current blocks of these keyspaces, and return the rest. Blocks in use go when they are
         released. `seen` is called with the keyspace and chunk hash of each block found."""
         names, pool = frozenset(keyspaces), self._pool
         for key in self._doom(names):

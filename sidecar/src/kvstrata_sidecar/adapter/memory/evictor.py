@@ -1,4 +1,4 @@
-"""Evicts blocks from LMCache's memory: what the policy no longer allows, and what must make room.
+"""Evicts blocks from LMCache's memory: those that the policy no longer allows, and those that must make room.
 
 A thread repeats `Evictor.turn`. A victim in use is checked again when its reader releases it, and once a second,
 because locks of dead readers expire without an event.

@@ -89,7 +89,7 @@ def the_manager(storage_manager: Any, manager_class: type, memory_class: type) -
 
 
 def the_store_listener(manager: Any, listener_class: type) -> Any:
-    """Return the listener that tells LMCache's store loop of written blocks. Raises IncompatibleServerError unless
+    """Return the listener that notifies LMCache's store loop of written blocks. Raises IncompatibleServerError unless
     there is exactly one, as there is with tiers behind the memory."""
     listeners = getattr(manager, "_registered_listeners", None)
     found = [one for one in listeners if isinstance(one, listener_class)] if isinstance(listeners, list) else []

@@ -25,9 +25,9 @@ MAX_EXPECTED = 65_536
 
 
 class Lending:
-    """Which readers may borrow what, under the policy in force. Called under LMCache's lock, except `lenders`.
+    """Rights of readers to borrow blocks under the policy in force. Called under LMCache's lock, except `lenders`.
 
-    `tier` names the CPU tier, None without one: then all may read what passes through memory. `lendable` says whether a
+    `tier` names the CPU tier, None without one: then all may read blocks in passage. `lendable` says whether a
     pool's block may be lent again. `returned` is called with the key of a pool's block that a reader returned.
     """
 
@@ -210,7 +210,7 @@ class Loans:
         return found | dict.fromkeys(withheld, self._missing)
 
     def _lend_all(self, keys: Iterable[Any]) -> tuple[set[Any], list[Loan]]:
-        """Lend what the keys' readers may read and lack.
+        """Lend blocks that the keys' readers may read and lack.
 
         Returns the keys whose loan may not be read now, and the readable loans, locked until the lookup: another
         request of the same reader may end its own reading meanwhile.

@@ -81,7 +81,7 @@ class MemoryModule:
         logger.info("LMCache's memory is under the policy of %s", params.tier or "no CPU tier")
 
     def report_status(self) -> dict[str, Any]:
-        """Return what `/status` shows beside LMCache's own; without an enforced policy the server is unhealthy."""
+        """Return this module's part of LMCache's `/status`; without an enforced policy the server is unhealthy."""
         healthy = self._memory.healthy
         status: dict[str, Any] = {"kvstrata_memory": {"is_healthy": healthy, "counters": self._memory.counters()}}
         return status if healthy else status | {"is_healthy": False}

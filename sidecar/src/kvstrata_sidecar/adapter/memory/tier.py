@@ -1,4 +1,4 @@
-"""The server's own memory as a tier of the pod: what runtime, metrics and link ask it, and what LMCache reports."""
+"""The server's own memory as a tier of the pod: serves runtime, metrics and link, and receives LMCache's reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Copies of blocks in slower tiers: pending copies by LMCache, and copies of blocks that leave memory.
 
-LMCache writes a new block to all tiers (`PendingWriteBack`), so the next slower tier mostly has what leaves memory. It
-lacks blocks loaded from a tier behind it, and those written while it was away, full or busy. Such blocks are copied
+LMCache writes a new block to all tiers (`PendingWriteBack`), so the next slower tier has most blocks that leave memory.
+It lacks blocks loaded from a tier behind it, and those written while it was away, full or busy. Such blocks are copied
 ahead of eviction (`WriteBack`), which never waits for the copy.
 
 A pool's blocks lost by a shared tier would not come back: a request that needs them finds them in memory and writes

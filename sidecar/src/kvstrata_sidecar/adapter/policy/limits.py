@@ -1,4 +1,4 @@
-"""Bounds of scopes in tiers: what tiers know of the policy's budgets. Pure.
+"""Bounds of scopes in tiers: the policy's budgets as tiers enforce them. Pure.
 
 Memory and files enforce `Bounds`, a shared tier `SharedBounds`. A new field of a budget becomes a field of both here.
 """
@@ -22,7 +22,7 @@ class Bounds:
     denied: bool = False
 
     def shared(self, capacity_bytes: int | None) -> SharedBounds | None:
-        """Return what a shared tier enforces; `capacity_bytes` is the capacity that its scopes divide, if any."""
+        """Return the bounds in a shared tier; `capacity_bytes` is the capacity that its scopes divide, if any."""
         if capacity_bytes is None:
             return None if self.limit_bytes is None else SharedBounds(self.limit_bytes)
         limit_bytes = capacity_bytes if self.limit_bytes is None else min(capacity_bytes, self.limit_bytes)
@@ -72,7 +72,7 @@ def bounds_of(view: CacheView | None, tier: str | None) -> dict[str, Bounds]:
 def scaled_guarantees(bounds: Mapping[str, Bounds], room_bytes: float) -> dict[str, float]:
     """Return the part of each guarantee that fits into `room_bytes`, without keyspaces that have none.
 
-    The operator admits guarantees up to the room. If they exceed it all the same, each is cut by the same share:
+    The operator admits guarantees up to the room. If they exceed it nevertheless, each is cut by the same share:
     otherwise a memory full of guarantees could never take a block again.
     """
     promised_bytes = sum(bound.guaranteed_bytes for bound in bounds.values())

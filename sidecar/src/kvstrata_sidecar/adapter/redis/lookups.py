@@ -35,8 +35,8 @@ class Division(NamedTuple):
 class Lookups:
     """Divides lookups of one tier by keyspace, bucket and server.
 
-    Refused blocks are counted. `shadow` knows what faster tiers have; `twice` receives blocks that their keyspace need
-    not hold, because a pool has them.
+    Refused blocks are counted. `shadow` knows the blocks of faster tiers; `twice` receives blocks that their keyspace
+    need not hold, because a pool has them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What was seen a moment ago."""
+"""Cache of recent values: a bounded number, each for a short time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_RECENT = 65_536
 
 
 class Recent(Generic[K, V]):
-    """Values by key, each remembered for `keep_s`, and `limit` of them at most. Thread-safe."""
+    """Values by key, each kept for `keep_s`, at most `limit` of them. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float], keep_s: float, limit: int = MAX_RECENT) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Recent(Generic[K, V]):
         return known[1] if known is not None and self._clock() < known[0] else None
 
     def put(self, key: K, value: V) -> None:
-        """Remember a value instead of an earlier one; beyond the limit the earliest is forgotten."""
+        """Keep a value instead of an earlier one; beyond the limit the oldest is dropped."""
         with self._lock:
             self._until.pop(key, None)
             if self._forget_past() >= self._limit:
@@ -36,7 +36,7 @@ class Recent(Generic[K, V]):
             self._until[key] = (self._clock() + self._keep_s, value)
 
     def put_new(self, key: K, value: V) -> bool:
-        """Remember a value if its key is not known and the limit allows it; return whether."""
+        """Keep a value if its key is absent and the limit allows it; return whether it was kept."""
         with self._lock:
             if self._forget_past() >= self._limit or key in self._until:
                 return False
@@ -52,7 +52,7 @@ class Recent(Generic[K, V]):
         return len(self._until)
 
     def _forget_past(self) -> int:
-        """Forget what is over; return how many are left. The caller holds the lock."""
+        """Drop expired values; return the number of the others. The caller holds the lock."""
         now_s = self._clock()
         while self._until and next(iter(self._until.values()))[0] <= now_s:
             self._until.popitem(last=False)

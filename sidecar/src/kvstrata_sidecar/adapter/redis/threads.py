@@ -139,7 +139,7 @@ class Crew:
         return None if len(self._topology.primaries) < 2 else max(1, self._tier.workers // 2)
 
     def _failed(self, error: Exception) -> None:
-        """Count the error, and log what no breaker reports: a refusal by the server, or a defect of ours."""
+        """Count the error, and log it if no breaker reports it: a refusal by the server, or a defect of ours."""
         self._deps.counters.add("errors")
         now_s = self._clock()
         if not isinstance(error, (TransportError, OSError)) and now_s >= self._tell_at_s:

@@ -128,7 +128,7 @@ class Tier:
         return self._placing.takes(block)
 
     def lookup(self, blocks: Sequence[Block]) -> int:
-        """Start to look up blocks. What a faster tier has is a miss here, because it is a hit there."""
+        """Start to look up blocks. Blocks of a faster tier are misses here, because they are hits there."""
         groups, shares = self._lookups.divide(blocks)
         task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
         for (keyspace, node), sought in groups.items():
@@ -179,7 +179,7 @@ class Tier:
         return found
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> None:
-        """Return None: one pod may not erase what pods share."""
+        """Return None: a pod may not erase shared blocks."""
 
     def kept(self, blocks: Sequence[Block]) -> None:
         """Return None: only its servers know."""
@@ -210,7 +210,7 @@ class Tier:
         self._counters.retain(self._deps.listed())
 
     def usage(self) -> list[ScopeUsage]:
-        """Return what scopes held here when this pod's sweeps last saw them."""
+        """Return the usage of scopes as of this pod's last sweeps."""
         rows, listed = [], self._deps.listed()
         for keyspace, (used_bytes, blocks) in self._deps.usage.items():
             if keyspace not in listed or not blocks:

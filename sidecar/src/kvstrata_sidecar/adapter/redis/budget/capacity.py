@@ -1,6 +1,6 @@
 """Grants of a tier's capacity: guarantees belong to their scope, the rest is lent on demand.
 
-A scope's grant bounds what its ledger leases out. It grows by loans of free bytes, and shrinks when it is unused or
+A scope's grant bounds the leases of its ledger. It grows by loans of free bytes, and shrinks when it is unused or
 when a new guarantee overcommits the tier. A growing grant is charged to the tier before the ledger is informed; for a
 shrinking one the ledger comes first. Each change has a number, which voids decisions that were made before it.
 """

@@ -47,8 +47,8 @@ ATTEMPTS = 6
 
 LEASE_SHARE = 256
 LEASE_GROWTH_SHARE, SPARE_SHARE = 4, 8
-"""A lease grows by the first part of itself beyond the need; a sweep leaves the second part of what is in use. At most
-`LEASE_SHARE` of the limit: reserves of 16 buckets are lost to all other scopes."""
+"""Reserve in a lease: it grows beyond the need by the first part of itself, and a sweep leaves the second part of the
+bytes in use. At most `LEASE_SHARE` of the limit: reserves of 16 buckets are lost to all other scopes."""
 
 LOAN_SHARE = 256
 LOAN_GROWTH_SHARE = 8
@@ -371,7 +371,7 @@ class ScopeLedger:
         return granted >= needed
 
     def _loan_reserve(self, leased: int) -> int:
-        """Return how many bytes the scope may be granted beyond what it leases out."""
+        """Return the bytes that the scope may be granted beyond its leases."""
         return min((self._bounds.capacity_bytes or 0) // LOAN_SHARE, leased // LOAN_GROWTH_SHARE)
 
     def _accept(self, granted: int, sequence: int) -> int | None:

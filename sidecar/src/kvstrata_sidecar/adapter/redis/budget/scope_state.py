@@ -73,7 +73,7 @@ class LedgerView(Grant):
         return self.version == 0 or self.void
 
     def free(self, bounds: SharedBounds) -> int:
-        """Return the bytes that the ledger can lease out besides what it does."""
+        """Return the bytes that the ledger can still lease out."""
         granted = min(bounds.limit_bytes, self.granted_bytes) if bounds.divided else bounds.limit_bytes
         return max(0, granted - self.leased)
 
@@ -118,7 +118,7 @@ LEDGER_FIELDS = (b"leased", b"room", b"turn", b"v", b"void", *(b"b:%d" % bucket 
 
 
 def view(transport: Transport, domain: str, keyspace: str) -> ScopeView:
-    """Read a scope's ledger and buckets. Raises what the ledger's server answers, if that is an error."""
+    """Read a scope's ledger and buckets. Raises an error reply of the ledger's server."""
     key = ledger_key(domain, keyspace).encode()
     bases = [bucket_prefix(domain, keyspace, bucket).encode() for bucket in range(BUCKETS)]
     commands = [

@@ -44,7 +44,7 @@ class Connections:
                 self._drop(node)
 
     def abort(self, why: str) -> None:
-        """Make what is under way fail at once, and all that follows until `renew`; `why` blames the node."""
+        """Fail all exchanges at once, running and later ones, until `renew`; `why` blames the node."""
         with self._lock:
             self._aborted = why
             for one in self._in_use:

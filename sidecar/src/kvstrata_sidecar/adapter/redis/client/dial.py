@@ -141,7 +141,7 @@ class Dialing:
         return self._outcome is not None
 
     def wait(self, timeout_s: float) -> Connection:
-        """Return the connection. Raises what opening it raised, PeerTimeoutError when it was given up."""
+        """Return the connection. Raises the error of opening it, PeerTimeoutError when it was given up."""
         with self._changed:
             self._changed.wait_for(lambda: self._outcome is not None or self._given_up is not None, timeout_s)
             outcome = self._outcome

@@ -54,7 +54,7 @@ class ClusterTransport:
         self._nodes.renew()
 
     def abort(self, why: str = "") -> None:
-        """Make what is under way fail at once, and all that follows until `renew`; `why` blames the node."""
+        """Fail all exchanges at once, running and later ones, until `renew`; `why` blames the node."""
         self._nodes.abort(why)
 
     def close(self) -> None:

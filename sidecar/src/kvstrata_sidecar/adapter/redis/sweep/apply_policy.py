@@ -1,4 +1,4 @@
-"""Puts through what a policy changes in one tier: scope by scope, as soon as it is in force."""
+"""Applies a policy's changes to one tier: scope by scope, as soon as it is in force."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ApplyPolicy:
         self._waiting: deque[tuple[str, Terms]] = deque()
 
     def follow(self) -> None:
-        """Record what the view in force changes. Thread-safe."""
+        """Record the changes of the view in force. Thread-safe."""
         # A lock of its own: thousands of scopes take a while.
         with self._following:
             view, terms = self._deps.enforcement.view, self._deps.terms

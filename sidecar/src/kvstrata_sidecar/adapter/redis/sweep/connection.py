@@ -62,8 +62,8 @@ class SweeperConnection:
         self._deps.count("sweep_errors", 1)
 
     def attempt(self, keyspace: str, work: Callable[[Transport, str], object], *, listed: bool = True) -> bool:
-        """Do work about a scope of the policy while that allows it, or about one that is not `listed` there. Return
-        whether it has to be repeated: it failed, or says so.
+        """Do work about a scope while the policy allows it, or about one that is not `listed` there. Return whether to
+        repeat it: it failed, or returned a true value.
         """
         permit = self._deps.enforcement.enter(keyspace, self.abort) if listed else None
         if listed and not isinstance(permit, Permit):

@@ -18,7 +18,7 @@ Terms = tuple[SharedBounds | None, int | None]
 
 
 class PolicyChanges:
-    """What the policy changed and a tier has yet to apply. Thread-safe.
+    """Policy changes that a tier has yet to apply. Thread-safe.
 
     `departed` are keyspaces that left the policy and still have capacity.
     """
@@ -31,7 +31,7 @@ class PolicyChanges:
         self.departed: dict[str, None] = {}
 
     def follow(self, terms: Mapping[str, Terms]) -> None:
-        """Record what the terms now in force change; scopes that left the policy have nothing to apply."""
+        """Record the changes of the terms now in force; scopes that left the policy have nothing to apply."""
         with self._lock:
             before, self._terms = self._terms, terms
             self._guarantees_changed = self._guarantees_changed or _guarantees(terms) != _guarantees(before)

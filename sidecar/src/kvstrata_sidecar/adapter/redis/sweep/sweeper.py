@@ -1,6 +1,6 @@
 """The thread that maintains a shared tier's index and accounting, on its own connection.
 
-It takes turns: in each, its jobs do what is due, one after the other, for about a second. A turn follows at once if a
+In each turn its jobs do the work that is due, one after the other, for about a second. A turn follows at once if a
 job has more to do, otherwise a second later, or when the policy changes.
 """
 
@@ -30,7 +30,7 @@ class Job(Protocol):
     """One kind of maintenance, with its own state."""
 
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
-        """Do what is due until the deadline; return whether there is more. A failure ends it until the next turn."""
+        """Do due work until the deadline; return whether there is more. A failure ends it until the next turn."""
 
 
 class FlushInbox:
@@ -86,7 +86,7 @@ class Sweeper(threading.Thread):
         self._connection.close()
 
     def turn(self) -> bool:
-        """Have each job do what is due; return whether there is more."""
+        """Run each job; return whether there is more to do."""
         with self._turning:
             self._inbox.wake.clear()
             until_s = self._clock() + TURN_S
