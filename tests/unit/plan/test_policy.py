@@ -118,6 +118,36 @@ def test_of_two_policies_for_a_tenant_the_older_stands() -> None:
     assert ready(simulation, "zz-older")[0] == "True"
 
 
+def test_a_policy_that_was_never_in_force_is_in_the_scope_that_its_spec_names_now() -> None:
+    """Whether its group is there before or after it makes no difference."""
+    for late in (False, True):
+        lab, younger = group("lab", "acme"), policy("acme", name="younger", group="lab")
+        simulation = settled(policy("acme", name="older", isolation="Public"), *(() if late else (lab,)), younger)
+        if late:
+            assert simulation.condition(TCP, "younger", "ErasesOnDeletion") == ("True", "Erases")
+            simulation.put(lab)
+            simulation.come_to_rest()
+        assert simulation.condition(TCP, "younger", "Enforced") == ("False", "NeverEnforced")
+        assert simulation.status(TCP, "younger")["scope"] == simulation.status("TenantGroup", "lab")["scope"]
+        assert simulation.condition(TCP, "younger", "ErasesOnDeletion") == ("False", "SharesAll")
+        assert simulation.unsettled() == {}
+
+
+@pytest.mark.parametrize(("pods", "bundled"), [(0, True), (1, False)])
+def test_a_policy_that_was_in_force_stays_in_its_scope_while_it_is_invalid(pods: int, bundled: bool) -> None:
+    simulation = settled(policy("acme", group="lab"), pods=pods)
+    own = simulation.status(TCP, "acme")["scope"]
+    simulation.edit(TCP, "acme", models={"names": ["tiny", "gone"]})
+    if not bundled:
+        simulation.delete("CachedModel", "tiny")
+    simulation.settle()
+    simulation.put(group("lab", "acme"))
+    simulation.settle()
+    assert ("tiny" in simulation.world.bundles) is bundled
+    assert ready(simulation, "acme") == ("False", "ModelNotFound")
+    assert simulation.status(TCP, "acme")["scope"] == own
+
+
 def test_the_younger_policy_takes_over_when_the_older_goes() -> None:
     simulation = settled(policy("acme", name="zz-older"), policy("acme", name="aa-younger"))
     before = simulation.entry("acme")

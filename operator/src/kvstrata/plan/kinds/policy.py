@@ -84,9 +84,10 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
 
 def _drawn(world: World, policy: TenantCachePolicy, inputs: PolicyInputs) -> Epoch | None:
     """Return the epoch that this policy must write into its status, None if it has the one in force. A blocked policy
-    stays in its scope, because its last valid spec does."""
+    stays in its scope if its last valid spec may be in force there."""
     due = _roll_is_due(world, policy)
-    if inputs.blocked and policy.status.scope and not due:
+    stays = policy.status.enforced_generation is not None or _is_held(world, policy)
+    if inputs.blocked and policy.status.scope and stays and not due:
         return None
     shown = held(policy.status.scope, inputs.scope)
     if inputs.scope.kind is ScopeKind.TENANT:
@@ -173,13 +174,17 @@ def _declared(
 
 
 def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
-    if any(holds(committed.bundle, policy) for committed in world.bundles.values()):
+    if _is_held(world, policy):
         return false(
             ENFORCED,
             PolicyReason.LAST_VALID_IN_FORCE,
             f"this spec is not in force; the one of generation {policy.status.enforced_generation or 0} still is",
         )
     return false(ENFORCED, PolicyReason.NEVER_ENFORCED, "no valid version of this policy was ever in force")
+
+
+def _is_held(world: World, policy: TenantCachePolicy) -> bool:
+    return any(holds(committed.bundle, policy) for committed in world.bundles.values())
 
 
 def _bundles(world: World) -> tuple[Key, ...]:
