@@ -207,7 +207,6 @@ FACTS: tuple[erasurefacts.Fact, ...] = (
         "pod-1", Standing.ACKED, AT, "gate-boot", "cache-boot", 7, Fence(receipts.T0, 1, 2, receipts.T2)
     ),
     erasurefacts.PodErased("pod-1", 1, "gate-boot", "cache-boot", LATER, {"cpu": Copies(3, 2, 1, 30)}),
-    erasurefacts.FilesErased("pod-2", "files", "pod-1", AT, Copies(3, 3, 0, 30)),
     erasurefacts.EngineReset("pod-1", AT),
     erasurefacts.EngineKept("pod-2", AT),
     erasurefacts.PodProbed("pod-1", 1, "gate-boot", "cache-boot", AT, 3, 2, 2),

@@ -102,7 +102,7 @@ def test_every_class_of_a_message_is_covered() -> None:
 def test_every_kind_of_fact_is_in_a_record() -> None:
     kept = next(case.value for case in PARTS["record"])
     assert {type(fact) for fact in kept.erasure.facts.values()} == set(get_args(Fact))
-    assert len(get_args(Fact)) == 16
+    assert len(get_args(Fact)) == 15
 
 
 def kinds(value: Any) -> Iterator[type[Any]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm
-from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
+from kvstrata.model.erasure.facts import EngineKept, EngineReset, ReceiptWritten, TierLost
 from kvstrata.model.erasure.record import Erasure
 from kvstrata.plan.erasure.next_step import PATIENCE_S, RESIDUE_PATIENCE_S
 from kvstrata.plan.erasure.orders import AskPodToErase
@@ -18,7 +20,6 @@ from tests.support.receipts import subject
 from .erasure_steps import HEAD, because, departed, holding, step_of, verdict_of
 from .erasures import (
     FILES,
-    MEMORY,
     acked,
     around,
     at,
@@ -43,13 +44,18 @@ def test_a_pod_that_ended_mid_erase_took_its_memory_along() -> None:
     assert verdict_of(step_of(*facts, seen=gone)) is not None
 
 
-def test_files_of_a_pod_that_ended_are_erased_by_who_took_them_over() -> None:
-    pods = (witness("p1", MEMORY), witness("p2", FILES))
-    facts = (rolled(*pods), acked("p1"), ended("p2", 4), *removed(), deleted("n1"), deleted("n2"), erased("p1"))
-    seen = around(heirs={("p2", "files"): "p1"})
-    assert step_of(*facts, seen=seen).orders == (AskPodToErase("p1", 1, ("files",), heir_of="p2"),)
-    told = FilesErased("p2", "files", "p1", at(37), Copies(9, 9, 0, 900))
-    assert "Erased" in holding(step_of(*facts, told, seen=seen))
+def test_files_that_an_ended_pod_left_are_erased_by_no_other_pod_and_claimed_by_no_receipt() -> None:
+    pods, files = (witness("p1", FILES), witness("p2", FILES)), {"files": Copies(9, 9, 0, 900)}
+    own = replace(erased("p1"), copies=files)
+    facts = (rolled(*pods), acked("p1"), ended("p2", 4), *removed(), deleted("n1"), deleted("n2"), own)
+    step = step_of(*facts)
+    assert [one for one in step.orders if isinstance(one, AskPodToErase)] == []
+    assert "Erased" not in holding(step)
+    done = step_of(*facts, looked(), probed("p1"))
+    assert (done.decision.reason, because(done, "Erased")) == (R.COPY_UNREACHABLE, R.COPY_UNREACHABLE)
+    assert "files of pod chat-p2 on CacheTier files stayed on its node" in done.decision.message
+    before = replace(erased("p2", 3), copies=files)
+    assert "Erased" in holding(step_of(*facts, acked("p2", 2), before)), "it erased them before it ended"
 
 
 def test_copies_that_nobody_can_reach_are_waited_for_then_it_fails_and_says_which() -> None:

@@ -13,11 +13,10 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.clients.redis.verifier import MAX_NAMES
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import ScopeKind
-from kvstrata.contract.receipt.facts import Amount, Copies, Revoked, Statement
+from kvstrata.contract.receipt.facts import Amount, Revoked, Statement
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party, RevokedKind
 from kvstrata.model.erasure.facts import (
     EngineReset,
-    FilesErased,
     HeldKey,
     JobState,
     KeyRemoved,
@@ -54,7 +53,6 @@ EVERY_KIND = (
     ended("p3", 9.5),
     fenced("p4"),
     deleted("n3", state=JobState.RUNNING, ended=None, problem="it is being pulled"),
-    FilesErased("p3", "files", "p1", at(40), Copies(3, 3, 0, 99)),
     EngineReset("p1", at(41.25)),
     TierLost("gone", at(42)),
     ReceiptWritten("d" * 64),
@@ -73,7 +71,7 @@ def record(*facts: object) -> ErasureRecord:
 
 def test_what_is_written_of_each_kind_of_fact_is_what_is_read() -> None:
     whole = record(*EVERY_KIND)
-    assert len({type(fact) for fact in whole.erasure.facts.values()}) == 13
+    assert len({type(fact) for fact in whole.erasure.facts.values()}) == 12
     assert decode(encode(whole)) == whole
     judged = record(*EVERY_KIND, Verdict(True, "ErasedAndVerified", "all is gone", at(50)))
     assert decode(encode(judged)) == judged

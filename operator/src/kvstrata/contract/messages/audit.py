@@ -131,10 +131,6 @@ class Action(StrEnum):
         "PodErased", Event.ERASE, _OPERATOR, "a pod said what it erased of its own memory and files",
         (*_OBJECT, *_COPIES),
     )  # fmt: skip
-    FILES_ERASED = (
-        "FilesErased", Event.ERASE, _OPERATOR, "files of a pod that is gone were erased by another",
-        (*_OBJECT, *_COPIES, "tier"),
-    )  # fmt: skip
     ENGINE_RESET = (
         "EngineReset", Event.ERASE, _OPERATOR, "a pod's engine emptied its prefix cache", (*_OBJECT, "pod_uid"),
     )  # fmt: skip

@@ -120,7 +120,6 @@ def erased_at(erasure: Erasure) -> datetime | None:
     """Return when the last copy was deleted; None if none was."""
     moments = [one.ended for one in erasure.of(facts.Deletion) if one.state is facts.JobState.DONE and one.ended]
     moments += [one.at for one in erasure.of(facts.PodErased)]
-    moments += [one.at for one in erasure.of(facts.FilesErased)]
     return max(moments, default=None)
 
 

@@ -114,16 +114,6 @@ class PodErased(_Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class FilesErased(_Fact):
-    ABOUT = ("uid", "tier")
-    uid: str
-    tier: str
-    by: str
-    at: datetime
-    copies: Copies
-
-
-@dataclass(frozen=True, slots=True)
 class EngineReset(_Fact):
     ABOUT = ("uid",)
     uid: str
@@ -277,6 +267,6 @@ class ReceiptWritten(_Fact):
 
 
 Fact = (
-    Rolled | PodSeen | PodErased | FilesErased | EngineReset | EngineKept | PodProbed | KeyRemoved | KeyDestroyed
-    | KeyNotDestroyed | Deletion | Look | ServersSeen | TierLost | Verdict | ReceiptWritten
+    Rolled | PodSeen | PodErased | EngineReset | EngineKept | PodProbed | KeyRemoved | KeyDestroyed | KeyNotDestroyed
+    | Deletion | Look | ServersSeen | TierLost | Verdict | ReceiptWritten
 )  # fmt: skip

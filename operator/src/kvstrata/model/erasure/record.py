@@ -107,15 +107,13 @@ class TierNow:
 class Observed:
     """The present state that decides what can be ordered.
 
-    `pods` maps each pod that can be asked to the boot ids of its gate and cache server, `heirs` (uid, tier) to the pod
-    that took over the files of a pod that is gone. `deletions_elsewhere` counts running Jobs of other erasures.
-    `abandoned` is the reason given by a person. `unattended` is when the deletion of the namespace began; None if it
-    stays.
+    `pods` maps each pod that can be asked to the boot ids of its gate and cache server. `deletions_elsewhere` counts
+    running Jobs of other erasures. `abandoned` is the reason given by a person. `unattended` is when the deletion of
+    the namespace began; None if it stays.
     """
 
     tiers: Mapping[str, TierNow] = field(default_factory=dict)
     pods: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    heirs: Mapping[tuple[str, str], str] = field(default_factory=dict)
     deletions_elsewhere: int = 0
     custody_problem: str = ""
     receipt_problem: str = ""

@@ -60,12 +60,11 @@ class FollowDeletion:
 
 @dataclass(frozen=True, slots=True)
 class AskPodToErase:
-    """Ask a pod to erase these tiers: its own, or files of `heir_of`, a pod that is gone."""
+    """Ask a pod to erase these tiers of its own."""
 
     uid: str
     round: int
     tiers: tuple[str, ...]
-    heir_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +170,14 @@ def _deletions(case: ErasureCase) -> Iterator[Open]:
 
 
 def _copies(case: ErasureCase) -> Iterator[Open]:
-    """Every acknowledged pod erases what it holds; files of an ended one are erased by the pod that took them over."""
+    """Every acknowledged pod erases what it holds; files that an ended one left cannot be reached."""
     for witness, pod in case.pods:
         match pod.standing:
             case Standing.ACKED:
                 yield from _own_copies(case, witness, pod)
                 yield from _engine(case, witness, pod)
             case Standing.ENDED:
-                yield from _files(case, witness, pod)
+                yield from _files(witness, pod)
             case Standing.FENCED:
                 why = f"pod {witness.name} reuses nothing any more, but it and what it holds cannot be reached"
                 yield Open(R.COPY_UNREACHABLE, why, blocked=True)
@@ -263,17 +262,12 @@ def _engine(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]
         yield _ask(case, witness, R.ERASING, ResetEngine(witness.uid))
 
 
-def _files(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]:
+def _files(witness: Witness, pod: PodFact) -> Iterator[Open]:
+    """No pod erases files of another: which one has taken a folder over is not known."""
     for tier in pod.tiers:
-        if not tier.outlives_pod or (tier.erased is not None and not tier.erased.remaining):
-            continue
-        where = f"files of pod {witness.name} on CacheTier {tier.tier}"
-        heir = case.seen.heirs.get((witness.uid, tier.tier), "")
-        if heir in case.seen.pods:
-            order = AskPodToErase(heir, 1, (tier.tier,), heir_of=witness.uid)
-            yield Open(R.ERASING, f"{where} are erased by who took them over", order)
-        else:
-            yield Open(R.COPY_UNREACHABLE, f"{where} stayed on its node or volume, which nobody uses", blocked=True)
+        if tier.outlives_pod and (tier.erased is None or tier.erased.remaining):
+            where = f"files of pod {witness.name} on CacheTier {tier.tier}"
+            yield Open(R.COPY_UNREACHABLE, f"{where} stayed on its node, and no other pod erases them", blocked=True)
 
 
 def _ask(case: ErasureCase, witness: Witness, reason: R, order: Order) -> Open:

@@ -116,9 +116,6 @@ def _pod(erasure: Erasure, witness: facts.Witness) -> rows.PodFact:
 
 
 def _copies(erasure: Erasure, witness: facts.Witness, tier: facts.HeldTier) -> rows.Copies | None:
-    files = [one for one in erasure.of(facts.FilesErased) if (one.uid, one.tier) == (witness.uid, tier.name)]
-    if files:
-        return files[0].copies
     newest = evidence.answer_of(erasure, witness.uid)
     told = [one for one in erasure.of(facts.PodErased) if one.uid == witness.uid and tier.name in one.copies]
     if newest is None or tier.name not in newest.copies:

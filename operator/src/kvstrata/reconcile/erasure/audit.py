@@ -33,8 +33,6 @@ def _told(fact: facts.Fact) -> Happened | None:
             return Happened(action=Action.POD_STANDS, pod_uid=uid, revision=fact.revision, reason=str(standing))
         case facts.PodErased(uid):
             return _copies(Happened(action=Action.POD_ERASED, pod_uid=uid), *fact.copies.values())
-        case facts.FilesErased(uid, tier):
-            return _copies(Happened(action=Action.FILES_ERASED, pod_uid=uid, tier=tier), fact.copies)
         case facts.EngineKept(uid):
             return Happened(action=Action.ENGINE_KEPT, pod_uid=uid)
         case facts.EngineReset(uid):

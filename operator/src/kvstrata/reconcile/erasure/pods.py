@@ -19,7 +19,7 @@ from kvstrata.contract.messages.erase import (
 )
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.receipt.facts import Copies
-from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
+from kvstrata.model.erasure.facts import EngineKept, EngineReset, PodErased, PodProbed
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.pods import Pod
 from kvstrata.plan.erasure.gather import OWN_MEMORY
@@ -39,7 +39,7 @@ class Pods:
     def __init__(self, kube: Kube, gates: GateClient, now: Callable[[], datetime]) -> None:
         self._gates, self._tokens, self._now = gates, PodTokens(kube), now
 
-    async def erase(self, record: ErasureRecord, pod: Pod, order: AskPodToErase) -> PodErased | FilesErased:
+    async def erase(self, record: ErasureRecord, pod: Pod, order: AskPodToErase) -> PodErased:
         """Have a pod erase the named tiers. Raises PodAnswerError as long as anything is left."""
         keyspaces = record.erasure.order.keyspaces
         if len(keyspaces) > MAX_ERASED_KEYSPACES:
@@ -54,8 +54,6 @@ class Pods:
         if missing := sorted(set(order.tiers) - rows.keys()):
             raise PodAnswerError(f"pod {pod.name} says nothing of its tier {missing[0] or 'of memory'}")
         copies = {name: _copies(rows[name]) for name in order.tiers}
-        if order.heir_of:
-            return FilesErased(order.heir_of, order.tiers[0], pod.uid, self._now(), copies[order.tiers[0]])
         return PodErased(order.uid, order.round, said.gate_boot, said.cache.boot, self._now(), copies)
 
     async def verify(self, record: ErasureRecord, pod: Pod, order: AskPodToVerify) -> PodProbed:
