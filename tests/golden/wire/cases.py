@@ -215,7 +215,7 @@ FACTS: tuple[erasurefacts.Fact, ...] = (
     erasurefacts.KeyNotDestroyed("b" * 64, "the service is away", AT),
     erasurefacts.Deletion(
         "shared", "node-1", 1, "job-uid", erasurefacts.JobState.DONE, AT, 2, LATER, Keys(5, 50), Keys(4, 40),
-        Keys(1, 10), 2, 1, 3, TEXT,
+        Keys(1, 10), 2, 1, TEXT,
     ),
     erasurefacts.Look("shared", "operator-pod-uid", AT, LATER, "5" * 64, "6" * 64, 2, {"node-1": Keys(1, 10)}),
     erasurefacts.ServersSeen("shared", "Valkey", "8.1.4", AT),

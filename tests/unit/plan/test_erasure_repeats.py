@@ -23,7 +23,6 @@ from .erasures import OTHER_SLOTS, SLOTS, acked, around, deleted, erased, looked
         (deleted("n2", began_s=33), "began while writes could arrive"),
         (deleted("n2", remaining=Amount(1, 10)), "left a key"),
         (deleted("n2", replicas_in_step=0), "was not confirmed by a replica"),
-        (deleted("n2", over_bound=7), "left what was beyond its bound"),
         (deleted("n2", state=JobState.FAILED, problem="killed"), "failed"),
     ],
 )

@@ -70,11 +70,6 @@ class Residue(Meaningful):
     )
     SERVER_UNREACHABLE = "ServerUnreachable", "a server of a tier did not answer", _COPIES
     KEYS_REMAIN = "KeysRemain", "keys were found that are not deleted", _COPIES
-    KEYS_OVER_BOUND = (
-        "KeysOverBound",
-        "more keys were found than one erasure takes on: the others are unreachable and expire by themselves",
-        _COPIES,
-    )
     TIER_LOST = "TierLost", "a tier was removed, or its servers replaced, before it was erased", _COPIES
     FREED_STORAGE = (
         "FreedStorage",

@@ -86,8 +86,8 @@ def next_round(erasure: Erasure, tier: str, node: str) -> int:
 
 
 def is_whole(deletion: facts.Deletion) -> bool:
-    emptied = deletion.remaining == NOTHING and not deletion.over_bound
-    return deletion.state is facts.JobState.DONE and emptied and deletion.replicas_in_step == deletion.replicas
+    emptied = deletion.state is facts.JobState.DONE and deletion.remaining == NOTHING
+    return emptied and deletion.replicas_in_step == deletion.replicas
 
 
 def last_whole(erasure: Erasure, tier: str, node: str) -> facts.Deletion | None:

@@ -179,7 +179,7 @@ class JobState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Deletion(_Fact):
     """The deletion from one primary by one Job, and its report. `round` counts the Jobs for this primary, `primaries`
-    those of the tier; `over_bound` is the number of keys beyond what one Job handles."""
+    those of the tier."""
 
     ABOUT = ("tier", "node", "round")
     tier: str
@@ -195,7 +195,6 @@ class Deletion(_Fact):
     remaining: Amount = NOTHING
     replicas: int = 0
     replicas_in_step: int = 0
-    over_bound: int = 0
     problem: str = ""
 
     def _rank(self) -> float:

@@ -225,7 +225,7 @@ def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Iterat
         yield Open(R.LATE_COPIES, why, blocked=True)
         return
     if newest is not None and newest in counted and newest not in emptied:
-        problem = newest.problem or f"{newest.remaining.keys + newest.over_bound} keys are left, or a replica is behind"
+        problem = newest.problem or f"{newest.remaining.keys} keys are left, or a replica is behind"
         why = f"{where}: {problem}; tried again"
         if newest.ended is not None and case.now < newest.ended + timedelta(seconds=BACKOFF_S):
             yield Open(reason, why)

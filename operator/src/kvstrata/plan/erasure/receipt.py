@@ -58,10 +58,6 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
     items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
     items |= {ResidueItem(Residue.TIER_EXCLUDED, name, 0) for name in order.excluded_tiers}
     items |= {ResidueItem(Residue.TIER_LOST, lost.tier, 0) for lost in erasure.of(facts.TierLost)}
-    for tier in order.tiers:
-        over = sum(one.over_bound for one in _newest(erasure, tier.name))
-        if over:
-            items.add(ResidueItem(Residue.KEYS_OVER_BOUND, tier.name, over))
     verdict = erasure.only(facts.Verdict)
     if verdict is not None:
         items |= set(_owed(erasure))
