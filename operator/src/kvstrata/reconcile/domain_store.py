@@ -258,8 +258,8 @@ class Versions:
 
 
 def _parse(raw: Mapping[str, Any], before: Resource | None) -> Resource:
-    """Raises InvalidObjectError. A deleted policy with an invalid spec keeps the last valid one, which tells what to
-    erase."""
+    """Raises InvalidObjectError. A deleted policy with an invalid spec keeps the last valid one, which names the data
+    to erase."""
     kind = OWN_KINDS[raw["kind"]]
     try:
         return kind.parse(raw)

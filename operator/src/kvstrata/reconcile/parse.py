@@ -1,4 +1,4 @@
-"""What the API server's dictionaries say: own kinds, and typed pods of gates and of managed Redis servers."""
+"""Facts from the API server's dictionaries: owners, versions, and typed pods of gates and of managed Redis servers."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def budgets_fit_their_tiers(world: World, policy: TenantCachePolicy) -> Decision
 def budget_problem(
     world: World, budgets: Sequence[TierBudget], field: str, policy: TenantCachePolicy | None = None
 ) -> Decision | None:
-    """Return what is wrong with budgets that `field` declares; those of a `policy` must admit its classification."""
+    """Return the first problem of budgets that `field` declares; those of a `policy` must admit its classification."""
     for budget in budgets:
         if budget.name not in world.tiers:
             known = ", ".join(sorted(world.tiers)) or "none"
