@@ -1,4 +1,4 @@
-"""Whether receipts are a domain's whole chain, and who vouches for it."""
+"""Verification of a domain's chain of receipts: that it is whole, and that pinned keys vouch for it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvstrata.contract.receipt.record import Fault, HandOverKind, IsSigned, Rece
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A chain that holds together. `unvouched` are the keys, in order, that nobody vouches for: no pinned key signed
-    with them in one unbroken line of hand-overs."""
+    """A whole chain. `unvouched` are the keys, in order, that no pinned key vouches for: no unbroken line of hand-overs
+    connects them with one."""
 
     receipts: tuple[Receipt, ...]
     unvouched: tuple[str, ...]
@@ -39,10 +39,10 @@ def check_one(receipt: Receipt, is_signed: IsSigned, pinned: Collection[str]) ->
 def check_chain(
     receipts: Iterable[Receipt], is_signed: IsSigned, pinned: Collection[str], head: str | None = None
 ) -> Chain:
-    """Return the chain that the receipts, in whatever order, are.
+    """Return the chain that the receipts form, in any order.
 
-    `head` is the digest of the record that should be the newest; without it nobody knows whether later ones were left
-    out. Raises ReceiptError for a hole, a fork, a wrong link, a beginning or an end that is missing, another domain, a
+    `head` is the digest of the record that should be the newest; without it, records missing at the end go unnoticed.
+    Raises ReceiptError for a hole, a fork, a wrong link, a beginning or an end that is missing, another domain, a
     signature that does not hold, a key that changed without a hand-over, or, with keys pinned, a line of keys of which
     none is.
     """

@@ -1,4 +1,4 @@
-"""What facts amount to. A receipt may say less than this, and never more."""
+"""Claims that follow from facts. A receipt may claim less, never more."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WRITE_WINDOW_S = 30
 
 
 def claims(erasure: Erasure) -> tuple[ReceiptClaim, ...]:
-    """Return what the facts prove, in the order in which an erasure reaches it.
+    """Return the claims that the facts prove, in the order in which an erasure reaches them.
 
-    Each needs Unreachable, KeysDestroyed needs KeysRevoked, and Verified needs Erased. Nothing is claimed of nothing:
+    Each needs Unreachable, KeysDestroyed needs KeysRevoked, and Verified needs Erased. An empty list proves nothing:
     without a key listed none is revoked, and without a tier none is erased.
     """
     denied = {claim for item in erasure.residue for claim in item.kind.denies}
@@ -44,12 +44,12 @@ def claims(erasure: Erasure) -> tuple[ReceiptClaim, ...]:
 
 
 def required_residue(erasure: Erasure) -> frozenset[Residue]:
-    """Return the residue that the facts themselves show: a receipt that keeps one of these quiet is refused."""
+    """Return the residue that the facts themselves show: a receipt that omits one of these is refused."""
     return frozenset(_shown(erasure))
 
 
 def contradiction(erasure: Erasure) -> str | None:
-    """Return why the facts cannot all be so, or tell what they must not; None if nothing speaks against them."""
+    """Return why the facts contradict each other or name what they must not; None if they do neither."""
     subject = erasure.subject
     written = {subject.scope_name} if subject.scope is ScopeForm.TENANT else set(subject.tenants)
     if any(one.kind is RevokedKind.TENANT and one.name not in {None, *written} for one in erasure.revoked):
@@ -162,7 +162,7 @@ def _keys_destroyed(erasure: Erasure) -> bool:
 
 
 def _destroyed(key: KeyFact) -> bool:
-    """Whether a custody that can know says so: a KMS of its own key."""
+    """Whether a custody that can know confirmed it: a KMS of its own key."""
     return key.custody is KeyCustody.KMS and key.destroyed is not None and key.destroyed.by is Party.CUSTODY
 
 

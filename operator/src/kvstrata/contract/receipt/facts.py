@@ -34,7 +34,7 @@ Boot = Annotated[str, Form("[0-9A-Za-z._:-]{0,128}", "boot id")]
 @dataclass(frozen=True, slots=True)
 class Subject:
     kind: SubjectKind
-    """Kind of the object that ordered it, or whose deletion did."""
+    """Kind of the object whose creation or deletion ordered it."""
 
     name: Name
     """Its name."""
@@ -43,7 +43,7 @@ class Subject:
     """Its uid: an order gets one receipt."""
 
     scope: ScopeForm
-    """What form of scope it names."""
+    """Form of the scope that it names."""
 
     scope_name: Name
     """The scope as the object has it: the tenant, group, pool or model; of a prefix its model; empty for all."""
@@ -55,7 +55,7 @@ class Subject:
     """Lazy: unreachable only. Eager: deleted, too."""
 
     hbm: Hbm
-    """What was to happen to the engines' memory."""
+    """Order about the engines' memory."""
 
     tiers: tuple[Name, ...]
     """Tiers that the order is limited to; empty for all."""
@@ -69,38 +69,38 @@ class Revoked:
     """Blocks that were cached under one keyspace, one model's identity, or one prefix."""
 
     kind: RevokedKind
-    """Whose they were."""
+    """Kind of their owner."""
 
     name: Name | None
     """Name of the scope, model or pool; of a tenant only if the order names it, otherwise null."""
 
     old: HexDigest
-    """Commitment to the scope and its epoch that went."""
+    """Commitment to the scope and its former epoch."""
 
     new: HexDigest | None
-    """Commitment to the epoch that took its place; null if none did."""
+    """Commitment to the epoch that replaced it; null if none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The bundle revision in which a model's pods learned it."""
+    """The bundle revision by which a model's pods lose the revoked scopes."""
 
     model: Name
     """The CachedModel."""
 
     revision: int
-    """First revision without what was revoked."""
+    """First revision without the revoked scopes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Who said something, and when."""
+    """A party's statement, and its time."""
 
     by: Party
-    """Whose word it is."""
+    """Kind of the party."""
 
     name: Uid
-    """Uid of the pod or Job that spoke, or the key custody's name."""
+    """Uid of the pod or Job, or the key custody's name."""
 
     at: Moment
     """When."""
@@ -111,7 +111,7 @@ class Fence:
     """Why a pod that could not be reached reuses nothing any more: its policy is older than it may be."""
 
     last_fresh: Moment
-    """When it can have read its policy at the latest."""
+    """Latest time at which it can have read its policy."""
 
     stale_after_s: int
     """The staleAfter that it enforced, in seconds."""
@@ -120,7 +120,7 @@ class Fence:
     """The drainTimeout that it enforced, in seconds."""
 
     waited_until: Moment
-    """How long it was waited for."""
+    """End of the wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +155,26 @@ class PodTier:
     """Whether its data stays on the node or in a volume when the pod is gone."""
 
     erased: Copies | None
-    """What was erased, by the word of the pod or of the one that inherited the files; null if nobody said so."""
+    """Blocks erased, as reported by the pod or by the one that inherited the files; null without a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Keys that a pod could have read before, asked for after everything."""
+    """Keys that a pod could have read before the erasure; it is asked for them at the end."""
 
     known: int
-    """Keys that were known of which the pod could have read each."""
+    """Known keys that the pod could have read."""
 
     asked: int
-    """How many it was asked for."""
+    """Number that it was asked for."""
 
     missed: int
-    """How many it did not find."""
+    """Number that it did not find."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFact:
-    """One pod that may have used what was revoked."""
+    """One pod that may have used revoked blocks."""
 
     model: Name
     """Its CachedModel."""
@@ -183,7 +183,7 @@ class PodFact:
     """Its uid, by which its acknowledgement was checked."""
 
     standing: Standing
-    """Acked: it said that it enforces the revision. Fenced: it could not be reached and its time is over. Ended: the
+    """Acked: it reported that it enforces the revision. Fenced: it was unreachable and its time is over. Ended: the
     kubelet reported all of its containers as ended. Open: none of these."""
 
     gate_boot: Boot
@@ -205,28 +205,28 @@ class PodFact:
     """The tiers inside it."""
 
     engine_reset: Moment | None
-    """When its engine said that it finds no block of before any more; null if it did not."""
+    """When its engine reported that it finds no earlier block; null without that report."""
 
     probes: Probes | None
-    """What it was asked for at verification."""
+    """Its probes at verification."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFact:
     fingerprint: HexDigest
-    """SHA-256 that stands for the key."""
+    """SHA-256 that identifies the key."""
 
     revoked: HexDigest
-    """The `old` of what it encrypted."""
+    """`old` of the revoked blocks that it encrypted."""
 
     custody: KeyCustody
-    """Where it was kept."""
+    """Its custody."""
 
     removed: Statement | None
-    """Who took it out of its custody and of every bundle; null if it is still there."""
+    """Statement that it was removed from its custody and from every bundle; null if it is still there."""
 
     destroyed: Statement | None
-    """Who says that no copy of it exists; never for a Secret."""
+    """Statement that no copy of it exists; never for a Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +252,13 @@ class NodeFact:
     """The server's own id."""
 
     found: Amount
-    """What was found."""
+    """Keys and bytes found."""
 
     deleted: Amount
-    """What was deleted."""
+    """Keys and bytes deleted."""
 
     remaining: Amount
-    """What the one that deleted left."""
+    """The rest, as counted by the deletion."""
 
     replicas: int
     """Replicas that the primary had."""
@@ -267,10 +267,10 @@ class NodeFact:
     """Replicas that confirmed the deletions."""
 
     erased: Statement | None
-    """Who deleted; null if it was not done."""
+    """Statement of the deletion; null if it was not done."""
 
     left: Amount | None
-    """What the verifier found afterwards; null if it did not look."""
+    """The rest, as found by the verifier afterwards; null if it did not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +282,10 @@ class TierFact:
     """Whether it holds ciphertext only."""
 
     primaries: int
-    """How many primaries it has."""
+    """Number of its primaries."""
 
     waited_s: int
-    """Seconds between the last pod's word and the deletion; writes that had begun are over after 30."""
+    """Seconds between the last pod's acknowledgement and the deletion; writes that had begun are over after 30."""
 
     slots_before: HexDigest | None
     """Digest of the map of slots to primaries before verification."""
@@ -299,13 +299,13 @@ class TierFact:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The look afterwards, by another than who deleted."""
+    """The look after all deletions, by another party."""
 
     by: Statement
-    """Who looked, and when it was over."""
+    """The party that looked, and the time of the end."""
 
     began: Moment
-    """When it began."""
+    """Time of the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,13 +335,13 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Component:
     name: Name
-    """The operator that began, or what the servers of tiers are."""
+    """The operator that began, or the software of tiers' servers."""
 
     version: Name
     """Its version."""
 
     count: int
-    """How many of it, tiers of servers."""
+    """Number of operators, or of tiers with such servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,28 +352,28 @@ class Erasure:
     """The order."""
 
     revoked: tuple[Revoked, ...]
-    """What was made unreachable."""
+    """Blocks that were made unreachable."""
 
     targets: tuple[Target, ...]
-    """What pods had to acknowledge."""
+    """Revisions that pods had to acknowledge."""
 
     pods: tuple[PodFact, ...]
-    """Every pod that may have used it."""
+    """Every pod that may have used revoked blocks."""
 
     keys: tuple[KeyFact, ...]
-    """Data keys of what was revoked."""
+    """Data keys of revoked blocks."""
 
     tiers: tuple[TierFact, ...]
     """Shared tiers."""
 
     verification: Verification | None
-    """The look afterwards."""
+    """The look after all deletions."""
 
     residue: tuple[ResidueItem, ...]
-    """What is left."""
+    """The residue."""
 
     timings: Timings
-    """When."""
+    """Times."""
 
     versions: tuple[Component, ...]
-    """With which versions."""
+    """Versions of operator and servers."""

@@ -1,8 +1,8 @@
 """Receipts: signed records of erasures, chained for each domain.
 
-A record says which domain it is of, its number in the domain's chain, the digest of its predecessor and who signs it.
-It is an erasure with its claims, or the hand-over from one signing key to the next. A receipt is a record with its
-signatures, as canonical JSON: whatever differs by one byte is another document, and is refused.
+A record names its domain, its number in the domain's chain, the digest of its predecessor and its signer. It is an
+erasure with its claims, or the hand-over from one signing key to the next. A receipt is a record with its signatures,
+as canonical JSON: a document that differs by one byte is refused.
 
 Receipts are read for years, so a reader takes every version up to its own. Of later ones it can read the head, which
 never changes: an operator that was rolled back continues a chain that a newer one wrote.
@@ -26,7 +26,7 @@ from kvstrata.contract.wire import Form, HexDigest, Wire, canonical_json, digest
 RECEIPT_VERSION = 1
 MAX_RECEIPT_BYTES = 64 * 1024 * 1024
 SIGNED_PREFIX = b"kvstrata receipt\n"
-"""What is signed begins with this, so that no other document's signature is a receipt's."""
+"""Signed bytes begin with this, so that no other document's signature is a receipt's."""
 
 PUBLIC_KEY_HEX = r"[0-9a-f]{64}"
 SIGNATURE_HEX = r"[0-9a-f]{128}"
@@ -76,7 +76,7 @@ class HandOver:
     WIRE: ClassVar[Wire] = EVIDENCE
 
     kind: HandOverKind
-    """Rotated: the old key signed this. Lost: it was gone, so only the new one did, and nobody vouches for it."""
+    """Rotated: the old key signed this. Lost: it was gone, so the new key alone signed, and no other vouches for it."""
 
     new_key: HexDigest
     """Key id of the new key: the SHA-256 of its 32 bytes."""
@@ -109,7 +109,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One link of a domain's chain: exactly one of `erasure` and `hand_over`. `claimed` is what the erasure claims."""
+    """One link of a domain's chain: exactly one of `erasure`, which claims `claimed`, and `hand_over`."""
 
     head: Head
     erasure: Erasure | None = None
@@ -118,8 +118,8 @@ class Record:
 
     @classmethod
     def of_erasure(cls, head: Head, erasure: Erasure) -> Record:
-        """Return the record of an erasure, with all that its facts prove. Raises ReceiptError for facts that no
-        reader would take."""
+        """Return the record of an erasure, with all claims that its facts prove. Raises ReceiptError for facts that
+        readers would refuse."""
         record = cls(head, erasure, claims(erasure))
         record.check()
         return record
@@ -134,7 +134,7 @@ class Record:
         return canonical_json({"receipt": RECEIPT_VERSION, **to_wire(self.head), **body})
 
     def check(self) -> None:
-        """Raise ReceiptError if this says more than its facts, less residue, or what cannot be."""
+        """Raise ReceiptError if this claims more than its facts prove, omits residue, or contradicts itself."""
         if (self.erasure is None) == (self.hand_over is None):
             raise ReceiptError(Fault.MALFORMED, "a record is an erasure or a hand-over")
         if self.erasure is None:
@@ -186,7 +186,7 @@ class Link:
 
     @property
     def subject_uid(self) -> str | None:
-        """Uid of the order that this is the receipt of, None if none can be told."""
+        """Uid of the order, None if unknown."""
         erasure = self.body.get("erasure")
         subject = erasure.get("subject") if isinstance(erasure, dict) else None
         uid = subject.get("uid") if isinstance(subject, dict) else None
@@ -212,7 +212,7 @@ def key_id(public_key: bytes) -> str:
 
 
 def signed_bytes(record: bytes) -> bytes:
-    """Return what is signed of a record's canonical bytes."""
+    """Return the bytes to sign for a record's canonical bytes."""
     return SIGNED_PREFIX + record
 
 
@@ -222,7 +222,7 @@ def encode_receipt(record: bytes, signatures: tuple[Signature, ...]) -> bytes:
 
 
 def read_link(data: bytes) -> Link:
-    """Return a receipt's place in its chain, of any version. Raises ReceiptError for what is no canonical receipt.
+    """Return a receipt's place in its chain, of any version. Raises ReceiptError for anything but a canonical receipt.
 
     One line feed at the end is allowed, because editors and shells add it.
     """

@@ -1,4 +1,4 @@
-"""Residue: what an erasure leaves. A closed list, so that whoever reads a receipt knows what each word means."""
+"""Residue of an erasure: a closed list, so that every word of a receipt has one meaning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstrata.contract.receipt.vocabulary import Name
 
 
 class ReceiptClaim(Meaningful):
-    """What a receipt says is so, for what it lists as revoked. In the order in which an erasure reaches them."""
+    """Claims of a receipt about the blocks that it lists as revoked, in the order in which an erasure reaches them."""
 
     UNREACHABLE = "Unreachable", "no pod reuses what was cached under the listed scopes"
     KEYS_REVOKED = (
@@ -29,9 +29,9 @@ _NOTHING: frozenset[ReceiptClaim] = frozenset()
 
 
 class Residue(Meaningful):
-    """What may be left. `denies` is what cannot be claimed beside it.
+    """Kinds of residue. `denies` are the claims that cannot stand beside it.
 
-    What the order itself left out (`asked`) denies nothing: claims are about what the receipt lists.
+    Residue that the order itself left out (`asked`) denies nothing: claims are about listed blocks.
     """
 
     denies: frozenset[ReceiptClaim]
@@ -107,13 +107,13 @@ class Residue(Meaningful):
 
 @dataclass(frozen=True, slots=True)
 class ResidueItem:
-    """Something that is left."""
+    """One kind of residue, and its amount."""
 
     kind: Residue
-    """What it is."""
+    """Its kind."""
 
     about: Name
-    """What it is about: a tier, a model, a group; never a tenant. May be empty."""
+    """Its subject: a tier, a model, a group; never a tenant. May be empty."""
 
     count: int
-    """How many of it: keys, pods, files, servers; 0 if nobody can tell."""
+    """Number of keys, pods, files or servers; 0 if unknown."""

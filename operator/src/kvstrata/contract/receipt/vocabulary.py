@@ -1,7 +1,7 @@
-"""The words of a receipt, and the digests that stand for what it must not tell.
+"""The words of a receipt, and digests in place of secrets.
 
-What is committed to by a digest can be confirmed by whoever has the original and guessed by nobody: epochs and data
-keys are random, and a prefix, which is not, is mixed with the domain's key.
+An owner of the original can confirm its digest, and no reader can guess it: epochs and data keys are random, and the
+text of a prefix is mixed with the domain's key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.wire import Form, Wire, canonical_json
 
 EVIDENCE = Wire("a receipt", complete=True, closed=True, camel=True)
-"""A document that was read is the document that was written, and two readers never see two different things in it."""
+"""A document decodes to exactly what was written, for every reader."""
 
 Name = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,256}", "text of at most 256 characters")]
 
@@ -30,15 +30,15 @@ Moment = Annotated[str, Form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "time in UTC, i
 
 
 def epoch_commitment(domain: str, scope: ScopeKind, name: str, epoch: str) -> str:
-    """Return what a receipt says of a scope in an epoch: a SHA-256 that only who knows the epoch can make.
+    """Return a receipt's commitment to a scope in an epoch: a SHA-256 that takes the epoch to make.
 
-    It stands for the scope's name, too, without telling it: an epoch has 128 random bits.
+    It covers the scope's name, too, and hides it: an epoch has 128 random bits.
     """
     return hashlib.sha256(b"kvstrata epoch\n" + canonical_json([domain, str(scope), name, epoch])).hexdigest()
 
 
 def prefix_commitment(domain_key: bytes, model: str, content_digest: str) -> str:
-    """Return what a receipt says of a prefix: text can be guessed, so it takes the domain's key to confirm it."""
+    """Return a receipt's commitment to a prefix: text can be guessed, so it takes the domain's key to confirm it."""
     return hmac.digest(domain_key, b"kvstrata prefix\n" + canonical_json([model, content_digest]), "sha256").hex()
 
 
@@ -69,7 +69,7 @@ class Mode(StrEnum):
 
 
 class Hbm(StrEnum):
-    """What happens to the engines' own memory."""
+    """Treatment of the engines' own memory."""
 
     ROLL_SCOPES = "RollScopes"
     RESET_ENGINE = "ResetEngine"
@@ -85,7 +85,7 @@ class RevokedKind(StrEnum):
 
 
 class Party(StrEnum):
-    """By whose word something is so."""
+    """Kind of the party that states a fact."""
 
     OPERATOR = "Operator"
     JOB = "Job"
@@ -94,7 +94,7 @@ class Party(StrEnum):
 
 
 class KeyCustody(StrEnum):
-    """Where a data key was kept: what can be said of its end depends on it."""
+    """Place of a data key: it decides which claims about the key's end are possible."""
 
     SECRET = "Secret"  # noqa: S105  (a name)
     KMS = "KMS"
