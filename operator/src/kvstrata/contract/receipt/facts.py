@@ -155,7 +155,7 @@ class PodTier:
     """Whether its data stays on the node or in a volume when the pod is gone."""
 
     erased: Copies | None
-    """Blocks erased, as reported by the pod or by the one that inherited the files; null without a report."""
+    """Blocks erased, as reported by the pod; null without a report."""
 
 
 @dataclass(frozen=True, slots=True)
