@@ -268,7 +268,8 @@ class TestADiskThatHangs:
         # The policy drops it; that this is not acknowledged while the read lasts is another test's.
         gate.revision += 1
         driver.runtime.enforcement.apply(gate.view([KEYSPACE_B], revision=gate.revision))
-        driver.runtime.policy_applied()
+        for tier in driver.runtime.all_tiers():
+            tier.policy_changed()
         said = erase(gate, KEYSPACE_A)
         assert (said.outcome, said.operations, row(said).reading) == (REMAINING, 1, 1)
         assert row(said).held_by == ("tier disk: 1 blocks are being read",)

@@ -13,6 +13,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, FreshnessFile, Permit, Refusal
+from kvstrata_sidecar.adapter.policy.limits import bounds_in
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
 
 STALE_AFTER_S = 300
@@ -149,9 +150,11 @@ def test_io_on_kept_keyspaces_delays_nothing(enforcement: Enforcement) -> None:
 def test_retention_is_that_of_the_keyspace_in_the_tier(enforcement: Enforcement) -> None:
     budgets = (EnforcedBudget("fast", retention_s=60), EnforcedBudget("slow", limit_bytes=1))
     enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(), {KEYSPACE_A: budgets, KEYSPACE_B: ()}))
-    assert enforcement.bounds(KEYSPACE_A, "fast").retention_s == 60
-    assert enforcement.bounds(KEYSPACE_A, "slow").retention_s is None
-    assert enforcement.bounds(KEYSPACE_B, "fast").retention_s is None
+    in_force = enforcement.view
+    assert in_force is not None
+    assert bounds_in(in_force.keyspaces[KEYSPACE_A], "fast").retention_s == 60
+    assert bounds_in(in_force.keyspaces[KEYSPACE_A], "slow").retention_s is None
+    assert bounds_in(in_force.keyspaces[KEYSPACE_B], "fast").retention_s is None
 
 
 class TestFreshnessFile:

@@ -12,8 +12,7 @@ from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
 from kvstrata_sidecar.adapter.redis.sweep import scopes
-from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
-from kvstrata_sidecar.adapter.redis.sweep.inbox import PolicyChanges
+from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy, PolicyChanges
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

@@ -123,7 +123,8 @@ class PolicyLink:
             raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
         self._enforcement.apply(view, self._manifests.of(view))
         self._enforcement.take_keys(self._keys_dir)
-        self._runtime.policy_applied()
+        for tier in self._runtime.all_tiers():
+            tier.policy_changed()
         if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
             raise ContractError("I/O on removed keyspaces has not ended yet")
         self._enforcement.drop_keys()

@@ -96,11 +96,11 @@ class Runtime:
     def _put(self, tiers: list[SlowerTier]) -> None:
         self._tiers, self._tier_names = tiers, tuple(tier.state().name for tier in tiers)
 
-    def _all_tiers(self) -> list[PodTier]:
+    def all_tiers(self) -> list[PodTier]:
         return [*self._tiers] if self.memory is None else [*self._tiers, self.memory]
 
     def state(self) -> AdapterState:
-        view, memory, tiers = self.enforcement.view, self.memory, self._all_tiers()
+        view, memory, tiers = self.enforcement.view, self.memory, self.all_tiers()
         states = [tier.state() for tier in tiers]
         counters = {
             f"{'memory' if tier is memory else state.name}.{name}": count
@@ -136,15 +136,11 @@ class Runtime:
     def pool(self, question: PoolQuestion) -> PoolHolding:
         """Return what tiers hold of a pool. Raises ContractError if the policy has no such pool."""
         enforcement, memory = self.enforcement, self.memory
-        tiers = {tier.state().name: tier.sizes for tier in self._all_tiers()}
+        tiers = {tier.state().name: tier.sizes for tier in self.all_tiers()}
         return holding_of(
             self._boot, question, enforcement.view, enforcement.readable, self.names, tiers,
             memory=None if memory is None else (memory.state().name, memory.offer),
         )  # fmt: skip
-
-    def policy_applied(self) -> None:
-        for tier in self._all_tiers():
-            tier.policy_changed()
 
     def close(self) -> None:
         self.link.close()

@@ -18,7 +18,7 @@ from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata_sidecar.adapter.policy.ages import Ages
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
-from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_in
+from kvstrata_sidecar.adapter.policy.limits import bounds_in
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from kvstrata_sidecar.adapter.policy.refusal import Refusal as Refusal
 
@@ -193,13 +193,9 @@ class Enforcement:
             self._permits.discard(permit)
             self._changed.notify_all()
 
-    def bounds(self, keyspace: str, tier: str) -> Bounds:
-        """Return the policy's bounds for `keyspace` in `tier`."""
-        view = self._view
-        return Bounds() if view is None else bounds_in(view.keyspaces.get(keyspace, ()), tier)
-
     def denies(self, keyspace: str, tier: str) -> bool:
-        return self.bounds(keyspace, tier).denied
+        view = self._view
+        return view is not None and _is_denied(view, tier, keyspace)
 
     def take_keys(self, directory: Path) -> None:
         view = self._view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
-from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds
+from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_in
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
 from kvstrata_sidecar.adapter.tier.interface import Block
 
@@ -41,4 +41,5 @@ class ScopeTerms:
         return self._bounds(keyspace).shared(self._tier.capacity_bytes)
 
     def _bounds(self, keyspace: str) -> Bounds:
-        return self._enforcement.bounds(keyspace, self._tier.name)
+        view = self._enforcement.view
+        return Bounds() if view is None else bounds_in(view.keyspaces.get(keyspace, ()), self._tier.name)

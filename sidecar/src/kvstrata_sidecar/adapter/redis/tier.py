@@ -32,9 +32,9 @@ from kvstrata_sidecar.adapter.redis.placement import Placing, PoolPlaces
 from kvstrata_sidecar.adapter.redis.recent import Recent
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
-from kvstrata_sidecar.adapter.redis.sweep.connection import SweeperConnection
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
-from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, jobs_of
+from kvstrata_sidecar.adapter.redis.sweep.jobs import jobs_of
+from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, SweeperConnection
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
@@ -201,7 +201,7 @@ class Tier:
             nodes=len(self._topology.primaries),
             nodes_away=len(self._topology.away()),
             capacity_bytes=self._params.capacity_bytes or 0,
-            settling=len(self._deps.inbox.changes),
+            settling=len(self._apply_policy.changes),
         )
 
     def policy_changed(self) -> None:

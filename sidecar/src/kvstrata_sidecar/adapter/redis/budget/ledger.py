@@ -233,11 +233,6 @@ class ScopeLedger:
             if status == "live":
                 return
 
-    def charge(self, ledger: Grant) -> None:
-        """Record the scope's guarantee with the tier, if its capacity is divided."""
-        if self._bounds.divided:
-            self._tier.capacity.charge(self._transport, self._keyspace, self._bounds, ledger)
-
     def give_back(self, back: int = 0) -> int:
         """Return unneeded capacity to the tier and, if guarantees need it, up to `back` used bytes; return the bytes
         by which the tier is overcommitted.

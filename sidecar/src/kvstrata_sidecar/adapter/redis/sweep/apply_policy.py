@@ -4,14 +4,74 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.redis.client.commands import Transport
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds
+from kvstrata_sidecar.adapter.redis.budget.scope_state import ScopeView
+from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, reads_status
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
-from kvstrata_sidecar.adapter.redis.sweep.inbox import Terms
-from kvstrata_sidecar.adapter.redis.sweep.scopes import clamp
+from kvstrata_sidecar.adapter.redis.sweep.inbox import MAX_WAITING
+from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
+
+ENTRIES_PER_CALL = 256
+
+Terms = tuple[SharedBounds | None, int | None]
+"""A scope's bounds, and the life of its blocks in milliseconds."""
+
+
+class PolicyChanges:
+    """Policy changes that a tier has yet to apply. Thread-safe.
+
+    `departed` are keyspaces that left the policy and still have capacity.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._terms: Mapping[str, Terms] = {}
+        self._changed: dict[str, Terms] = {}
+        self._guarantees_changed = False
+        self.departed: dict[str, None] = {}
+
+    def follow(self, terms: Mapping[str, Terms]) -> None:
+        """Record the changes of the terms now in force; scopes that left the policy have nothing to apply."""
+        with self._lock:
+            before, self._terms = self._terms, terms
+            self._guarantees_changed = self._guarantees_changed or _guarantees(terms) != _guarantees(before)
+            changed = (name for name, one in terms.items() if one != before.get(name, (None, None)))
+            self._changed = {name: terms[name] for name in (*self._changed, *changed) if name in terms}
+            left = (name for name, (bounds, _) in before.items() if bounds is not None and bounds.divided)
+            departed = [name for name in (*self.departed, *left) if name not in terms]
+            self.departed = dict.fromkeys(departed[:MAX_WAITING])
+
+    def pending(self) -> list[tuple[str, Terms]]:
+        with self._lock:
+            return list(self._changed.items())
+
+    def applied(self, keyspace: str, terms: Terms) -> None:
+        """Record that these terms hold, unless others are in force by now."""
+        with self._lock:
+            if self._changed.get(keyspace) == terms:
+                del self._changed[keyspace]
+
+    def released(self, keyspace: str) -> None:
+        """Record that a departed keyspace has no capacity any more but for its blocks."""
+        with self._lock:
+            self.departed.pop(keyspace, None)
+
+    def take_guarantees_changed(self) -> bool:
+        """Whether guarantees changed since the last call: a new one needs loans back."""
+        with self._lock:
+            changed, self._guarantees_changed = self._guarantees_changed, False
+            return changed
+
+    def __len__(self) -> int:
+        return len(self._changed)
+
+
+def _guarantees(terms: Mapping[str, Terms]) -> dict[str, int]:
+    return {name: bounds.guaranteed_bytes for name, (bounds, _) in terms.items() if bounds and bounds.guaranteed_bytes}
 
 
 class ApplyPolicy:
@@ -21,6 +81,7 @@ class ApplyPolicy:
 
     def __init__(self, deps: TierDeps) -> None:
         self._deps = deps
+        self.changes = PolicyChanges()
         self._following = threading.Lock()
         self._followed: CacheView | None = None
         self._checked: CacheView | None = None
@@ -33,9 +94,7 @@ class ApplyPolicy:
             view, terms = self._deps.enforcement.view, self._deps.terms
             if view is not None and view is not self._followed:
                 self._followed = view
-                self._deps.inbox.changes.follow(
-                    {name: (terms.bounds(name), terms.retention_ms(name)) for name in view.keyspaces}
-                )
+                self.changes.follow({name: (terms.bounds(name), terms.retention_ms(name)) for name in view.keyspaces})
 
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
         self.follow()
@@ -45,7 +104,7 @@ class ApplyPolicy:
             self._waiting.clear()
             with connection.isolated("The check of revoked keyspaces"):
                 deps.revoked.learn(connection.transport(), deps.listed())
-        self._waiting = self._waiting or deque(deps.inbox.changes.pending())
+        self._waiting = self._waiting or deque(self.changes.pending())
         while self._waiting and not deadline.is_interrupted():
             keyspace, terms = self._waiting.popleft()
             connection.attempt(keyspace, partial(self._apply, terms=terms))
@@ -53,11 +112,25 @@ class ApplyPolicy:
 
     def _apply(self, transport: Transport, keyspace: str, terms: Terms) -> None:
         bounds, life_ms = terms
-        ledger = self._deps.ledgers.of(transport, keyspace, bounds)
+        ledgers = self._deps.ledgers
+        ledger = ledgers.of(transport, keyspace, bounds)
         scope = ledger.view()
         self._deps.usage.put(keyspace, scope.usage)
         clamp(transport, scope, life_ms)
-        ledger.charge(scope.ledger)
+        if bounds is not None and bounds.divided:
+            ledgers.capacity.charge(transport, keyspace, bounds, scope.ledger)
         is_above = bounds is not None and scope.above(bounds.limit_bytes) and ledger.settle() > 0
         if not is_above and all(bucket.known for bucket in scope.buckets):
-            self._deps.inbox.changes.applied(keyspace, terms)
+            self.changes.applied(keyspace, terms)
+
+
+def clamp(transport: Transport, scope: ScopeView, life_ms: int | None) -> None:
+    """Shorten lives in buckets with blocks that may live longer than `life_ms`, None for no bound."""
+    steps = [(one.state, 0, 0) for one in scope.buckets if life_ms is not None and one.longest_ms > life_ms]
+    while steps and life_ms is not None:
+        commands = [
+            call("clamp", state, reads_status(2), life_ms=life_ms, since=since, cursor=cursor, count=ENTRIES_PER_CALL)
+            for state, cursor, since in steps
+        ]
+        answers = zip(steps, transport.ask(commands), strict=True)
+        steps = [(step[0], cursor, since) for step, (status, (cursor, since)) in answers if status != "done"]

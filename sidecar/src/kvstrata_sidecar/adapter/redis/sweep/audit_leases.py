@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
+from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
 
 LOOK_AGAIN_S = 2.0
 """Longer than a lease takes; a rebuild voids the lease of a writer that stalls longer."""

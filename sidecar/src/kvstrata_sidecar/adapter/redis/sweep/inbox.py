@@ -4,70 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
-from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.client.commands import Place, call, read_number, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 
 MAX_WAITING = 65_536
 MEMBERS_PER_TOUCH = 500
-
-Terms = tuple[SharedBounds | None, int | None]
-"""A scope's bounds, and the life of its blocks in milliseconds."""
-
-
-class PolicyChanges:
-    """Policy changes that a tier has yet to apply. Thread-safe.
-
-    `departed` are keyspaces that left the policy and still have capacity.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._terms: Mapping[str, Terms] = {}
-        self._changed: dict[str, Terms] = {}
-        self._guarantees_changed = False
-        self.departed: dict[str, None] = {}
-
-    def follow(self, terms: Mapping[str, Terms]) -> None:
-        """Record the changes of the terms now in force; scopes that left the policy have nothing to apply."""
-        with self._lock:
-            before, self._terms = self._terms, terms
-            self._guarantees_changed = self._guarantees_changed or _guarantees(terms) != _guarantees(before)
-            changed = (name for name, one in terms.items() if one != before.get(name, (None, None)))
-            self._changed = {name: terms[name] for name in (*self._changed, *changed) if name in terms}
-            left = (name for name, (bounds, _) in before.items() if bounds is not None and bounds.divided)
-            departed = [name for name in (*self.departed, *left) if name not in terms]
-            self.departed = dict.fromkeys(departed[:MAX_WAITING])
-
-    def pending(self) -> list[tuple[str, Terms]]:
-        with self._lock:
-            return list(self._changed.items())
-
-    def applied(self, keyspace: str, terms: Terms) -> None:
-        """Record that these terms hold, unless others are in force by now."""
-        with self._lock:
-            if self._changed.get(keyspace) == terms:
-                del self._changed[keyspace]
-
-    def released(self, keyspace: str) -> None:
-        """Record that a departed keyspace has no capacity any more but for its blocks."""
-        with self._lock:
-            self.departed.pop(keyspace, None)
-
-    def take_guarantees_changed(self) -> bool:
-        """Whether guarantees changed since the last call: a new one needs loans back."""
-        with self._lock:
-            changed, self._guarantees_changed = self._guarantees_changed, False
-            return changed
-
-    def __len__(self) -> int:
-        return len(self._changed)
-
-
-def _guarantees(terms: Mapping[str, Terms]) -> dict[str, int]:
-    return {name: bounds.guaranteed_bytes for name, (bounds, _) in terms.items() if bounds and bounds.guaranteed_bytes}
 
 
 class Inbox:
@@ -81,7 +24,6 @@ class Inbox:
         self._touches: dict[Place, None] = {}
         self._abandoned: deque[tuple[Place, bytes]] = deque(maxlen=MAX_WAITING)
         self._urgent: dict[str, None] = {}
-        self.changes = PolicyChanges()
         self.wake = threading.Event()
         self.closed = False
 

@@ -26,8 +26,9 @@ from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import Transport, claim, read_number
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
+from kvstrata_sidecar.adapter.redis.sweep.apply_policy import PolicyChanges
 from kvstrata_sidecar.adapter.redis.sweep.scopes import expire
+from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
 
 CLAIM_S = 5.0
 HELD_S = 4.0
@@ -123,8 +124,9 @@ class UnlistedScopes:
 class ReclaimCapacity:
     """The job of a tier whose capacity is divided. Once an interval it also corrects the sum of all charges."""
 
-    def __init__(self, deps: TierDeps, capacity_bytes: int) -> None:
+    def __init__(self, deps: TierDeps, changes: PolicyChanges, capacity_bytes: int) -> None:
         self._deps = deps
+        self._changes = changes
         self._capacity_bytes = capacity_bytes
         self._tidy_key = capacity_claim_key(deps.domain, "w").encode()
         self._key = capacity_claim_key(deps.domain, "g").encode()
@@ -140,7 +142,7 @@ class ReclaimCapacity:
         self.unlisted.request()
 
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
-        deps, changes, capacity = self._deps, self._deps.inbox.changes, self._deps.ledgers.capacity
+        deps, changes, capacity = self._deps, self._changes, self._deps.ledgers.capacity
         for keyspace in [*changes.departed]:
             if deadline.is_interrupted():
                 break

@@ -9,16 +9,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvstrata.contract.store.redis_keys import claim_key
-from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, ScopeView
+from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView
 from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, claim, reads_numbers, reads_status
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
+from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ENTRIES_PER_CALL, clamp
 from kvstrata_sidecar.adapter.redis.sweep.audit_leases import AuditLeases
-from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
+from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
 
 AUDIT_EVERY = 10
 """Of so many sweeps of a scope, on average, one is an audit."""
 
-ENTRIES_PER_CALL = 256
 RECOUNT_STEP = 500
 """Entries that one script adds up: more would block the server for too long."""
 
@@ -128,15 +128,3 @@ def expire(transport: Transport, buckets: Sequence[BucketView]) -> tuple[int, in
         done = zip(steps, answers, strict=True)
         steps = [(state, cursor) for (state, _), (_, _, more, cursor) in done if more or cursor]
     return all_expired, all_dead
-
-
-def clamp(transport: Transport, scope: ScopeView, life_ms: int | None) -> None:
-    """Shorten lives in buckets with blocks that may live longer than `life_ms`, None for no bound."""
-    steps = [(one.state, 0, 0) for one in scope.buckets if life_ms is not None and one.longest_ms > life_ms]
-    while steps and life_ms is not None:
-        commands = [
-            call("clamp", state, reads_status(2), life_ms=life_ms, since=since, cursor=cursor, count=ENTRIES_PER_CALL)
-            for state, cursor, since in steps
-        ]
-        answers = zip(steps, transport.ask(commands), strict=True)
-        steps = [(step[0], cursor, since) for step, (status, (cursor, since)) in answers if status != "done"]

@@ -6,24 +6,96 @@ job has more to do, otherwise a second later, or when the policy changes.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
+from kvstrata_sidecar.adapter.policy.enforcement import Permit
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
-from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError
+from kvstrata_sidecar.adapter.redis.client.resp import ReplyError, TransportError
+from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy
-from kvstrata_sidecar.adapter.redis.sweep.audit_leases import AuditLeases
-from kvstrata_sidecar.adapter.redis.sweep.connection import Deadline, SweeperConnection
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
-from kvstrata_sidecar.adapter.redis.sweep.reclaim import ReclaimCapacity
-from kvstrata_sidecar.adapter.redis.sweep.scopes import SweepScopes
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 TURN_S = 1.0
 """Time after which the jobs of a turn leave the rest to the next."""
+
+
+class Deadline(NamedTuple):
+    """End of a turn: `is_over` returns whether its time has passed, `is_preempted` whether urgent work waits."""
+
+    is_over: Callable[[], bool]
+    is_preempted: Callable[[], bool]
+
+    def is_interrupted(self) -> bool:
+        """Whether work that can wait is left to another turn."""
+        return self.is_over() or self.is_preempted()
+
+
+class SweeperConnection:
+    """A connection for scopes that the policy allows at that moment. Any thread may abort it."""
+
+    def __init__(self, deps: TierDeps, connect: Callable[[], ClusterTransport]) -> None:
+        self._deps = deps
+        self._connect = connect
+        self._transport: ClusterTransport | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a policy, and a server that answers."""
+        deps = self._deps
+        return deps.enforcement.view is not None and any(node.breaker.closed for node in deps.topology.primaries)
+
+    def transport(self) -> ClusterTransport:
+        """Return the transport, a new one if it was aborted."""
+        if self._transport is None or not self._transport.usable:
+            self.close()
+            self._transport = self._connect()
+        return self._transport
+
+    @contextmanager
+    def isolated(self, work: str) -> Iterator[None]:
+        """Count and log a failure of a job, or of one of its steps, which affects no other."""
+        try:
+            yield
+        except (TransportError, ReplyError) as error:
+            logger.info("%s was interrupted: %s", work, error)
+        except Exception:
+            logger.exception("%s failed", work)
+        else:
+            return
+        self._deps.count("sweep_errors", 1)
+
+    def attempt(self, keyspace: str, work: Callable[[Transport, str], object], *, listed: bool = True) -> bool:
+        """Do work about a scope while the policy allows it, or about one that is not `listed` there. Return whether to
+        repeat it: it failed, or returned a true value.
+        """
+        permit = self._deps.enforcement.enter(keyspace, self.abort) if listed else None
+        if listed and not isinstance(permit, Permit):
+            return False
+        again: object = True
+        try:
+            with self.isolated("The sweep of a scope"):
+                again = work(self.transport(), keyspace)
+        finally:
+            if isinstance(permit, Permit):
+                permit.release()
+        return bool(again)
+
+    def abort(self) -> None:
+        transport = self._transport
+        if transport is not None:
+            transport.abort()
+
+    def close(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
 
 
 class Job(Protocol):
@@ -31,35 +103,6 @@ class Job(Protocol):
 
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
         """Do due work until the deadline; return whether there is more. A failure ends it until the next turn."""
-
-
-class FlushInbox:
-    """Sends touches of blocks and abandoned reservations."""
-
-    def __init__(self, deps: TierDeps) -> None:
-        self._inbox = deps.inbox
-
-    def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:  # noqa: ARG002
-        for keyspace, command in self._inbox.take_commands():
-            connection.attempt(keyspace, partial(_send, command=command))
-        return False
-
-
-def _send(transport: Transport, _: str, command: Command) -> None:
-    try:
-        transport.ask([command])
-    except ReplyError as error:
-        if error.code != "OOM":  # a full server takes no touches
-            raise
-
-
-def jobs_of(deps: TierDeps, apply_policy: ApplyPolicy) -> list[Job]:
-    """Return the jobs of a tier in the order of a turn."""
-    leases = AuditLeases(deps)
-    capacity_bytes = deps.tier.capacity_bytes
-    reclaim = None if capacity_bytes is None else ReclaimCapacity(deps, capacity_bytes)
-    sweep = SweepScopes(deps, leases, lambda: None if reclaim is None else reclaim.request())
-    return [FlushInbox(deps), apply_policy, leases, *([] if reclaim is None else [reclaim]), sweep]
 
 
 class Sweeper(threading.Thread):
