@@ -8,10 +8,11 @@ import time
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter.policy.limits import SharedBounds
+from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_of
 from kvstrata_sidecar.adapter.redis.client.commands import Transport
-from kvstrata_sidecar.adapter.redis.sweep import scopes
+from kvstrata_sidecar.adapter.redis.sweep import apply_policy, scopes
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy, PolicyChanges
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -71,11 +72,12 @@ class TestOnARealTier:
         driver.store([block(KEYSPACE_A)])
         computing, go_on = threading.Event(), threading.Event()
 
-        def bounds(_: str) -> None:
+        def bounds(view: CacheView, tier: str) -> dict[str, Bounds]:
             computing.set()
             assert go_on.wait(30)
+            return bounds_of(view, tier)
 
-        monkeypatch.setattr(driver.tier._deps.terms, "bounds", bounds)
+        monkeypatch.setattr(apply_policy, "bounds_of", bounds)
         changing = threading.Thread(target=gate.allow, args=(KEYSPACE_A, KEYSPACE_B))
         changing.start()
         try:

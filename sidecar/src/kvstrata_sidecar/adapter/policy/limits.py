@@ -21,6 +21,10 @@ class Bounds:
     retention_s: int | None = None
     denied: bool = False
 
+    @property
+    def retention_ms(self) -> int | None:
+        return None if self.retention_s is None else 1000 * self.retention_s
+
     def shared(self, capacity_bytes: int | None) -> SharedBounds | None:
         """Return the bounds in a shared tier; `capacity_bytes` is the capacity that its scopes divide, if any."""
         if capacity_bytes is None:

@@ -33,8 +33,7 @@ class ScopeTerms:
 
     def retention_ms(self, keyspace: str) -> int | None:
         """None means that the policy has no retention for this tier."""
-        retention_s = self._bounds(keyspace).retention_s
-        return None if retention_s is None else 1000 * retention_s
+        return self._bounds(keyspace).retention_ms
 
     def bounds(self, keyspace: str) -> SharedBounds | None:
         """None means unbounded."""

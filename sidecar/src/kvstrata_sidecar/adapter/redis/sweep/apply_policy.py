@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.policy.limits import SharedBounds
+from kvstrata_sidecar.adapter.policy.limits import SharedBounds, bounds_of
 from kvstrata_sidecar.adapter.redis.budget.scope_state import ScopeView
 from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, reads_status
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
@@ -91,10 +91,10 @@ class ApplyPolicy:
         """Record the changes of the view in force. Thread-safe."""
         # A lock of its own: thousands of scopes take a while.
         with self._following:
-            view, terms = self._deps.enforcement.view, self._deps.terms
+            view, tier = self._deps.enforcement.view, self._deps.tier
             if view is not None and view is not self._followed:
-                self._followed = view
-                self.changes.follow({name: (terms.bounds(name), terms.retention_ms(name)) for name in view.keyspaces})
+                self._followed, bounds = view, bounds_of(view, tier.name)
+                self.changes.follow({n: (b.shared(tier.capacity_bytes), b.retention_ms) for n, b in bounds.items()})
 
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
         self.follow()
