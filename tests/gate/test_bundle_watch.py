@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Bundle, Root, Rules
-from kvstrata_sidecar.gate.policy.freshness import Freshness, PolicyVolume
+from kvstrata_sidecar.gate.policy.freshness import Freshness
 from kvstrata_sidecar.gate.policy.grants import decide
+from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 
 from .stand_ins import plain_answer
 from .world import BUNDLE, KEYS, World, entry, keyspace, post, until

@@ -12,8 +12,7 @@ from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
 from kvstrata.contract.policy.cache_view import POLICY_FILE
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
-from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
-from kvstrata_sidecar.gate.policy.volume import KeyFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles, PolicyVolume
 
 A, B = "a" * 32, "b" * 32
 OLD, NEW = DataKey(1, b"1" * 32), DataKey(2, b"2" * 32)

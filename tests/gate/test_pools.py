@@ -16,9 +16,8 @@ from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes, shard_name
 from kvstrata.contract.wire import digest_bytes
-from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
 from kvstrata_sidecar.gate.policy.grants import decide
-from kvstrata_sidecar.gate.policy.volume import ManifestFiles
+from kvstrata_sidecar.gate.policy.volume import ManifestFiles, PolicyVolume
 
 from .test_real_adapter import runtime
 from .world import BUNDLE, KEYS, World, chat, entry, keyspace, post, until

@@ -38,8 +38,9 @@ from kvstrata_sidecar.gate.http.tls import ServerTls
 from kvstrata_sidecar.gate.policy.api_keys import KeyRing, Keys
 from kvstrata_sidecar.gate.policy.bundle_watch import BundleWatch, KeyWatch
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
-from kvstrata_sidecar.gate.policy.freshness import Freshness, PolicyVolume
+from kvstrata_sidecar.gate.policy.freshness import Freshness
 from kvstrata_sidecar.gate.policy.kube_api import KubeApi, in_cluster_tls
+from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 from kvstrata_sidecar.gate.proxy.service import TenantService, random_salt
 
 from .audit import Audit, write_whole

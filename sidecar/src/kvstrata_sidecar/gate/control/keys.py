@@ -11,7 +11,7 @@ from kvstrata.contract.messages.key_delivery import KeysLacking, overwrite, unpa
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
-from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
+from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 
 
 class PodKeys:

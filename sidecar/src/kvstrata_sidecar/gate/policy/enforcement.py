@@ -13,8 +13,9 @@ from typing import Protocol
 
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata_sidecar.gate import log
-from kvstrata_sidecar.gate.policy.freshness import Freshness, PolicyVolume
+from kvstrata_sidecar.gate.policy.freshness import Freshness
 from kvstrata_sidecar.gate.policy.grants import PoolSubject, still_granted
+from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 
 _NEVER = float("inf")
 

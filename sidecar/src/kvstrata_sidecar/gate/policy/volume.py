@@ -1,4 +1,4 @@
-"""Files for the cache server in the pod's memory volume: data keys, and manifests of pools. Each appears whole.
+"""Files for the cache server in the pod's memory volume: policy, data keys, and manifests of pools. Each appears whole.
 
 Key files exist for each keyspace and generation that the policy in force names, readable by the pod's own user alone.
 They are complete before the cache server applies the policy, except for keys that the bundle only names: their files
@@ -14,9 +14,19 @@ import os
 from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 
+from kvstrata.contract import ContractError
 from kvstrata.contract.messages.erase import LeftKeys
 from kvstrata.contract.messages.key_delivery import overwrite
-from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY
+from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.contract.policy.cache_view import (
+    FRESHNESS_FILE,
+    FRESHNESS_FORMAT,
+    MANIFESTS_DIRECTORY,
+    POLICY_FILE,
+    CacheView,
+    data_keys,
+    manifests,
+)
 from kvstrata.contract.policy.data_key import (
     DATA_KEY_BYTES,
     KEYS_DIRECTORY,
@@ -26,6 +36,7 @@ from kvstrata.contract.policy.data_key import (
     key_id,
     parse_file_name,
 )
+from kvstrata_sidecar.gate import log
 
 
 class KeyFiles:
@@ -167,3 +178,55 @@ class ManifestFiles:
     def _write(self, digest: str, hashes: bytes) -> None:
         write_whole(self._directory, digest, hashes)
         self._written.add(digest)
+
+
+class PolicyVolume:
+    """The memory volume that the cache server reads: the policy by atomic rename, freshness in place, data keys and
+    manifests."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.keys = KeyFiles(directory)
+        self._manifests = ManifestFiles(directory)
+        self._named: frozenset[str] = frozenset()
+        path = directory / FRESHNESS_FILE
+        self._freshness = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A started gate has confirmed nothing yet, whatever its predecessor wrote.
+        os.pwrite(self._freshness, FRESHNESS_FORMAT.pack(0), 0)
+
+    def enforced_before(self) -> tuple[int, int]:
+        """Return revision and term of the policy of a predecessor in this pod, or zeros."""
+        try:
+            view = CacheView.decode((self._directory / POLICY_FILE).read_bytes())
+        except (OSError, ContractError):
+            return (0, 0)
+        return (view.revision, view.term)
+
+    def write_policy(self, bundle: Bundle) -> None:
+        named = manifests(bundle)
+        self._manifests.add(named)
+        self.keys.write(data_keys(bundle))
+        target = self._directory / POLICY_FILE
+        draft = target.with_suffix(".tmp")
+        draft.write_bytes(CacheView.of(bundle).encode())
+        draft.chmod(0o644)
+        draft.replace(target)
+        self._named = frozenset(named)
+
+    def keys_left(self, keyspaces: Collection[str]) -> LeftKeys:
+        return self.keys.left(keyspaces)
+
+    def policy_applied(self) -> None:
+        """Remove manifests that the applied policy does not name."""
+        try:
+            self._manifests.retain(self._named)
+        except OSError as error:
+            # They only take room in the volume; the next revision tries again.
+            log.warning("manifests that no policy names were not removed", problem=str(error))
+
+    def write_freshness(self, sent_ns: int) -> None:
+        """Eight aligned bytes, so no reader sees half of them."""
+        os.pwrite(self._freshness, FRESHNESS_FORMAT.pack(sent_ns), 0)
+
+    def close(self) -> None:
+        os.close(self._freshness)
