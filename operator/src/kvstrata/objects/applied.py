@@ -47,3 +47,8 @@ def contains(live: Any, desired: Any) -> bool:
             return False
         return all(contains(a, b) for a, b in zip(live, desired, strict=True))
     return bool(live == desired) or (desired in ("", 0, False) and live is None)
+
+
+def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop nulls and empty values, as the apiserver does."""
+    return {name: value for name, value in fields.items() if value not in (None, "", [], {}, ())}

@@ -1,4 +1,4 @@
-"""Labels and annotations of the operator's objects.
+"""Metadata of the operator's objects: labels, annotations, owners.
 
 Selectors are immutable, so only `selector_of_model` and `selector_of_tier` serve as selectors.
 """
@@ -6,6 +6,7 @@ Selectors are immutable, so only `selector_of_model` and `selector_of_tier` serv
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
@@ -55,6 +56,26 @@ ROTATE_RECEIPTS_KEY = "kvstrata.io/rotate-receipts-key"
 
 DRAWN_FOR = "kvstrata.io/drawn-for"
 """Annotation of Secrets with a domain's key or its data keys: the restore after which they were drawn."""
+
+
+def metadata(
+    name: str,
+    namespace: str,
+    own_labels: Mapping[str, str],
+    owner: Mapping[str, Any] | None,
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return metadata; deleting `owner` deletes the object, None is for objects that outlive all others."""
+    built: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "labels": dict(own_labels),
+    }
+    if owner is not None:
+        built["ownerReferences"] = [dict(owner)]
+    if annotations:
+        built["annotations"] = dict(annotations)
+    return built
 
 
 def selector_of_model(model: str) -> dict[str, str]:

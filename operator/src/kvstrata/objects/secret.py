@@ -9,7 +9,7 @@ from typing import Any
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER, Passwords, users_acl
 
 from . import labels, names
-from .meta import metadata
+from .labels import metadata
 
 PASSWORD_KEYS: Mapping[str, str] = {
     DATA_USER: names.PASSWORD_KEY,

@@ -13,9 +13,10 @@ from typing import Any
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import labels, names, paths
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, environment, mount
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.meta import metadata, without_empty
+from kvstrata.objects.labels import metadata
 from kvstrata.objects.pod.pod import SECRET_FILE_MODE, pod_security
 from kvstrata.objects.quantities import KIB, MIB, binary
 from kvstrata.objects.secret import build_secret

@@ -16,7 +16,7 @@ from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.contract.policy.shard_slots import SLOTS
 from kvstrata.objects import labels, names, paths
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.meta import metadata
+from kvstrata.objects.labels import metadata
 from kvstrata.objects.pod import gate
 
 

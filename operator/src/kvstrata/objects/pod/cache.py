@@ -14,8 +14,8 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, chosen_amounts, environment, exec_probe, mount
-from kvstrata.objects.meta import without_empty
 from kvstrata.objects.pod import nvme
 from kvstrata.objects.pod.engine import needs_device_sharing
 from kvstrata.objects.quantities import GIB, binary

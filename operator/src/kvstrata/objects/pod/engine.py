@@ -11,8 +11,8 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, environment, exec_probe, mount
-from kvstrata.objects.meta import without_empty
 from kvstrata.objects.quantities import binary
 
 START_SCRIPT = """rm -f "$0"

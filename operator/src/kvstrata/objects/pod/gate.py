@@ -9,6 +9,7 @@ from kvstrata.api.common import TlsMode
 from kvstrata.contract.messages.adapter import SOCKET_NAME
 from kvstrata.contract.messages.pod_state import CONTROL_PORT
 from kvstrata.objects import names, paths, sizing
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import (
     SECURITY,
     amounts,
@@ -19,7 +20,6 @@ from kvstrata.objects.container import (
     mount,
 )
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.meta import without_empty
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.objects.quantities import binary
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.objects import paths, sizing
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import mount
-from kvstrata.objects.meta import without_empty
 from kvstrata.objects.quantities import MIB, binary, round_up
 
 MARGIN_BYTES = 64 * MIB

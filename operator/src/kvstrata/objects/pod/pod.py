@@ -15,9 +15,9 @@ from kvstrata.api.common import TlsMode
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 from kvstrata.objects import labels, names, paths, sizing
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, mount
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.meta import without_empty
 from kvstrata.objects.pod import cache, engine, gate, nvme
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.objects.quantities import MIB, binary

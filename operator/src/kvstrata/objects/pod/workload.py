@@ -11,7 +11,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.objects import labels, names, paths
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.meta import metadata
+from kvstrata.objects.labels import metadata
 from kvstrata.objects.pod import gate
 from kvstrata.objects.pod.pod import pod_template
 

@@ -20,9 +20,10 @@ from kvstrata.api.cachetier_managed import RedisManaged
 from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import ResourceQuantity
 from kvstrata.objects import labels, names, paths, sizing
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, chosen_amounts, exec_probe, field_environment, mount
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.meta import metadata, without_empty
+from kvstrata.objects.labels import metadata
 from kvstrata.objects.pod.pod import SECRET_FILE_MODE, placement, pod_security
 from kvstrata.objects.quantities import binary
 from kvstrata.objects.tier_link import redis_tls_secret
