@@ -106,6 +106,7 @@ class TestOnARealTier:
     ) -> None:
         sweeper = driver.tier._sweeper
         stop(driver.tier)
+        make_due(driver.tier, time.monotonic() + 60)
         gate.allow(*(f"{number:032x}" for number in range(6)))
         assert sweeper.turn() is False
         swept: list[str] = []
