@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +10,7 @@ from typing import Any
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import AdapterState, StateRequest, decode_answer, encode_request
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.reconcile.bundles import assemble
 
 from .calls import Replica
 from .chapters import MODEL, Stage, _object
@@ -78,12 +77,10 @@ def wait_published(kubectl: Kubectl, name: str, within_s: float = PUBLISHED_WITH
 
 def pool_keyspaces(kubectl: Kubectl, name: str, model: str = MODEL) -> list[str]:
     """Return the keyspaces of a pool's versions, as only an administrator can read them from the bundle."""
-    for secret in kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={model}"):
-        raw = (secret.get("data") or {}).get("shard.json")
-        shard = json.loads(base64.b64decode(raw)) if raw is not None else {}
-        if shard.get("pool") == name:
-            return [str(version["keyspace"]) for version in shard["versions"]]
-    return []
+    secrets = kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={model}")
+    found = assemble(model, {secret["metadata"]["name"]: secret for secret in secrets})
+    shard = found.bundle.pools.get(name) if found is not None else None
+    return [version.keyspace for version in shard.versions] if shard is not None else []
 
 
 def held(where: Replica, keyspace: str) -> dict[str, PoolTierState]:

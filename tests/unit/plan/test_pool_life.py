@@ -234,6 +234,12 @@ class TestReplacing:
         assert (kept, new.published) == (old, True)
         simulation.advance(60)
         assert len(simulation.bundle().pools["manual"].versions) == 2, "no pod has said that it knows the new one"
+        for name in ("pod-0", "pod-1"):
+            simulation.ack(name)
+        for _ in range(2):
+            simulation.step(Key(KIND, NAMESPACE, "manual"))
+        assert "next" not in status(simulation)
+        assert reason(simulation, "Published") == ("False", "NotCommitted"), "pods still read the old one"
         simulation.come_to_rest()
         assert simulation.bundle().pools["manual"].versions == (new,)
         assert "next" not in status(simulation)

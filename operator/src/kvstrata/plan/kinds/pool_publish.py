@@ -19,7 +19,7 @@ from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.bundle.enforcement import Coverage, coverage
 from kvstrata.plan.conditions import Finding, false, true, unknown
 from kvstrata.plan.pools.rendering import newest_render_id
-from kvstrata.plan.pools.shards import committed_version, contents
+from kvstrata.plan.pools.shards import committed_version, contents, has_replaced_versions
 from kvstrata.plan.scopes import Epoch
 
 RENEW_AFTER = 3, 4
@@ -31,15 +31,15 @@ _OF_A_CONTENT = ("contentDigest", "renderID", "manifestDigest", "tokens", "chunk
 def published(
     world: World, model: CachedModel | None, pool: PrefixPool, cause: Decision
 ) -> tuple[Finding, Decision | None]:
-    """Return whether every serving pod knows the published content, and what it waits for. `cause` is why nothing is
-    published yet."""
+    """Return whether every serving pod knows the published content and no replaced one, and what it waits for. `cause`
+    is why nothing is published yet."""
     kind = ConditionType.PUBLISHED
     slots = [slot for slot in contents(pool) if slot.published]
     if not slots or model is None:
         return false(kind, cause.reason, f"no reader is sent to it: {cause.message}"), None
     found = [committed_version(world, model, pool, slot) for slot in slots]
     versions = [one for one in found if one is not None and one[1].published]
-    if len(versions) < len(slots):
+    if len(versions) < len(slots) or has_replaced_versions(world, model, pool):
         waiting = Decision(PoolReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
         return false(kind, waiting.reason, waiting.message), waiting
     total = _coverage(world, model, versions[0][0])

@@ -74,6 +74,14 @@ def committed_version(
     return (ref, version) if ref is not None and version is not None else None
 
 
+def has_replaced_versions(world: World, model: CachedModel, pool: PrefixPool) -> bool:
+    """Return whether the committed bundle still has a version of the pool that its status no longer has."""
+    committed = world.bundles.get(model.name)
+    shard = committed.bundle.pools.get(pool.name) if committed is not None else None
+    present = {keyspace_of(world, pool, slot) for slot in contents(pool)}
+    return shard is not None and any(version.keyspace not in present for version in shard.versions)
+
+
 def keyspace_of(world: World, pool: PrefixPool, slot: Slot) -> str | None:
     epoch = _epoch(world, pool, slot)
     return epoch.keyspace(world.domain_key) if epoch is not None and world.domain_key is not None else None
