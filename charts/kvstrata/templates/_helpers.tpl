@@ -27,13 +27,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{- /* Takes {image, root}: an image as one string. */}}
+{{- /* Takes {image, root}: an image as one string. A registry holds all of them, or each repository names its own. */}}
 {{- define "kvstrata.image" -}}
-{{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
-{{- else -}}
-{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
-{{- end }}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image.repository -}}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end }}
 {{- end }}
 
 {{- /* The namespaces to serve, as a JSON list; not meaningful with clusterWide. */}}

@@ -217,8 +217,22 @@ def test_a_digest_wins_over_a_tag() -> None:
 
 
 @pytest.mark.parametrize(
+    ("registry", "prefix"), [("registry.example:5000/kvstrata", "registry.example:5000/kvstrata/"), ("", "")]
+)
+def test_one_registry_holds_all_images_or_each_repository_names_its_own(registry: str, prefix: str) -> None:
+    values = {"image": {"registry": registry}}
+    names = [
+        container(values)["image"],
+        *(environment(values)[f"KVSTRATA_{part}_IMAGE"] for part in ("SIDECAR", "REDIS")),
+    ]
+    assert names == [f"{prefix}kvstrata-{part}:0.1.0" for part in ("operator", "sidecar", "redis")]
+
+
+@pytest.mark.parametrize(
     ("values", "complaint"),
     [
+        ({"image": {"registry": "registry.example/"}}, "image/registry"),
+        ({"redis": {"image": {"registry": "registry.example"}}}, "redis/image"),
         ({"replicaz": 3}, "replicaz"),
         ({"replicas": "two"}, "replicas"),
         ({"watchNamespaces": ["Team_A"]}, "watchNamespaces/0"),
