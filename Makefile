@@ -56,9 +56,10 @@ format: $(VENV)/installed ## Format the code
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 
 .PHONY: check
-check: $(VENV)/installed ## Gates: format, lint, types, dead code, import contracts, generated files
+check: $(VENV)/installed ## Gates: format, lint, types, words, dead code, import contracts, generated files
 	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
+	@$(BIN)/python -m tools.prose
 	@$(BIN)/mypy
 	@$(BIN)/vulture
 	@PYTHONPATH=operator/src:sidecar/src $(BIN)/lint-imports

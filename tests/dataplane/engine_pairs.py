@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
 
-from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.pools import WARM_PATH, Warmed, WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.data_key import DataKey
@@ -209,7 +209,7 @@ class EnginePairs:
 
     async def _empty_engine(self) -> None:
         """Empty the engine's own memory, so that its cache server has to answer."""
-        said = EngineSaid.decode(await say(self._world, posted(RESET_PATH, ResetRequest(60_000).encode())))
+        said = EngineResetAnswer.decode(await say(self._world, posted(RESET_PATH, ResetRequest(60_000).encode())))
         assert said.outcome is ResetOutcome.RESET
 
 

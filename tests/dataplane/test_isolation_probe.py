@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.probe import PROBE_PATH, Probed, ProbeOutcome, ProbeRequest
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.data_key import DataKey
@@ -185,7 +185,9 @@ async def completion(world: World, prompt: str, salt: str, tokens: int) -> tuple
 
 
 async def reset(world: World, wait_s: float = 0.0) -> ResetOutcome:
-    return EngineSaid.decode(await say(world, posted(RESET_PATH, ResetRequest(round(1000 * wait_s)).encode()))).outcome
+    return EngineResetAnswer.decode(
+        await say(world, posted(RESET_PATH, ResetRequest(round(1000 * wait_s)).encode()))
+    ).outcome
 
 
 async def test_an_engine_that_is_told_to_forget_finds_nothing_of_before_and_answers_what_runs(gate: World) -> None:

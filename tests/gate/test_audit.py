@@ -113,7 +113,7 @@ def test_while_nobody_takes_lines_counting_goes_on_and_what_has_no_row_is_told_a
         audit.request(Action.REQUESTS_REFUSED, reason)
         audit.turn()  # returns, though the line before is not taken
     for _ in range(3):
-        audit.tell(Action.API_KEYS_HELD, count=1)
+        audit.record(Action.API_KEYS_HELD, count=1)
     assert (audit.events, audit.dropped) == (8, 2)
     taker.open.set()
     written(audit)

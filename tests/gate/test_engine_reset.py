@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT, EngineReset
 from kvstrata_sidecar.gate.control import engine_reset as enginereset
@@ -36,7 +36,7 @@ async def reset(gate: World, wait_s: float = 0.0) -> ResetOutcome:
     answer = await say(gate, posted(RESET_PATH, ResetRequest(round(1000 * wait_s)).encode()))
     assert answer.status == 200, answer.body
     assert answer.headers[ACK_TOKEN_HEADER.lower()] == "the-pods-token"
-    said = EngineSaid.decode(answer.body)
+    said = EngineResetAnswer.decode(answer.body)
     assert said.gate_boot == gate.gate.boot
     return said.outcome
 

@@ -58,7 +58,7 @@ def test_scopes_beyond_the_bound_are_counted_together() -> None:
         f'scope="_other",tier="dram"}} {98 + 97 + 96}',
     ]
     assert not any(line.startswith('kvstrata_gate_memory_limit_bytes{scope="_other"') for line in lines)
-    assert "kvstrata_gate_memory_scopes_untold 3" in lines
+    assert "kvstrata_gate_memory_scopes_unreported 3" in lines
 
 
 async def test_nothing_is_acknowledged_before_the_memory_is_governed(world: World) -> None:

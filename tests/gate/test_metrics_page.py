@@ -61,20 +61,20 @@ kvstrata_gate_time_to_first_token_seconds_count{tenant="a\\\\b\\"c\\n"} 3
 # TYPE kvstrata_gate_refusals_total counter
 kvstrata_gate_refusals_total{reason="method"} 1
 kvstrata_gate_refusals_total{reason="timeout"} 2
-# HELP kvstrata_gate_memory_used_bytes What a scope holds in the cache server's memory.
+# HELP kvstrata_gate_memory_used_bytes Bytes that a scope holds in the cache server's memory.
 # TYPE kvstrata_gate_memory_used_bytes gauge
 kvstrata_gate_memory_used_bytes{scope="a1",tier="dram"} 500
 # HELP kvstrata_gate_memory_blocks Blocks that a scope holds in the cache server's memory.
 # TYPE kvstrata_gate_memory_blocks gauge
 kvstrata_gate_memory_blocks{scope="a1",tier="dram"} 9
-# HELP kvstrata_gate_memory_limit_bytes What a scope may hold there, where that is bounded.
+# HELP kvstrata_gate_memory_limit_bytes Maximum for a scope there, if it has one.
 # TYPE kvstrata_gate_memory_limit_bytes gauge
 kvstrata_gate_memory_limit_bytes{scope="a1",tier="dram"} 800
-# HELP kvstrata_gate_memory_guaranteed_bytes What is kept for a scope there.
+# HELP kvstrata_gate_memory_guaranteed_bytes Bytes kept for a scope there.
 # TYPE kvstrata_gate_memory_guaranteed_bytes gauge
-# HELP kvstrata_gate_memory_scopes_untold Scopes whose use the cache server had no room to tell.
-# TYPE kvstrata_gate_memory_scopes_untold gauge
-kvstrata_gate_memory_scopes_untold 6
+# HELP kvstrata_gate_memory_scopes_unreported Scopes left out of the cache server's report of use.
+# TYPE kvstrata_gate_memory_scopes_unreported gauge
+kvstrata_gate_memory_scopes_unreported 6
 # TYPE counted_total counter
 counted_total 3
 # TYPE half gauge

@@ -96,7 +96,7 @@ async def test_it_says_step_by_step_what_is_missing(world: World) -> None:
         world.adapter.warming = True
         await until(lambda: gate.link.warming)
         world.engine.healthy = True
-        await until(lambda: gate.not_ready() == "warming: the cache server loads what was used last")
+        await until(lambda: gate.not_ready() == "warming: the cache server loads the most recently used blocks")
         world.adapter.warming = False
         await until(lambda: gate.not_ready() == "")
         gate.stop()

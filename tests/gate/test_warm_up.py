@@ -23,7 +23,7 @@ async def test_a_pod_that_warms_up_is_ready_when_that_is_done(world: World) -> N
     world.adapter.warming = True
     async with world.started(warm_patience_s=PATIENCE_S):
         await serving(world)
-        assert await ready(world) == (503, b"warming: the cache server loads what was used last\n")
+        assert await ready(world) == (503, b"warming: the cache server loads the most recently used blocks\n")
         world.adapter.warming = False
         await until(lambda: not world.gate.link.warming)
         assert await ready(world) == (200, b"ok\n")

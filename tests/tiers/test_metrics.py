@@ -23,7 +23,7 @@ from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.metrics import page
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES, NOBODY, OTHER, Counters
+from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES, NO_SCOPE, OTHER, Counters
 from tests.support.metrics_page import families, series
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
@@ -96,7 +96,7 @@ class TestCounts:
         counts = Counters()
         for number in range(1000):
             counts.refuse(Refusal.UNKNOWN_KEYSPACE, 1, f"{number:032x}")
-        assert counts.by_scope() == {NOBODY: {"refused_unknown_keyspace": 1000}}
+        assert counts.by_scope() == {NO_SCOPE: {"refused_unknown_keyspace": 1000}}
 
     def test_a_scope_that_left_the_policy_makes_room_for_another(self) -> None:
         counts = Counters(max_scopes=1)

@@ -1,6 +1,6 @@
 """`python -m tools.generate [--check]`: write the CRDs, the chart's copy of them, and the API reference.
 
-With --check nothing is written; the exit code is 1 when a checked-in file differs from what would be written, or is
+With --check nothing is written; the exit code is 1 when a checked-in file differs from the generated one, or is
 left over from a kind that no longer exists.
 """
 
@@ -72,7 +72,7 @@ def leftovers(root: Path, wanted: Mapping[Path, str]) -> Iterator[Path]:
 
 
 def check(root: Path) -> list[str]:
-    """What differs from the models: a unified diff for each file, empty when nothing does."""
+    """Return a unified diff for each file that differs from its generated content."""
     wanted = generated_files()
     differences = [f"{path}: is no longer generated; run `make generate`\n" for path in leftovers(root, wanted)]
     for path, content in wanted.items():
@@ -86,7 +86,7 @@ def check(root: Path) -> list[str]:
 
 
 def write(root: Path) -> list[Path]:
-    """Write what differs and remove what is left over; returns the paths that were touched."""
+    """Write changed files and remove obsolete ones; return the touched paths."""
     wanted = generated_files()
     touched = list(leftovers(root, wanted))
     for path in touched:

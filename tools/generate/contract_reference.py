@@ -24,15 +24,15 @@ def build_audit_reference() -> str:
     every = {camel(field.name) for field in fields(Line)} - own
     lines = [_header("messages/audit.py"), "", "# Audit log", ""]
     lines += [f"Version {AUDIT_VERSION}. Where lines are, and what to do with them: [guide](../guides/audit.md).", ""]
-    lines += ["A line is one JSON object. What does not apply is absent; there is no null, and no free text.", ""]
+    lines += ["A line is one JSON object. Fields that do not apply are absent; there is no null and no free text.", ""]
     lines += ["## In every line", "", *_rows_named(every)]
     lines += ["## Where the action has it", "", *_rows_named(own)]
     lines += ["## Events", "", "| Event | It is about |", "|---|---|"]
     lines += [f"| {event.value} | {event.meaning} |" for event in Event]
-    lines += ["", "## Actions", "", "| Action | Event | Told by | Meaning | Fields |", "|---|---|---|---|---|"]
+    lines += ["", "## Actions", "", "| Action | Event | Source | Meaning | Fields |", "|---|---|---|---|---|"]
     for action in Action:
-        by, told = ", ".join(action.sources), ", ".join(f"`{camel(name)}`" for name in action.told)
-        lines.append(f"| {action.value} | {action.event.value} | {by} | {action.meaning} | {told} |")
+        sources, own_fields = ", ".join(action.sources), ", ".join(f"`{camel(name)}`" for name in action.fields)
+        lines.append(f"| {action.value} | {action.event.value} | {sources} | {action.meaning} | {own_fields} |")
     return "\n".join([*lines, ""])
 
 
@@ -45,21 +45,21 @@ def _rows_named(names: Collection[str]) -> list[str]:
 def build_receipt_reference() -> str:
     """Return the page of receipts."""
     lines = [_header("receipt"), "", "# Receipts", ""]
-    lines += [f"Version {RECEIPT_VERSION}. What it means, and how to verify one: [guide](../guides/receipts.md).", ""]
+    lines += [f"Version {RECEIPT_VERSION}. Meaning and verification: [guide](../guides/receipts.md).", ""]
     lines += [
         'A file is `{"record": …, "signatures": [{"publicKey": …, "value": …}]}` as canonical JSON: UTF-8, keys in',
         "order, no white space. Signed with ed25519 are the bytes `kvstrata receipt`, a line feed, and the record's",
-        "canonical JSON; the digest of a record is the SHA-256 of the latter. Every field is there, null where it says",
-        "nothing.",
+        "canonical JSON; the digest of a record is the SHA-256 of the latter. Every field is present; null means",
+        "no value.",
         "",
     ]
     lines += ["## Record", "", *_table(Head)]
     lines += ["`receipt` is the version. Beside these a record has `erasure` and `claims`, or `handOver`.", ""]
     lines += ["## handOver", "", *_table(HandOver)]
     lines += ["## erasure", "", *_table(Erasure)]
-    lines += ["## Claims", "", "Derived from the facts, in this order.", "", "| Claim | It says that |", "|---|---|"]
+    lines += ["## Claims", "", "Derived from the facts, in this order.", "", "| Claim | Meaning |", "|---|---|"]
     lines += [f"| {claim.value} | {claim.meaning} |" for claim in ReceiptClaim]
-    lines += ["", "## Residue", "", "| Residue | What is left | Beside it nobody can claim |", "|---|---|---|"]
+    lines += ["", "## Residue", "", "| Residue | Meaning | Excluded claims |", "|---|---|---|"]
     for kind in Residue:
         denied = ", ".join(claim for claim in ReceiptClaim if claim in kind.denies) or (
             "(ordered)" if kind.asked else ""
@@ -80,7 +80,7 @@ def _table(kind: Any) -> list[str]:
 
 
 def _rows(kind: Any, path: str = "") -> Iterator[str]:
-    """Yield a row for each field: its name in JSON, its type, and what its docstring says."""
+    """Yield a row for each field: its name in JSON, its type, and its docstring."""
     hints, meanings = get_type_hints(kind, include_extras=True), field_docstrings(kind)
     for field in fields(kind):
         here, hint = path + camel(field.name), hints[field.name]
@@ -96,7 +96,7 @@ def _has_rows(kind: Any) -> bool:
 
 
 def _inside(hint: Any) -> tuple[Any, str]:
-    """Return what a list or an optional value holds, and how that is written behind its name."""
+    """Return the type inside a list or an optional value, and the suffix of its name."""
     arguments = get_args(hint)
     if get_origin(hint) is tuple:
         return arguments[0], "[]"

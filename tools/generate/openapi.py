@@ -2,7 +2,7 @@
 
 The apiserver knows neither references nor null, wants every node typed, and estimates the cost of CEL rules from the
 bounds of strings, lists and maps. So references are inlined, an optional field is one that may be absent, titles and
-defaults are dropped, and what has no bound is refused here, before an apiserver can refuse it.
+defaults are dropped, and unbounded values are refused here, before an apiserver can refuse them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORBIDDEN = ("$ref", "anyOf", "allOf", "oneOf", "not", "const", "prefixItems", 
 
 
 class UnstructuralSchemaError(ValueError):
-    """A model cannot be said in a structural schema; the message names the path within the model."""
+    """A structural schema cannot express a model; the message names the path within the model."""
 
 
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
 
 
 def _key_patterns_as_rules(node: dict[str, Any]) -> dict[str, Any]:
-    """A map whose keys must match a pattern, said in CEL: structural schemas have no patternProperties."""
+    """Express patternProperties as a CEL rule on keys: structural schemas do not have them."""
     if "patternProperties" not in node:
         return node
     ((pattern, values),) = node["patternProperties"].items()
@@ -76,7 +76,7 @@ def _key_patterns_as_rules(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """`node` without reference and without null; what stands beside a reference wins over what it refers to."""
+    """`node` without reference and without null; keys beside a reference override those of its target."""
     merged = dict(node)
     while True:
         if "$ref" in merged:
@@ -101,7 +101,7 @@ def _merge(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]
 
 
 def structural_problems(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What keeps `schema` from being structural and bounded, one sentence for each node."""
+    """Yield a sentence for each node that is not structural or not bounded."""
     here = path or "(root)"
     int_or_string = schema.get("x-kubernetes-int-or-string") is True
     for key in _FORBIDDEN:

@@ -30,7 +30,7 @@ def build_reference() -> dict[str, str]:
 
 def _index() -> str:
     lines = [HEADER, "", "# API reference", "", f"Group and version: `{API_VERSION}`. All kinds are namespaced.", ""]
-    lines += ["| Kind | Short name | What it is |", "|---|---|---|"]
+    lines += ["| Kind | Short name | Description |", "|---|---|---|"]
     for kind in KINDS:
         info = kind.INFO
         link = f"[{info.kind}]({info.singular}.md)"

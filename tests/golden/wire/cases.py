@@ -39,7 +39,7 @@ from kvstrata.contract.messages.audit import (
     instant,
     read_line,
 )
-from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import (
     AdapterErased,
     AdapterVerified,
@@ -329,7 +329,7 @@ def cases() -> Iterator[Case]:
     yield _own("erase", "Verified full", Verified("gate-boot", 6, True, VERIFIED))
     yield _own("enginereset", "ResetRequest full", ResetRequest(1500))
     yield _own("enginereset", "ResetRequest minimal", ResetRequest())
-    yield _own("enginereset", "EngineSaid full", EngineSaid("gate-boot", ResetOutcome.RESET))
+    yield _own("enginereset", "EngineResetAnswer full", EngineResetAnswer("gate-boot", ResetOutcome.RESET))
     yield _own("probe", "ProbeRequest full", ProbeRequest(7, 3))
     yield _own("probe", "ProbeRequest minimal", ProbeRequest(1))
     yield _own("probe", "Probed full", PROBED)

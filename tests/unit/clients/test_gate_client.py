@@ -16,7 +16,7 @@ from kvstrata.clients import pki
 from kvstrata.clients.gate import MAX_STATE_BYTES, MAX_WORK_PER_POD, GateClient, GateError, GateFailure
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import TierState
-from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import (
     ERASE_PATH,
     VERIFY_PATH,
@@ -310,7 +310,7 @@ async def test_an_answer_beyond_its_bound_is_not_read_on(certificates: Pki) -> N
 
 ERASED = Erased("g", 7, AdapterErased("c", 7, 3, EraseOutcome.COMPLETE), requests=2)
 VERIFIED = Verified("g", 7, False, AdapterVerified("c", 7, 3, True, False))
-RESET = EngineSaid("g", ResetOutcome.BUSY)
+RESET = EngineResetAnswer("g", ResetOutcome.BUSY)
 assert ERASED.outcome is EraseOutcome.REMAINING, "requests are in flight, whatever the cache server claims"
 OLD = "0" * 32
 

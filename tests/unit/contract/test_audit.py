@@ -80,6 +80,6 @@ def test_no_field_but_the_tenants_name_takes_any_text() -> None:
 
 def test_every_field_belongs_to_an_action_and_every_action_has_fields_that_exist() -> None:
     own = {field.name for field in fields(Happened)} - {"action"}
-    assert {name for action in Action for name in action.told} == own
+    assert {name for action in Action for name in action.fields} == own
     assert all(action.sources for action in Action)
     assert {action.event for action in Action} == set(Event)

@@ -15,7 +15,7 @@ from kvstrata.clients.gate import GateError, GateFailure
 from kvstrata.clients.kube import KubeError, TokenIdentity
 from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import NodeLook, Problem, TierLook
-from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import (
     REQUIRED,
     AdapterErased,
@@ -258,14 +258,14 @@ class Gates:
         found = AdapterVerified(state.cache_boot, state.acked, 1, True, False, asked, (tier,))
         return Verified(state.gate_boot, state.acked, False, found), token
 
-    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
+    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineResetAnswer, str]:
         """Have the engine forget, if it is idle and knows how."""
         await asyncio.sleep(0)
         pod, token = self._answering(pod_ip)
         self.resets.append(pod)
         state = self._world.sim.acks[self._world.sim.pod(pod).uid]
         outcome = self.engines.get(pod, [ResetOutcome.RESET])
-        return EngineSaid(state.gate_boot, outcome.pop(0) if len(outcome) > 1 else outcome[0]), token
+        return EngineResetAnswer(state.gate_boot, outcome.pop(0) if len(outcome) > 1 else outcome[0]), token
 
 
 class World:

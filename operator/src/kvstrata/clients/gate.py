@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import aiohttp
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.engine_reset import MAX_RESET_BYTES, RESET_PATH, EngineSaid, ResetRequest
+from kvstrata.contract.messages.engine_reset import MAX_RESET_BYTES, RESET_PATH, EngineResetAnswer, ResetRequest
 from kvstrata.contract.messages.erase import (
     ERASE_PATH,
     MAX_ERASED_BYTES,
@@ -126,7 +126,7 @@ _WARM = _Call("POST", WARM_PATH, Warmed.decode, 0.0, MAX_ANSWER_BYTES)
 _POOL = _Call("GET", POOL_PATH, PoolReport.decode, POOL_TIMEOUT_S, MAX_ANSWER_BYTES)
 _ERASE = _Call("POST", ERASE_PATH, Erased.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
 _VERIFY = _Call("POST", VERIFY_PATH, Verified.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
-_RESET = _Call("POST", RESET_PATH, EngineSaid.decode, LOOK_TIMEOUT_S, MAX_RESET_BYTES, newer=True)
+_RESET = _Call("POST", RESET_PATH, EngineResetAnswer.decode, LOOK_TIMEOUT_S, MAX_RESET_BYTES, newer=True)
 _PROBE = _Call("POST", PROBE_PATH, Probed.decode, PROBE_TIMEOUT_S, MAX_PROBED_BYTES, newer=True)
 _KEYS = _Call("GET", KEYS_PATH, KeysLacking.decode, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, newer=True)
 _BRING_KEYS = _Call("POST", KEYS_PATH, KeysLacking.decode, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, True, CONTENT_TYPE)
@@ -191,7 +191,7 @@ class GateClient:
     async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
         return (await self._ask(pod_ip, server_name, _VERIFY, request.encode()))[:2]
 
-    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
+    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineResetAnswer, str]:
         return (await self._ask(pod_ip, server_name, _RESET, request.encode(), request.wait_s))[:2]
 
     async def probe(self, pod_ip: str, server_name: str, request: ProbeRequest) -> tuple[Probed, str]:

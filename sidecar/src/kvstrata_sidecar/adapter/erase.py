@@ -74,7 +74,7 @@ class Erasing:
         self._known = Known()
 
     def erase(self, question: EraseRequest) -> AdapterErased:
-        """Erase the keyspaces and return what is left of them. It takes seconds at most."""
+        """Erase the keyspaces and return their remainders. It takes seconds at most."""
         view = self._enforcement.view
         if view is None:
             return AdapterErased(self._boot, 0, 0, EraseOutcome.NOT_ENFORCED)
@@ -82,7 +82,7 @@ class Erasing:
             return AdapterErased(self._boot, view.revision, view.term, EraseOutcome.IN_FORCE)
         rows, elsewhere = self._erase(question)
         # Read after the tiers were erased, because they use the keys meanwhile.
-        said = AdapterErased(
+        erased = AdapterErased(
             self._boot,
             view.revision,
             view.term,
@@ -92,10 +92,15 @@ class Erasing:
             tuple(rows),
             tuple(elsewhere),
         )
-        if not said.nothing_left:
-            return said
+        if not erased.nothing_left:
+            return erased
         return AdapterErased(
-            said.boot, said.revision, said.term, EraseOutcome.COMPLETE, tiers=said.tiers, elsewhere=said.elsewhere
+            erased.boot,
+            erased.revision,
+            erased.term,
+            EraseOutcome.COMPLETE,
+            tiers=erased.tiers,
+            elsewhere=erased.elsewhere,
         )
 
     def verify(self, question: VerifyRequest) -> AdapterVerified:
@@ -116,7 +121,7 @@ class Erasing:
         """Delete chunks from every tier. Raises ContractError while the layout of the keyspace's blocks is unknown."""
         parts = self._names()(question.keyspace, _names_in(question.chunks))
         if parts is None:
-            raise ContractError("no engine told yet how its blocks look")
+            raise ContractError("no engine has reported the layout of its blocks yet")
         blocks = [block_of(key) for own in parts for key in own]
         memory = self._own_memory()
         # Memory comes first: blocks may be on their way from there to slower tiers.

@@ -49,7 +49,7 @@ DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 MEMORY_TRAFFIC = {
     "promoted_blocks": "Blocks that came from slower tiers and stay in memory.",
     "promoted_bytes": "Their bytes.",
-    "warmed_blocks": "Of these, blocks that were loaded when the server started, before anybody asked for them.",
+    "warmed_blocks": "Of these, blocks that were loaded when the server started, before any request for them.",
     "warmed_bytes": "Their bytes.",
     "handed_down_blocks": "Blocks that were copied to the next slower tier before they left the memory.",
     "handed_down_bytes": "Their bytes.",
@@ -89,21 +89,21 @@ def _lines(
         [({"tier": one.name}, one.settling) for one, _ in named],
     )  # fmt: skip
     for name, figure, text in (
-        ("tier_used_bytes", "used_bytes", "What a scope holds in a tier, as last seen by this pod's sweeps."),
-        ("tier_limit_bytes", "limit_bytes", "What a scope may hold in a tier, where that is bounded."),
+        ("tier_used_bytes", "used_bytes", "Bytes that a scope holds in a tier, as last seen by this pod's sweeps."),
+        ("tier_limit_bytes", "limit_bytes", "Maximum for a scope in a tier, if it has one."),
     ):
         yield from _family(name, "gauge", text, _usage(_rows(state, named) if scopes else (), figure))
     files = [one for one, _ in named if one.medium == FILES]
     yield from _family(
-        "files_bytes", "gauge", "What the files of a tier take on the disk.",
+        "files_bytes", "gauge", "Bytes that the files of a tier take on the disk.",
         [({"tier": one.name}, one.used_bytes) for one in files],
     )  # fmt: skip
     yield from _family(
-        "files_state", "gauge", "1 for what holds of a tier's files now, else 0.",
+        "files_state", "gauge", "1 for each current state of a tier's files, else 0.",
         [
-            ({"tier": one.name, "state": told}, int(getattr(one, told)))
+            ({"tier": one.name, "state": name}, int(getattr(one, name)))
             for one in files
-            for told in ("full", "read_only", "recovering", "floor_reached")
+            for name in ("full", "read_only", "recovering", "floor_reached")
         ],
     )  # fmt: skip
     memory_counts = [(tier, scope, counts) for tier, one in own for scope, counts in sorted(one.by_scope().items())]
@@ -124,10 +124,10 @@ def _lines(
         rows = [({"tier": name, "kind": kind}, counts.get(kind, 0)) for name, counts in counted for kind in kinds]
         yield from _family(family, "counter", text, rows)
     yield from _family(
-        "orphan_scans_total", "counter", "Times that a tier was searched for what belongs to nobody.",
+        "orphan_scans_total", "counter", "Searches of a tier for values without an owner.",
         [({"tier": name}, counts.get("orphan_scans", 0)) for name, counts in counted],
     )  # fmt: skip
-    yield from _family("orphans_total", "counter", "What belonged to nobody, found and removed.", _orphans(named))
+    yield from _family("orphans_total", "counter", "Values without an owner, found and removed.", _orphans(named))
     yield from _family("operation_seconds", "histogram", "From LMCache's question to the answer.", ())
     for one, tier in named:
         for operation, histogram in sorted(tier.latencies().items()):
@@ -150,7 +150,7 @@ def _lines(
         rows = [({"scope": scope}, counts[name]) for _, scope, counts in memory_counts if name in counts]
         yield from _family(f"memory_{name}_total", "counter", text, rows)
     yield from _family(
-        "memory_drift_bytes", "gauge", "What LMCache says is in use in its memory beyond blocks that are counted.",
+        "memory_drift_bytes", "gauge", "Bytes in use in LMCache's memory, as it reports them, beyond counted blocks.",
         [({}, one.drift_bytes()) for _, one in own],
     )  # fmt: skip
     yield from _family(
@@ -217,8 +217,8 @@ def _family(name: str, kind: str, text: str, rows: Iterable[Row]) -> Iterator[st
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    told = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
-    return f"kvstrata_cache_{name}{{{told}}} {value}" if told else f"kvstrata_cache_{name} {value}"
+    shown = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
+    return f"kvstrata_cache_{name}{{{shown}}} {value}" if shown else f"kvstrata_cache_{name} {value}"
 
 
 def _escape(value: str) -> str:

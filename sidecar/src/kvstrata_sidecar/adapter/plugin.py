@@ -113,7 +113,7 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
             self._notify_keys_deleted(deleted, [0] * len(deleted))
 
     def get_usage(self) -> Any:
-        """Return no usage: blocks expire in the tier, so bytes stored do not tell how many are there."""
+        """Return no usage: blocks expire in the tier, so stored bytes do not determine how many are there."""
         return AdapterUsage(total_bytes_used=0, total_capacity_bytes=0)
 
     def report_status(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
             elif task.keys:
                 self._notify_keys_accessed(task.keys)
         except Exception:
-            logger.exception("A listener of LMCache failed; the %s is answered all the same", task.kind)
+            logger.exception("A listener of LMCache failed; the %s is answered nevertheless", task.kind)
         finally:
             self._signal(task.kind)
 

@@ -1,4 +1,4 @@
-"""What this pod's tiers hold of a pool's version, by chunk. A chunk counts when all its parts are there.
+"""This pod's holdings of a pool's version, by chunk. A chunk counts when all its parts are there.
 
 LMCache's own hasher names chunks, so chunk size and algorithm are those in force, not those configured.
 """
@@ -38,8 +38,8 @@ def holding_of(
     *,
     memory: tuple[str, Lacking] | None = None,
 ) -> PoolHolding:
-    """`tiers` are this pod's; `memory` names its own among them, and receives what others lack. Raises ContractError if
-    no pool has the keyspace."""
+    """`tiers` are this pod's; `memory` names its own among them, and receives blocks that others lack. Raises
+    ContractError if no pool has the keyspace."""
     pool = view.pools.get(question.keyspace) if view is not None else None
     if pool is None:
         raise ContractError("no pool of the policy has this keyspace")
@@ -84,10 +84,10 @@ def _count(
     sizes: Sequence[int], chunks: Sequence[bytes], blocks: Sequence[Sequence[Block]]
 ) -> tuple[int, int, list[bytes]]:
     """Return chunks held, bytes of their parts, and missing chunks; `sizes` are of all parts, in order."""
-    told = iter(sizes)
+    remaining = iter(sizes)
     stored, size_bytes, absent = 0, 0, list[bytes]()
     for chunk, parts in zip(chunks, blocks, strict=True):
-        taken = [next(told) for _ in parts]
+        taken = [next(remaining) for _ in parts]
         if all(taken):
             stored += 1
             size_bytes += sum(taken)

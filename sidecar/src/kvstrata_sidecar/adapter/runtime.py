@@ -69,7 +69,7 @@ class Runtime:
         self._put([other for other in self._tiers if other is not tier])
 
     def govern(self, memory: ServerMemory | None, names: Names = no_names, hasher: Hasher | None = None) -> None:
-        """Set what the server module knows of the server's own memory; None and the defaults when it ends."""
+        """Set the server module's view of the server's own memory; None and the defaults when it ends."""
         self.memory, self.names, self.hasher = memory, names, hasher
 
     @property
@@ -130,11 +130,11 @@ class Runtime:
         """Raises ContractError until the server module has started."""
         hasher = self.hasher
         if hasher is None:
-            raise ContractError("this cache server does not say how it names chunks: its server module has not started")
+            raise ContractError("the names of chunks are unknown: the cache server's module has not started")
         return ChunkHashes(self._boot, hasher.chunk_tokens, hasher.hashes(tokens))
 
     def pool(self, question: PoolQuestion) -> PoolHolding:
-        """Return what tiers hold of a pool. Raises ContractError if the policy has no such pool."""
+        """Return the tiers' holdings of a pool. Raises ContractError if the policy has no such pool."""
         enforcement, memory = self.enforcement, self.memory
         tiers = {tier.state().name: tier.sizes for tier in self.all_tiers()}
         return holding_of(

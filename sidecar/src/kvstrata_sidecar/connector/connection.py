@@ -28,7 +28,7 @@ class Line:
 
     `health` is LMCache's event for an available server. It is cleared on the client's thread before any caller sees a
     failed exchange, and cannot be set again before `recover` has run. `new_future` makes one of LMCache's futures;
-    `is_stream` says whether an operation's answers are a stream. `connected` is False for a server that has never
+    `is_stream`: whether an operation's answers are a stream. `connected` is False for a server that has never
     answered.
     """
 
@@ -109,7 +109,7 @@ class Line:
         take_answer = ping.set_result
 
         def on_answer(result: Any) -> None:
-            # Before the waiter learns of it and sends what would be refused.
+            # Before the waiter learns of it: its next requests must not be refused.
             self._down = False
             take_answer(result)
 
@@ -125,7 +125,7 @@ class Line:
             self._queue.socket.sndtimeo = 0
             self._send()
         except Exception as error:
-            logger.warning("What was to be sent to the cache server was dropped: %r", error)
+            logger.warning("A request to the cache server was dropped: %r", error)
 
     def _give_up_unsent(self) -> None:
         """Fail requests that were queued when the connection ended."""

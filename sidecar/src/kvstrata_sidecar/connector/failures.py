@@ -1,4 +1,4 @@
-"""When the guard gives up on the cache server, and what it logs. No LMCache, no vLLM."""
+"""When the guard gives up on the cache server, and its log. No LMCache, no vLLM."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wait_for_server(
 
 
 def absorb(
-    what: str,
+    subject: str,
     action: Callable[[], Result],
     otherwise: Callable[[], Result],
     *,
@@ -85,7 +85,9 @@ def absorb(
         return action()
     except Exception as error:
         waited_ms = 1000 * (clock() - started_s)
-        logger.warning("The cache server failed in %s after %d ms, which counts as a miss: %r", what, waited_ms, error)
+        logger.warning(
+            "The cache server failed in %s after %d ms, which counts as a miss: %r", subject, waited_ms, error
+        )
         return otherwise()
 
 

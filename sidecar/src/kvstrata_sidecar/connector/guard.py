@@ -7,8 +7,8 @@
 LMCache's connector drops requests to a server marked as away, and registers again when it is back. Between heartbeats,
 however, a dead server makes requests wait for seconds, and a store raises, which ends the engine. The guard detects a
 closed connection at once and fails pending exchanges (see Line). It catches errors, marks the server as away in
-LMCache's own state, so that the heartbeat recovers it, and completes what LMCache would have completed, so that no
-request waits for a dead transfer. It gives up on slow lookups.
+LMCache's own state, so that the heartbeat recovers it, and completes LMCache's pending transfers, so that no request
+waits for a dead transfer. It gives up on slow lookups.
 
 With `kvstrata.chunk_tokens`, the server's chunk size, an engine starts without a server and registers when it appears;
 otherwise it waits for the server, see Patience.
@@ -115,7 +115,7 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
             self._settle_stores()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Return what has finished: everything, if the server is away."""
+        """Return finished transfers: all, if the server is away."""
 
         def drain() -> tuple[set[str] | None, set[str] | None]:
             self._away()
@@ -261,7 +261,7 @@ def keeps_promise(client: Any, tokens: int) -> bool:
         found = int(lmcache_adapter.get_lmcache_chunk_size(client, timeout=CHECK_TIMEOUT_S))
     except Exception as error:
         # LMCache's heartbeat calls this at every beat until it is True; it must not raise.
-        logger.warning("The cache server has appeared and does not tell its chunk size yet: %r", error)
+        logger.warning("The cache server has appeared and has not reported its chunk size yet: %r", error)
         return False
     if found != tokens:
         logger.error(

@@ -36,8 +36,8 @@ class EngineReset:
         if scope["type"] != "http" or scope["path"] != ENGINE_RESET_PATH:
             await self._app(scope, receive, send)
             return
-        status, said = (405, {}) if scope["method"] != "POST" else await _reset(scope)
-        body = json.dumps(said).encode()
+        status, answer = (405, {}) if scope["method"] != "POST" else await _reset(scope)
+        body = json.dumps(answer).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -59,5 +59,5 @@ async def _reset(scope: Scope) -> tuple[int, dict[str, Any]]:
         logger.warning("The prefix cache was not reset: %s", type(error).__name__)
         return 503, {"error": "the engine failed to reset its prefix cache"}
     if not isinstance(done, bool):
-        return 501, {"error": "this engine's version does not say whether it reset its prefix cache"}
+        return 501, {"error": "this engine's version does not report whether it reset its prefix cache"}
     return 200, {"success": done}

@@ -31,17 +31,17 @@ def main(arguments: list[str]) -> int:
     try:
         servers = Servers(order.tier)
     except StoppedError as error:
-        _tell(End(Outcome.STOPPED, error.reason, str(error)[:512], None, 0))
+        _print(End(Outcome.STOPPED, error.reason, str(error)[:512], None, 0))
         return STOPPED
     try:
         work = Reclaim if order.identities else ChunkDeletion if order.chunks else Deletion
-        whole = work(order, servers, _tell, clock=time.monotonic, sleep=time.sleep).run()
+        whole = work(order, servers, _print, clock=time.monotonic, sleep=time.sleep).run()
     finally:
         servers.close()
     return WHOLE if whole else STOPPED
 
 
-def _tell(line: Line) -> None:
+def _print(line: Line) -> None:
     sys.stdout.buffer.write(encode_line(line))
     sys.stdout.buffer.flush()
 

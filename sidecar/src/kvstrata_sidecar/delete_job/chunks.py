@@ -1,4 +1,4 @@
-"""Deletes some chunks of keyspaces that stay, regardless of who computed them.
+"""Deletes some chunks of keyspaces that stay, regardless of the identity that computed them.
 
 The keyspaces are unused meanwhile: every pod released them, and the time in which a write could still arrive is over.
 So there is no tombstone, and nothing is revoked. Abandoned reservations of these chunks are deleted too: a writer
@@ -100,8 +100,8 @@ class ChunkDeletion(Run):
         for found in self._walk(base, b":#r"):
             size, written = _size_of(found.record), found.base + b":" + found.member
             (length,) = self.servers.ask([Command(written, (b"STRLEN", written), read_number)])
-            (stood,) = self.servers.ask([_abandon(found)])
-            if stood and length:
+            (was_reserved,) = self.servers.ask([_abandon(found)])
+            if was_reserved and length:
                 tally.deleted_keys += 1
                 tally.deleted_bytes += size
 
@@ -131,9 +131,9 @@ class ChunkDeletion(Run):
             key = parse_block_key(name)
             if key is None or key.chunk_hash not in self._chunks:
                 continue
-            word = name.encode()
-            (gone,) = self.servers.ask([Command(word, (b"UNLINK", word), read_number)])
-            self._tallies[self.servers.layout.of(word)].strays += gone
+            key_name = name.encode()
+            (gone,) = self.servers.ask([Command(key_name, (b"UNLINK", key_name), read_number)])
+            self._tallies[self.servers.layout.of(key_name)].strays += gone
 
 
 def _discard(found: Found) -> Command:

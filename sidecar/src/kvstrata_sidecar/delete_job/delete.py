@@ -4,7 +4,7 @@
 2. Every bucket gets a tombstone: from then on nothing can be reserved or committed there. A value that was reserved
    before and arrives later lives 30 s, or until its commit deletes it.
 3. Blocks are deleted by the index, bucket by bucket, on several primaries at once.
-4. After the 30 s all indexes are checked once more, and the ledger of each keyspace is deleted.
+4. After the 30 s all indexes are checked again, and the ledger of each keyspace is deleted.
 5. Capacity granted to the keyspaces is returned.
 6. Replicas confirm, and the slot map must be that of the beginning.
 
@@ -50,15 +50,15 @@ class Bucket(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A bucket's last answer: blocks left, values deleted since its tombstone, and the tombstone's age. `told_s` is the
-    time of the answer, by this process' clock."""
+class BucketAnswer:
+    """A bucket's last answer: blocks left, values deleted since its tombstone, and the tombstone's age. `answered_s` is
+    the time of the answer, by this process' clock."""
 
     removed: int
     left: Amount
     deleted: Amount
     since_ms: int
-    told_s: float
+    answered_s: float
 
 
 class Deletion(Run):
@@ -68,7 +68,7 @@ class Deletion(Run):
         super().__post_init__()
         self._paces = {primary: Pace() for primary in self.servers.layout.primaries}
         self._strays = dict.fromkeys(self.servers.layout.primaries, 0)
-        self._told: dict[Bucket, Told] = {}
+        self._last: dict[Bucket, BucketAnswer] = {}
         buckets = self.servers.layout.buckets(self.order.domain, self.order.keyspaces)
         self._buckets = {primary: [Bucket(*one) for one in some] for primary, some in buckets.items()}
 
@@ -99,11 +99,11 @@ class Deletion(Run):
         pace = self._paces[primary]
         for bucket in self._buckets[primary]:
             in_vain = 0
-            while (left := self._told[bucket].left).keys:
+            while (left := self._last[bucket].left).keys:
                 count = pace.count(left.bytes // left.keys)
                 took_s = self._drop([bucket], count)
-                removed = self._told[bucket].removed
-                in_vain = 0 if removed or self._told[bucket].left.keys < left.keys else in_vain + 1
+                removed = self._last[bucket].removed
+                in_vain = 0 if removed or self._last[bucket].left.keys < left.keys else in_vain + 1
                 if in_vain > IN_VAIN:
                     raise StoppedError(StopReason.NOT_EMPTIED, f"{primary.address}: an index does not become empty")
                 self.sleep(pace.took(removed, took_s))
@@ -114,10 +114,11 @@ class Deletion(Run):
         ]
         began_s = self.clock()
         answers = self.servers.ask(commands)
-        told_s = self.clock()
+        answered_s = self.clock()
         for bucket, (removed, left, left_bytes, values, size, since_ms) in zip(buckets, answers, strict=True):
-            self._told[bucket] = Told(removed, Amount(left, left_bytes), Amount(values, size), since_ms, told_s)
-        return told_s - began_s
+            left_amount, deleted = Amount(left, left_bytes), Amount(values, size)
+            self._last[bucket] = BucketAnswer(removed, left_amount, deleted, since_ms, answered_s)
+        return answered_s - began_s
 
     def _unlink_strays(self, primary: Primary) -> None:
         pace = self._paces[primary]
@@ -139,21 +140,21 @@ class Deletion(Run):
 
     def _since_ms(self) -> int:
         """Return the age of the newest tombstone when last reported; 0 before all buckets have one."""
-        if len(self._told) < len(self.order.keyspaces) * BUCKETS:
+        if len(self._last) < len(self.order.keyspaces) * BUCKETS:
             return 0
-        return min(told.since_ms for told in self._told.values())
+        return min(one.since_ms for one in self._last.values())
 
     def _standing_ms(self) -> float:
         now_s = self.clock()
-        return min(told.since_ms + 1000 * (now_s - told.told_s) for told in self._told.values())
+        return min(one.since_ms + 1000 * (now_s - one.answered_s) for one in self._last.values())
 
     def _lines(self) -> Iterator[Line]:
         for primary, buckets in self._buckets.items():
-            told: dict[str | None, list[Told | None]] = {}
+            by_row: dict[str | None, list[BucketAnswer | None]] = {}
             for bucket in buckets:
                 row = None if self.order.sums else bucket.keyspace
-                told.setdefault(row, []).append(self._told.get(bucket))
-            for keyspace, answers in told.items():
+                by_row.setdefault(row, []).append(self._last.get(bucket))
+            for keyspace, answers in by_row.items():
                 ones = [one for one in answers if one is not None]
                 if len(ones) < len(answers):  # the totals are unknown
                     continue

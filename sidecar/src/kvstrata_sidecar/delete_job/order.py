@@ -95,7 +95,7 @@ def _chunks(raw: Any, identities: tuple[str, ...]) -> tuple[str, ...]:
     if not all(map(_CHUNK.fullmatch, chunks)) or len(set(chunks)) < len(chunks):
         raise ValueError("chunks must be different names of 64 lower-case hexadecimal digits")
     if chunks and identities:
-        raise ValueError("chunks go whoever computed them: leave identities out")
+        raise ValueError("chunks are deleted regardless of identity: leave identities out")
     return chunks
 
 

@@ -14,11 +14,11 @@ from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError, 
 
 @dataclass(eq=False)
 class Run(ABC):
-    """`tell` receives the lines of its report; `clock` and `sleep` are in seconds."""
+    """`report` receives the lines of its report; `clock` and `sleep` are in seconds."""
 
     order: Order
     servers: Servers
-    tell: Callable[[Line], None]
+    report: Callable[[Line], None]
     clock: Callable[[], float] = field(kw_only=True)
     sleep: Callable[[float], None] = field(kw_only=True)
 
@@ -34,8 +34,8 @@ class Run(ABC):
             outcome, reason = Outcome.STOPPED, error.reason
             message = "".join(one for one in str(error) if one.isprintable())[:512]
         for line in self._lines():
-            self.tell(line)
-        self.tell(End(outcome, reason, message, self.servers.layout.digest, self._since_ms()))
+            self.report(line)
+        self.report(End(outcome, reason, message, self.servers.layout.digest, self._since_ms()))
         return outcome is Outcome.ERASED
 
     @abstractmethod

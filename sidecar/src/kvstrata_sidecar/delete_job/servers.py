@@ -105,8 +105,8 @@ class Servers:
         for index, one in enumerate(commands):
             parts.setdefault(self.layout.of(one.key), []).append(index)
         for primary, indices in parts.items():
-            told = self.ask_one(primary, [commands[index] for index in indices])
-            for index, answer in zip(indices, told, strict=True):
+            replies = self.ask_one(primary, [commands[index] for index in indices])
+            for index, answer in zip(indices, replies, strict=True):
                 answers[index] = answer
         return answers
 
@@ -195,9 +195,9 @@ class Servers:
 def read_layout(reply: Reply, asked: Address) -> Layout:
     """Read an answer to CLUSTER SLOTS. Raises StoppedError for unserved slots, FramingError for a malformed map."""
     slots = read_slots(reply, asked)
-    nobodys = slots.owners.count(-1)
-    if nobodys:
-        raise StoppedError(StopReason.SLOTS_UNSERVED, f"{asked}: {nobodys} slots are served by nobody")
+    unserved = slots.owners.count(-1)
+    if unserved:
+        raise StoppedError(StopReason.SLOTS_UNSERVED, f"{asked}: {unserved} slots have no server")
     found: list[Primary | None] = [None] * len(slots.primaries)
     for first, _, primary, *replicas in _ranges(reply):
         index = slots.owners[first]
@@ -216,8 +216,8 @@ def _node_id(server: Any) -> str:
 
 
 def _info(connection: Connection, section: bytes) -> dict[str, str]:
-    (told,) = connection.ask([Command(b"", (b"INFO", section), read_text)])
-    lines = (line.partition(":") for line in told.splitlines())
+    (info,) = connection.ask([Command(b"", (b"INFO", section), read_text)])
+    lines = (line.partition(":") for line in info.splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
@@ -240,18 +240,18 @@ POLL_S = 0.1
 def await_replicas(
     servers: Servers,
     primary: Primary,
-    told: Callable[[int, int], None],
+    report: Callable[[int, int], None],
     *,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
-    """Report the counts of replicas and of confirming ones to `told`, until all confirm. Raises StoppedError if they do
-    not in time."""
+    """Report the counts of replicas and of confirming ones to `report`, until all confirm. Raises StoppedError if they
+    do not in time."""
     written = servers.written(primary)
     give_up_at_s = clock() + PATIENCE_S
     while True:
         replicas, in_step = servers.in_step(primary, written)
-        told(replicas, in_step)
+        report(replicas, in_step)
         if in_step >= replicas:
             return
         if clock() >= give_up_at_s:

@@ -53,7 +53,7 @@ class AdapterLink:
 
     A starting cache server has its adapters before the module that governs its memory. The first revision waits
     `memory_patience_s` for the module, so that the pod enforces nothing before its memory can; an older server without
-    the module is used all the same.
+    the module is used nevertheless.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AdapterLink:
         self._memory_patience_s = memory_patience_s
 
     async def run(self) -> None:
-        """Connect, converse, and repeat for ever. A break loses the cache server's acknowledgement."""
+        """Connect, converse, and repeat until cancelled. A break loses the cache server's acknowledgement."""
         failures = 0
         while True:
             try:
@@ -122,16 +122,16 @@ class AdapterLink:
         return await self._once(HashRequest(tokens), ChunkHashes, HASH_TIMEOUT_S)
 
     async def pool(self, keyspace: str, hashes: bytes | None = None) -> PoolHolding:
-        """Return what tiers hold of chunks under a pool's keyspace."""
+        """Return the tiers' holdings of chunks under a pool's keyspace."""
         return await self._once(PoolQuestion(keyspace, hashes), PoolHolding, POOL_TIMEOUT_S)
 
     async def erase(self, question: EraseRequest) -> AdapterErased:
-        """Have the cache server erase keyspaces, and return what is left. After an error it continues all the same, and
+        """Have the cache server erase keyspaces, and return the remainder. After an error it still continues, and
         asking again is safe."""
         return await self._once(question, AdapterErased, ERASE_TIMEOUT_S)
 
     async def verify(self, question: VerifyRequest) -> AdapterVerified:
-        """Return what the cache server finds."""
+        """Return the cache server's findings."""
         return await self._once(question, AdapterVerified, ERASE_TIMEOUT_S)
 
     async def forget(self, question: ForgetRequest) -> Forgotten:
@@ -185,7 +185,7 @@ class AdapterLink:
                 return state.boot
             if loop.time() >= deadline:
                 if self._memory_patience_s:
-                    log.warning("the cache server's own memory is not governed: it keeps what the policy removes")
+                    log.warning("the cache server's own memory is not governed: it keeps removed blocks")
                 return state.boot
             await asyncio.sleep(_GOVERNED_PAUSE_S)
 
@@ -213,7 +213,7 @@ class AdapterLink:
     async def _state(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AdapterState:
         async with asyncio.timeout(_STATE_TIMEOUT_S):
             answer = await _ask(reader, writer, StateRequest(), AdapterState)
-        changed = list(map(_told, answer.tiers)) != list(map(_told, self.tiers))
+        changed = list(map(_urgent_part, answer.tiers)) != list(map(_urgent_part, self.tiers))
         self.tiers, self.usage, self.usage_left_out = answer.tiers, answer.usage, answer.usage_left_out
         self.tier_usage, self.warming = answer.tier_usage, answer.warming
         self.problem = ""
@@ -232,6 +232,6 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, quest
     return decode_answer(kind, line)
 
 
-def _told(tier: TierState) -> TierState:
+def _urgent_part(tier: TierState) -> TierState:
     """Return the part whose changes are reported at once: no counts or details."""
     return replace(tier, detail="", stored=0, loaded=0, refused=0, errors=0, settling=0, used_bytes=0)

@@ -80,7 +80,7 @@ class Audit:
             return
         table[row] = count + 1
 
-    def tell(self, action: Action, *, count: int, reason: str | None = None, revision: int | None = None) -> None:
+    def record(self, action: Action, *, count: int, reason: str | None = None, revision: int | None = None) -> None:
         self.events += 1
         if len(self._others) >= self._most:
             self._dropped += 1
@@ -119,7 +119,7 @@ class _Scribe(threading.Thread):
         self._teller, self._about, self._write = teller, about, write
         self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
         self._sequence = 0
-        self._told_dropped = 0
+        self._reported_dropped = 0
 
     def take(self, batch: _Batch) -> None:
         """Write a batch; not to be called again before `idle`."""
@@ -133,9 +133,9 @@ class _Scribe(threading.Thread):
     def run(self) -> None:
         while (batch := self._batches.get()) is not None:
             dropped = batch.dropped + self.lost
-            happened = Happened(action=Action.EVENTS_DROPPED, count=dropped - self._told_dropped)
-            if dropped > self._told_dropped and self._line(batch.at_s, happened):
-                self._told_dropped = dropped
+            happened = Happened(action=Action.EVENTS_DROPPED, count=dropped - self._reported_dropped)
+            if dropped > self._reported_dropped and self._line(batch.at_s, happened):
+                self._reported_dropped = dropped
             for since_s, rows in batch.rows:
                 for row, count in rows.items():
                     if not self._line(batch.at_s, self._of(row, count, since_s)):

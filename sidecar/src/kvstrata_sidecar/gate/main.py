@@ -151,7 +151,7 @@ class Gate:
             (b"POST", VERIFY_PATH): self.eraser.verify,
             (b"POST", RESET_PATH): self.resetter.reset,
             (b"POST", PROBE_PATH): self.prober.probe,
-            (b"GET", KEYS_PATH): self.data_keys.tell,
+            (b"GET", KEYS_PATH): self.data_keys.list_missing,
         }
         carrying = {KEYS_PATH: self.data_keys.take}
         self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)
@@ -208,7 +208,7 @@ class Gate:
         # The engine registers its layout with the cache server before it is ready.
         waited_s = self.loop.time() - self._engine_ready_s
         if self.link.warming and waited_s < self.settings.warm_patience_s:
-            return "warming: the cache server loads what was used last"
+            return "warming: the cache server loads the most recently used blocks"
         pool = self.pools.awaited(waited_s)
         return f"warming: the pool {pool} is not in this pod's memory yet" if pool else ""
 
@@ -293,7 +293,7 @@ class Gate:
         keys = self.volume.keys
         if keys.changes != self._keys_noted:
             self._keys_noted = keys.changes
-            self.audit.tell(Action.DATA_KEYS_HELD, count=len(keys), revision=self.enforcement.revision)
+            self.audit.record(Action.DATA_KEYS_HELD, count=len(keys), revision=self.enforcement.revision)
 
     async def _watch_drain(self) -> None:
         while True:

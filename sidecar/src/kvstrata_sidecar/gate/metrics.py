@@ -17,7 +17,7 @@ from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 from kvstrata_sidecar.gate.http.messages import Connection, Limits, Request
 
 OTHER = "_other"
-NOBODY = "_none"
+NO_TENANT = "_none"
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -69,7 +69,7 @@ class Metrics:
         """Return the numbers of `name`, or the shared ones once the bound is reached."""
         found = self._tenants.get(name)
         if found is None:
-            if len(self._tenants) >= self.max_tenants and name not in (OTHER, NOBODY):
+            if len(self._tenants) >= self.max_tenants and name not in (OTHER, NO_TENANT):
                 return self.tenant(OTHER)
             found = self._tenants[name] = TenantMetrics()
         return found
@@ -123,9 +123,9 @@ class Metrics:
             yield f'kvstrata_gate_refusals_total{{reason="{reason}"}} {count}'
         yield from _memory(self.usage, self.max_tenants)
         yield from _family(
-            "kvstrata_gate_memory_scopes_untold", "gauge", "Scopes whose use the cache server had no room to tell."
+            "kvstrata_gate_memory_scopes_unreported", "gauge", "Scopes left out of the cache server's report of use."
         )
-        yield f"kvstrata_gate_memory_scopes_untold {self.usage_left_out}"
+        yield f"kvstrata_gate_memory_scopes_unreported {self.usage_left_out}"
         for counter, count in sorted(self.counters.items()):
             yield from _family(counter, "counter", "")
             yield f"{counter} {count}"
@@ -156,17 +156,17 @@ def _histogram(family: str, tenant: str, numbers: TenantMetrics) -> Iterator[str
 
 
 def _memory(rows: Sequence[ScopeUsage], most: int) -> Iterator[str]:
-    shown = [(row.scope or NOBODY, row) for row in rows[:most]]
+    shown = [(row.scope or NO_TENANT, row) for row in rows[:most]]
     rest: dict[str, tuple[int, int]] = {}
     for row in rows[most:]:
         used_bytes, blocks = rest.get(row.tier, (0, 0))
         rest[row.tier] = (used_bytes + row.used_bytes, blocks + row.blocks)
     shown += [(OTHER, ScopeUsage(OTHER, tier, *sums)) for tier, sums in sorted(rest.items())]
     for name, text, figures in (
-        ("used_bytes", "What a scope holds in the cache server's memory.", [row.used_bytes for _, row in shown]),
+        ("used_bytes", "Bytes that a scope holds in the cache server's memory.", [row.used_bytes for _, row in shown]),
         ("blocks", "Blocks that a scope holds in the cache server's memory.", [row.blocks for _, row in shown]),
-        ("limit_bytes", "What a scope may hold there, where that is bounded.", [row.limit_bytes for _, row in shown]),
-        ("guaranteed_bytes", "What is kept for a scope there.", [row.guaranteed_bytes for _, row in shown]),
+        ("limit_bytes", "Maximum for a scope there, if it has one.", [row.limit_bytes for _, row in shown]),
+        ("guaranteed_bytes", "Bytes kept for a scope there.", [row.guaranteed_bytes for _, row in shown]),
     ):
         family = f"kvstrata_gate_memory_{name}"
         yield from _family(family, "gauge", text)

@@ -58,18 +58,18 @@ _SECRET = ("namespace", "object", "material")
 
 
 class Action(StrEnum):
-    """What happened. `told` are the fields that its lines may have beside those of every line."""
+    """An event of the log. `fields` are those that its lines may have beside those of every line."""
 
     event: Event
     sources: tuple[Source, ...]
     meaning: str
-    told: tuple[str, ...]
+    fields: tuple[str, ...]
 
-    def __new__(cls, value: str, event: Event, by: tuple[Source, ...], meaning: str, told: tuple[str, ...]) -> Self:
-        """Make a member from its word, what it is about, who tells it, its meaning and its fields."""
+    def __new__(cls, value: str, event: Event, by: tuple[Source, ...], meaning: str, names: tuple[str, ...]) -> Self:
+        """Make a member from its value, its event, its sources, its meaning and the names of its fields."""
         member = str.__new__(cls, value)
         member._value_ = value
-        member.event, member.sources, member.meaning, member.told = event, by, meaning, told
+        member.event, member.sources, member.meaning, member.fields = event, by, meaning, names
         return member
 
     GUARANTEE_ADMITTED = (
@@ -345,7 +345,7 @@ def read_line(data: bytes) -> Line:
         raw = json.loads(data)
         line = from_wire(Line, raw, "line")
         own = {camel(field.name) for field in fields(Happened)}
-        told = {camel(name) for name in (*line.action.told, "action")}
-        if None in raw.values() or line.event is not line.action.event or not own & raw.keys() <= told:
+        allowed = {camel(name) for name in (*line.action.fields, "action")}
+        if None in raw.values() or line.event is not line.action.event or not own & raw.keys() <= allowed:
             raise ContractError(f"{line.action} is not told like this")
         return line

@@ -45,7 +45,7 @@ class ResetRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSaid(Message):
+class EngineResetAnswer(Message):
     WIRE: ClassVar[Wire] = Wire("a reset", versioned=True, complete=True)
 
     gate_boot: Text

@@ -107,7 +107,7 @@ class Reaper:
                 removed += self._look_through(path, goes_on)
             except DiskError as error:
                 if error.fault is not Fault.BUSY:
-                    logger.warning("A place that nobody has could not be looked through: %s: %s", path, error)
+                    logger.warning("An unused place could not be searched: %s: %s", path, error)
         return removed
 
     def _look_through(self, path: Path, goes_on: Callable[[], bool]) -> int:
@@ -163,7 +163,7 @@ class ReaperThread(threading.Thread):
             try:
                 self.removed += self._reaper.reap(lambda: not self._closed.is_set())
             except DiskError as error:
-                logger.warning("Places that nobody has could not be looked through: %s", error)
+                logger.warning("Unused places could not be searched: %s", error)
 
     def close(self) -> None:
         self._closed.set()

@@ -352,7 +352,7 @@ class Clocks:
         self._ahead_s = wall_s() - now_s()
 
     def start(self, remembered_s: float) -> None:
-        """Read the wall clock again; it is never earlier than what a previous process saw."""
+        """Read the wall clock again; it is never earlier than a previous process' last reading."""
         self._ahead_s = max(self._wall_s(), remembered_s) - self.now_s()
 
     def to_wall(self, moment_s: float) -> float:

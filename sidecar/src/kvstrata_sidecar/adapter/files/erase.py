@@ -1,4 +1,4 @@
-"""Erases keyspaces from a tier's directory, and reports what is left, by listing the directory itself."""
+"""Erases keyspaces from a tier's directory, and reports the remainder, by listing the directory itself."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class FileEraser:
         self._tallies: dict[str, tuple[int, int]] = {}
 
     def erase(self, keyspaces: Collection[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
-        """Remove the current blocks of these keyspaces, and return what is left. Blocks in use go when they are
-        released. `seen` is called with the keyspace and chunk hash of each block found."""
+        """Remove the current blocks of these keyspaces, and return the remainder. Blocks in use are removed when they
+        are released. `seen` is called with the keyspace and chunk hash of each block found."""
         names, index, health = frozenset(keyspaces), self._files.index, self._files.health
         for key in index.condemned(names):
             seen(keyspace_of(key), parts_of(key)[-1])
@@ -143,7 +143,7 @@ class FileEraser:
                 problem = self._erase_spare(spare) or problem
             for keyspace in keyspaces:
                 problem = self._sweep(keyspace) or problem
-        # The index still counts what could not be removed.
+        # The index still counts the blocks that could not be removed.
         if problem:
             held |= {key: doomed[key] for key in files.index.known(doomed)}
         sums = [self._tallies.get(keyspace, (0, 0)) for keyspace in keyspaces]
@@ -217,10 +217,10 @@ class FileEraser:
         self._tallies[keyspace] = known_bytes + size_bytes, known_blocks + 1
 
     def _residue(self, problem: str) -> str:
-        told = [problem] if problem else []
+        problems = [problem] if problem else []
         if not self._files.encrypted:
-            told.append(residue_of(file_system(self._files.disk.path)))
-        return "; ".join(told)
+            problems.append(residue_of(file_system(self._files.disk.path)))
+        return "; ".join(problems)
 
 
 def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:

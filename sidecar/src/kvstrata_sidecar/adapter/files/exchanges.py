@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.files.health import DiskError, Fault, Health, TooL
 from kvstrata_sidecar.adapter.files.space import Reservation, Spare, Victim
 from kvstrata_sidecar.adapter.index.victims import Cause
 from kvstrata_sidecar.adapter.policy.ages import Ages
-from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal, nobody_asks
+from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal, ignore_load
 from kvstrata_sidecar.adapter.tier.buffers import Spans, address_of
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, Counters
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
@@ -47,7 +47,7 @@ class Files:
     ages: Ages
     spans: Spans
     encrypted: bool
-    loaded_from: LoadedFrom = nobody_asks
+    loaded_from: LoadedFrom = ignore_load
 
     def name(self, key: bytes) -> str:
         return file_name(key, encrypted=self.encrypted)

@@ -45,7 +45,7 @@ class Pages(Protocol):
         """Return the buffers to read the file into, for a body that ends up in `view`."""
 
     def open(self, keyspace: str, name: bytes, view: memoryview) -> Verdict:
-        """Verify what was read. Anything but the block leaves zeros in `view`."""
+        """Verify the bytes read. Anything but the block leaves zeros in `view`."""
 
     def wipe(self) -> None:
         """Overwrite plaintext of the last call in our memory."""

@@ -45,7 +45,7 @@ class Finder:
         self._tier = tier
         self._enforcement = enforcement
         self._refusal = refusal
-        self._shelf = index
+        self._index = index
         self._counters = counters
 
     def key(self, block: Block) -> bytes:
@@ -61,7 +61,7 @@ class Finder:
         for number, block in self._allowed(blocks, storing=False):
             own, pooled = self.key(block), self._pooled(block, refusals)
             reading.blocks.append((number, pooled or own))
-            if pooled is not None and self._shelf.readable(own):
+            if pooled is not None and self._index.readable(own):
                 reading.needless.append((number, own))
         return reading
 
@@ -80,13 +80,13 @@ class Finder:
         return found
 
     def holds(self, block: Block) -> bool:
-        return self._shelf.readable(self.key(block)) or self._pooled(block, {}) is not None
+        return self._index.readable(self.key(block)) or self._pooled(block, {}) is not None
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot]:
         """Return the most recently used blocks of this identity in keyspaces that may be used now."""
         allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace, False) is None]
         most = most_of_each(len(allowed))
-        found = ((keyspace, *one) for keyspace in allowed for one in self._shelf.hottest(keyspace, most))
+        found = ((keyspace, *one) for keyspace in allowed for one in self._index.hottest(keyspace, most))
         named = ((keyspace, *parts_of(key), use, age_s) for keyspace, key, use, age_s in found)
         return [
             Hot(keyspace, rank, group, chunk_hash, use, age_s)
@@ -95,7 +95,7 @@ class Finder:
         ]
 
     def life_s(self, block: Block) -> float:
-        bound = self._shelf.bounds(block.keyspace)
+        bound = self._index.bounds(block.keyspace)
         if bound is None or bound.limit_bytes == 0:
             return 0.0
         if not self._enforcement.readable.admits(block.keyspace, block.chunk_hash, self._tier):
@@ -105,7 +105,7 @@ class Finder:
     def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
         for pool in self._enforcement.readable.candidates(block.keyspace, block.chunk_hash, self._tier):
             key = self._key(block, pool)
-            if not self._shelf.readable(key):
+            if not self._index.readable(key):
                 continue
             if pool not in refusals:
                 refusals[pool] = self._refusal(pool, False)

@@ -101,7 +101,7 @@ class Housekeeper(threading.Thread):
         self._files.disk.close()
 
     def turn(self) -> None:
-        """Do what is due now. Raises DiskError."""
+        """Do the work that is due now. Raises DiskError."""
         files = self._files
         files.index.follow(self._enforcement.view)
         if self._opened and not files.disk.still_there():

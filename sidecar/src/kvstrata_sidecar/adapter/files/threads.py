@@ -20,12 +20,12 @@ from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Task, TaskTable
 from kvstrata_sidecar.adapter.tier.workers import Worker
 
 CLOSE_TIMEOUT_S = 1.0
-TOLD_EVERY_S = 60.0
+LOGGED_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
 
 
-class FileCrew:
+class FileThreads:
     def __init__(
         self,
         tier: FileTierParams,
@@ -55,7 +55,7 @@ class FileCrew:
         ]
         self._wake = threading.Condition()
         self._wake_at_s = float("inf")
-        self._tell_at_s = 0.0
+        self._log_at_s = 0.0
         self._closed = False
         self._timer = threading.Thread(target=self._keep_time, name=f"kvs-{tier.name}-timer", daemon=True)
 
@@ -99,8 +99,8 @@ class FileCrew:
         """Count an error; log those that are defects of ours."""
         self._counters.add("errors")
         now_s = self._clock()
-        if not isinstance(error, DiskError) and now_s >= self._tell_at_s:
-            self._tell_at_s = now_s + TOLD_EVERY_S
+        if not isinstance(error, DiskError) and now_s >= self._log_at_s:
+            self._log_at_s = now_s + LOGGED_EVERY_S
             logger.error("Blocks cannot be carried to or from tier %s", self._tier.name, exc_info=error)
 
     def _keep_time(self) -> None:

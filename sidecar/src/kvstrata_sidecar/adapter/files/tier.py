@@ -19,7 +19,7 @@ from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.finder import Finder, Found
 from kvstrata_sidecar.adapter.files.health import Health
 from kvstrata_sidecar.adapter.files.housekeeping import Housekeeper
-from kvstrata_sidecar.adapter.files.threads import CLOSE_TIMEOUT_S, FileCrew
+from kvstrata_sidecar.adapter.files.threads import CLOSE_TIMEOUT_S, FileThreads
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.buffers import Spans
@@ -83,7 +83,7 @@ class FileTier:
         self._eraser = FileEraser(tier.name, self._files, clock)
         make_pages = pages_for(enforcement.keys, encrypt=tier.encrypts)
         self._pages: Pages = make_pages()
-        self._crew = FileCrew(tier, self._tasks, enforcement, self._files, make_pages, self._counters, clock)
+        self._io_threads = FileThreads(tier, self._tasks, enforcement, self._files, make_pages, self._counters, clock)
         self._housekeeper = Housekeeper(
             f"kvs-{tier.name}-housekeeper",
             self._files,
@@ -96,7 +96,7 @@ class FileTier:
             None if folder is None else ReaperThread(f"kvs-{tier.name}-reaper", Reaper(folder, self._retention_s))
         )
         self._closed = False
-        self._crew.start()
+        self._io_threads.start()
         for thread in self._threads():
             thread.start()
 
@@ -128,7 +128,7 @@ class FileTier:
         self._tasks.end(task, hits)
         self._counters.observe(str(TaskKind.LOOKUP), self._clock() - began_s)
         for keyspace, names in _by_keyspace(blocks, needless).items():
-            self._crew.put(DiscardPart(keyspace, list(names), self._files))
+            self._io_threads.put(DiscardPart(keyspace, list(names), self._files))
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
@@ -151,7 +151,7 @@ class FileTier:
         give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
         for keyspace, names in _by_keyspace(blocks, self._finder.own(blocks)).items():
             part = RemovePart(keyspace, list(names), self._files)
-            if self._crew.put(part) is None and part.done.wait(max(0.0, give_up_at_s - self._clock())):
+            if self._io_threads.put(part) is None and part.done.wait(max(0.0, give_up_at_s - self._clock())):
                 deleted += [names[key] for key in part.removed]
         return deleted
 
@@ -225,7 +225,7 @@ class FileTier:
     @property
     def healthy(self) -> bool:
         """Whether all threads are alive. An absent disk is no fault of this process."""
-        return self._closed or (self._crew.alive and all(one.is_alive() for one in self._threads()))
+        return self._closed or (self._io_threads.alive and all(one.is_alive() for one in self._threads()))
 
     def nodes(self) -> dict[str, str]:
         breaker, detail = self._files.health.breaker, self._detail()
@@ -234,11 +234,11 @@ class FileTier:
     def close(self) -> None:
         """Answer every task, end the threads; one that waits for the disk ends when the disk answers."""
         self._closed = True
-        self._crew.close()
+        self._io_threads.close()
         self._housekeeper.close()
         if self._reaper is not None:
             self._reaper.close()
-        self._crew.join()
+        self._io_threads.join()
         for thread in self._threads():
             thread.join(CLOSE_TIMEOUT_S)
 
@@ -294,11 +294,11 @@ class FileTier:
         deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
         task = self._tasks.open(kind, key_count, parts, deadline_s, done)
         if parts:
-            self._crew.wake_by(deadline_s)
+            self._io_threads.wake_by(deadline_s)
         return task
 
     def _put(self, part: LoadPart | StorePart) -> None:
-        refusal = self._crew.put(part)
+        refusal = self._io_threads.put(part)
         if refusal is not None:
             part.refused(refusal)
             if part.task is not None:

@@ -87,7 +87,7 @@ class ScopeIndex:
         self._uses = 0
 
     def add(self, key: Hashable, keyspace: str, size_bytes: int, computed_s: float) -> None:
-        """Add a block; one that is present starts anew."""
+        """Add a block; one that is present starts again."""
         self.remove(key)
         self._uses += 1
         kept = Kept(keyspace, size_bytes, computed_s, self._uses)

@@ -38,7 +38,7 @@ class MemoryEraser:
     """Erases from one pool, deletes doomed blocks as they are released, and counts deletions of keyspaces from when
     they left the policy. Thread-safe.
 
-    `tier` names the CPU tier, empty without one; `residue` says why copies may remain elsewhere, or is empty.
+    `tier` names the CPU tier, empty without one; `residue` is the reason why copies may remain elsewhere, or empty.
     """
 
     def __init__(self, pool: Pool, *, tier: str, residue: str) -> None:

@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.write_back import EVICTIONS, GRACE_S, WriteBack
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of, scaled_guarantees
-from kvstrata_sidecar.adapter.tier.counts import EVICTION, NOBODY, Counters
+from kvstrata_sidecar.adapter.tier.counts import EVICTION, NO_SCOPE, Counters
 
 LOOK_S = 1.0
 """Delay until blocks in use are checked again."""
@@ -195,4 +195,4 @@ class Evictor:
 
     def _scope(self, keyspace: str) -> str:
         """Return the scope to count for: keyspaces outside of the policy are counted together."""
-        return keyspace if keyspace in self.bounds else NOBODY
+        return keyspace if keyspace in self.bounds else NO_SCOPE

@@ -27,7 +27,7 @@ MAX_EXPECTED = 65_536
 class Lending:
     """Rights of readers to borrow blocks under the policy in force. Called under LMCache's lock, except `lenders`.
 
-    `tier` names the CPU tier, None without one: then all may read blocks in passage. `lendable` says whether a
+    `tier` names the CPU tier, None without one: then all may read blocks in passage. `lendable` decides whether a
     pool's block may be lent again. `returned` is called with the key of a pool's block that a reader returned.
     """
 
@@ -236,7 +236,7 @@ class Loans:
         return withheld, guarded
 
     def _may_go_on(self, lent: Lent, lenders: Sequence[str]) -> bool:
-        """Whether a loan may be read again. Overlapping readers would otherwise keep a block for ever."""
+        """Whether a loan may be read again. Overlapping readers would otherwise keep a block forever."""
         there = self._manager._objects.get(lent.key) is lent.entry
         return there and lent.key.cache_salt in lenders and self._lending.lendable(lent.key)
 
@@ -292,7 +292,7 @@ class Borrowed:
     Only a pool's own bytes may become its block. A load may fail after its tier reported it, and the next may find the
     reader's own copy, so each load records its source and the memory that it filled.
 
-    `keeps(keyspace, chunk_hash)` says whether a pool's chunk may stay in memory.
+    `keeps(keyspace, chunk_hash)`: whether a pool's chunk may stay in memory.
     """
 
     def __init__(self, keeps: Callable[[str, bytes], bool], limit: int = MAX_EXPECTED) -> None:

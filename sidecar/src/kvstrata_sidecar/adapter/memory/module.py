@@ -21,7 +21,7 @@ from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
 from kvstrata_sidecar.adapter.memory.warmup import Warmer
-from kvstrata_sidecar.adapter.policy.enforcement import nobody_asks
+from kvstrata_sidecar.adapter.policy.enforcement import ignore_load
 from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, release
 
@@ -89,7 +89,7 @@ class MemoryModule:
     def close(self) -> None:
         """Stop governing; LMCache frees the rest itself."""
         self._runtime.govern(None)
-        self._runtime.enforcement.loaded_from = nobody_asks
+        self._runtime.enforcement.loaded_from = ignore_load
         self._memory.close()
         self._pool.close()
         release(self._runtime)

@@ -56,5 +56,5 @@ class MemoryParams:
             raise ValueError(f"high_watermark_percent must be an integer from 10 to 100, not {percent!r}")
         if warmup is not None and tier is None:
             raise ValueError("warmup needs a CPU tier: without one nothing stays in memory")
-        told = None if warmup is None else Warmup.from_json(warmup)
-        return cls(AdapterParams.from_json({**values, "tier": None}), tier, percent, told)
+        parsed = None if warmup is None else Warmup.from_json(warmup)
+        return cls(AdapterParams.from_json({**values, "tier": None}), tier, percent, parsed)

@@ -130,7 +130,7 @@ class Scrubber:
         return batch
 
     def _scrub(self, batch: Sequence[Any]) -> bool:
-        # LMCache may free an object twice; by then its memory may hold another block.
+        # LMCache may free an object twice; at the second time its memory may hold another block.
         freed = {id(one): (one, span) for one in batch if (span := self._memory.span(one)) is not None}
         try:
             for address, length in joined(span for _, span in freed.values()):

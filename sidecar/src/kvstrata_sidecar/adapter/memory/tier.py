@@ -24,9 +24,9 @@ from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block, SlowerTier
 class MemoryTier:
     """One pool under the policy in force, from `start` to `close`. Thread-safe.
 
-    `name` is the CPU tier's, None without one. `residue` says why copies may remain elsewhere, or is empty. `gone` is
-    called with the key of every block that left the memory. `lower` returns the tiers behind it from fast to slow,
-    `passes_on` whether one of them admits a block written here, and `store_again` has LMCache store blocks there.
+    `name` is the CPU tier's, None without one. `residue` is the reason why copies may remain elsewhere, or empty.
+    `gone` is called with the key of every block that left the memory. `lower` returns the tiers behind it from fast to
+    slow, `passes_on` whether one of them admits a block written here, and `store_again` has LMCache store blocks there.
     """
 
     per_pod = True

@@ -139,7 +139,7 @@ class Warmer:
         try:
             self._warm_up()
         except Exception:
-            logger.exception("The memory could not be warmed up; requests load what they need")
+            logger.exception("The memory could not be warmed up; requests load the blocks that they need")
         finally:
             self._enforcement.warmed = frozenset()
             self._ended_s = self._clock()

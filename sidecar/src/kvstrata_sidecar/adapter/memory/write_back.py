@@ -207,7 +207,7 @@ class PendingWriteBack:
     Thread-safe.
 
     LMCache first reports a written block, and then locks it to store it in other tiers. A block that must go at once,
-    as in a scope without room in memory, could be deleted in between and reach no tier. `passes_on` says whether a tier
+    as in a scope without room in memory, could be deleted in between and reach no tier. `passes_on`: whether a tier
     behind the memory admits a block.
     """
 
@@ -253,8 +253,8 @@ class PendingWriteBack:
 
 
 class Offers:
-    """Offers lacking blocks whenever a caller asks what tiers hold. Thread-safe. `offer` has LMCache store blocks of
-    its memory in all tiers behind it."""
+    """Offers lacking blocks whenever a caller asks for the holdings of tiers. Thread-safe. `offer` has LMCache store
+    blocks of its memory in all tiers behind it."""
 
     def __init__(
         self,

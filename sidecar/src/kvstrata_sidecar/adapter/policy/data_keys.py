@@ -26,7 +26,7 @@ MAX_SEALS = 2**32
 
 Nonces are 96 random bits, so q blocks under one key, by all processes together, share a nonce with a probability below
 q² / 2^97: 2^-33 for 2^32 blocks, 2^-25 if sixteen processes all come to this bound. One block of 8 MiB a millisecond
-gets there in 49 days; each new epoch has another key and begins anew.
+gets there in 49 days; each new epoch has another key and a new count.
 """
 
 _Stamp = tuple[int, int, int]
@@ -188,10 +188,10 @@ def _files(directory: Path) -> list[tuple[_Name, str, _Stamp]]:
                 if name is None:
                     continue
                 try:
-                    told = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                found.append((name, entry.path, (told.st_ino, told.st_mtime_ns, told.st_ctime_ns)))
+                found.append((name, entry.path, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -212,6 +212,6 @@ def _read(path: str) -> bytearray | None:
         secret[:] = bytes(len(secret))
         logger.warning("A data key's file does not hold %d random bytes", DATA_KEY_BYTES)
         return None
-    # Shrinking in place copies nothing: the allocation stays as it is.
+    # Shrinking in place copies nothing: the allocation stays.
     del secret[DATA_KEY_BYTES:]
     return secret

@@ -1,4 +1,4 @@
-"""Decides who may use a tier now: the cache view in force, its freshness, and the I/O under way.
+"""Decides which scopes may use a tier now: the cache view in force, its freshness, and the I/O under way.
 
 One object serves all tiers of a pod. Every socket operation needs a permit. When a new view drops a keyspace, a
 readable pool or a tier, no permit is given for it from that moment, and `settle` returns once the last I/O on it has
@@ -28,7 +28,7 @@ LoadedFrom = Callable[[Hashable, str, memoryview], None]
 """Receives LMCache's key of a loaded block, the keyspace that it is kept under, and the memory that it is in now."""
 
 
-def nobody_asks(_key: Hashable, _kept: str, _view: memoryview) -> None:
+def ignore_load(_key: Hashable, _kept: str, _view: memoryview) -> None:
     """Default of `Enforcement.loaded_from`, for a server whose memory is not governed."""
 
 
@@ -113,7 +113,7 @@ class Enforcement:
         self._readable = NOTHING_READABLE
         self._permits: set[Permit] = set()
         self._changed = threading.Condition()
-        self.loaded_from: LoadedFrom = nobody_asks
+        self.loaded_from: LoadedFrom = ignore_load
         """Called for each loaded block, before the load is answered."""
         self.warmed: frozenset[Hashable] = frozenset()
         """LMCache's keys of blocks that memory is being warmed with: lookups and loads of them do not count as use."""

@@ -50,7 +50,7 @@ class Readable:
         return self._chunks
 
     @property
-    def anybody_reads(self) -> bool:
+    def has_readers(self) -> bool:
         return bool(self._reads)
 
     def candidates(self, reader: str, chunk_hash: bytes, tier: str | None = None) -> tuple[str, ...]:

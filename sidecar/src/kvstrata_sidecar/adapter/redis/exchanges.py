@@ -60,10 +60,10 @@ class LookupPart(Part[ClusterTransport]):
                 return
             else:
                 deps.refuse(kept, refusal, _amount(sought))
-        told = protocol.lookup_each(
+        found = protocol.lookup_each(
             transport, [(sought, deps.terms.retention_ms(kept)) for kept, sought in asked.items()]
         )
-        sights = dict(zip(asked, told, strict=True))
+        sights = dict(zip(asked, found, strict=True))
         for kept, sight in sights.items():
             for refusal, amount in sight.refused.items():
                 deps.refuse(kept, refusal, amount)
@@ -72,19 +72,19 @@ class LookupPart(Part[ClusterTransport]):
         if (shares := self.shares) is not None:
             hits = sum(number not in shares for number in gain.hits)
             amount = sum(number not in shares for sought in asked.values() for number in _numbers(sought))
-        self._count(hits, max(0, amount - hits - sum(sum(sight.refused.values()) for sight in told)))
-        self._tell({kept: sight.hits for kept, sight in sights.items()})
+        self._count(hits, max(0, amount - hits - sum(sum(sight.refused.values()) for sight in found)))
+        self._answer_shares({kept: sight.hits for kept, sight in sights.items()})
 
     def refused(self, refusal: Refusal) -> None:
         self.deps.counters.refuse(refusal, _amount(self.sought.get(self.keyspace, ())), self.keyspace)
-        self._tell({})
+        self._answer_shares({})
 
-    def _tell(self, hits: Mapping[str, Sequence[int]]) -> None:
+    def _answer_shares(self, hits: Mapping[str, Sequence[int]]) -> None:
         """Report results of blocks that are looked up elsewhere too, and count those that are thereby settled."""
         if self.shares is not None:
             for kept, sought in self.sought.items():
                 pool = None if kept == self.keyspace else kept
-                self._count(*self.shares.told(_numbers(sought), hits.get(kept, ()), pool))
+                self._count(*self.shares.answered(_numbers(sought), hits.get(kept, ()), pool))
 
     def _count(self, hits: int, misses: int) -> None:
         for name, amount in (("lookup_hits", hits), ("lookup_misses", misses)):
@@ -177,7 +177,7 @@ class Shares:
     def __contains__(self, number: int) -> bool:
         return number in self._all
 
-    def told(self, numbers: Iterable[int], hits: Iterable[int], pool: str | None) -> tuple[int, int]:
+    def answered(self, numbers: Iterable[int], hits: Iterable[int], pool: str | None) -> tuple[int, int]:
         """Record one place's answer (`pool` None: the reader's own); return how many blocks become hits and misses."""
         found = missed = 0
         settled: dict[int, str] = {}
@@ -222,8 +222,8 @@ def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
             commands.append(Command(key, (b"HMGET", base + b":#m", *members), read))
             asked.append(some)
     now_ms, *answers = transport.ask(commands)
-    for numbers, expiries, told in zip(asked, answers[::2], answers[1::2], strict=True):
-        for number, expires, text in zip(numbers, expiries, told, strict=True):
+    for numbers, expiries, records in zip(asked, answers[::2], answers[1::2], strict=True):
+        for number, expires, text in zip(numbers, expiries, records, strict=True):
             if expires is not None and _moment_ms(expires) > now_ms:
                 found[number] = _size_bytes(text)
     return found
@@ -236,5 +236,5 @@ def _moment_ms(score: Reply) -> float:
         raise FramingError("a score is no number") from error
 
 
-def _size_bytes(told: Reply) -> int:
-    return integer(told.partition(b":")[0]) if isinstance(told, bytes) else 0
+def _size_bytes(record: Reply) -> int:
+    return integer(record.partition(b":")[0]) if isinstance(record, bytes) else 0

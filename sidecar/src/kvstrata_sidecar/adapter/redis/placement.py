@@ -148,7 +148,7 @@ class PoolPlaces:
 
     def of(self, blocks: Sequence[Block]) -> Mapping[int, tuple[Place, ...]]:
         """Return the reachable places in pools, in order, by the number of each block that has any."""
-        if not self._deps.enforcement.readable.anybody_reads:
+        if not self._deps.enforcement.readable.has_readers:
             return NOWHERE
         found: dict[int, tuple[Place, ...]] = {}
         pools_of = self.usable()

@@ -24,12 +24,12 @@ from kvstrata_sidecar.adapter.tier.workers import Worker
 
 PROBE_TIMEOUT_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
-TOLD_EVERY_S = 60.0
+LOGGED_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
 
 
-class Crew:
+class TierThreads:
     """`transport` makes one for each worker."""
 
     def __init__(self, deps: TierDeps, tasks: TaskTable, transport: Callable[[], ClusterTransport]) -> None:
@@ -46,7 +46,7 @@ class Crew:
         self._lookups: dict[Node, tuple[Lane, Worker]] = {}
         self._wake = threading.Condition()
         self._wake_at_s = 0.0
-        self._tell_at_s = 0.0
+        self._log_at_s = 0.0
         self._closed = False
         self._timer = threading.Thread(target=self._keep_time, name=f"kvs-{tier.name}-timer", daemon=True)
         topology.changed = self._man
@@ -142,8 +142,8 @@ class Crew:
         """Count the error, and log it if no breaker reports it: a refusal by the server, or a defect of ours."""
         self._deps.counters.add("errors")
         now_s = self._clock()
-        if not isinstance(error, (TransportError, OSError)) and now_s >= self._tell_at_s:
-            self._tell_at_s = now_s + TOLD_EVERY_S
+        if not isinstance(error, (TransportError, OSError)) and now_s >= self._log_at_s:
+            self._log_at_s = now_s + LOGGED_EVERY_S
             logger.error("Blocks cannot be carried to or from tier %s", self._tier.name, exc_info=error)
 
     def _man(self) -> None:

@@ -36,7 +36,7 @@ from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.redis.sweep.jobs import jobs_of
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper, SweeperConnection
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
-from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
+from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, TierThreads
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
 from kvstrata_sidecar.adapter.tier.encryption import sealers
 from kvstrata_sidecar.adapter.tier.interface import Block, Hot, most_of_each
@@ -103,12 +103,12 @@ class Tier:
         self._placing = Placing(deps, pools)
         shadow = Shadow(deps, held_faster, self._placing.first)
         self._lookups = Lookups(deps, shadow, pools, self._discard_copies)
-        self._crew = Crew(deps, self._tasks, self._ways.transport)
+        self._io_threads = TierThreads(deps, self._tasks, self._ways.transport)
         self._scout = (
             Scout(f"kvs-{tier.name}-scout", topology, self._ways.dial, random.random) if tier.cluster else None
         )
         self._closed = False
-        self._crew.start()
+        self._io_threads.start()
         self._sweeper.start()
         if self._scout is not None:
             self._scout.start()
@@ -132,7 +132,7 @@ class Tier:
         groups, shares = self._lookups.divide(blocks)
         task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
         for (keyspace, node), sought in groups.items():
-            self._put(self._crew.put_lookup, LookupPart(task, keyspace, sought, self._deps, shares), node)
+            self._put(self._io_threads.put_lookup, LookupPart(task, keyspace, sought, self._deps, shares), node)
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
@@ -140,7 +140,7 @@ class Tier:
         batches = self._placing.to_load(blocks, views)
         task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
         for keyspace, node, batch in batches:
-            self._put(self._crew.put_block, LoadPart(task, keyspace, batch, self._deps), node)
+            self._put(self._io_threads.put_block, LoadPart(task, keyspace, batch, self._deps), node)
         return task.task_id
 
     def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
@@ -236,7 +236,7 @@ class Tier:
     @property
     def healthy(self) -> bool:
         scouting = self._scout is None or self._scout.is_alive()
-        return self._closed or (self._crew.alive and self._sweeper.is_alive() and scouting)
+        return self._closed or (self._io_threads.alive and self._sweeper.is_alive() and scouting)
 
     def nodes(self) -> dict[str, str]:
         breakers = ((str(node), node.breaker) for node in self._topology.primaries)
@@ -246,7 +246,7 @@ class Tier:
         self._closed = True
         if self._scout is not None:
             self._scout.close()
-        self._crew.close()
+        self._io_threads.close()
         self._sweeper.close()
         for thread in (self._sweeper, self._scout):
             # A thread that is connecting cannot be interrupted; it touches nothing of LMCache's and ends by itself.
@@ -264,7 +264,7 @@ class Tier:
         task = self._open(TaskKind.STORE, len(blocks), len(batches), deadline_ms, done)
         for keyspace, node, batch in batches:
             named = [block._replace(token=self._token(task, block)) for block in batch]
-            self._put(self._crew.put_block, StorePart(task, keyspace, named, self._deps), node)
+            self._put(self._io_threads.put_block, StorePart(task, keyspace, named, self._deps), node)
         return task.task_id
 
     def _open(
@@ -279,7 +279,7 @@ class Tier:
         deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
         task = self._tasks.open(kind, key_count, parts, deadline_s, done)
         if parts:
-            self._crew.wake_by(deadline_s)
+            self._io_threads.wake_by(deadline_s)
         return task
 
     def _answer(self, task: Task) -> None:
@@ -304,9 +304,9 @@ class Tier:
         """Ask the server that has `key`, as soon as no lookup waits for it; None on failure."""
         node = self._topology.node_of(key.encode())
         part = QuestionPart(keyspace, (), lambda transport, _: question(transport), self._counters, urgent=False)
-        if node is None or not node.breaker.closed or self._crew.put_lookup(part, node) is not None:
+        if node is None or not node.breaker.closed or self._io_threads.put_lookup(part, node) is not None:
             return None
-        return self._crew.answer(part, self._params.load_deadline_ms / 1000, "a question about hot blocks")
+        return self._io_threads.answer(part, self._params.load_deadline_ms / 1000, "a question about hot blocks")
 
     def _ask_about(
         self, blocks: Sequence[Block], question: Callable[[Transport, Sequence[Place]], list[T]], what: str
@@ -315,11 +315,11 @@ class Tier:
         asked = []
         for (keyspace, node), group in self._placing.own(blocks).items():
             part = QuestionPart(keyspace, [place for _, place in group], question, self._counters)
-            if self._crew.put_lookup(part, node) is None:
+            if self._io_threads.put_lookup(part, node) is None:
                 asked.append((part, group))
         give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
         for part, group in asked:
-            answer = self._crew.answer(part, give_up_at_s - self._clock(), what)
+            answer = self._io_threads.answer(part, give_up_at_s - self._clock(), what)
             yield from zip((index for index, _ in group), answer or (), strict=False)
 
     def _discard_copies(self, blocks: Sequence[Block]) -> None:
@@ -331,7 +331,7 @@ class Tier:
 
         for (keyspace, node), group in self._placing.own(blocks).items():
             part = QuestionPart(keyspace, [place for _, place in group], discard, self._counters)
-            self._crew.put_lookup(part, node)
+            self._io_threads.put_lookup(part, node)
 
     def _token(self, task: Task, block: Lent) -> bytes:
         return b"%b-%x-%x" % (self._writer, task.task_id, block.position)

@@ -15,7 +15,7 @@ MAX_SCOPES = 100
 """Scopes with counts of their own; further ones share one, which bounds the metrics page."""
 
 OTHER = "_other"
-NOBODY = "_none"
+NO_SCOPE = "_none"
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -70,7 +70,7 @@ class Counters:
         with self._lock:
             self._counts["refused"] += amount
             self._counts[f"refused_{refusal}"] += amount
-            scope = NOBODY if refusal in OUTSIDE else keyspace[:SCOPE_DIGITS]
+            scope = NO_SCOPE if refusal in OUTSIDE else keyspace[:SCOPE_DIGITS]
             if scope:
                 self._scope(scope)[f"refused_{refusal}"] += amount
 
@@ -85,7 +85,7 @@ class Counters:
 
     def retain(self, keyspaces: Collection[str]) -> None:
         """Drop the counts of scopes that left the policy, which makes room for others."""
-        kept = {keyspace[:SCOPE_DIGITS] for keyspace in keyspaces} | {OTHER, NOBODY}
+        kept = {keyspace[:SCOPE_DIGITS] for keyspace in keyspaces} | {OTHER, NO_SCOPE}
         with self._lock:
             self._scopes = {scope: counts for scope, counts in self._scopes.items() if scope in kept}
 
@@ -109,7 +109,7 @@ class Counters:
     def _scope(self, scope: str) -> Counter[str]:
         found = self._scopes.get(scope)
         if found is None:
-            if len(self._scopes) >= self._max_scopes and scope not in (OTHER, NOBODY):
+            if len(self._scopes) >= self._max_scopes and scope not in (OTHER, NO_SCOPE):
                 return self._scope(OTHER)
             found = self._scopes[scope] = Counter()
         return found

@@ -68,14 +68,14 @@ class PodTier(Protocol):
         """Delete blocks and return the keys of those that were there."""
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier | None:
-        """Erase keyspaces from this pod's own storage and return what is left of them; None if it has none here.
+        """Erase keyspaces from this pod's own storage and return their remainders; None if it has none here.
 
         `seen` receives the keyspace and chunk hash of each block that was there. It takes seconds at most, and
         continues in the background.
         """
 
     def kept(self, blocks: Sequence[Block]) -> int | None:
-        """Return how many of these blocks are present regardless of the policy; None where this pod cannot tell."""
+        """Return how many of these blocks are present regardless of the policy; None where this pod cannot know it."""
 
     def state(self) -> TierState:
         """Return the state that the pod reports."""
@@ -84,7 +84,7 @@ class PodTier(Protocol):
         """Apply another view's changes to stored blocks soon."""
 
     def usage(self) -> list[ScopeUsage]:
-        """Return what scopes hold here, as far as this pod knows."""
+        """Return the scopes' usage here, as far as this pod knows."""
 
     def by_scope(self) -> Mapping[str, Mapping[str, int]]:
         """Return the counters by scope."""
@@ -100,7 +100,7 @@ class PodTier(Protocol):
         """Whether all threads are alive. An unreachable tier does not make it unhealthy."""
 
     def close(self) -> None:
-        """Abort what is under way, answer every task, end the threads."""
+        """Abort running exchanges, answer every task, end the threads."""
 
 
 class SlowerTier(PodTier, Protocol):
@@ -125,7 +125,7 @@ class SlowerTier(PodTier, Protocol):
         """Whether a block could be stored here now, as far as known without waiting."""
 
     def lookup(self, blocks: Sequence[Block]) -> int:
-        """Start to look up blocks; return the task's id. What is unknown at the deadline is a miss."""
+        """Start to look up blocks; return the task's id. Blocks without an answer at the deadline are misses."""
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
         """Return the most recently used blocks of these keyspaces, about `hot.MAX_HOT` at most. Does not count as use.

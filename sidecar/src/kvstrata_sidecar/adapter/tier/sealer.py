@@ -1,7 +1,7 @@
-"""Values of blocks in a tier: what a sealer does, and the one for plain values.
+"""Values of blocks in a tier: the interface of a sealer, and the sealer of plain values.
 
-A sealer builds a value's parts from LMCache's buffer, and decides whether what came back is the block. Deletion Jobs
-import this module, and their image has no `cryptography`.
+A sealer builds a value's parts from LMCache's buffer, and decides whether a value that was read is the block. Deletion
+Jobs import this module, and their image has no `cryptography`.
 """
 
 from __future__ import annotations

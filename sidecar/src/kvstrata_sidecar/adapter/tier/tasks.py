@@ -2,7 +2,7 @@
 
 A task is answered when its last part has ended. At its deadline it is cancelled: no further part may begin, and it is
 answered when no part touches a buffer any more. Lookups touch no buffers of LMCache and are answered at the deadline
-with what is known. So are all tasks of a tier whose I/O cannot be aborted, if its buffers are kept from reuse.
+with the results so far. So are all tasks of a tier whose I/O cannot be aborted, if its buffers are kept from reuse.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TaskTable:
             return True
 
     def pause(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
-        """Record that a part touches its buffers no more but is not over; what it achieved counts."""
+        """Record that a part touches its buffers no more but is not over; its results so far count."""
         self._end(task, False, hits, keys, sizes)
 
     def end(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
@@ -183,7 +183,7 @@ class Carrier(Protocol):
         """Reset the abort of the previous part: another begins."""
 
     def abort(self, why: str = "") -> None:
-        """Abort what is under way, where possible; `why` blames the server that it waits for. From any thread."""
+        """Abort the running exchange, where possible; `why` blames the server that it waits for. From any thread."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -206,7 +206,7 @@ class Gain:
 
 
 class Part(ABC, Generic[CarrierT]):
-    """One exchange with a tier for one keyspace. `task` is None for what LMCache does not wait for; `size` is the bytes
+    """One exchange with a tier for one keyspace. `task` is None if LMCache does not wait for it; `size` is the bytes
     of LMCache's memory kept lent meanwhile, `pools` the keyspaces of the pools that it reads.
     """
 
@@ -218,7 +218,7 @@ class Part(ABC, Generic[CarrierT]):
 
     @abstractmethod
     def run(self, carrier: CarrierT, gain: Gain) -> None:
-        """Do the exchange. Raises what its carrier raises; `gain` counts even then."""
+        """Do the exchange. Raises the carrier's exceptions; `gain` counts even then."""
 
     def refused(self, refusal: Refusal) -> None:
         """Called when the exchange is not allowed (any more)."""

@@ -84,7 +84,7 @@ class Worker(threading.Thread):
                     raise
 
     def _exchange(self, part: AnyPart) -> None:
-        """Run the part between begin and end, under a permit, abortable; raises what the exchange raised."""
+        """Run the part between begin and end, under a permit, abortable; raises the exchange's exception."""
         task = part.task
         permit: Permit | None = None
         gain = Gain()

@@ -1,6 +1,6 @@
 """Empties the engine's prefix cache, for all tenants, at the operator's request.
 
-An engine forgets its blocks only while none is in use, which a busy pod may never reach. So after a while running
+An engine forgets its blocks only while none is in use, which a busy pod may never reach. So after `IDLE_S` running
 requests are preempted: the engine queues and recomputes them, and their callers notice a pause.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
@@ -44,8 +44,8 @@ class EngineResetter:
             outcome = await self._try(preempt=loop.time() - began_s >= IDLE_S)
             waited_s = loop.time() - began_s
             if outcome in (ResetOutcome.RESET, ResetOutcome.CANNOT) or waited_s >= request.wait_s:
-                log.info("the engine was told to forget its blocks", outcome=str(outcome))
-                return EngineSaid(self._boot, outcome).encode()
+                log.info("the engine was asked to empty its prefix cache", outcome=str(outcome))
+                return EngineResetAnswer(self._boot, outcome).encode()
             await asyncio.sleep(min(LOOK_S, request.wait_s - waited_s))
 
     async def _try(self, *, preempt: bool) -> ResetOutcome:
@@ -62,7 +62,7 @@ class EngineResetter:
         if status in CANNOT:
             return ResetOutcome.CANNOT
         try:
-            said = judged(status, data).get("success")
+            success = judged(status, data).get("success")
         except (EngineAwayError, RefusedError):
             return ResetOutcome.AWAY
-        return ResetOutcome.RESET if said is True else ResetOutcome.BUSY
+        return ResetOutcome.RESET if success is True else ResetOutcome.BUSY

@@ -60,12 +60,14 @@ class PodEraser:
         loop = asyncio.get_running_loop()
         give_up_at_s = loop.time() + request.wait_s
         while True:
-            said = await self._erase(request)
-            final = said.outcome in (EraseOutcome.COMPLETE, EraseOutcome.IN_FORCE)
+            erased = await self._erase(request)
+            final = erased.outcome in (EraseOutcome.COMPLETE, EraseOutcome.IN_FORCE)
             if final or loop.time() >= give_up_at_s:
-                log.info("copies in this pod were erased", outcome=str(said.outcome), keyspaces=len(request.keyspaces))
-                self._audit.tell(Action.COPIES_ERASED, count=len(request.keyspaces), reason=str(said.outcome))
-                return said.encode()
+                log.info(
+                    "copies in this pod were erased", outcome=str(erased.outcome), keyspaces=len(request.keyspaces)
+                )
+                self._audit.record(Action.COPIES_ERASED, count=len(request.keyspaces), reason=str(erased.outcome))
+                return erased.encode()
             await asyncio.sleep(min(LOOK_S, max(0.0, give_up_at_s - loop.time())))
 
     async def verify(self, body: bytes) -> bytes:
@@ -92,17 +94,17 @@ class PodEraser:
         if self._has(keyspaces):
             return self._nothing(EraseOutcome.IN_FORCE)
         try:
-            said = await self._link.erase(request)
+            erased = await self._link.erase(request)
         except ContractError as error:
             _require_known(error)
             return self._nothing(EraseOutcome.CACHE_AWAY)
         # The policy or the cache server may have changed meanwhile.
         if self._has(keyspaces):
             return self._nothing(EraseOutcome.IN_FORCE)
-        if said.outcome is EraseOutcome.IN_FORCE or said.boot != enforcement.cache_boot:
+        if erased.outcome is EraseOutcome.IN_FORCE or erased.boot != enforcement.cache_boot:
             return self._nothing(EraseOutcome.NOT_ENFORCED)
         requests = enforcement.requests_on(keyspaces)
-        return Erased(self._boot, enforcement.acked, said, requests, self._keys(keyspaces))
+        return Erased(self._boot, enforcement.acked, erased, requests, self._keys(keyspaces))
 
     def _nothing(self, outcome: EraseOutcome) -> Erased:
         enforcement = self._enforcement

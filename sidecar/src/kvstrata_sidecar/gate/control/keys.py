@@ -19,7 +19,7 @@ class PodKeys:
         self._enforcement = enforcement
         self._keys = volume.keys
 
-    async def tell(self, _: bytes) -> bytes:
+    async def list_missing(self, _: bytes) -> bytes:
         return self._lacking()
 
     async def take(self, body: bytearray) -> bytes:

@@ -61,14 +61,14 @@ class _Findings:
     rows: dict[tuple[str, str], ProbedTier] = field(default_factory=dict)
     culprits: tuple[str, ...] = ()
 
-    def count(self, said: AdapterVerified, kind: str) -> bool:
+    def count(self, verified: AdapterVerified, kind: str) -> bool:
         """Count a lookup in each tier as a control, foreign or altered; return whether any tier found the chunk.
 
         A control hit needs the whole chunk; for other scopes one part is a hit, and so is a part stored under their
         name without being served.
         """
         found_any = False
-        for tier in said.tiers:
+        for tier in verified.tiers:
             found = tier.found == tier.asked if kind == "control" else bool(tier.found or tier.kept)
             refused = bool(kind == "foreign" and tier.refusal and not found)
             found_any = found_any or found
@@ -138,10 +138,10 @@ class Prober:
         except ContractError:
             raise bad_request(Reason.BAD_VALUE, "the body is no request to probe") from None
         async with self._one_at_a_time:
-            said = await self._probe(request)
-        tell = log.warning if said.outcome.failed else log.info
-        tell("isolation was probed", outcome=str(said.outcome), lookups=said.lookups, controls=said.controls)
-        return said.encode()
+            probed = await self._probe(request)
+        write = log.warning if probed.outcome.failed else log.info
+        write("isolation was probed", outcome=str(probed.outcome), lookups=probed.lookups, controls=probed.controls)
+        return probed.encode()
 
     def abort_all(self) -> None:
         for answer in tuple(self._running):
@@ -149,18 +149,20 @@ class Prober:
 
     async def _probe(self, request: ProbeRequest) -> Probed:
         enforcement = self._enforcement
-        said = Probed(self._boot, enforcement.cache_boot, enforcement.revision, enforcement.term, ProbeOutcome.UNREADY)
+        probed = Probed(
+            self._boot, enforcement.cache_boot, enforcement.revision, enforcement.term, ProbeOutcome.UNREADY
+        )
         bundle = enforcement.bundle
         if bundle is None or not enforcement.cache_boot or self._draining():
-            return said
+            return probed
         if enforcement.acked < request.revision:
-            return replace(said, outcome=ProbeOutcome.MOVED)
+            return replace(probed, outcome=ProbeOutcome.MOVED)
         players = cast(bundle, request.readers, self._below)
         if players is None or not decide(bundle, players.writer, enforcement.fresh(), self._random_salt).keyspace:
-            return replace(said, outcome=ProbeOutcome.NO_REUSE)
-        said = replace(said, scopes=players.scopes, looked=len(players.readers), clashes=players.clashes)
+            return replace(probed, outcome=ProbeOutcome.NO_REUSE)
+        probed = replace(probed, scopes=players.scopes, looked=len(players.readers), clashes=players.clashes)
         if not players.readers:
-            return replace(said, outcome=ProbeOutcome.ONE_SCOPE)
+            return replace(probed, outcome=ProbeOutcome.ONE_SCOPE)
         found, ended = _Findings(), None
         try:
             await self._look(bundle, players, found)
@@ -169,16 +171,16 @@ class Prober:
         except ContractError as error:
             _require_known(error)
             ended = ProbeOutcome.UNREADY
-        if enforcement.cache_boot != said.cache_boot:
+        if enforcement.cache_boot != probed.cache_boot:
             ended = ProbeOutcome.UNREADY
         outcome = outcome_of(found.tiers, clashes=players.clashes)
         # A hit counts however the probe ended; misses count only if it ended well.
         if ended is not None and not outcome.failed:
-            return replace(said, outcome=ended, clashes=False)
+            return replace(probed, outcome=ended, clashes=False)
         culprits = found.culprits
         if players.clashes and not culprits:
             culprits = (players.scope, players.readers[0].scope)
-        return replace(said, outcome=outcome, tiers=found.tiers, culprits=culprits)
+        return replace(probed, outcome=outcome, tiers=found.tiers, culprits=culprits)
 
     async def _look(self, bundle: Bundle, players: Cast, found: _Findings) -> None:
         """Store a chunk, and look for it. Raises _EndedError and ContractError."""
@@ -243,17 +245,17 @@ class Prober:
         loop = asyncio.get_running_loop()
         give_up_at_s = loop.time() + STORED_WITHIN_S
         while True:
-            said = await self._verify(keyspace, name)
-            open_to_it = [tier for tier in said.tiers if tier.tier and not tier.refusal]
+            verified = await self._verify(keyspace, name)
+            open_to_it = [tier for tier in verified.tiers if tier.tier and not tier.refusal]
             if all(tier.found == tier.asked for tier in open_to_it) or loop.time() >= give_up_at_s:
-                return said
+                return verified
             await asyncio.sleep(LOOK_S)
 
     async def _verify(self, keyspace: str, name: bytes) -> AdapterVerified:
-        said = await self._link.verify(VerifyRequest(keyspace, name))
-        if not said.known:
+        verified = await self._link.verify(VerifyRequest(keyspace, name))
+        if not verified.known:
             raise _EndedError(ProbeOutcome.UNREADY)
-        return said
+        return verified
 
     async def _forget(self, keyspace: str, name: bytes) -> None:
         """Delete the chunk everywhere; blocks in use are retried, and finally left to expire."""
@@ -296,8 +298,8 @@ class Prober:
         self._running.add(answer)
         try:
             async with asyncio.timeout(ANSWERED_WITHIN_S):
-                said = judged(*await answer.future)
-            return int((said["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+                completion = judged(*await answer.future)
+            return int((completion["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         except (RefusedError, EngineAwayError, TimeoutError, KeyError, AttributeError, TypeError, ValueError):
             raise _EndedError(ProbeOutcome.MOVED if answer.aborted else ProbeOutcome.UNREADY) from None
         finally:

@@ -40,7 +40,7 @@ class _Known:
 
 
 class Renderings:
-    """`render_id` names what the engine was started with."""
+    """`render_id` identifies the engine's tokenizer and template."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class Renderings:
             return None
         try:
             ids = await tokens_of(self._calls, sent)
-            told = await self._link.hash(_packed(ids[: rendered.tokens]))
+            named = await self._link.hash(_packed(ids[: rendered.tokens]))
         except RefusedError:
             return None
         except EngineAwayError:
             raise _later("the engine does not answer") from None
         except ContractError as error:
             raise _later(str(error)) from None
-        if told.boot != rendered.cache_boot:
+        if named.boot != rendered.cache_boot:
             raise _later("the cache server changed meanwhile")
-        if told.hashes != rendered.hashes:
+        if named.hashes != rendered.hashes:
             return None
         return ids[: whole_chunks(rendered.tokens, rendered.chunk_tokens)]
 
@@ -131,11 +131,11 @@ class Renderings:
         size = replace(nothing, total=len(draft.ids), max_model_tokens=draft.max_model_tokens)
         if draft.too_long:
             return size
-        told = await self._link.hash(_packed(draft.ids[: draft.stable]))
-        if told.boot != nothing.cache_boot:
+        named = await self._link.hash(_packed(draft.ids[: draft.stable]))
+        if named.boot != nothing.cache_boot:
             raise ContractError("the cache server changed meanwhile")
-        log.info("a prefix was rendered", tokens=len(draft.ids), stable=draft.stable, chunk_tokens=told.chunk_tokens)
-        return replace(size, tokens=draft.stable, chunk_tokens=told.chunk_tokens, hashes=told.hashes)
+        log.info("a prefix was rendered", tokens=len(draft.ids), stable=draft.stable, chunk_tokens=named.chunk_tokens)
+        return replace(size, tokens=draft.stable, chunk_tokens=named.chunk_tokens, hashes=named.hashes)
 
 
 def _later(why: str) -> Refusal:
@@ -143,7 +143,7 @@ def _later(why: str) -> Refusal:
 
 
 def _as_sent(source: PrefixSource) -> PrefixSource | None:
-    """Return what the engine gets of a request that begins so; None if no caller may send one."""
+    """Return the engine's part of a request with this beginning; None if no caller may send one."""
     try:
         if source.chat is not None:
             chat = copy.deepcopy({key: value for key, value in source.chat.items() if value})

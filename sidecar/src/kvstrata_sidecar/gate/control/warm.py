@@ -76,7 +76,7 @@ class Warmer:
         return Warmed(self._boot, self._enforcement.cache_boot, outcome).encode()
 
     async def inspect(self, query: bytes) -> bytes:
-        """Return what this pod's tiers hold of the pool `uid`. Raises Refusal: 400 without one, 503 to retry."""
+        """Return this pod's holdings of the pool `uid`. Raises Refusal: 400 without one, 503 to retry."""
         uid = parse_qs(query.decode("latin-1")).get("uid", [""])[0]
         if not uid:
             raise bad_request(Reason.BAD_VALUE, "'uid' is that of a pool")
@@ -84,10 +84,10 @@ class Warmer:
         shards = bundle.pools.values() if bundle is not None else ()
         versions = [version for shard in shards if shard.uid == uid for version in shard.versions]
         try:
-            told = tuple([await self._state_of(version) for version in versions])
+            states = tuple([await self._state_of(version) for version in versions])
         except ContractError as error:
             raise Refusal(503, Reason.ENGINE, str(error), retry_after_s=5) from None
-        return PoolReport(self._boot, self._enforcement.cache_boot, told).encode()
+        return PoolReport(self._boot, self._enforcement.cache_boot, states).encode()
 
     def abort_all(self) -> None:
         for answer in tuple(self._running):

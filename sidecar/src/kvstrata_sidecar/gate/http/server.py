@@ -84,7 +84,7 @@ class ServerConnection(asyncio.Protocol):
     """One client connection. Between `serve` and `end` it belongs to an exchange."""
 
     __slots__ = (
-        "_complete", "_doubt", "_exchange", "_expect", "_head_bytes", "_head_done", "_held_bytes", "_keep_alive",
+        "_complete", "_exchange", "_expect", "_head_bytes", "_head_done", "_held_bytes", "_is_ambiguous", "_keep_alive",
         "_lingering", "_parser", "_refusal", "_target", "deadline", "paused", "peer", "request", "server", "serving",
         "transport",
     )  # fmt: skip
@@ -111,7 +111,7 @@ class ServerConnection(asyncio.Protocol):
         self._expect = False
         self._keep_alive = True
         self._refusal: Refusal | None = None
-        self._doubt = False
+        self._is_ambiguous = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -270,7 +270,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         if refusal.reason in (Reason.MALFORMED_HTTP, Reason.PIPELINING):
-            self._doubt = True
+            self._is_ambiguous = True
         if self._refusal is None:
             self._refusal = refusal
 
@@ -289,7 +289,7 @@ class ServerConnection(asyncio.Protocol):
 
     def refuse(self, refusal: Refusal) -> None:
         self.server.service.refused(self.request, refusal)
-        if not self._complete or self._doubt or self.request.subject is None:
+        if not self._complete or self._is_ambiguous or self.request.subject is None:
             self._keep_alive = False
         self.reply(refusal.status, refusal.body(), extra=refusal.headers())
 

@@ -21,7 +21,7 @@ MAX_TENANT_CHARACTERS = 253
 
 
 class MalformedKeysError(ValueError):
-    """The API-key Secret cannot be used; the message says why."""
+    """The API-key Secret cannot be used; the message contains the reason."""
 
 
 class KeyRing:

@@ -208,7 +208,7 @@ class KeyWatch:
                 self.loaded = True
                 problem = f"the API-key Secret {self._secret_name} does not exist"
                 if not self._secret_name:
-                    problem = "no API-key Secret is configured: nobody can be authenticated"
+                    problem = "no API-key Secret is configured: no caller can be authenticated"
             else:
                 self._version = secret["metadata"]["resourceVersion"]
                 self._keys.ring = KeyRing.decode(_data(secret, KEYS_DATA_KEY))
@@ -216,7 +216,7 @@ class KeyWatch:
         except (*_READ_ERRORS, MalformedKeysError, KeyError, TypeError) as error:
             problem = f"the API keys cannot be read: {error or type(error).__name__}"
         if not self._keys.ring.is_as(before):
-            self._audit.tell(Action.API_KEYS_HELD, count=len(self._keys.ring))
+            self._audit.record(Action.API_KEYS_HELD, count=len(self._keys.ring))
         if problem != self.problem:
             log.event("warning" if problem else "info", "API keys", problem=problem, keys=len(self._keys.ring))
         self.problem = problem

@@ -191,7 +191,7 @@ class PolicyVolume:
         self._named: frozenset[str] = frozenset()
         path = directory / FRESHNESS_FILE
         self._freshness = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        # A started gate has confirmed nothing yet, whatever its predecessor wrote.
+        # A started gate has confirmed nothing yet, regardless of its predecessor's files.
         os.pwrite(self._freshness, FRESHNESS_FORMAT.pack(0), 0)
 
     def enforced_before(self) -> tuple[int, int]:

@@ -24,7 +24,7 @@ FORBIDDEN: Mapping[str, str] = {
     "request_id": "the engine's ids are shared by all tenants; the gate lets the engine choose",
     "session_id": "the engine's sessions are shared by all tenants",
     "priority": "the engine's queue is shared by all tenants",
-    "prompt_embeds": "embeddings are not keyed by what they mean and are deserialised by the engine",
+    "prompt_embeds": "embeddings are not keyed by their content and are deserialised by the engine",
     "mm_processor_kwargs": "the engine's multimodal cache is shared by all tenants",
     "media_io_kwargs": "it steers how the engine fetches and decodes files",
     "mm_payload": "it belongs to the engine's internal endpoints",

@@ -17,7 +17,7 @@ from kvstrata_sidecar.gate.audit import Audit
 from kvstrata_sidecar.gate.http.engine_client import Call, EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Connection, Request
-from kvstrata_sidecar.gate.metrics import NOBODY, Metrics, TenantMetrics
+from kvstrata_sidecar.gate.metrics import NO_TENANT, Metrics, TenantMetrics
 from kvstrata_sidecar.gate.policy.api_keys import Keys, credential, unauthenticated
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 from kvstrata_sidecar.gate.policy.grants import decide
@@ -111,7 +111,7 @@ class TenantService:
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
         if not grant.keyspace:
             numbers.no_reuse += 1
-        self._tell(Action.REQUESTS_SERVED if grant.keyspace else Action.REUSE_REFUSED, tenant, grant.withheld)
+        self._record(Action.REQUESTS_SERVED if grant.keyspace else Action.REUSE_REFUSED, tenant, grant.withheld)
         connection.release_body(held_bytes=len(payload))
         connection.hold(relay)
 
@@ -129,9 +129,9 @@ class TenantService:
         """Count a request that the gate refused or ended, by reason; an engine's failure is no refusal."""
         self.metrics.refused(str(reason))
         if reason is not Reason.ENGINE:
-            self._tell(Action.REQUESTS_REFUSED, tenant, str(reason))
+            self._record(Action.REQUESTS_REFUSED, tenant, str(reason))
 
-    def _tell(self, action: Action, tenant: str, reason: str) -> None:
+    def _record(self, action: Action, tenant: str, reason: str) -> None:
         bundle = self.enforcement.bundle
         entry = bundle.entries.get(tenant) if bundle is not None else None
         scope = entry.keyspace[:SCOPE_DIGITS] if entry is not None else NO_SCOPE
@@ -141,7 +141,7 @@ class TenantService:
     def _count(self, request: Request, status: int) -> None:
         known = request.path in _POST_PATHS or request.path == bodies.MODELS_PATH
         endpoint = request.path.decode() if known else "other"
-        self.metrics.tenant(request.subject or NOBODY).answered(endpoint, status)
+        self.metrics.tenant(request.subject or NO_TENANT).answered(endpoint, status)
 
     def _check_model(self, body: bodies.Json) -> None:
         asked = body.get("model")

@@ -1,8 +1,8 @@
 """JSON with only one reading.
 
 Engines accept repeated keys (the last counts), NaN, other encodings and lone surrogates; a proxy that reads these
-differently can be made to forward what it believes to have refused. So the gate parses everything, accepts only what
-every parser reads alike, and emits its own bytes.
+differently can be made to forward values that it believes to have refused. So the gate parses everything, accepts only
+values that every parser reads alike, and emits its own bytes.
 """
 
 from __future__ import annotations

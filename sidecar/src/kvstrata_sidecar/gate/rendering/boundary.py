@@ -29,7 +29,7 @@ _CHATS: tuple[tuple[dict[str, str], ...], ...] = (
 
 
 def continued_texts(text: str) -> tuple[str, ...]:
-    """Return the text with each tried continuation. Runs of one character are merged anew when they grow, so the last
+    """Return the text with each tried continuation. Runs of one character are merged again when they grow, so the last
     character is repeated, too."""
     return tuple(text + tail for tail in (*_TAILS, *(text[-1:] * count for count in _RUNS)))
 

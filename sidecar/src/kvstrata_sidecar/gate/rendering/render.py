@@ -19,7 +19,7 @@ PAUSE_S = 1.1
 """Pause between two renderings that must be equal: templates with the time write seconds."""
 
 FEWEST_CONTINUATIONS = 2
-"""Minimum of accepted continuations; fewer prove nothing about what stays."""
+"""Minimum of accepted continuations; fewer prove nothing about the stable part."""
 
 
 class RefusedError(Exception):
@@ -201,10 +201,10 @@ def written_as(day: date) -> frozenset[str]:
     )
 
 
-def dated(made: str, said: Iterable[str], today: date) -> bool:
-    """Whether `made` holds a date of today, or of the day before or after, that is not in `said`. The engine's clock
-    may be in another time zone. A date written by the prefix's author does not change."""
+def dated(made: str, own_texts: Iterable[str], today: date) -> bool:
+    """Whether `made` holds a date of today, or of the day before or after, that is not in `own_texts`. The engine's
+    clock may be in another time zone. A date written by the prefix's author does not change."""
     days = (today + timedelta(days=offset) for offset in (-1, 0, 1))
     found = {text for day in days for text in written_as(day) if text in made}
-    sources = tuple(said)
+    sources = tuple(own_texts)
     return any(not any(text in source for source in sources) for text in found)

@@ -140,7 +140,7 @@ class ScopeLedger:
                 raise answer
             outcomes[index] = self._outcome(answer)
             if outcomes[index] is None:
-                # Room made for the first may suffice for the others: those ask once more before they look.
+                # Room made for the first may suffice for the others: those ask again before they look.
                 short[index] = None if short else answer.missing_bytes
         for index, missing_bytes in short.items():
             try:
@@ -151,7 +151,7 @@ class ScopeLedger:
 
     def lease(self, bucket: int, wanted: int, minimum: int, growth_share: int = 0) -> int:
         """Raise a bucket's lease by `minimum` to `wanted` bytes; return by how many, 0 if the ledger has less left.
-        `growth_share` bounds what exceeds `minimum` to that part of the lease. A void ledger is rebuilt first.
+        `growth_share` bounds the excess over `minimum` to that part of the lease. A void ledger is rebuilt first.
         """
         for _ in range(ATTEMPTS):
             status, (amount, version, *grant) = self._ask(
@@ -328,7 +328,7 @@ class ScopeLedger:
         return FOR_EVER_MS if own_fits else None
 
     def _cover(self, bucket: BucketView, amount: int) -> None:
-        """Lease up to `amount` more to a bucket above its lease, and evict what is not covered."""
+        """Lease up to `amount` more to a bucket above its lease, and evict blocks that the lease does not cover."""
         if amount > 0:
             self.lease(bucket.bucket, amount, 1)
         self.take(bucket.bucket, 0, FOR_EVER_MS)

@@ -119,7 +119,7 @@ def _base(domain: str, keyspace: str, bucket: int) -> bytes:
 
 
 def claim(transport: Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
-    """Claim exclusive work for a while; return whether this process has it."""
+    """Claim exclusive work for `ttl_ms`; return whether this process has it."""
     (mine,) = transport.ask([call("claim", key, read_number, token=token, life_ms=ttl_ms)])
     return bool(mine)
 

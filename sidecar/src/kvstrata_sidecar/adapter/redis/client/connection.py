@@ -63,7 +63,7 @@ def clear_tls_errors() -> None:
     """Empty OpenSSL's queue of errors of this thread.
 
     With OpenSSL 3.4 or later, Python leaves a system call's error there, such as EPIPE, and every later read of this
-    thread that has to wait fails with it, over whatever connection (https://github.com/python/cpython/issues/148594).
+    thread that has to wait fails with it, over any connection (https://github.com/python/cpython/issues/148594).
     The beginning of a handshake empties the queue.
     """
     idle = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="idle")
@@ -161,8 +161,8 @@ class Connection:
                 carried = tail
             for write in writes:
                 answer = self._replies.answer(Command(write.key, (), read_ok))
-                told = True if write.after is None else self._replies.answer(write.after)
-                write.answer = answer if isinstance(answer, ReplyError) else told
+                accepted = True if write.after is None else self._replies.answer(write.after)
+                write.answer = answer if isinstance(answer, ReplyError) else accepted
         unknown = [write for write in writes if write.after is not None and unknown_script(write.after, write.answer)]
         if unknown:
             texts = [spelled_out(write.after) for write in unknown if write.after is not None]
@@ -253,8 +253,8 @@ class Connection:
 
     def expect_primary(self, give_up_after_s: float) -> None:
         """Raise TransportError, and close, if the peer reports itself as replica; no report passes."""
-        (told,) = self.exchange([Command(b"", (b"INFO", b"replication"))], give_up_after_s=give_up_after_s)
-        if isinstance(told, bytes) and REPLICA_ROLE in told.splitlines():
+        (info,) = self.exchange([Command(b"", (b"INFO", b"replication"))], give_up_after_s=give_up_after_s)
+        if isinstance(info, bytes) and REPLICA_ROLE in info.splitlines():
             self.close()
             raise TransportError("it is a replica, which takes no blocks")
 
@@ -281,7 +281,7 @@ class Connection:
             raise PeerClosedError("the connection was closed")
         self._replies.give_up_at_s = None if give_up_after_s is None else self._clock() + give_up_after_s
         with self._in_step():
-            self._require_silence()
+            self._require_no_data()
             self.commands += 1
             yield
 
@@ -322,7 +322,7 @@ class Connection:
             self.close()
             raise
 
-    def _require_silence(self) -> None:
+    def _require_no_data(self) -> None:
         """Raise if the peer sent anything before the command."""
         if self._tls:
             timeout_s = self._socket.gettimeout()

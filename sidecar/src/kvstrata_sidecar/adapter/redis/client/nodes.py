@@ -193,10 +193,10 @@ class Topology:
         if not primaries:
             return self._problem or "the cluster's slots are not known yet"
         if away:
-            said = "; ".join(f"{node}: {node.breaker.detail}" for node in away[:3])
-            return f"{len(away)} of {len(primaries)} servers are away: {said}"
+            reasons = "; ".join(f"{node}: {node.breaker.detail}" for node in away[:3])
+            return f"{len(away)} of {len(primaries)} servers are away: {reasons}"
         if self._served < SLOTS:
-            return f"{SLOTS - self._served} slots are served by nobody"
+            return f"{SLOTS - self._served} slots have no server"
         return self._problem or next((node.breaker.detail for node in primaries if node.breaker.detail), "")
 
     def _want(self, hint: Address | None) -> None:

@@ -93,7 +93,7 @@ class Replies:
         kind, rest = line[:1], line[1:]
         self._left_bytes -= len(line) + len(CRLF)
         if self._left_bytes < 0:
-            raise FramingError("an answer is larger than what was asked for can be")
+            raise FramingError("an answer exceeds the maximum for its question")
         if kind == b"+":
             return rest
         if kind == b":":
@@ -132,7 +132,7 @@ class Replies:
         end = bytearray(len(CRLF))
         self.fill(memoryview(end))
         if bytes(end) != CRLF:
-            raise FramingError("a value does not end where its length says")
+            raise FramingError("a value does not end at its length")
 
     def check_time(self) -> None:
         if self.give_up_at_s is not None and self._clock() > self.give_up_at_s:

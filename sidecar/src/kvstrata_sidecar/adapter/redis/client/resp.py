@@ -185,7 +185,7 @@ def within(digits: bytes, highest: int) -> int:
     """Return a length or count. Raises FramingError if it is above `highest`."""
     number = integer(digits)
     if number > highest:
-        raise FramingError("an answer is larger than what was asked for can be")
+        raise FramingError("an answer exceeds the maximum for its question")
     return number
 
 

@@ -72,7 +72,7 @@ def slot_of(key: bytes) -> int:
 
 
 def read_slots(reply: Reply, asked: Address) -> SlotMap:
-    """Return what `asked` answered to CLUSTER SLOTS. Raises FramingError for anything that is no map.
+    """Read the answer of `asked` to CLUSTER SLOTS. Raises FramingError for anything that is no map.
 
     A server may omit its host (it is the one asked) or announce no name (`?`): then its IP address is used, or without
     one its slots have no owner.
@@ -124,23 +124,23 @@ def _server(entry: Reply, asked: Address) -> Address | None:
     about = _pairs(rest[1]) if len(rest) > 1 else {}
     if port == 0:  # a server that does not know its own port yet
         return None
-    told = _text(host or b"")
+    named = _text(host or b"")
     name = about.get("hostname") or None
-    if told == "?":
-        told = about.get("ip", "")
-        if not told:
+    if named == "?":
+        named = about.get("ip", "")
+        if not named:
             return None
-    if not told:
+    if not named:
         return Address(asked.host, port, asked.name)
-    if not 0 < port < 65_536 or not _plausible(told) or (name is not None and not _plausible(name)):
+    if not 0 < port < 65_536 or not _plausible(named) or (name is not None and not _plausible(name)):
         raise FramingError("a server of the cluster has a malformed address")
-    return Address(told, port, name if name != told else None)
+    return Address(named, port, name if name != named else None)
 
 
 def _pairs(reply: Reply) -> dict[str, str]:
-    if not isinstance(reply, list) or not all(isinstance(word, bytes) for word in reply):
+    if not isinstance(reply, list) or not all(isinstance(text, bytes) for text in reply):
         return {}
-    words = [_text(word) for word in reply if isinstance(word, bytes)]
+    words = [_text(text) for text in reply if isinstance(text, bytes)]
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
@@ -149,5 +149,5 @@ def _text(data: bytes) -> str:
 
 
 def _plausible(host: str) -> bool:
-    """Whether a host is plausible: the resolver receives what a server reports."""
+    """Whether a host is plausible: the resolver receives hosts that servers report."""
     return len(host) <= MAX_HOST_BYTES and all(c.isalnum() or c in "-_.:%" for c in host) and host.isascii()

@@ -125,9 +125,9 @@ class ClusterTransport:
         def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
             left = indices
             while left:
-                told = self._nodes.use(node, lambda one: one.get_each([reads[index] for index in left]))  # noqa: B023
+                replies = self._nodes.use(node, lambda one: one.get_each([reads[index] for index in left]))  # noqa: B023
                 unknown: list[int] = []
-                for index, outcome in zip(left, told, strict=True):
+                for index, outcome in zip(left, replies, strict=True):
                     if isinstance(outcome, ReplyError):
                         yield index, outcome
                     elif outcome is None:
@@ -170,7 +170,7 @@ class ClusterTransport:
             todo = again
 
     def probe(self, node: Node, question: Command | None, give_up_after_s: float) -> None:
-        """Check that a node answers, whatever its breaker's state. Raises the failure."""
+        """Check that a node answers, regardless of its breaker's state. Raises the failure."""
 
         def ping(connection: Connection) -> None:
             connection.ping(give_up_after_s)
@@ -191,11 +191,11 @@ class ClusterTransport:
             (outcome,) = self._nodes.use(node, lambda one: one.get_each([apart], asking=asking))  # noqa: B023
             if not isinstance(outcome, ReplyError):
                 return bool(outcome)
-            told = redirection(outcome, node.address, self._topology.known())
-            target = None if told is None else self._topology.follow(told, strangers=self._strangers)
-            if target is None or told is None:
+            redirected = redirection(outcome, node.address, self._topology.known())
+            target = None if redirected is None else self._topology.follow(redirected, strangers=self._strangers)
+            if target is None or redirected is None:
                 raise self._judged(node, outcome) from outcome
-            node, asking = target, not told.for_good
+            node, asking = target, not redirected.for_good
         raise SlotMovingError("a block is redirected without end")
 
     def _round(self, todo: dict[tuple[Node, bool], list[int]], asked: list[Command], answers: list[Any]) -> None:
@@ -262,19 +262,19 @@ class ClusterTransport:
         if unknown_script(one, answer):
             asked[index] = spelled_out(one)
             return node, asking
-        told = redirection(answer, node.address, self._topology.known()) if self._topology.cluster else None
-        if told is None or told.slot != slot_of(one.key):
+        redirected = redirection(answer, node.address, self._topology.known()) if self._topology.cluster else None
+        if redirected is None or redirected.slot != slot_of(one.key):
             return None
-        if not told.for_good and (asking or one.arguments[0] in WRITES):
+        if not redirected.for_good and (asking or one.arguments[0] in WRITES):
             return None
-        target = self._topology.follow(told, strangers=self._strangers)
-        return None if target is None else (target, not told.for_good)
+        target = self._topology.follow(redirected, strangers=self._strangers)
+        return None if target is None else (target, not redirected.for_good)
 
     def _moved(self, node: Node, error: ReplyError) -> Node | None:
-        told = redirection(error, node.address, self._topology.known()) if self._topology.cluster else None
-        if told is None or not told.for_good:
+        redirected = redirection(error, node.address, self._topology.known()) if self._topology.cluster else None
+        if redirected is None or not redirected.for_good:
             return None
-        return self._topology.follow(told, strangers=self._strangers)
+        return self._topology.follow(redirected, strangers=self._strangers)
 
     def _judged(self, node: Node, error: ReplyError) -> Exception:
         """Return the error for the caller, and blame the node if it cannot serve."""

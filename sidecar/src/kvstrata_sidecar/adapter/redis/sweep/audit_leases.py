@@ -1,4 +1,4 @@
-"""Finds differences between what a ledger charges and its buckets' leases.
+"""Finds differences between a ledger's charges and its buckets' leases.
 
 A writer that dies during a lease, or a server that falls back to an older copy, leaves a constant difference; a lease
 under way differs for a moment only. So the same difference at a second look a little later is a loss.

@@ -39,7 +39,7 @@ class Inbox:
             self._abandoned.append((place, token))
 
     def urge(self, keyspace: str) -> None:
-        """Sweep a scope soon: it cannot be used as it is."""
+        """Sweep a scope soon: it cannot be used in its present state."""
         with self._lock:
             if len(self._urgent) < MAX_WAITING:
                 self._urgent[keyspace] = None

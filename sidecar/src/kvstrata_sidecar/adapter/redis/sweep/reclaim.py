@@ -32,7 +32,8 @@ from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnec
 
 CLAIM_S = 5.0
 HELD_S = 4.0
-"""Time that a process relies on its claim to borrowers; a step begun by then ends within the rest."""
+"""Time that a process relies on its claim to borrowers; a step that begins within it ends within the rest of the
+claim."""
 
 PATIENCE_S = 60.0
 """Time that loans are taken back after an excess was seen."""
