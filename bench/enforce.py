@@ -72,7 +72,7 @@ class _Bench:
         number = self.edits
         self.edits += 1
         name = policy_name(number % POLICIES)
-        retention = {"spec": {"tiers": [{**_budget(), "retention": f"{7200 + number}s"}]}}
+        retention = {"spec": {"budgets": [{**_budget(), "retention": f"{7200 + number}s"}]}}
         return name, merged(POLICY.path(NAMESPACE, name), retention)
 
 
@@ -265,7 +265,7 @@ def _world() -> list[Request]:
         "stringData": {"keys.json": '{"keys": []}'},
     }
     policies = (
-        {"tenant": policy_name(number), "isolation": "Isolated", "tiers": [{**_budget(), "retention": "3600s"}]}
+        {"tenant": policy_name(number), "isolation": "Isolated", "budgets": [{**_budget(), "retention": "3600s"}]}
         for number in range(POLICIES)
     )
     return [
@@ -277,7 +277,7 @@ def _world() -> list[Request]:
 
 
 def _budget() -> dict[str, str]:
-    return {"name": "cpu", "guaranteed": "1Mi", "limit": "64Mi"}
+    return {"tier": "cpu", "guaranteed": "1Mi", "limit": "64Mi"}
 
 
 def _config_map(turn: str) -> dict[str, Any]:

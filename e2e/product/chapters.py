@@ -159,16 +159,18 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
     """What a schema can see the API server refuses; the rest is Stalled with a reason, and nothing is lost."""
     kubectl = stage.kubectl
     refusal = kubectl.refused(
-        _object("TenantCachePolicy", "wrong", {"tenant": "wrong", "isolation": "Public", "tiers": [{"name": "shared"}]})
+        _object(
+            "TenantCachePolicy", "wrong", {"tenant": "wrong", "isolation": "Public", "budgets": [{"tier": "shared"}]}
+        )
     )
-    assert "spec.tiers" in refusal, refusal
+    assert "spec.budgets" in refusal, refusal
     assert "only for isolation Isolated" in refusal, refusal
     stage.say(refusal.splitlines()[-1])
     prompt = fresh_prompt("policy")
     stage.ask(stage.first, ACME_KEY, prompt)
     before = kubectl.get("tenantcachepolicy", "acme", DEMO_NAMESPACE)
     try:
-        _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"tiers": [{"name": "nowhere", "limit": "1Mi"}]}})
+        _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"budgets": [{"tier": "nowhere", "limit": "1Mi"}]}})
         stalled = _wait_reason(kubectl, "acme", "TierNotFound")
         stage.say(f"acme with an unknown tier: Stalled/{stalled['reason']}: {stalled['message']}")
         enforced = kubectl.condition("tenantcachepolicy", "acme", DEMO_NAMESPACE, "Enforced")
@@ -177,7 +179,7 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
         assert found.local + found.external > 0, "the last enforced policy did not stay in force"
         stage.say(f"its last enforced policy is still in force: {found.local + found.external} tokens found")
     finally:
-        _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"tiers": before["spec"].get("tiers")}})
+        _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"budgets": before["spec"].get("budgets")}})
     _wait_enforced(kubectl, "acme")
     stray = _object(
         "TenantCachePolicy",

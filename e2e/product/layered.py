@@ -209,7 +209,7 @@ def open_layered(
 
 @contextmanager
 def tenant(layered: Layered, name: str, *budgets: Mapping[str, str], **spec: Any) -> Iterator[Tenant]:
-    """Let a tenant of the model have a policy while the block runs; `budgets` are its tiers, `spec` has the rest."""
+    """Let a tenant of the model have a policy while the block runs; `spec` has all but its budgets."""
     try:
         set_policy(layered, name, *budgets, **spec)
         yield Tenant(name, f"{name}-key", keyspace_of(layered.kubectl, name, MODEL))
@@ -226,13 +226,13 @@ def set_policy(layered: Layered, name: str, *budgets: Mapping[str, str], **spec:
         "deletionPolicy": "Abandon",
         **spec,
     }
-    layered.kubectl.apply(_object("TenantCachePolicy", name, fields | ({"tiers": list(budgets)} if budgets else {})))
+    layered.kubectl.apply(_object("TenantCachePolicy", name, fields | ({"budgets": list(budgets)} if budgets else {})))
     _wait_enforced(layered.kubectl, name)
 
 
 def nothing_on(*tiers: str) -> list[dict[str, str]]:
     """Return budgets that keep a tenant off tiers."""
-    return [{"name": name, "limit": "0"} for name in tiers]
+    return [{"tier": name, "limit": "0"} for name in tiers]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ QUESTION = " What does the shelf of rivers hold, and who may read there? Say it 
 
 ANSWER_TOKENS = 8
 
-LITTLE_OF_THEIR_OWN = [{"name": "cpu", "limit": "512Ki"}, {"name": "shared", "limit": "512Ki"}]
+LITTLE_OF_THEIR_OWN = [{"tier": "cpu", "limit": "512Ki"}, {"tier": "shared", "limit": "512Ki"}]
 """What such readers may keep: they are many, and a Redis tier that is full of their blocks takes none of a new pool."""
 
 

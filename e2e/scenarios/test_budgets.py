@@ -25,7 +25,7 @@ TENANT = "hoarder"
 MEMORY = "cpu"
 MEMORY_LIMIT_BYTES = 4 << 20
 LIMIT_BYTES = 8 << 20
-BUDGETS = [{"name": MEMORY, "limit": "4Mi"}, {"name": TIER, "limit": "8Mi"}]
+BUDGETS = [{"tier": MEMORY, "limit": "4Mi"}, {"tier": TIER, "limit": "8Mi"}]
 PROMPTS = 20
 """Asked for the first time, each is 1.8 MB of blocks: several times what the tenant may keep."""
 
@@ -39,7 +39,7 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
     known = fresh_prompt("acme keeps")
     near.ask(near.first, ACME_KEY, known)
     time.sleep(STORE_SETTLES_S)
-    with guest(near, TENANT, {"tiers": BUDGETS}) as key, tier_contents(kubectl) as tier:
+    with guest(near, TENANT, {"budgets": BUDGETS}) as key, tier_contents(kubectl) as tier:
         keyspace = keyspace_of(kubectl, TENANT)
         most = 0
         callers = [Caller(where, TENANT, key, lambda: fresh_prompt("more")) for where in (near.first, near.second)]
@@ -88,7 +88,7 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
 def _usage(kubectl: Kubectl) -> dict[str, dict[str, Any]] | None:
     """Return the rows of the tenant's usage, once something is said of both tiers."""
     status = kubectl.get("tenantcachepolicy", TENANT, DEMO_NAMESPACE).get("status") or {}
-    rows = {row["name"]: row for row in (status.get("usage") or {}).get("tiers") or ()}
+    rows = {row["tier"]: row for row in (status.get("usage") or {}).get("tiers") or ()}
     return rows if all("used" in rows.get(name, {}) for name in (MEMORY, TIER)) else None
 
 

@@ -67,7 +67,7 @@ def test_the_server_holds_nothing_but_ciphertext_and_hits_are_right(stage: Stage
 
 def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: Stage, kubectl: Kubectl) -> None:
     make_room(stage)
-    with guest(stage, TENANT, {"tiers": [{"name": TIER, "retention": "6h"}]}) as key, tier_contents(kubectl) as tier:
+    with guest(stage, TENANT, {"budgets": [{"tier": TIER, "retention": "6h"}]}) as key, tier_contents(kubectl) as tier:
         keyspace, old = keyspace_of(kubectl, TENANT), fresh_prompt("old")
         stage.ask(stage.first, key, old)
         time.sleep(STORE_SETTLES_S)
@@ -75,7 +75,7 @@ def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: St
         lives_ms = [block.expires_in_ms for block in tier.blocks(keyspace)]
         assert len(lives_ms) == CHUNKS
         assert min(lives_ms) > 3600_000
-        patch = f'{{"spec":{{"tiers":[{{"name":"{TIER}","retention":"{SHORT_S}s"}}]}}}}'
+        patch = f'{{"spec":{{"budgets":[{{"tier":"{TIER}","retention":"{SHORT_S}s"}}]}}}}'
         kubectl.run("-n", DEMO_NAMESPACE, "patch", "tcpol", TENANT, "--type", "merge", "-p", patch)
 
         def expire_soon() -> bool:

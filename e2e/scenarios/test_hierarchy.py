@@ -136,7 +136,7 @@ def test_status_and_metrics_agree_with_the_disk(layered: Layered, kubectl: Kubec
 
 def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read(layered: Layered) -> None:
     first, second, third = (fresh_prompt(about) for about in ("first", "second", "third"))
-    narrow = {"name": MEMORY, "limit": f"{2 * CHUNKS * CHUNK_BYTES >> 10}Ki"}
+    narrow = {"tier": MEMORY, "limit": f"{2 * CHUNKS * CHUNK_BYTES >> 10}Ki"}
     with tenant(layered, "settler", narrow, *nothing_on(DISK, REDIS)) as settler:
         for prompt in (first, second):
             assert layered.ask(settler, prompt) == NOTHING
@@ -160,7 +160,7 @@ def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read
 
 def test_each_tier_keeps_blocks_for_its_own_time_however_often_they_are_read(layered: Layered) -> None:
     lives = {MEMORY: f"{MEMORY_LIFE_S}s", DISK: f"{DISK_LIFE_S}s", REDIS: "1h"}
-    budgets = [{"name": name, "retention": life} for name, life in lives.items()]
+    budgets = [{"tier": name, "retention": life} for name, life in lives.items()]
     with tenant(layered, "aging", *budgets) as aging:
         prompt, began_s = fresh_prompt("ages"), time.monotonic()
         assert layered.ask(aging, prompt) == NOTHING
@@ -332,7 +332,7 @@ def used_of(kubectl: Kubectl, tier: str) -> str:
 def usage_of(kubectl: Kubectl, who: Tenant) -> dict[str, Any] | None:
     """Return what a tenant's status says that it has by tier, once it says something of the disk."""
     status = kubectl.get("tenantcachepolicy", who.name, DEMO_NAMESPACE).get("status") or {}
-    rows = {row["name"]: row.get("used") for row in (status.get("usage") or {}).get("tiers") or ()}
+    rows = {row["tier"]: row.get("used") for row in (status.get("usage") or {}).get("tiers") or ()}
     return rows if rows.get(DISK) else None
 
 

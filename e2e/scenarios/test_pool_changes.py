@@ -36,7 +36,7 @@ ENOUGH = 4
 def keys(near: Stage) -> Iterator[dict[str, str]]:
     """The readers' API keys."""
     empty(near)
-    with guests(near, READERS, {"pools": [{"name": POOL}], "tiers": LITTLE_OF_THEIR_OWN}) as known:
+    with guests(near, READERS, {"pools": [{"name": POOL}], "budgets": LITTLE_OF_THEIR_OWN}) as known:
         yield known
 
 

@@ -62,14 +62,14 @@ def stage(stages: Callable[[], AbstractContextManager[Stage]]) -> Iterator[Stage
 def keys(near: Stage) -> Iterator[dict[str, str]]:
     """The readers' API keys."""
     empty(near)
-    with guests(near, [*READERS, LATECOMER], {"pools": [{"name": POOL}], "tiers": LITTLE_OF_THEIR_OWN}) as known:
+    with guests(near, [*READERS, LATECOMER], {"pools": [{"name": POOL}], "budgets": LITTLE_OF_THEIR_OWN}) as known:
         yield known
 
 
 @pytest.fixture(scope="module")
 def stranger(near: Stage) -> Iterator[str]:
     """The API key of a tenant whose policy names no pool."""
-    with guest(near, "stranger", {"tiers": LITTLE_OF_THEIR_OWN}) as key:
+    with guest(near, "stranger", {"budgets": LITTLE_OF_THEIR_OWN}) as key:
         yield key
 
 

@@ -20,7 +20,7 @@ _SPECS: dict[str, dict[str, Any]] = {
     "TenantCachePolicy": {
         "tenant": "acme",
         "isolation": "Isolated",
-        "tiers": [{"name": "shared", "guaranteed": "1Gi", "limit": "2Gi", "retention": "12h"}],
+        "budgets": [{"tier": "shared", "guaranteed": "1Gi", "limit": "2Gi", "retention": "12h"}],
     },
     "TenantGroup": {"members": ["acme", "globex"]},
     "PrefixPool": {
@@ -54,7 +54,7 @@ def valid(kind: str, *, name: str | None = None) -> dict[str, Any]:
 
 
 def changed(obj: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`obj` with each path (``spec.tiers[0].limit``) set to a value; the value `REMOVE` removes it."""
+    """`obj` with each path (``spec.budgets[0].limit``) set to a value; the value `REMOVE` removes it."""
     result = copy.deepcopy(obj)
     for path, value in changes.items():
         steps: list[str | int] = []

@@ -50,8 +50,8 @@ DOMAIN = [
     Row(
         "public_budget",
         "CacheDomain",
-        {"spec.publicBudget": {"tiers": [{"name": "shared", "guaranteed": "2Gi", "limit": "1Gi"}]}},
-        "spec.publicBudget.tiers[0].guaranteed",
+        {"spec.publicBudgets": [{"tier": "shared", "guaranteed": "2Gi", "limit": "1Gi"}]},
+        "spec.publicBudgets[0].guaranteed",
         "guaranteed must not be above limit",
     ),
 ]

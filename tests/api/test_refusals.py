@@ -45,7 +45,7 @@ def test_the_models_refuse_the_same_objects(row: Row) -> None:
     [
         ("CacheTier", {"spec.colour": "red"}),
         ("CacheTier", {"spec.redis.managed.colour": "red"}),
-        ("TenantCachePolicy", {"spec.tiers[0].colour": "red"}),
+        ("TenantCachePolicy", {"spec.budgets[0].colour": "red"}),
         ("CachedModel", {"spec.model.adapter": {"name": "lora", "source": {"path": "/opt/lora"}}}),
     ],
 )
@@ -60,8 +60,8 @@ ACCEPTED = [
     ("TenantCachePolicy", {"spec.tenant": "Zürich Büro / 部門 7"}),
     ("TenantCachePolicy", {"spec.tenant": "x"}),
     ("TenantCachePolicy", {"spec.tenant": "ü" * 128}),
-    ("TenantCachePolicy", {"spec.tiers[0].guaranteed": 1024, "spec.tiers[0].limit": "1Ki"}),
-    ("TenantCachePolicy", {"spec.tiers[0]": {"name": "shared", "limit": 0}}),
+    ("TenantCachePolicy", {"spec.budgets[0].guaranteed": 1024, "spec.budgets[0].limit": "1Ki"}),
+    ("TenantCachePolicy", {"spec.budgets[0]": {"tier": "shared", "limit": 0}}),
     ("CachedModel", argument("--max-model-length-of-something-else")),
     ("CachedModel", argument("./chat.jinja")),
     ("CachedModel", argument("-1")),

@@ -70,7 +70,7 @@ def test_all_references_within_the_demo_resolve() -> None:
         assert keys is not None
         assert ("Secret", keys.secret_ref.name) in objects
     for policy in policies:
-        assert {budget.name for budget in policy.spec.tiers} <= tiers
+        assert {budget.tier for budget in policy.spec.budgets} <= tiers
         group = policy.spec.group_name
         if group is not None:
             assert policy.spec.tenant in objects[("TenantGroup", group)]["spec"]["members"]

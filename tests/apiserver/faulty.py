@@ -105,7 +105,7 @@ class FaultyWorld:
             return {}
 
     def carried_out(self, tenant: str, *, suspended: bool) -> bool:
-        """Whether an edit of `suspended` is in the bundle and in the policy's status."""
+        """Whether an edit of `suspend` is in the bundle and in the policy's status."""
         entry = self.entries().get(tenant)
         return entry is not None and entry.suspended == suspended and self.settled("TenantCachePolicy", tenant)
 

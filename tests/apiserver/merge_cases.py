@@ -57,7 +57,7 @@ _ONLY_ENV = {"spec": {"template": {"spec": {"containers": [{"name": "a", "env": 
 _IMAGE = {"spec": {"template": {"spec": {"containers": [{"name": "a", "image": "image:2"}]}}}}
 _RULE: Raw = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
 _SPEC: Raw = {"tenant": "acme", "isolation": "Isolated"}
-_CPU, _SHARED = {"name": "cpu", "limit": "1Mi"}, {"name": "shared", "limit": "2Mi"}
+_CPU, _SHARED = {"tier": "cpu", "limit": "1Mi"}, {"tier": "shared", "limit": "2Mi"}
 
 
 def _condition(kind: str, status: str = "True") -> Raw:
@@ -168,8 +168,8 @@ CASES: Mapping[str, tuple[Step, ...]] = {
     ),
     "a policy's spec and status are apart": (
         _step("create", POLICY, "s", {"spec": _SPEC}),
-        _step("patch", POLICY, "s", {"spec": {"suspended": True}}, "bob"),
-        _step("patch", POLICY, "s", {"spec": {"suspended": True}}, "bob"),
+        _step("patch", POLICY, "s", {"spec": {"suspend": True}}, "bob"),
+        _step("patch", POLICY, "s", {"spec": {"suspend": True}}, "bob"),
         _step("patch", POLICY, "s", {"status": {"cacheGeneration": 3}}, "bob"),
         _step("status", POLICY, "s", {"status": {"cacheGeneration": 1, "conditions": [_condition("Ready")]}}, "op"),
         _step("status", POLICY, "s", {"status": {"cacheGeneration": 1}}, "op"),
@@ -177,7 +177,7 @@ CASES: Mapping[str, tuple[Step, ...]] = {
         _step(
             "status", POLICY, "s",
             {"status": {"cacheGeneration": None, "conditions": [_condition("Ready", "False"), _condition("Admitted")]},
-             "spec": {"suspended": False}},
+             "spec": {"suspend": False}},
             "op",
         ),
         _step("status", POLICY, "s", {"metadata": {"resourceVersion": "1"}, "status": {}}, "op", status=409),
@@ -185,12 +185,12 @@ CASES: Mapping[str, tuple[Step, ...]] = {
         _step("status", POLICY, "gone", {"status": {}}, status=404),
         _step("delete", POLICY, "s", {}),
     ),
-    "a policy's tiers merge by name": (
-        _step("apply", POLICY, "t", {"spec": {**_SPEC, "tiers": [_CPU, _SHARED]}}),
-        _step("apply", POLICY, "t", {"spec": {"tiers": [{"name": "shared", "retention": "1h"}]}}, "bob"),
-        _step("apply", POLICY, "t", {"spec": {"tiers": [{"name": "cpu", "limit": "9Mi"}]}}, "bob", status=409),
-        _step("apply", POLICY, "t", {"spec": {**_SPEC, "tiers": [_CPU]}}),
-        _step("apply", POLICY, "t", {"spec": {**_SPEC, "tiers": [_SHARED]}}),
+    "a policy's budgets merge by tier": (
+        _step("apply", POLICY, "t", {"spec": {**_SPEC, "budgets": [_CPU, _SHARED]}}),
+        _step("apply", POLICY, "t", {"spec": {"budgets": [{"tier": "shared", "retention": "1h"}]}}, "bob"),
+        _step("apply", POLICY, "t", {"spec": {"budgets": [{"tier": "cpu", "limit": "9Mi"}]}}, "bob", status=409),
+        _step("apply", POLICY, "t", {"spec": {**_SPEC, "budgets": [_CPU]}}),
+        _step("apply", POLICY, "t", {"spec": {**_SPEC, "budgets": [_SHARED]}}),
         _step("apply", POLICY, "t", {"spec": _SPEC}),
         _step("apply", POLICY, "t", {}, "bob"),
     ),
@@ -230,15 +230,15 @@ def random_deployment(chance: random.Random) -> Raw:
 
 def random_policy(chance: random.Random) -> Raw:
     """Return a policy as one of several managers applies it."""
-    tiers = []
+    budgets = []
     for name in _some(chance, "cpu shared hbm2"):
-        tier = {"name": name, "limit": chance.choice(["1Mi", "1Mi", "2Mi"])}
+        budget = {"tier": name, "limit": chance.choice(["1Mi", "1Mi", "2Mi"])}
         if chance.random() < 0.4:
-            tier["retention"] = chance.choice(["1h", "2h"])
-        tiers.append(tier)
-    spec: Raw = {**_SPEC, **({"tiers": tiers} if tiers else {})}
+            budget["retention"] = chance.choice(["1h", "2h"])
+        budgets.append(budget)
+    spec: Raw = {**_SPEC, **({"budgets": budgets} if budgets else {})}
     if chance.random() < 0.4:
-        spec["suspended"] = chance.random() < 0.5
+        spec["suspend"] = chance.random() < 0.5
     if chance.random() < 0.4:
         spec["models"] = {"names": _some(chance, "m n")}
     return {"spec": spec, "metadata": {"annotations": {name: chance.choice("12") for name in _some(chance, "p q")}}}

@@ -42,11 +42,11 @@ def test_429_is_waited_out_as_the_api_server_says_and_counted(faulty: FaultyWorl
     busy = Answer(429, "TooManyRequests", {"Retry-After": str(wait_s)})
     began = time.monotonic()
     with faulty.proxy.fault(busy, path=path, methods=WRITES, times=2) as refused:
-        faulty.edit("tenant-0", suspended=True)
+        faulty.edit("tenant-0", suspend=True)
         faulty.wait("the first refusal", lambda: refused.hits == 1)
         # Whatever happens meanwhile concerns the key, and is no reason to ask sooner.
-        faulty.edit("tenant-0", suspended=False)
-        faulty.edit("tenant-0", suspended=True)
+        faulty.edit("tenant-0", suspend=False)
+        faulty.edit("tenant-0", suspend=True)
         faulty.wait("the edit", lambda: faulty.carried_out("tenant-0", suspended=True))
     # The API server shows a status before its answer has passed the proxy.
     faulty.wait("the answer", lambda: len(faulty.proxy.requests(path, methods=WRITES, since=began)) >= 3)
@@ -66,7 +66,7 @@ def test_writes_that_fail_are_tried_again_ever_more_slowly(
     suspended = not faulty.entries()["tenant-1"].suspended
     began = time.monotonic()
     with faulty.proxy.fault(Answer(status, reason), path=path, methods=WRITES) as refused:
-        faulty.edit("tenant-1", suspended=suspended)
+        faulty.edit("tenant-1", suspend=suspended)
         faulty.wait("some attempts", lambda: refused.hits >= 6)
         assert faulty.entries()["tenant-1"].suspended == suspended, "the bundle does not wait for a status"
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-1", suspended=suspended))
@@ -82,7 +82,7 @@ def test_writes_that_fail_are_tried_again_ever_more_slowly(
 def test_conflicts_are_read_again_and_end(faulty: FaultyWorld, running: OperatorProcess, path: str) -> None:
     suspended = not faulty.entries()["tenant-2"].suspended
     with faulty.proxy.fault(Answer(409, "Conflict"), path=path, methods=WRITES, times=3) as refused:
-        faulty.edit("tenant-2", suspended=suspended)
+        faulty.edit("tenant-2", suspend=suspended)
         faulty.wait("the edit", lambda: faulty.carried_out("tenant-2", suspended=suspended))
     assert refused.hits == 3
     assert_well(running)
@@ -96,7 +96,7 @@ def test_an_answer_that_never_came_has_no_double_effect(
     suspended = not faulty.entries()["tenant-3"].suspended
     before = faulty.bundle()
     with faulty.proxy.fault(fault, path=path, methods=WRITES, times=1) as hit:
-        faulty.edit("tenant-3", suspended=suspended)
+        faulty.edit("tenant-3", suspend=suspended)
         faulty.wait("the edit", lambda: faulty.carried_out("tenant-3", suspended=suspended))
         assert hit.hits == 1
     faulty.wait("rest", faulty.at_rest)

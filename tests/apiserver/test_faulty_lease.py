@@ -114,7 +114,7 @@ def test_a_leader_that_works_for_longer_than_its_lease_lasts_keeps_it(faulty: Fa
     assert len(renewed) > busy_s / RENEW_EVERY_S / 3
     assert not successor.leading
     suspended = not _suspended(faulty)
-    faulty.edit("tenant-1", suspended=suspended)
+    faulty.edit("tenant-1", suspend=suspended)
     faulty.wait("an edit to be carried out", lambda: faulty.carried_out("tenant-1", suspended=suspended))
     assert_well(leader)
 
@@ -177,7 +177,7 @@ def _edits(faulty: FaultyWorld) -> Callable[[], None]:
         suspended = False
         while not stopped.wait(0.25):
             suspended = not suspended
-            faulty.edit("tenant-1", suspended=suspended)
+            faulty.edit("tenant-1", suspend=suspended)
 
     thread = threading.Thread(target=edit, name="edits", daemon=True)
     thread.start()
@@ -190,4 +190,4 @@ def _edits(faulty: FaultyWorld) -> Callable[[], None]:
 
 
 def _suspended(faulty: FaultyWorld) -> bool:
-    return bool(faulty.get("TenantCachePolicy", "tenant-1")["spec"].get("suspended"))
+    return bool(faulty.get("TenantCachePolicy", "tenant-1")["spec"].get("suspend"))

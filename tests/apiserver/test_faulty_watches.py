@@ -35,7 +35,7 @@ def test_watches_that_die_without_a_word_are_taken_up_where_they_stopped(
     missed = watching.metric(MISSED)
     every_watch_runs(faulty)
     assert faulty.proxy.silence() >= WATCHES
-    faulty.edit("tenant-0", suspended=True)
+    faulty.edit("tenant-0", suspend=True)
     faulty.delete("TenantCachePolicy", "tenant-1")
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-0", suspended=True), SILENCE_S + 10)
     faulty.wait("the deletion", lambda: "tenant-1" not in faulty.entries(), SILENCE_S + 10)
@@ -48,7 +48,7 @@ def test_a_silent_network_of_some_seconds_delays_edits_and_loses_none(
 ) -> None:
     with faulty.proxy.fault(Hang(), watch=True) as hung:
         faulty.proxy.silence()
-        faulty.edit("tenant-2", suspended=True)
+        faulty.edit("tenant-2", suspend=True)
         faulty.wait("watches to be asked for again", lambda: hung.hits >= WATCHES, SILENCE_S + 10)
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-2", suspended=True))
     assert_well(watching)
@@ -60,7 +60,7 @@ def test_watches_whose_connections_break_are_taken_up(faulty: FaultyWorld, watch
         every_watch_runs(faulty)
         # A watch that has just been renewed has no connection for a moment.
         faulty.wait("every watch to be cut off at once", lambda: faulty.proxy.reset() >= WATCHES)
-        faulty.edit("tenant-3", suspended=suspended)
+        faulty.edit("tenant-3", suspend=suspended)
         faulty.wait("the edit", partial(faulty.carried_out, "tenant-3", suspended=suspended))
     assert watching.metric(MISSED) == missed
     assert_well(watching)
@@ -88,7 +88,7 @@ def test_edits_while_all_watches_lose_their_place_are_carried_out(
 ) -> None:
     every_watch_runs(faulty)
     assert faulty.proxy.expire() >= WATCHES
-    faulty.edit("tenant-5", suspended=True)
+    faulty.edit("tenant-5", suspend=True)
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=True))
     assert_well(watching)
 
@@ -109,7 +109,7 @@ def test_watches_that_are_refused_for_a_while_are_asked_for_again_and_not_at_onc
     began = time.monotonic()
     with faulty.proxy.fault(answer, path=POLICIES, watch=True, times=2) as refused:
         faulty.proxy.reset(POLICIES)
-        faulty.edit("tenant-5", suspended=suspended)
+        faulty.edit("tenant-5", suspend=suspended)
         faulty.wait("the watch to be refused twice", lambda: refused.hits == 2)
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=suspended))
     asked = [e.at for e in faulty.proxy.requests(POLICIES, since=began, watch=True) if e.status == answer.status]
@@ -119,9 +119,9 @@ def test_watches_that_are_refused_for_a_while_are_asked_for_again_and_not_at_onc
 
 def test_an_api_server_that_is_slow_delays_and_breaks_nothing(faulty: FaultyWorld, watching: OperatorProcess) -> None:
     with faulty.proxy.fault(Delay(1.0), methods={"GET", "POST", "PUT", "PATCH"}, watch=None):
-        faulty.edit("tenant-5", suspended=True)
+        faulty.edit("tenant-5", suspend=True)
         faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=True))
-        faulty.edit("tenant-5", suspended=False)
+        faulty.edit("tenant-5", suspend=False)
         faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=False))
     assert_well(watching)
 
@@ -140,7 +140,7 @@ def test_a_watch_that_says_what_nobody_understands_ends_the_process_and_the_next
     faulty.proxy.say(said, POLICIES)
     running.process.wait(30)  # and the kubelet starts it anew
     suspended = not faulty.entries()["tenant-5"].suspended
-    faulty.edit("tenant-5", suspended=suspended)
+    faulty.edit("tenant-5", suspend=suspended)
     successor = faulty.start(f"watching-{len(faulty.operators.started)}")
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=suspended))
     assert_well(successor)

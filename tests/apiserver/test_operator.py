@@ -110,7 +110,7 @@ def test_the_single_server_of_an_earlier_version_is_removed(server: Server, oper
 def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, operator: OperatorProcess) -> None:
     at_rest(server)
     bundle = server.get("secret", "kvs-tiny-bundle")
-    server.patch("tcpol", "acme", tiers=[{"name": "gone", "limit": "1Mi"}])
+    server.patch("tcpol", "acme", budgets=[{"tier": "gone", "limit": "1Mi"}])
     try:
         server.wait(
             "the reason", lambda: server.condition("TenantCachePolicy", "acme", "Stalled") == ("True", "TierNotFound")
@@ -118,7 +118,7 @@ def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, oper
         assert server.condition("TenantCachePolicy", "acme", "Enforced") == ("False", "LastValidInForce")
         assert server.get("secret", "kvs-tiny-bundle") == bundle
     finally:
-        server.patch("tcpol", "acme", tiers=[{"name": "shared", "limit": "100Mi"}])
+        server.patch("tcpol", "acme", budgets=[{"tier": "shared", "limit": "100Mi"}])
     server.wait(
         "the policy to act again", lambda: server.condition("TenantCachePolicy", "acme", "Stalled")[0] == "False"
     )
@@ -136,8 +136,8 @@ def test_an_invalidation_completes_and_changes_the_tenants_epoch(server: Server,
 
 def test_a_guarantee_that_does_not_fit_waits_for_room(server: Server, operator: OperatorProcess) -> None:
     def own_policy(tenant: str, guaranteed: str) -> dict[str, Any]:
-        tiers = [{"name": "cpu", "guaranteed": guaranteed}]
-        spec = {"tenant": tenant, "isolation": "Isolated", "classification": "Internal", "tiers": tiers}
+        budgets = [{"tier": "cpu", "guaranteed": guaranteed}]
+        spec = {"tenant": tenant, "isolation": "Isolated", "classification": "Internal", "budgets": budgets}
         # An erasure would go on for as long as there are no servers, and the operator has to come to rest.
         return _own("TenantCachePolicy", tenant, spec | {"deletionPolicy": "Abandon"})
 
@@ -156,7 +156,7 @@ def test_a_guarantee_that_does_not_fit_waits_for_room(server: Server, operator: 
     server.kubectl("-n", NAMESPACE, "delete", "tcpol", "early", "--wait=false")
     server.wait("freed room to be given", lambda: admitted("late") == ("True", "GuaranteesAdmitted"))
     rows = (server.get("tcpol", "late") or {})["status"]["admission"]["tiers"]
-    assert rows == [{"name": "cpu", "guaranteed": "150Mi"}]
+    assert rows == [{"tier": "cpu", "guaranteed": "150Mi"}]
     server.kubectl("-n", NAMESPACE, "delete", "tcpol", "late", "--wait=false")
 
 
@@ -240,7 +240,7 @@ def test_when_the_leader_vanishes_the_other_takes_over(
     found = _lease(server)
     assert found["spec"]["holderIdentity"] == "operator-d"
     assert found["spec"]["leaseTransitions"] > lease["spec"]["leaseTransitions"]
-    server.patch("tcpol", "globex", suspended=True)
+    server.patch("tcpol", "globex", suspend=True)
     server.wait(
         "the successor to act",
         lambda: (

@@ -110,7 +110,7 @@ TEAM: tuple[Raw, ...] = (
     group("lab", "a", "b"),
     policy("a", group="lab"),
     policy("b", group="lab"),
-    policy("c", tiers=[{"name": "shared", "limit": "1Mi"}]),
+    policy("c", budgets=[{"tier": "shared", "limit": "1Mi"}]),
     policy("d", isolation="Public"),
     pod("pod-0"),
     pod("pod-1"),
@@ -139,7 +139,7 @@ SHARING: tuple[Raw, ...] = (
 )
 """Tenants that want to read a pool, and pods that can render it."""
 DISK = cpu_tier("disk", medium="NVMe", capacityPerPod="1Gi", nvme={"emptyDir": {}}, encryption="Required")
-NOWHERE = {"tiers": [{"name": "gone", "limit": "1Mi"}]}
+NOWHERE = {"budgets": [{"tier": "gone", "limit": "1Mi"}]}
 BY_TENANT = {"scope": {"tenant": "c"}}
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -162,14 +162,14 @@ SCENARIOS: Mapping[str, Scenario] = {
     "policies come before all that they need": Scenario((), (put(*reversed(SOLO[:3])), put(*SOLO[3:]))),
     "a policy is edited": Scenario(
         TEAM,
-        (edit(POLICY, "c", tiers=[{"name": "shared", "limit": "2Mi", "retention": "1h"}]),
-         edit(POLICY, "c", suspended=True, tiers=None)),
+        (edit(POLICY, "c", budgets=[{"tier": "shared", "limit": "2Mi", "retention": "1h"}]),
+         edit(POLICY, "c", suspend=True, budgets=None)),
     ),
     "guarantees wait, get room and lose it": Scenario(
         (cpu_tier(capacityPerPod="100Mi"), model(tiers=("cpu",)), pod("pod-0"),
-         policy("e", tiers=[{"name": "cpu", "guaranteed": "60Mi"}])),
-        (put(policy("f", tiers=[{"name": "cpu", "guaranteed": "50Mi"}])),
-         edit(POLICY, "e", tiers=[{"name": "cpu", "guaranteed": "20Mi"}]),
+         policy("e", budgets=[{"tier": "cpu", "guaranteed": "60Mi"}])),
+        (put(policy("f", budgets=[{"tier": "cpu", "guaranteed": "50Mi"}])),
+         edit(POLICY, "e", budgets=[{"tier": "cpu", "guaranteed": "20Mi"}]),
          edit(TIER, "cpu", capacityPerPod="70Mi"),
          leave("e")),
     ),
@@ -187,7 +187,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "of two policies for a tenant the older goes": Scenario(
         (*SOLO[:2], policy("c", deletionPolicy="Abandon"), *SOLO[3:]),
-        (put(policy("c", name="younger", suspended=True)), delete(POLICY, "c")),
+        (put(policy("c", name="younger", suspend=True)), delete(POLICY, "c")),
     ),
     "a model gets another image and more pods": Scenario(
         TEAM, (edit(MODEL, "tiny", engine=_engine(image="engine:2", replicas=2)),)
@@ -229,10 +229,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         SOLO, (edit(MODEL, "tiny", reuse={"mode": "Off"}), edit(MODEL, "tiny", reuse=None))
     ),
     "a policy is stalled and repaired": Scenario(
-        TEAM, (edit(POLICY, "c", **NOWHERE), edit(POLICY, "c", tiers=None, suspended=True))
+        TEAM, (edit(POLICY, "c", **NOWHERE), edit(POLICY, "c", budgets=None, suspend=True))
     ),
     "a policy is stalled while it is invalidated": Scenario(
-        TEAM, (edit(POLICY, "c", **NOWHERE), put(invalidation("now", **BY_TENANT)), edit(POLICY, "c", tiers=None))
+        TEAM, (edit(POLICY, "c", **NOWHERE), put(invalidation("now", **BY_TENANT)), edit(POLICY, "c", budgets=None))
     ),
     "a tier is stalled and repaired": Scenario(
         TEAM,

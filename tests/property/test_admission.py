@@ -50,14 +50,14 @@ def start(seed: int) -> Simulation:
 
 
 def declare(simulation: Simulation, name: str, tier: str, tens: int) -> None:
-    tiers = [{"name": tier, "guaranteed": f"{tens * 10}Mi"}]
+    tiers = [{"tier": tier, "guaranteed": f"{tens * 10}Mi"}]
     kind = GROUP if name == "lab" else TCP
     if name in (simulation.world.groups if name == "lab" else simulation.world.policies):
         simulation.edit(kind, name, tiers=tiers)
     else:
         with survived(simulation):
             simulation.advance(2)  # so that each has an age of its own
-        simulation.put(group("lab", "m", tiers=tiers) if name == "lab" else policy(name, tiers=tiers))
+        simulation.put(group("lab", "m", budgets=tiers) if name == "lab" else policy(name, budgets=tiers))
 
 
 @contextmanager

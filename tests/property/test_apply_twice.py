@@ -89,12 +89,12 @@ PAIRS: Mapping[str, Pair] = {
         redis_tier(capacity="128Mi", maxRetention="1h"),
     ),
     "a policy of every isolation": Pair(
-        policy("c", tiers=[{"name": "shared", "limit": "1Mi", "retention": "1h"}], suspended=True),
+        policy("c", budgets=[{"tier": "shared", "limit": "1Mi", "retention": "1h"}], suspend=True),
         policy("c", isolation="Public"),
     ),
     "a policy in and out of its group": Pair(policy("b"), policy("b", group="lab")),
     "a group with other members and budgets": Pair(
-        group("lab", "a", tiers=[{"name": "shared", "limit": "1Mi"}]), group("lab", "a", "b", sharing="PoolsOnly")
+        group("lab", "a", budgets=[{"tier": "shared", "limit": "1Mi"}]), group("lab", "a", "b", sharing="PoolsOnly")
     ),
     "a domain with other settings": Pair(
         domain(staleAfter="1m", onStale="ServeStale", unknownTenants="Refuse"), domain()

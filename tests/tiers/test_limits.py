@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from kvstrata.api.common import TierBudget
+from kvstrata.api.common import Budget
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
@@ -34,8 +34,8 @@ def test_a_shared_tier_enforces_the_limit_and_with_a_capacity_the_guarantee() ->
     assert Bounds().shared(500) == SharedBounds(500, 0, 500)
 
 
-@pytest.mark.parametrize("name", sorted(TierBudget.model_fields.keys() - {"name"}))
+@pytest.mark.parametrize("name", sorted(Budget.model_fields.keys() - {"tier"}))
 def test_every_field_that_users_set_is_a_bound_in_pods(name: str) -> None:
-    declared = TierBudget.model_validate({"name": "shared", name: DECLARED[name]})
+    declared = Budget.model_validate({"tier": "shared", name: DECLARED[name]})
     sent = CacheView("d", 1, 1, Rules(), {KEYSPACE: (enforced(declared),)}).encode()
     assert bounds_in(CacheView.decode(sent).keyspaces[KEYSPACE], "shared") != Bounds()

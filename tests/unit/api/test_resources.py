@@ -17,7 +17,7 @@ from kvstrata.api.cachedmodel_source import DType
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationScope, Phase
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.common import Classification, LabelSelector, TierBudget, TlsMode
+from kvstrata.api.common import Budget, Classification, LabelSelector, TlsMode
 from kvstrata.api.engine_flags import OWNED_FLAGS, owned_flag
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
@@ -65,16 +65,16 @@ def test_what_was_read_is_written_back_unchanged(kind: Any) -> None:
 
 def test_every_problem_is_named_with_its_field_in_api_form() -> None:
     broken = changed(
-        valid("TenantCachePolicy"), {"spec.tiers[0].retention": "7d", "spec.tenant": REMOVE, "spec.isolation": "None"}
+        valid("TenantCachePolicy"), {"spec.budgets[0].retention": "7d", "spec.tenant": REMOVE, "spec.isolation": "None"}
     )
     with pytest.raises(InvalidObjectError) as refused:
         TenantCachePolicy.parse(broken)
     assert {problem.field for problem in refused.value.problems} == {
         "spec.tenant",
         "spec.isolation",
-        "spec.tiers[0].retention",
+        "spec.budgets[0].retention",
     }
-    assert "spec.tiers[0].retention: must be a duration" in str(refused.value)
+    assert "spec.budgets[0].retention: must be a duration" in str(refused.value)
 
 
 def test_an_object_of_another_kind_is_refused() -> None:
@@ -108,7 +108,7 @@ def test_an_empty_domain_has_the_documented_defaults() -> None:
     assert spec.effective_on_stale is OnStale.FENCE
     assert spec.effective_key_custody is KeyCustody.SECRET
     assert spec.effective_unknown_tenants is UnknownTenants.NO_REUSE
-    assert spec.public_tiers == ()
+    assert spec.public_budgets == ()
     assert CacheDomainSpec().to_kubernetes() == {}
 
 
@@ -157,12 +157,12 @@ def test_a_policy_has_the_documented_defaults_and_gives_its_budgets_in_bytes() -
     assert budget is not None
     assert (budget.guaranteed_bytes, budget.limit_bytes, budget.retention_s) == (2**30, 2 * 2**30, 43200)
     assert spec.budget("other") is None
-    unbounded = TierBudget(name="shared")
+    unbounded = Budget(tier="shared")
     assert (unbounded.guaranteed_bytes, unbounded.limit_bytes, unbounded.retention_s) == (0, None, None)
 
 
 def test_a_limit_of_zero_is_a_limit() -> None:
-    assert TierBudget.model_validate({"name": "shared", "limit": 0}).limit_bytes == 0
+    assert Budget.model_validate({"tier": "shared", "limit": 0}).limit_bytes == 0
 
 
 @pytest.mark.parametrize(

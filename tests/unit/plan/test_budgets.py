@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvstrata.api.common import TierBudget
+from kvstrata.api.common import Budget
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.plan.bundle.compile import as_admitted, enforced
 from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 WRONG = [
-    ({"name": "gone", "limit": "1Mi"}, "TierNotFound"),
-    ({"name": "hbm", "limit": "1Mi"}, "BudgetNotSupported"),
-    ({"name": "cpu", "guaranteed": "2Gi"}, "GuaranteeExceedsCapacity"),
-    ({"name": "shared", "retention": "2h"}, "RetentionExceedsTier"),
+    ({"tier": "gone", "limit": "1Mi"}, "TierNotFound"),
+    ({"tier": "hbm", "limit": "1Mi"}, "BudgetNotSupported"),
+    ({"tier": "cpu", "guaranteed": "2Gi"}, "GuaranteeExceedsCapacity"),
+    ({"tier": "shared", "retention": "2h"}, "RetentionExceedsTier"),
 ]
 
 
@@ -31,7 +31,7 @@ def at_rest(*objects: Any) -> Simulation:
 @pytest.mark.parametrize(("budget", "reason"), WRONG)
 def test_a_wrong_budget_is_refused_with_the_same_reason_everywhere(budget: Any, reason: str) -> None:
     simulation = at_rest(
-        domain(publicBudget={"tiers": [budget]}), group("lab", "a", tiers=[budget]), policy("a", tiers=[budget])
+        domain(publicBudgets=[budget]), group("lab", "a", budgets=[budget]), policy("a", budgets=[budget])
     )
     for kind, name in (("TenantCachePolicy", "a"), ("TenantGroup", "lab"), ("CacheDomain", "default")):
         assert simulation.condition(kind, name, "Stalled") == ("True", reason), kind
@@ -45,18 +45,18 @@ def test_a_groups_wrong_budget_never_counts_as_an_enforced_generation() -> None:
     simulation.come_to_rest()
     before = simulation.status("TenantGroup", "lab")
     assert before["enforcedGeneration"] == before["observedGeneration"]
-    simulation.edit("TenantGroup", "lab", tiers=[{"name": "cpu", "guaranteed": "2Gi"}])
+    simulation.edit("TenantGroup", "lab", budgets=[{"tier": "cpu", "guaranteed": "2Gi"}])
     simulation.come_to_rest()
     after = simulation.status("TenantGroup", "lab")
     assert after["observedGeneration"] > before["observedGeneration"]
     assert after["enforcedGeneration"] == before["enforcedGeneration"]
-    simulation.edit("TenantGroup", "lab", tiers=[])
+    simulation.edit("TenantGroup", "lab", budgets=[])
     simulation.come_to_rest()
     assert simulation.status("TenantGroup", "lab")["enforcedGeneration"] > before["enforcedGeneration"]
 
 
 def test_a_public_budget_that_is_put_right_lets_the_domain_be_ready() -> None:
-    simulation = at_rest(domain(publicBudget={"tiers": [{"name": "late", "limit": "1Mi"}]}))
+    simulation = at_rest(domain(publicBudgets=[{"tier": "late", "limit": "1Mi"}]))
     assert simulation.condition("CacheDomain", "default", "Stalled") == ("True", "TierNotFound")
     simulation.put(cpu_tier("late"))
     simulation.come_to_rest()
@@ -66,13 +66,13 @@ def test_a_public_budget_that_is_put_right_lets_the_domain_be_ready() -> None:
 
 @pytest.mark.parametrize("tier", ["cpu", "shared"])
 def test_a_tier_that_begins_to_keep_less_is_obeyed_at_once_by_a_policy_that_asked_for_more(tier: str) -> None:
-    simulation = at_rest(domain(), policy("a", tiers=[{"name": tier, "retention": "30m"}]))
+    simulation = at_rest(domain(), policy("a", budgets=[{"tier": tier, "retention": "30m"}]))
     assert {budget.tier: budget.retention_s for budget in simulation.entry("a").budgets} == {tier: 1800}
     simulation.edit("CacheTier", tier, maxRetention="10m")
     simulation.come_to_rest()
     assert {budget.tier: budget.retention_s for budget in simulation.entry("a").budgets} == {tier: 600}
     assert simulation.condition("TenantCachePolicy", "a", "Stalled") == ("True", "RetentionExceedsTier")
-    simulation.edit("TenantCachePolicy", "a", tiers=[{"name": tier, "retention": "10m"}])
+    simulation.edit("TenantCachePolicy", "a", budgets=[{"tier": tier, "retention": "10m"}])
     simulation.come_to_rest()
     assert simulation.condition("TenantCachePolicy", "a", "Stalled")[0] == "False"
     assert simulation.unsettled() == {}
@@ -80,21 +80,21 @@ def test_a_tier_that_begins_to_keep_less_is_obeyed_at_once_by_a_policy_that_aske
 
 def test_a_memory_that_begins_to_keep_less_is_obeyed_by_a_policy_that_is_invalid_and_never_named_it() -> None:
     simulation = at_rest(domain(), policy("a"))
-    simulation.edit("TenantCachePolicy", "a", tiers=[{"name": "gone", "limit": "1Mi"}])
+    simulation.edit("TenantCachePolicy", "a", budgets=[{"tier": "gone", "limit": "1Mi"}])
     simulation.edit("CacheTier", "cpu", maxRetention="10m")
     simulation.come_to_rest()
     assert simulation.condition("TenantCachePolicy", "a", "Stalled") == ("True", "TierNotFound")
     assert {budget.tier: budget.retention_s for budget in simulation.entry("a").budgets} == {"cpu": 600}
 
 
-BUDGET = {"name": "shared", "guaranteed": "1Mi", "limit": "2Mi", "retention": "1h"}
+BUDGET = {"tier": "shared", "guaranteed": "1Mi", "limit": "2Mi", "retention": "1h"}
 
 
 def test_every_field_of_a_declared_budget_reaches_the_pods() -> None:
-    assert BUDGET.keys() == TierBudget.model_fields.keys()
-    whole = enforced(TierBudget.model_validate(BUDGET))
-    for name in BUDGET.keys() - {"name"}:
-        assert enforced(TierBudget.model_validate({**BUDGET, name: None})) != whole, name
+    assert BUDGET.keys() == Budget.model_fields.keys()
+    whole = enforced(Budget.model_validate(BUDGET))
+    for name in BUDGET.keys() - {"tier"}:
+        assert enforced(Budget.model_validate({**BUDGET, name: None})) != whole, name
 
 
 def test_admission_changes_the_guarantee_of_a_budget_and_nothing_else() -> None:

@@ -67,7 +67,7 @@ def test_a_tier_of_another_model_is_closed_to_the_tenant_and_not_told_of() -> No
 
 
 def test_a_group_is_as_strict_as_its_strictest_member() -> None:
-    lab = group("lab", "a", "b", tiers=[{"name": "shared", "limit": "2Mi", "guaranteed": "1Mi", "retention": "1h"}])
+    lab = group("lab", "a", "b", budgets=[{"tier": "shared", "limit": "2Mi", "guaranteed": "1Mi", "retention": "1h"}])
     simulation = at_rest(lab, policy("a", group="lab", classification="Public"))
     open_row = EnforcedBudget("shared", 2 << 20, 1 << 20, 3600)
     assert simulation.entry("a").budgets == (open_row,)
@@ -175,12 +175,12 @@ class TestSharersArePlannedAgain:
 
 
 def test_a_suspended_member_counts_because_its_blocks_stay() -> None:
-    strict = policy("b", group="lab", classification="Restricted", suspended=True)
+    strict = policy("b", group="lab", classification="Restricted", suspend=True)
     simulation = at_rest(group("lab", "a", "b"), policy("a", group="lab", classification="Public"), strict)
     assert denied(simulation, "a") == {"shared"}
 
 
-BUDGET = {"name": "shared", "limit": "1Mi"}
+BUDGET = {"tier": "shared", "limit": "1Mi"}
 
 
 class TestBlockedPolicies:
@@ -188,7 +188,7 @@ class TestBlockedPolicies:
 
     @pytest.mark.parametrize("level", ["Restricted", None])
     def test_a_budget_on_a_closed_tier_is_refused_and_the_tier_stays_closed(self, level: str | None) -> None:
-        simulation = at_rest(policy("acme", tiers=[BUDGET], classification="Internal"))
+        simulation = at_rest(policy("acme", budgets=[BUDGET], classification="Internal"))
         assert denied(simulation, "acme") == set()
         simulation.edit(POLICY, "acme", classification=level)
         simulation.come_to_rest()
@@ -197,7 +197,7 @@ class TestBlockedPolicies:
         assert simulation.unsettled() == {}
 
     def test_a_tier_that_is_closed_later_is_closed_to_who_has_a_budget_there(self) -> None:
-        simulation = at_rest(policy("acme", tiers=[BUDGET], classification="Internal"))
+        simulation = at_rest(policy("acme", budgets=[BUDGET], classification="Internal"))
         simulation.edit(TIER, "shared", allowedClassifications=["Public"])
         simulation.come_to_rest()
         assert simulation.condition(POLICY, "acme", "Stalled") == ("True", "ClassificationNotAllowed")
@@ -209,7 +209,7 @@ class TestBlockedPolicies:
 
     def test_an_invalid_spec_opens_no_tier(self) -> None:
         simulation = at_rest(policy("acme", classification="Restricted"))
-        simulation.edit(POLICY, "acme", classification="Public", tiers=[{"name": "gone", "limit": "1Mi"}])
+        simulation.edit(POLICY, "acme", classification="Public", budgets=[{"tier": "gone", "limit": "1Mi"}])
         simulation.come_to_rest()
         assert simulation.condition(POLICY, "acme", "Stalled") == ("True", "TierNotFound")
         assert denied(simulation, "acme") == {"shared"}

@@ -199,7 +199,7 @@ class TestDropping:
         simulation.advance(600)
         assert old.secret in stored(simulation).values()
         # Edits that come later do not put it off.
-        simulation.edit(TCP, "globex", suspended=True)
+        simulation.edit(TCP, "globex", suspend=True)
         simulation.settle()
         assert simulation.bundle().root.revision > revision
         simulation.ack("pod-1", revision)
@@ -317,7 +317,7 @@ class TestTelling:
         simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "closed", encrypted=True),))
         simulation.settle()
         before = simulation.status("CacheTier", "shared")
-        simulation.edit(TCP, "acme", suspended=True)
+        simulation.edit(TCP, "acme", suspend=True)
         simulation.settle()
         assert simulation.status("CacheTier", "shared") == before
 

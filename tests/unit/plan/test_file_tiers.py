@@ -88,8 +88,8 @@ class TestConditions:
 
 class TestBudgets:
     def budgeted(self, said: TierState | None) -> Simulation:
-        tiers = [{"name": "disk", "limit": "512Mi", "guaranteed": "256Mi", "retention": "10m"}]
-        return serving(file_tier(), model(tiers=("disk",)), policy("acme", tiers=tiers), said=said)
+        tiers = [{"tier": "disk", "limit": "512Mi", "guaranteed": "256Mi", "retention": "10m"}]
+        return serving(file_tier(), model(tiers=("disk",)), policy("acme", budgets=tiers), said=said)
 
     def test_they_are_enforced_where_pods_say_that_they_divide_the_capacity(self) -> None:
         simulation = self.budgeted(USED)
@@ -109,7 +109,7 @@ class TestBudgets:
         simulation.ack("pod-0", tiers=(USED,), usage=(ScopeUsage(scope, "disk", 100 * MIB, 3),))
         simulation.settle()
         (row,) = simulation.status("TenantCachePolicy", "acme")["usage"]["tiers"]
-        assert (row["name"], row["used"]) == ("disk", "~96Mi")
+        assert (row["tier"], row["used"]) == ("disk", "~96Mi")
         simulation.advance(400)
         simulation.ack("pod-0", tiers=(USED,), usage=())
         simulation.enqueue_all()

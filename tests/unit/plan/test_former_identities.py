@@ -341,7 +341,7 @@ def test_a_deletion_of_a_model_that_was_made_anew_is_ended(scene: Scene) -> None
 
 
 def test_every_keyspace_of_the_namespace_is_looked_through(scene: Scene) -> None:
-    scene.simulation.put(policy("globex", suspended=True), pool("manual"))
+    scene.simulation.put(policy("globex", suspend=True), pool("manual"))
     scene.simulation.come_to_rest()
     bundle = scene.simulation.bundle()
     found = keyspaces_in_force(scene.simulation.world.bundles.values())

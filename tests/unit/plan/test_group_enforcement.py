@@ -107,7 +107,7 @@ def test_an_edit_of_another_tenant_does_not_take_the_group_out_of_force() -> Non
 
 def test_a_group_that_is_not_enforced_any_more_says_so_at_once() -> None:
     simulation = at_rest(*lab("a", "b"))
-    simulation.edit(POLICY, "a", suspended=True)
+    simulation.edit(POLICY, "a", suspend=True)
     (write,) = plan_group(simulation.world, "lab", simulation.now).statuses
     assert not write.can_wait
     simulation.step(LAB)

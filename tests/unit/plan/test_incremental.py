@@ -25,22 +25,22 @@ from tests.support.worlds import Simulation
 TCP = "TenantCachePolicy"
 
 EDITS: dict[str, Any] = {
-    "budget": lambda s: s.edit(TCP, "acme", tiers=[{"name": "shared", "limit": "2Mi"}]),
-    "unknown tier": lambda s: s.edit(TCP, "acme", tiers=[{"name": "nowhere"}]),
-    "suspended": lambda s: s.edit(TCP, "globex", suspended=True),
-    "joins": lambda s: s.edit(TCP, "globex", isolation="Group", groupRef={"name": "lab"}, tiers=None),
+    "budget": lambda s: s.edit(TCP, "acme", budgets=[{"tier": "shared", "limit": "2Mi"}]),
+    "unknown tier": lambda s: s.edit(TCP, "acme", budgets=[{"tier": "nowhere"}]),
+    "suspended": lambda s: s.edit(TCP, "globex", suspend=True),
+    "joins": lambda s: s.edit(TCP, "globex", isolation="Group", groupRef={"name": "lab"}, budgets=None),
     "leaves": lambda s: s.edit(TCP, "globex", isolation="Isolated", groupRef=None),
-    "public": lambda s: s.edit(TCP, "globex", isolation="Public", groupRef=None, tiers=None),
+    "public": lambda s: s.edit(TCP, "globex", isolation="Public", groupRef=None, budgets=None),
     "other models": lambda s: s.edit(TCP, "acme", models={"names": ["other"]}),
     "all models": lambda s: s.edit(TCP, "acme", models=None),
     "members": lambda s: s.edit("TenantGroup", "lab", members=["a"]),
     "all members": lambda s: s.edit("TenantGroup", "lab", members=["a", "b", "globex"]),
-    "group budget": lambda s: s.edit("TenantGroup", "lab", tiers=[{"name": "shared", "retention": "1h"}]),
+    "group budget": lambda s: s.edit("TenantGroup", "lab", budgets=[{"tier": "shared", "retention": "1h"}]),
     "generation": lambda s: s.edit(TCP, "acme", cacheGeneration=7),
     "group generation": lambda s: s.edit("TenantGroup", "lab", cacheGeneration=3),
     "tier": lambda s: s.edit("CacheTier", "shared", maxRetention="30m"),
     "tier again": lambda s: s.edit("CacheTier", "shared", maxRetention="2h"),
-    "public budget": lambda s: s.edit("CacheDomain", "default", publicBudget={"tiers": [{"name": "shared"}]}),
+    "public budget": lambda s: s.edit("CacheDomain", "default", publicBudgets=[{"tier": "shared"}]),
     "new tier": lambda s: s.put(hbm_tier("nowhere")),
     "new model": lambda s: s.put(model("other")),
     "rival": lambda s: s.put(policy("acme", name="acme-again")),
@@ -54,7 +54,7 @@ def start() -> Simulation:
         redis_tier(),
         model(tiers=("shared",)),
         group("lab", "a", "b", "globex"),
-        policy("acme", tiers=[{"name": "shared", "limit": "1Mi"}]),
+        policy("acme", budgets=[{"tier": "shared", "limit": "1Mi"}]),
         policy("globex", group="lab"),
         policy("a", group="lab"),
         policy("b", group="lab"),
@@ -103,7 +103,7 @@ def test_one_edit_among_many_writes_one_shard(monkeypatch: pytest.MonkeyPatch) -
     simulation.come_to_rest()
     before = simulation.bundle().root
     assert len(before.shards) > 1, "the test needs a bundle of several shards"
-    simulation.edit(TCP, "tenant-007", suspended=True)
+    simulation.edit(TCP, "tenant-007", suspend=True)
     simulation.settle()
     after = simulation.bundle().root
     moved = [old.index for old, new in zip(before.shards, after.shards, strict=True) if old != new]

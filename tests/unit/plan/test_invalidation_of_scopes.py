@@ -60,7 +60,7 @@ def test_of_two_policies_for_a_tenant_the_one_in_force_is_invalidated() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"tiers": [{"name": "gone", "limit": "1Mi"}]},
+        {"budgets": [{"tier": "gone", "limit": "1Mi"}]},
         {"models": {"names": ["gone"]}},
         {"isolation": "Public", "models": {"names": ["gone"]}},
     ],

@@ -31,14 +31,14 @@ def within(simulation: Simulation, kind: str = TCP, name: str = "acme") -> tuple
 
 @pytest.mark.parametrize("budget", [{"limit": "1Mi"}, {"guaranteed": "1Mi"}, {"retention": "1h"}])
 def test_a_budget_is_kept_when_every_pod_says_so(budget: dict[str, str]) -> None:
-    simulation = settled(policy("acme", tiers=[{"name": "cpu", **budget}]))
+    simulation = settled(policy("acme", budgets=[{"tier": "cpu", **budget}]))
     assert within(simulation) == ("True", "BudgetsEnforced")
     assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
 
 
 def test_groups_and_the_public_scope_say_the_same() -> None:
-    budget = [{"name": "cpu", "limit": "1Mi"}]
-    simulation = settled(domain(publicBudget={"tiers": budget}), group("lab", "a", tiers=budget))
+    budget = [{"tier": "cpu", "limit": "1Mi"}]
+    simulation = settled(domain(publicBudgets=budget), group("lab", "a", budgets=budget))
     assert within(simulation, "TenantGroup", "lab") == ("True", "BudgetsEnforced")
     assert within(simulation, "CacheDomain", "default") == ("True", "BudgetsEnforced")
 
@@ -46,8 +46,8 @@ def test_groups_and_the_public_scope_say_the_same() -> None:
 @pytest.mark.parametrize("said", [(), FAILS, (TierState("cpu", "Redis", "closed"),)])
 def test_a_pod_that_does_not_say_so_leaves_it_open(said: tuple[TierState, ...]) -> None:
     simulation = settled(
-        policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]),
-        group("lab", "a", tiers=[{"name": "cpu", "limit": "1Mi"}]),
+        policy("acme", budgets=[{"tier": "cpu", "limit": "1Mi"}]),
+        group("lab", "a", budgets=[{"tier": "cpu", "limit": "1Mi"}]),
         said=said,
     )
     assert within(simulation) == ("Unknown", "MemoryNotGoverned")
@@ -56,7 +56,7 @@ def test_a_pod_that_does_not_say_so_leaves_it_open(said: tuple[TierState, ...]) 
 
 
 def test_what_a_pod_says_later_is_followed_both_ways() -> None:
-    simulation = settled(policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]))
+    simulation = settled(policy("acme", budgets=[{"tier": "cpu", "limit": "1Mi"}]))
     for said, expected in ((FAILS, "MemoryNotGoverned"), (KEEPS, "BudgetsEnforced")):
         simulation.ack("pod-0", tiers=said)
         simulation.settle()
@@ -64,7 +64,7 @@ def test_what_a_pod_says_later_is_followed_both_ways() -> None:
 
 
 def test_the_end_of_the_pod_that_did_not_say_so_is_noticed() -> None:
-    simulation = settled(policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]), pod("pod-1"))
+    simulation = settled(policy("acme", budgets=[{"tier": "cpu", "limit": "1Mi"}]), pod("pod-1"))
     assert within(simulation) == ("Unknown", "MemoryNotGoverned")
     simulation.delete("Pod", "pod-1")
     simulation.come_to_rest()
@@ -72,16 +72,16 @@ def test_the_end_of_the_pod_that_did_not_say_so_is_noticed() -> None:
 
 
 def test_budgets_of_other_media_are_reported_by_nobody() -> None:
-    budgets = [{"name": "hbm", "retention": "1h"}]
-    assert within(settled(hbm_tier(), policy("acme", tiers=budgets))) == ("Unknown", "BudgetsNotEnforced")
+    budgets = [{"tier": "hbm", "retention": "1h"}]
+    assert within(settled(hbm_tier(), policy("acme", budgets=budgets))) == ("Unknown", "BudgetsNotEnforced")
 
 
 class TestTheTiersLongestRetention:
     def test_holds_for_every_tenant_whatever_its_policy_names(self) -> None:
         simulation = settled(
             policy("silent"),
-            policy("strict", tiers=[{"name": "cpu", "retention": "10m"}]),
-            policy("limited", tiers=[{"name": "cpu", "limit": "1Mi"}, {"name": "shared", "limit": "1Mi"}]),
+            policy("strict", budgets=[{"tier": "cpu", "retention": "10m"}]),
+            policy("limited", budgets=[{"tier": "cpu", "limit": "1Mi"}, {"tier": "shared", "limit": "1Mi"}]),
             policy("shared", isolation="Public"),
             maxRetention="1h",
         )
@@ -113,14 +113,14 @@ class TestTheTiersLongestRetention:
 
 
 def test_a_tier_that_no_pod_has_holds_nothing() -> None:
-    simulation = settled(cpu_tier("other"), policy("acme", tiers=[{"name": "other", "limit": "1Mi"}]))
+    simulation = settled(cpu_tier("other"), policy("acme", budgets=[{"tier": "other", "limit": "1Mi"}]))
     assert within(simulation) == ("Unknown", "NoLivePods")
 
 
 def test_a_guarantee_above_the_mark_is_refused() -> None:
-    simulation = settled(policy("acme", tiers=[{"name": "cpu", "guaranteed": "922Mi"}]))
+    simulation = settled(policy("acme", budgets=[{"tier": "cpu", "guaranteed": "922Mi"}]))
     assert simulation.condition(TCP, "acme", "Stalled") == ("True", "GuaranteeExceedsCapacity")
-    simulation.edit(TCP, "acme", tiers=[{"name": "cpu", "guaranteed": "921Mi"}])
+    simulation.edit(TCP, "acme", budgets=[{"tier": "cpu", "guaranteed": "921Mi"}])
     simulation.come_to_rest()
     assert simulation.condition(TCP, "acme", "Stalled")[0] == "False"
     assert simulation.condition("CacheTier", "cpu", "CapacityCommitted") == ("True", "GuaranteesFit")
@@ -129,9 +129,9 @@ def test_a_guarantee_above_the_mark_is_refused() -> None:
 
 def test_a_guarantee_that_does_not_fit_beside_an_older_one_is_told_on_the_tier_and_kept_by_nobody() -> None:
     simulation = settled(
-        policy("acme", tiers=[{"name": "cpu", "guaranteed": "500Mi"}]),
-        policy("globex", tiers=[{"name": "cpu", "guaranteed": "500Mi"}]),
-        policy("modest", tiers=[{"name": "cpu", "limit": "500Mi"}]),
+        policy("acme", budgets=[{"tier": "cpu", "guaranteed": "500Mi"}]),
+        policy("globex", budgets=[{"tier": "cpu", "guaranteed": "500Mi"}]),
+        policy("modest", budgets=[{"tier": "cpu", "limit": "500Mi"}]),
     )
     assert simulation.condition("CacheTier", "cpu", "CapacityCommitted") == ("False", "GuaranteesWaiting")
     assert simulation.status("CacheTier", "cpu")["guaranteed"] == "500Mi"
@@ -148,10 +148,10 @@ def test_a_guarantee_that_does_not_fit_beside_an_older_one_is_told_on_the_tier_a
 
 def test_a_scope_that_many_share_and_a_suspended_tenant_count_as_pods_count_them() -> None:
     simulation = settled(
-        group("lab", "a", "b", tiers=[{"name": "cpu", "guaranteed": "300Mi"}]),
+        group("lab", "a", "b", budgets=[{"tier": "cpu", "guaranteed": "300Mi"}]),
         policy("a", group="lab"),
         policy("b", group="lab"),
-        policy("paused", suspended=True, tiers=[{"name": "cpu", "guaranteed": "600Mi"}]),
+        policy("paused", suspend=True, budgets=[{"tier": "cpu", "guaranteed": "600Mi"}]),
     )
     assert simulation.status("CacheTier", "cpu")["guaranteed"] == "300Mi"
     assert simulation.condition("CacheTier", "cpu", "CapacityCommitted") == ("True", "GuaranteesFit")

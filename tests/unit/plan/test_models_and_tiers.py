@@ -190,7 +190,7 @@ def test_a_group_with_a_new_epoch_is_not_enforced_before_a_bundle_holds_it() -> 
 
 
 def test_a_groups_tier_that_appears_lets_it_act() -> None:
-    simulation = at_rest(group("lab", "a", tiers=[{"name": "late", "limit": "1Mi"}]), policy("a", group="lab"))
+    simulation = at_rest(group("lab", "a", budgets=[{"tier": "late", "limit": "1Mi"}]), policy("a", group="lab"))
     assert simulation.condition("TenantGroup", "lab", "Stalled") == ("True", "TierNotFound")
     simulation.put(cpu_tier("late"))
     simulation.come_to_rest()

@@ -40,7 +40,7 @@ def invalidate(simulation: Simulation) -> None:
 
 def test_a_removal_that_comes_long_after_its_edit_waits_for_the_pods_that_must_forget() -> None:
     simulation = running(*TWO_MODELS, policy("acme", models={"names": ["m1"]}), policy("other"))
-    simulation.edit(TCP, "acme", models={"names": ["m2"]}, tiers=[{"name": "late", "retention": "1h"}])
+    simulation.edit(TCP, "acme", models={"names": ["m2"]}, budgets=[{"tier": "late", "retention": "1h"}])
     simulation.ack_all()
     simulation.put(policy("third"))
     simulation.ack_all()

@@ -171,17 +171,17 @@ def test_a_deleted_policy_leaves_the_bundle_and_a_recreated_one_reaches_nothing_
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tiers": [{"name": "gone", "limit": "1Mi"}]}, "TierNotFound"),
-        ({"tiers": [{"name": "hbm", "limit": "1Mi"}]}, "BudgetNotSupported"),
-        ({"tiers": [{"name": "cpu", "guaranteed": "2Gi"}]}, "GuaranteeExceedsCapacity"),
-        ({"tiers": [{"name": "short", "retention": "2h"}]}, "RetentionExceedsTier"),
-        ({"tiers": [{"name": "open", "limit": "1Mi"}], "classification": "Restricted"}, "ClassificationNotAllowed"),
+        ({"budgets": [{"tier": "gone", "limit": "1Mi"}]}, "TierNotFound"),
+        ({"budgets": [{"tier": "hbm", "limit": "1Mi"}]}, "BudgetNotSupported"),
+        ({"budgets": [{"tier": "cpu", "guaranteed": "2Gi"}]}, "GuaranteeExceedsCapacity"),
+        ({"budgets": [{"tier": "short", "retention": "2h"}]}, "RetentionExceedsTier"),
+        ({"budgets": [{"tier": "open", "limit": "1Mi"}], "classification": "Restricted"}, "ClassificationNotAllowed"),
         ({"models": {"names": ["gone"]}}, "ModelNotFound"),
     ],
 )
 def test_while_a_spec_is_invalid_the_last_one_stays_in_force(change: dict[str, Any], reason: str) -> None:
     tiers = (hbm_tier(), redis_tier("short", maxRetention="1h"), redis_tier("open", allowedClassifications=["Public"]))
-    simulation = settled(*tiers, policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]))
+    simulation = settled(*tiers, policy("acme", budgets=[{"tier": "cpu", "limit": "1Mi"}]))
     before = simulation.bundle()
     simulation.edit(TCP, "acme", **change)
     simulation.come_to_rest()
@@ -194,7 +194,7 @@ def test_while_a_spec_is_invalid_the_last_one_stays_in_force(change: dict[str, A
 
 
 def test_a_tier_that_appears_lets_the_policy_act() -> None:
-    simulation = settled(policy("acme", tiers=[{"name": "late", "limit": "1Mi"}]))
+    simulation = settled(policy("acme", budgets=[{"tier": "late", "limit": "1Mi"}]))
     assert simulation.condition(TCP, "acme", "Stalled") == ("True", "TierNotFound")
     assert simulation.bundle().entries == {}
     simulation.put(cpu_tier("late"))
@@ -287,7 +287,7 @@ def test_an_edit_redates_its_own_entry_only_and_rewrites_no_other_policys_status
     simulation = settled(*(policy(f"t{n}") for n in range(5)))
     before = {tenant: entry.since for tenant, entry in simulation.bundle().entries.items()}
     simulation.kube.log.clear()
-    simulation.edit(TCP, "t3", suspended=True)
+    simulation.edit(TCP, "t3", suspend=True)
     simulation.come_to_rest()
     after = {tenant: entry.since for tenant, entry in simulation.bundle().entries.items()}
     assert {tenant for tenant in after if after[tenant] != before[tenant]} == {"t3"}
@@ -311,12 +311,12 @@ def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
 
 
 def test_a_retention_is_bounded_by_the_tiers() -> None:
-    simulation = settled(cpu_tier("capped", maxRetention="30m"), policy("acme", tiers=[{"name": "capped"}]))
+    simulation = settled(cpu_tier("capped", maxRetention="30m"), policy("acme", budgets=[{"tier": "capped"}]))
     assert [b.retention_s for b in simulation.entry("acme").budgets] == [1800]
 
 
 def test_a_suspended_tenant_stays_in_the_bundle_without_reuse() -> None:
-    simulation = settled(policy("acme", suspended=True))
+    simulation = settled(policy("acme", suspend=True))
     assert simulation.entry("acme").suspended
     assert simulation.bundle().keyspaces == frozenset()
 
@@ -334,7 +334,7 @@ def test_a_tenant_that_left_a_shared_scope_is_remembered_there_until_its_epoch_i
 
 
 def test_a_retention_that_this_version_does_not_keep_is_not_silent() -> None:
-    simulation = settled(hbm_tier(), policy("acme", tiers=[{"name": "hbm", "retention": "1h"}]))
+    simulation = settled(hbm_tier(), policy("acme", budgets=[{"tier": "hbm", "retention": "1h"}]))
     assert simulation.condition(TCP, "acme", "WithinBudget") == ("Unknown", "BudgetsNotEnforced")
 
 
@@ -390,10 +390,10 @@ def test_policies_that_come_one_after_another_are_all_enforced_when_the_last_rev
 
 def test_a_stream_of_other_edits_does_not_keep_a_policy_from_being_enforced() -> None:
     simulation = settled(policy("acme"), policy("globex"))
-    simulation.edit(TCP, "acme", suspended=True)
+    simulation.edit(TCP, "acme", suspend=True)
     simulation.settle()
     needed = simulation.bundle().root.revision
-    simulation.edit(TCP, "globex", suspended=True)
+    simulation.edit(TCP, "globex", suspend=True)
     simulation.settle()
     assert simulation.bundle().root.revision > needed
     simulation.ack("pod-0", needed)
@@ -404,10 +404,10 @@ def test_a_stream_of_other_edits_does_not_keep_a_policy_from_being_enforced() ->
 
 def test_a_restart_forgets_which_revision_brought_a_generation_and_waits_for_the_newest() -> None:
     simulation = settled(policy("acme"), policy("globex"))
-    simulation.edit(TCP, "acme", suspended=True)
+    simulation.edit(TCP, "acme", suspend=True)
     simulation.settle()
     needed = simulation.bundle().root.revision
-    simulation.edit(TCP, "globex", suspended=True)
+    simulation.edit(TCP, "globex", suspend=True)
     simulation.settle()
     simulation.restart()
     simulation.ack("pod-0", needed)

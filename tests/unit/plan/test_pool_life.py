@@ -311,7 +311,7 @@ class TestPinned:
         assert {b.guaranteed_bytes for b in simulation.bundle().pools["manual"].versions[0].budgets} == {None, 3000}
 
     def test_what_cannot_be_guaranteed_is_published_without_a_guarantee_until_there_is_room(self) -> None:
-        greedy = policy("greedy", tiers=[{"name": "shared", "guaranteed": "50Mi"}])
+        greedy = policy("greedy", budgets=[{"tier": "shared", "guaranteed": "50Mi"}])
         simulation = world(greedy, tier=redis_tier(capacity="64000Ki"), pinned=True)
         room = 64000 * 1024 * 80 // 100
         assert room - 50 * 2**20 < 3000
@@ -321,7 +321,7 @@ class TestPinned:
         assert read(simulation) == 1
         assert guaranteed(simulation) == {"cpu": None, "shared": None}
         assert simulation.unsettled() == {}
-        simulation.edit("TenantCachePolicy", "greedy", tiers=None)
+        simulation.edit("TenantCachePolicy", "greedy", budgets=None)
         simulation.come_to_rest()
         simulation.advance(310)
         simulation.come_to_rest()

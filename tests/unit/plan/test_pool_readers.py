@@ -100,7 +100,7 @@ class TestBothSides:
         )
         since = simulation.entry("acme").since
         if broken:
-            simulation.edit(POLICY, "acme", tiers=[{"name": "gone", "limit": "1Mi"}])
+            simulation.edit(POLICY, "acme", budgets=[{"tier": "gone", "limit": "1Mi"}])
             simulation.come_to_rest()
             assert simulation.entry("acme").pools == ("manual",)
         take_off(simulation)
@@ -144,7 +144,7 @@ class TestScopes:
         "mend",
         [
             lambda s: s.edit(POLICY, "b", **reading("manual")),
-            lambda s: s.edit(POLICY, "b", suspended=True),
+            lambda s: s.edit(POLICY, "b", suspend=True),
             lambda s: s.edit(POLICY, "b", isolation="Isolated"),
             lambda s: s.delete(POLICY, "b"),
         ],
@@ -183,7 +183,7 @@ class TestPoolsOnly:
             group("lab", "a", "b", sharing="PoolsOnly"),
             pool("manual", readers={"groups": ["lab"]}),
             policy("a", group="lab", **reading("manual")),
-            policy("b", tiers=[{"name": "cpu", "limit": "1Mi"}], **reading("manual")),
+            policy("b", budgets=[{"tier": "cpu", "limit": "1Mi"}], **reading("manual")),
         )
         assert simulation.entry("a").keyspace != simulation.entry("b").keyspace
         assert simulation.entry("a").pools == simulation.entry("b").pools == ("manual",)
@@ -217,7 +217,7 @@ class TestPoolsOnly:
 
     def test_budgets_of_a_group_under_which_nothing_is_stored_are_refused(self) -> None:
         simulation = at_rest(
-            group("lab", "a", sharing="PoolsOnly", tiers=[{"name": "cpu", "limit": "1Mi"}]), policy("a")
+            group("lab", "a", sharing="PoolsOnly", budgets=[{"tier": "cpu", "limit": "1Mi"}]), policy("a")
         )
         assert simulation.condition(GROUP, "lab", "Stalled") == ("True", "BudgetNotSupported")
 
@@ -257,7 +257,7 @@ def worlds(draw: st.DrawFn) -> list[Raw]:
     for tenant in TENANTS:
         isolation = draw(st.sampled_from(("Isolated", "Public", *GROUPS)))
         spec: dict[str, Any] = {"group": isolation} if isolation in GROUPS else {"isolation": isolation}
-        objects.append(policy(tenant, suspended=draw(st.booleans()), **reading(*some(POOLS)), **spec))
+        objects.append(policy(tenant, suspend=draw(st.booleans()), **reading(*some(POOLS)), **spec))
     return objects
 
 

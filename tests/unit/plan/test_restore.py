@@ -202,7 +202,7 @@ def test_a_pod_of_a_predecessor_of_its_model_tells_of_no_restore() -> None:
 
 def test_an_invalid_policy_does_not_carry_its_keyspace_over_a_restore() -> None:
     world = at_rest()
-    world.simulation.edit("TenantCachePolicy", "acme", tiers=[{"name": "nowhere", "limit": "1Mi"}])
+    world.simulation.edit("TenantCachePolicy", "acme", budgets=[{"tier": "nowhere", "limit": "1Mi"}])
     world.rest()
     backup, cached = world.back_up(), world.keyspaces()
     world.simulation.put(invalidation("all", scope={"all": True}))
@@ -238,7 +238,7 @@ def test_no_bundle_is_written_before_the_key_is_new() -> None:
     world.simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
     world.rest()
     world.restore(backup)
-    world.simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    world.simulation.edit("TenantCachePolicy", "acme", suspend=True)
     assert commit(world) is None, "a pod was heard, and nothing is recorded yet"
     world.simulation.step(DOMAIN)
     assert commit(world) is None, "the key is that of the backup"

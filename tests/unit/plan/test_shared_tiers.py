@@ -53,7 +53,7 @@ def adapters(simulation: Simulation) -> list[dict[str, Any]]:
 class TestBudgets:
     @pytest.mark.parametrize("budget", [{"limit": "1Mi"}, {"guaranteed": "1Mi"}, {"retention": "1h"}])
     def test_are_kept_when_every_pod_says_that_it_divides_the_capacity(self, budget: dict[str, str]) -> None:
-        simulation = at_rest(policy("acme", tiers=[{"name": "shared", **budget}]))
+        simulation = at_rest(policy("acme", budgets=[{"tier": "shared", **budget}]))
         assert within(simulation) == ("True", "BudgetsEnforced")
         for said, expected in ((OLD, ("Unknown", "BudgetsNotEnforced")), (CLOSED, ("True", "BudgetsEnforced"))):
             simulation.ack("pod-0", tiers=(said,))
@@ -62,20 +62,20 @@ class TestBudgets:
 
     def test_hold_while_the_server_is_away_because_nothing_is_stored_then(self) -> None:
         simulation = at_rest(
-            policy("acme", tiers=[{"name": "shared", "limit": "1Mi"}]), said=(replace(CLOSED, breaker="open"),)
+            policy("acme", budgets=[{"tier": "shared", "limit": "1Mi"}]), said=(replace(CLOSED, breaker="open"),)
         )
         assert within(simulation) == ("True", "BudgetsEnforced")
 
     def test_of_groups_and_the_public_scope_say_the_same(self) -> None:
-        budget = [{"name": "shared", "limit": "1Mi"}]
-        simulation = at_rest(domain(publicBudget={"tiers": budget}), group("lab", "a", tiers=budget))
+        budget = [{"tier": "shared", "limit": "1Mi"}]
+        simulation = at_rest(domain(publicBudgets=budget), group("lab", "a", budgets=budget))
         assert within(simulation, "TenantGroup", "lab") == ("True", "BudgetsEnforced")
         assert within(simulation, "CacheDomain", "default") == ("True", "BudgetsEnforced")
 
     def test_need_the_word_of_memory_and_of_redis_where_both_have_one(self) -> None:
         memory = TierState("cpu", "CPU", "closed")
-        both = [{"name": "cpu", "limit": "1Mi"}, {"name": "shared", "limit": "1Mi"}]
-        simulation = at_rest(policy("acme", tiers=both))
+        both = [{"tier": "cpu", "limit": "1Mi"}, {"tier": "shared", "limit": "1Mi"}]
+        simulation = at_rest(policy("acme", budgets=both))
         assert within(simulation) == ("Unknown", "MemoryNotGoverned")
         simulation.ack("pod-0", tiers=(memory, OLD))
         simulation.settle()
@@ -85,9 +85,9 @@ class TestBudgets:
         assert within(simulation) == ("True", "BudgetsEnforced")
 
     def test_a_guarantee_above_what_blocks_may_take_is_refused(self) -> None:
-        simulation = at_rest(policy("acme", tiers=[{"name": "shared", "guaranteed": "52Mi"}]))
+        simulation = at_rest(policy("acme", budgets=[{"tier": "shared", "guaranteed": "52Mi"}]))
         assert simulation.condition(TCP, "acme", "Stalled") == ("True", "GuaranteeExceedsCapacity")
-        simulation.edit(TCP, "acme", tiers=[{"name": "shared", "guaranteed": "51Mi"}])
+        simulation.edit(TCP, "acme", budgets=[{"tier": "shared", "guaranteed": "51Mi"}])
         simulation.come_to_rest()
         assert simulation.condition("CacheTier", "shared", "CapacityCommitted") == ("True", "GuaranteesFit")
         assert simulation.status("CacheTier", "shared")["guaranteed"] == "51Mi"
@@ -95,16 +95,16 @@ class TestBudgets:
     def test_guarantees_of_a_scope_count_once_however_many_models_share_the_tier(self) -> None:
         simulation = at_rest(
             model("other", tiers=("shared",)),
-            policy("both", tiers=[{"name": "shared", "guaranteed": "20Mi"}]),
-            policy("one", tiers=[{"name": "shared", "guaranteed": "20Mi"}], models={"names": ["tiny"]}),
+            policy("both", budgets=[{"tier": "shared", "guaranteed": "20Mi"}]),
+            policy("one", budgets=[{"tier": "shared", "guaranteed": "20Mi"}], models={"names": ["tiny"]}),
         )
         assert simulation.status("CacheTier", "shared")["guaranteed"] == "40Mi"
 
     def test_a_guarantee_that_does_not_fit_beside_an_older_one_is_told_on_the_tier_and_kept_by_nobody(self) -> None:
         simulation = at_rest(
-            policy("acme", tiers=[{"name": "shared", "guaranteed": "30Mi"}]),
-            policy("globex", tiers=[{"name": "shared", "guaranteed": "30Mi"}]),
-            policy("modest", tiers=[{"name": "shared", "limit": "30Mi"}]),
+            policy("acme", budgets=[{"tier": "shared", "guaranteed": "30Mi"}]),
+            policy("globex", budgets=[{"tier": "shared", "guaranteed": "30Mi"}]),
+            policy("modest", budgets=[{"tier": "shared", "limit": "30Mi"}]),
         )
         assert simulation.condition("CacheTier", "shared", "CapacityCommitted") == ("False", "GuaranteesWaiting")
         assert simulation.status("CacheTier", "shared")["guaranteed"] == "30Mi"
@@ -167,11 +167,13 @@ class TestSeveral:
 
     def test_have_budgets_and_conditions_of_their_own(self) -> None:
         budgets = [
-            {"name": "far", "guaranteed": "2Mi"},
-            {"name": "near", "limit": "1Mi", "retention": "10m"},
+            {"tier": "far", "guaranteed": "2Mi"},
+            {"tier": "near", "limit": "1Mi", "retention": "10m"},
         ]
         said = tuple(TierState(name, "Redis", "closed", capacity_bytes=1) for name in ("near", "far"))
-        simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")), policy("acme", tiers=budgets), said=said)
+        simulation = at_rest(
+            *self.TIERS, model(tiers=("cpu", "near", "far")), policy("acme", budgets=budgets), said=said
+        )
         told = {b.tier: (b.limit_bytes, b.guaranteed_bytes, b.retention_s) for b in simulation.entry("acme").budgets}
         assert told == {"far": (None, 2 * MIB, None), "near": (MIB, None, 600)}
         assert within(simulation) == ("True", "BudgetsEnforced")

@@ -78,7 +78,7 @@ def test_guarantees_of_a_cluster_that_gets_smaller_are_told_in_numbers() -> None
         redis_tier("t", capacity="3Gi", redis=MANAGED_CLUSTER),
         model(tiers=("t",)),
         pod("pod-0"),
-        *(policy(one, tiers=[{"name": "t", "guaranteed": "512Mi", "limit": "1Gi"}]) for one in ("a", "b")),
+        *(policy(one, budgets=[{"tier": "t", "guaranteed": "512Mi", "limit": "1Gi"}]) for one in ("a", "b")),
     )
     simulation.come_to_rest()
     looked(simulation, looks.cluster(looks.even(3), replicas=1))

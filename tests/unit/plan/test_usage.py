@@ -15,7 +15,7 @@ from tests.support.objects import cpu_tier, domain, group, invalidation, model, 
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
-BUDGETS = [{"name": "cpu", "limit": "64Mi"}, {"name": "shared", "guaranteed": "8Mi", "limit": "32Mi"}]
+BUDGETS = [{"tier": "cpu", "limit": "64Mi"}, {"tier": "shared", "guaranteed": "8Mi", "limit": "32Mi"}]
 
 
 def at_rest(*objects: Any) -> Simulation:
@@ -47,25 +47,25 @@ def tell(simulation: Simulation, pod_name: str, *rows: ScopeUsage, left_out: int
 
 
 def test_a_policy_tells_what_its_scope_holds_and_may_hold_on_each_tier() -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
     assert usage(simulation)["tiers"] == [
-        {"name": "cpu", "limit": "64Mi"},
-        {"name": "shared", "limit": "32Mi", "guaranteed": "8Mi"},
+        {"tier": "cpu", "limit": "64Mi"},
+        {"tier": "shared", "limit": "32Mi", "guaranteed": "8Mi"},
     ]
     tell(simulation, "pod-0", *holds(simulation, "acme", cpu=3 * MIB, shared=16 * MIB))
     told = usage(simulation)
     assert (told["used"], told["limit"], told["guaranteed"]) == ("~20Mi", "96Mi", "8Mi")
     assert told["observedAt"]
     assert told["tiers"] == [
-        {"name": "cpu", "used": "~3Mi", "limit": "64Mi"},
-        {"name": "shared", "used": "~16Mi", "limit": "32Mi", "guaranteed": "8Mi"},
+        {"tier": "cpu", "used": "~3Mi", "limit": "64Mi"},
+        {"tier": "shared", "used": "~16Mi", "limit": "32Mi", "guaranteed": "8Mi"},
     ]
     assert simulation.unsettled() == {}
 
 
 def test_of_several_pods_the_highest_word_counts_and_models_that_are_not_selected_do_not() -> None:
     other = (model("other", tiers=("cpu",)), pod("pod-9", "other"))
-    simulation = at_rest(policy("acme", tiers=BUDGETS, models={"names": ["tiny"]}), *other)
+    simulation = at_rest(policy("acme", budgets=BUDGETS, models={"names": ["tiny"]}), *other)
     tell(simulation, "pod-9", *holds(simulation, "acme", cpu=32 * MIB))
     tell(simulation, "pod-1", *holds(simulation, "acme", cpu=4 * MIB))
     simulation.now += timedelta(seconds=TOLD_EVERY_S)
@@ -74,7 +74,7 @@ def test_of_several_pods_the_highest_word_counts_and_models_that_are_not_selecte
 
 
 def test_it_is_rewritten_for_a_good_part_only_and_not_at_once() -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
     assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=16 * MIB)) == 1
     assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=30 * MIB)) == 0
     simulation.now += timedelta(seconds=TOLD_EVERY_S)
@@ -86,7 +86,7 @@ def test_it_is_rewritten_for_a_good_part_only_and_not_at_once() -> None:
 
 
 def test_the_first_word_about_a_tier_is_told_at_once_and_an_empty_one_is_no_news() -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
     assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB)) == 1
     assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB, shared=0)) == 0
     assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB, shared=32 * MIB)) == 1
@@ -96,7 +96,7 @@ def test_the_first_word_about_a_tier_is_told_at_once_and_an_empty_one_is_no_news
 
 
 def test_a_model_whose_pods_hold_less_than_anothers_wakes_nobody() -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS), model("other", tiers=("cpu",)), pod("pod-9", "other"))
+    simulation = at_rest(policy("acme", budgets=BUDGETS), model("other", tiers=("cpu",)), pod("pod-9", "other"))
     tell(simulation, "pod-0", *holds(simulation, "acme", cpu=32 * MIB))
     simulation.now += timedelta(seconds=TOLD_EVERY_S)
     simulation.plans.clear()
@@ -106,15 +106,15 @@ def test_a_model_whose_pods_hold_less_than_anothers_wakes_nobody() -> None:
 
 
 def test_other_budgets_are_told_at_once() -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
     tell(simulation, "pod-0", *holds(simulation, "acme", shared=16 * MIB))
-    simulation.edit(TCP, "acme", tiers=[{"name": "shared", "limit": "20Mi"}])
+    simulation.edit(TCP, "acme", budgets=[{"tier": "shared", "limit": "20Mi"}])
     simulation.settle()
-    assert usage(simulation)["tiers"] == [{"name": "shared", "used": "~16Mi", "limit": "20Mi"}]
+    assert usage(simulation)["tiers"] == [{"tier": "shared", "used": "~16Mi", "limit": "20Mi"}]
 
 
 def test_memory_that_no_pod_names_is_empty_and_redis_is_as_it_was_told_last_for_an_hour() -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
     both = holds(simulation, "acme", cpu=16 * MIB, shared=16 * MIB)
     tell(simulation, "pod-1")
     tell(simulation, "pod-0", *both)
@@ -132,14 +132,14 @@ def test_memory_that_no_pod_names_is_empty_and_redis_is_as_it_was_told_last_for_
 
 
 def test_a_group_tells_what_its_members_hold_together_and_they_do_not() -> None:
-    simulation = at_rest(group("lab", "a", "b", tiers=BUDGETS), policy("a", group="lab"), policy("b", group="lab"))
+    simulation = at_rest(group("lab", "a", "b", budgets=BUDGETS), policy("a", group="lab"), policy("b", group="lab"))
     tell(simulation, "pod-0", *holds(simulation, "a", cpu=8 * MIB))
     assert usage(simulation, "lab", "TenantGroup")["used"] == "~8Mi"
     assert usage(simulation, "a") == usage(simulation, "b") == {}
 
 
 def test_the_domain_tells_what_the_public_scope_holds_and_may_hold() -> None:
-    public = domain(publicBudget={"tiers": BUDGETS})
+    public = domain(publicBudgets=BUDGETS)
     simulation = at_rest(public, policy("a", isolation="Public"), policy("b", isolation="Public"))
     assert usage(simulation, "default", "CacheDomain")["limit"] == "96Mi"
     assert tell(simulation, "pod-0", *holds(simulation, "a", shared=8 * MIB)) == 1
@@ -176,7 +176,7 @@ def test_a_tier_that_the_model_has_not_is_not_told_whatever_a_pod_says() -> None
 
 @pytest.mark.parametrize("hours", [0, 2])
 def test_an_operator_that_starts_anew_writes_nothing(hours: int) -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
     tell(simulation, "pod-0", *holds(simulation, "acme", shared=13 * MIB))
     simulation.now += timedelta(hours=hours)
     writes = simulation.kube.writes
@@ -186,7 +186,7 @@ def test_an_operator_that_starts_anew_writes_nothing(hours: int) -> None:
 
 
 def test_what_was_told_stays_while_the_pod_that_may_hold_it_cannot_be_asked() -> None:
-    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
     tell(simulation, "pod-0", *holds(simulation, "acme", cpu=16 * MIB, shared=16 * MIB))
     before = usage(simulation)
     simulation.now += timedelta(hours=2)

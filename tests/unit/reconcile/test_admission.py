@@ -20,7 +20,7 @@ OWN = Key(TCP, NAMESPACE, "acme-policy")
 
 
 def tiers(guaranteed: str) -> list[Raw]:
-    return [{"name": "cpu", "guaranteed": guaranteed}]
+    return [{"tier": "cpu", "guaranteed": guaranteed}]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_what_a_status_will_say_is_known_to_other_plans_while_it_is_written(simu
     seen: list[dict[Key, Any]] = []
     granting = simulation.store.domain(NAMESPACE).granting
     simulation.kube.before_write = lambda verb, kind, name: seen.append(dict(granting)) if kind == TCP else None
-    simulation.put(policy("acme", name="acme-policy", tiers=tiers("40Mi")))
+    simulation.put(policy("acme", name="acme-policy", budgets=tiers("40Mi")))
     simulation.come_to_rest()
     assert {OWN: {"cpu": 40 << 20}} in seen
     assert granting == {}
@@ -50,7 +50,7 @@ def test_what_could_not_be_written_is_free_for_others_again(simulation: Simulati
             raise KubeError(500, "InternalError", "not now")
 
     simulation.kube.before_write = refuse
-    simulation.put(policy("acme", name="acme-policy", tiers=tiers("40Mi")))
+    simulation.put(policy("acme", name="acme-policy", budgets=tiers("40Mi")))
     simulation.step(OWN)
     assert simulation.store.domain(NAMESPACE).granting == {}
 
@@ -60,11 +60,11 @@ def test_each_decision_is_logged_and_counted_once_and_names_no_tenant(
 ) -> None:
     caplog.set_level(logging.INFO, "kvstrata.audit")
     before = {outcome: counted(outcome) for outcome in ("admitted", "denied", "withdrawn", "released")}
-    simulation.put(policy("acme", name="acme-policy", tiers=tiers("40Mi")))
+    simulation.put(policy("acme", name="acme-policy", budgets=tiers("40Mi")))
     simulation.advance(2)
-    simulation.put(policy("globex", name="other-policy", tiers=tiers("60Mi")))
+    simulation.put(policy("globex", name="other-policy", budgets=tiers("60Mi")))
     simulation.come_to_rest()
-    simulation.edit(TCP, "acme-policy", tiers=tiers("20Mi"))
+    simulation.edit(TCP, "acme-policy", budgets=tiers("20Mi"))
     simulation.come_to_rest()
     simulation.edit("CacheTier", "cpu", capacityPerPod="70Mi")
     simulation.come_to_rest()

@@ -83,7 +83,7 @@ def test_readers_of_a_pool_share_it_and_who_is_suspended_shares_nothing(
         (Action.SHARING_BEGAN, "TenantCachePolicy/all", "Public"),
     ]
     caplog.clear()
-    simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    simulation.edit("TenantCachePolicy", "acme", suspend=True)
     simulation.come_to_rest()
     assert shares(caplog) == [(Action.SHARING_ENDED, "TenantCachePolicy/acme", "PrefixPool/docs")]
 
@@ -106,8 +106,8 @@ def test_tenants_are_named_only_where_the_domain_says_so(
 ) -> None:
     if names_told:
         simulation.edit("CacheDomain", "default", auditNames=names_told)
-    tiers = [{"name": "cpu", "guaranteed": "1Mi"}]
-    simulation.put(policy("acme", name="p1", tiers=tiers), policy("globex", name="p2", isolation="Public"))
+    tiers = [{"tier": "cpu", "guaranteed": "1Mi"}]
+    simulation.put(policy("acme", name="p1", budgets=tiers), policy("globex", name="p2", isolation="Public"))
     simulation.put(policy("acme", name="p3"))
     simulation.come_to_rest()
     told = lines(caplog)

@@ -40,7 +40,7 @@ def test_a_pass_over_a_world_that_is_known_finds_and_writes_nothing() -> None:
 def test_objects_that_came_changed_or_went_without_an_event_are_found() -> None:
     simulation = at_rest()
     simulation.kube.put(policy("late"))
-    simulation.kube.put(policy("acme", suspended=True))
+    simulation.kube.put(policy("acme", suspend=True))
     simulation.kube.remove("TenantCachePolicy", NAMESPACE, "globex")
     simulation.kube.take_events()
     missed = resync(simulation)

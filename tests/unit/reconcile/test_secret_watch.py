@@ -156,7 +156,7 @@ def test_a_shard_that_was_deleted_or_damaged_comes_back_in_the_other_slot() -> N
 def test_a_policy_that_is_invalid_keeps_its_entry_when_the_bundle_is_deleted() -> None:
     simulation = at_rest()
     before = simulation.entry("acme")
-    simulation.edit("TenantCachePolicy", "acme", tiers=[{"name": "gone", "limit": "1Mi"}])
+    simulation.edit("TenantCachePolicy", "acme", budgets=[{"tier": "gone", "limit": "1Mi"}])
     simulation.come_to_rest()
     simulation.delete("Secret", ROOT[2])
     simulation.come_to_rest()
@@ -185,7 +185,7 @@ def test_labels_put_on_a_root_by_hand_cause_no_commit() -> None:
     simulation.put({**raw, "metadata": {**raw["metadata"], "annotations": {"mine": "1"}}})
     simulation.settle()
     assert simulation.bundle() == before
-    simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    simulation.edit("TenantCachePolicy", "acme", suspend=True)
     simulation.settle()
     assert stored(simulation) == simulation.world.bundles["tiny"]
 
@@ -204,7 +204,7 @@ def test_events_of_own_commits_are_no_news_before_and_after_the_answer() -> None
 
     simulation.kube.after_write = tell_at_once
     before = simulation.bundle().root.revision
-    simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    simulation.edit("TenantCachePolicy", "acme", suspend=True)
     simulation.settle()
     assert {TINY} in raised
     simulation.come_to_rest()
@@ -225,7 +225,7 @@ def test_a_deletion_that_is_told_before_the_answer_to_the_write_is_not_lost() ->
                 simulation.queue.add(key)
 
     simulation.kube.after_write = delete_at_once
-    simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    simulation.edit("TenantCachePolicy", "acme", suspend=True)
     simulation.kube.take_events()
     simulation.come_to_rest()
     assert deleted

@@ -34,7 +34,7 @@ def key(kind: str, name: str) -> Key:
 
 def test_an_older_version_changes_nothing() -> None:
     known = store()
-    known.observe(at(5, policy("acme", suspended=True)))
+    known.observe(at(5, policy("acme", suspend=True)))
     assert known.observe(at(4, policy("acme"))) == frozenset()
     assert known.observe(at(5, policy("acme"))) == frozenset()
     assert known.world(NAMESPACE).policies["acme"].spec.is_suspended

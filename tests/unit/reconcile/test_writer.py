@@ -188,7 +188,7 @@ def test_a_changed_shard_goes_into_the_slot_that_the_root_does_not_name() -> Non
 
 def test_a_status_that_somebody_else_changed_first_is_read_again_and_written_then() -> None:
     simulation = at_rest()
-    simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    simulation.edit("TenantCachePolicy", "acme", suspend=True)
     slot = ("TenantCachePolicy", NAMESPACE, "acme")
     unseen = {**simulation.kube.objects[slot]}
     unseen["metadata"] = {**unseen["metadata"], "annotations": {"mine": "1"}}

@@ -198,7 +198,7 @@ def condition_column(name: str, condition: str, field: str = "status", priority:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with an object: the field in API form (``spec.tiers[0].limit``) and a sentence."""
+    """One thing that is wrong with an object: the field in API form (``spec.budgets[0].limit``) and a sentence."""
 
     field: str
     message: str

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, condition_column
 from kvstrata.api.common import (
     Admission,
-    Budget,
+    Budgets,
     ConfigMapKeyRef,
     Count,
     Duration,
@@ -19,7 +19,6 @@ from kvstrata.api.common import (
     Revision,
     ScopeStatus,
     Status,
-    TierBudget,
     Usage,
 )
 from kvstrata.api.markers import AtomicList, Between
@@ -128,8 +127,8 @@ class CacheDomainSpec(ApiModel):
     """The service, for keyCustody: KMS. Leave it until the last key that it wraps has ended: without it no key is
     unwrapped or ended."""
 
-    public_budget: Budget | None = None
-    """Budget of the Public scope. Absent means no guarantee and no limit."""
+    public_budgets: Budgets = ()
+    """Budgets of the Public scope; a tier without an entry is used without guarantee and without limit."""
 
     unknown_tenants: UnknownTenants | None = None
     """NoReuse: callers without a policy are answered, without reuse and without stores. Refuse: they get 403.
@@ -177,11 +176,6 @@ class CacheDomainSpec(ApiModel):
     def effective_audit_names(self) -> AuditNames:
         """auditNames, or its default."""
         return self.audit_names or AuditNames.SCOPES
-
-    @property
-    def public_tiers(self) -> tuple[TierBudget, ...]:
-        """Budgets of the Public scope."""
-        return self.public_budget.tiers if self.public_budget is not None else ()
 
 
 DomainId = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9a-f]+$")]

@@ -32,6 +32,7 @@ __all__ = [
     "AnyObject",
     "ApiModel",
     "Budget",
+    "Budgets",
     "Classification",
     "Condition",
     "ConditionStatus",
@@ -51,8 +52,6 @@ __all__ = [
     "SecretKeyRef",
     "ServerTls",
     "Status",
-    "TierBudget",
-    "TierBudgets",
     "TierName",
     "TierNames",
     "TierUsage",
@@ -119,10 +118,10 @@ class TierName(ApiModel):
     """Name of the CacheTier."""
 
 
-class TierBudget(ApiModel):
-    """What one scope may use of one tier."""
+class Budget(ApiModel):
+    """Bytes and time that one scope has on one tier."""
 
-    name: ObjectName
+    tier: ObjectName
     """Name of the CacheTier."""
 
     guaranteed: Quantity | None = None
@@ -152,7 +151,7 @@ class TierBudget(ApiModel):
     @property
     def is_bounded(self) -> bool:
         """Whether it sets anything."""
-        return any(value is not None for name, value in self if name != "name")
+        return any(value is not None for name, value in self if name != "tier")
 
     @property
     def guaranteed_bytes(self) -> int:
@@ -170,15 +169,8 @@ class TierBudget(ApiModel):
         return self.retention.in_seconds if self.retention is not None else None
 
 
-TierBudgets = Annotated[tuple[TierBudget, ...], Field(max_length=16), MapList()]
+Budgets = Annotated[tuple[Budget, ...], Field(max_length=16), MapList("tier")]
 TierNames = Annotated[tuple[TierName, ...], Field(max_length=16), MapList()]
-
-
-class Budget(ApiModel):
-    """Budgets of one scope on several tiers."""
-
-    tiers: TierBudgets = ()
-    """One entry for each tier; a tier without an entry is used without guarantee and without limit."""
 
 
 class LabelSelectorRequirement(ApiModel):
@@ -305,7 +297,7 @@ class ScopeStatus(StatusModel):
 class TierUsage(StatusModel):
     """Usage of one tier by one scope."""
 
-    name: ShortText
+    tier: ShortText
     """Name of the CacheTier."""
 
     used: ShortText | None = None
@@ -333,14 +325,14 @@ class Usage(StatusModel):
     observed_at: Timestamp | None = None
     """When usage was read."""
 
-    tiers: Annotated[tuple[TierUsage, ...], Field(max_length=64), MapList()] = ()
+    tiers: Annotated[tuple[TierUsage, ...], Field(max_length=64), MapList("tier")] = ()
     """The same for each tier."""
 
 
 class AdmittedGuarantee(StatusModel):
     """What is reserved for a scope of one tier."""
 
-    name: ShortText
+    tier: ShortText
     """Name of the CacheTier."""
 
     guaranteed: Quantity
@@ -354,13 +346,13 @@ class Admission(StatusModel):
     models: Annotated[str, StringConstraints(max_length=64)] = ""
     """Digest of the choice of models that they were admitted for; empty for all."""
 
-    tiers: Annotated[tuple[AdmittedGuarantee, ...], Field(max_length=32), MapList()] = ()
+    tiers: Annotated[tuple[AdmittedGuarantee, ...], Field(max_length=32), MapList("tier")] = ()
     """One entry for each tier; a declared guarantee without one waits for room and counts as none."""
 
     @property
     def by_tier(self) -> dict[str, int]:
         """Admitted bytes by the name of their tier."""
-        return {tier.name: tier.guaranteed.in_bytes for tier in self.tiers}
+        return {row.tier: row.guaranteed.in_bytes for row in self.tiers}
 
 
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=32), MapList("type")]

@@ -20,14 +20,14 @@ from kvstrata.api.base import (
 )
 from kvstrata.api.common import (
     Admission,
+    Budget,
+    Budgets,
     Classification,
     LabelSelector,
     ObjectRef,
     ScopeKind,
     ScopeStatus,
     Status,
-    TierBudget,
-    TierBudgets,
     Usage,
 )
 from kvstrata.api.markers import AtomicList, Immutable, MapList, SetList
@@ -82,7 +82,7 @@ class TenantCachePolicySpec(ApiModel):
     classification: Classification | None = None
     """How sensitive the tenant's data is. Absent means Restricted, because nothing is known."""
 
-    tiers: TierBudgets = ()
+    budgets: Budgets = ()
     """Budgets; with isolation Isolated only, because shared scopes have budgets of their own."""
 
     pools: Annotated[tuple[ObjectRef, ...], Field(max_length=64), MapList()] = ()
@@ -96,7 +96,7 @@ class TenantCachePolicySpec(ApiModel):
     """Erase: when the policy is deleted, so is what the tenant has cached and does not share; the policy goes when a
     receipt says what became of it. Abandon: it becomes unreachable and ages out. Absent means Erase."""
 
-    suspended: bool | None = None
+    suspend: bool | None = None
     """Whether reuse is off for this tenant. Its requests are still answered."""
 
     RULES = (
@@ -113,11 +113,11 @@ class TenantCachePolicySpec(ApiModel):
             holds=lambda spec: spec.isolation is Isolation.GROUP or spec.group_ref is None,
         ),
         Rule(
-            cel="self.isolation == 'Isolated' || !has(self.tiers) || size(self.tiers) == 0",
-            message="tiers are only for isolation Isolated: shared scopes have their budget in the TenantGroup "
-            "or in the CacheDomain's publicBudget",
-            field_path=".tiers",
-            holds=lambda spec: spec.isolation is Isolation.ISOLATED or not spec.tiers,
+            cel="self.isolation == 'Isolated' || !has(self.budgets) || size(self.budgets) == 0",
+            message="budgets are only for isolation Isolated: shared scopes have budgets in the TenantGroup or in "
+            "publicBudgets of the CacheDomain",
+            field_path=".budgets",
+            holds=lambda spec: spec.isolation is Isolation.ISOLATED or not spec.budgets,
         ),
         Rule(
             cel="self.isolation == 'Isolated' || !has(self.cacheGeneration)",
@@ -146,7 +146,7 @@ class TenantCachePolicySpec(ApiModel):
     @property
     def is_suspended(self) -> bool:
         """Whether reuse is off."""
-        return bool(self.suspended)
+        return bool(self.suspend)
 
     @property
     def group_name(self) -> str | None:
@@ -158,9 +158,9 @@ class TenantCachePolicySpec(ApiModel):
         """Names of the PrefixPools that the tenant wants to read."""
         return tuple(pool.name for pool in self.pools)
 
-    def budget(self, tier: str) -> TierBudget | None:
+    def budget(self, tier: str) -> Budget | None:
         """The budget on the named tier, or None."""
-        return next((budget for budget in self.tiers if budget.name == tier), None)
+        return next((budget for budget in self.budgets if budget.tier == tier), None)
 
     def covers(self, model_name: str, model_labels: dict[str, str]) -> bool:
         """Whether this policy is for the CachedModel of that name and those labels."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, condition_column
-from kvstrata.api.common import Admission, Count, ScopeStatus, Status, TierBudget, TierBudgets, Usage
+from kvstrata.api.common import Admission, Budget, Budgets, Count, ScopeStatus, Status, Usage
 from kvstrata.api.markers import SetList
 from kvstrata.api.scalars import Generation, TenantName
 
@@ -30,7 +30,7 @@ class TenantGroupSpec(ApiModel):
     """Full: members reuse one another's blocks. PoolsOnly: members share nothing but the PrefixPools that the group may
     read. Absent means Full."""
 
-    tiers: TierBudgets = ()
+    budgets: Budgets = ()
     """Budgets of the group as a whole; with sharing Full only, because otherwise nothing is stored under the group."""
 
     cache_generation: Generation | None = None
@@ -46,9 +46,9 @@ class TenantGroupSpec(ApiModel):
         """cacheGeneration, 0 when absent."""
         return self.cache_generation or 0
 
-    def budget(self, tier: str) -> TierBudget | None:
+    def budget(self, tier: str) -> Budget | None:
         """The budget on the named tier, or None."""
-        return next((budget for budget in self.tiers if budget.name == tier), None)
+        return next((budget for budget in self.budgets if budget.tier == tier), None)
 
 
 class TenantGroupStatus(Status):
@@ -79,7 +79,7 @@ class TenantGroupStatus(Status):
 class TenantGroup(Resource):
     """A TenantGroup lists tenants that may share blocks. It is a kind of its own, so that the right to edit a policy is
     not the right to join a group. What members share is as sensitive as the strictest classification of their
-    policies says, whose absence counts as Restricted; retention is the group's own, in its tiers."""
+    policies says, whose absence counts as Restricted; retention is the group's own, in its budgets."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="TenantGroup",

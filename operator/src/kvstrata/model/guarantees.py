@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.common import Admission, TierBudget
+from kvstrata.api.common import Admission, Budget
 from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
 from kvstrata.api.tenantcachepolicy import Isolation, ModelsSelector, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
@@ -117,11 +117,11 @@ def declared_guarantees(resource: Holder) -> dict[str, int]:
     contents."""
     match resource:
         case TenantCachePolicy():
-            return _guaranteed(resource.spec.tiers if resource.spec.isolation is Isolation.ISOLATED else ())
+            return _guaranteed(resource.spec.budgets if resource.spec.isolation is Isolation.ISOLATED else ())
         case TenantGroup():
-            return _guaranteed(resource.spec.tiers if resource.spec.effective_sharing is Sharing.FULL else ())
+            return _guaranteed(resource.spec.budgets if resource.spec.effective_sharing is Sharing.FULL else ())
         case CacheDomain():
-            return _guaranteed(resource.spec.public_tiers)
+            return _guaranteed(resource.spec.public_budgets)
         case PrefixPool():
             sizes: dict[str, int] = {}
             for slot in (resource.status, resource.status.next) if resource.spec.is_pinned else ():
@@ -155,8 +155,8 @@ def _models(resource: Holder) -> ModelsSelector | None:
             return None
 
 
-def _guaranteed(budgets: Iterable[TierBudget]) -> dict[str, int]:
-    return {budget.name: size for budget in budgets if budget.guaranteed and (size := budget.guaranteed_bytes)}
+def _guaranteed(budgets: Iterable[Budget]) -> dict[str, int]:
+    return {budget.tier: size for budget in budgets if budget.guaranteed and (size := budget.guaranteed_bytes)}
 
 
 def _measured(slot: PrefixPoolStatus | NextContent | None) -> Mapping[str, int]:

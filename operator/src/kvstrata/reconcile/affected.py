@@ -247,7 +247,7 @@ def _with_budgets_in(world: World, tiers: Collection[str]) -> set[Key]:
         return set()
 
     def declares(holder: Any) -> bool:
-        return any(budget.name in tiers for budget in holder.spec.tiers)
+        return any(budget.tier in tiers for budget in holder.spec.budgets)
 
     return _keys(world, POLICY, declares) | _keys(world, GROUP, declares)
 

@@ -108,7 +108,7 @@ class AdmissionDecision:
         kept = self.admitted if let_go else {**self.admitted, **self.before}
         if not any(kept.values()) and not self.finding:
             return None
-        rows = [{"name": tier, "guaranteed": _exact(size)} for tier, size in sorted(kept.items()) if size]
+        rows = [{"tier": tier, "guaranteed": _exact(size)} for tier, size in sorted(kept.items()) if size]
         return {"models": self.models, "tiers": rows}
 
 
@@ -179,9 +179,9 @@ def _problem(world: World, holder: Key) -> Decision | None:
         case "TenantCachePolicy":
             return first(policy_chain.BLOCKING, world, world.policies[holder.name])
         case "TenantGroup":
-            return policy_chain.budget_problem(world, world.groups[holder.name].spec.tiers, "spec.tiers")
+            return policy_chain.budget_problem(world, world.groups[holder.name].spec.budgets, "spec.budgets")
         case "CacheDomain":
-            return policy_chain.budget_problem(world, world.domain_spec.public_tiers, "spec.publicBudget.tiers")
+            return policy_chain.budget_problem(world, world.domain_spec.public_budgets, "spec.publicBudgets")
         case _:
             return None  # Whatever is wrong with a pool, what readers have of it stands.
 

@@ -7,7 +7,7 @@ from itertools import chain
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, CacheTierStatus, Medium
-from kvstrata.api.common import Classification, TierBudget
+from kvstrata.api.common import Budget, Classification
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, TierReason
 from kvstrata.contract.messages.pod_state import PodState
@@ -110,7 +110,7 @@ def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) ->
 
 def within_budget(
     world: World,
-    budgets: Sequence[TierBudget],
+    budgets: Sequence[Budget],
     models: Iterable[CachedModel],
     nothing: str,
     wrong: Decision | None = None,
@@ -126,7 +126,7 @@ def within_budget(
     if wrong:
         return false(kind, wrong.reason, wrong.message)
     known = [
-        (budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and budget.is_bounded
+        (budget, world.tiers[budget.tier]) for budget in budgets if budget.tier in world.tiers and budget.is_bounded
     ]
     if not known:
         return true(kind, PolicyReason.NO_BUDGET, nothing)
@@ -139,7 +139,7 @@ def within_budget(
             f"what is declared on CacheTier {', '.join(closed)} is given to nobody: data is kept off by its "
             "classification, as condition TiersAdmitted says",
         )
-    untold = sorted({budget.name for budget, tier in known if tier.spec.medium not in BUDGETED})
+    untold = sorted({budget.tier for budget, tier in known if tier.spec.medium not in BUDGETED})
     if untold:
         return unknown(
             kind,

@@ -176,8 +176,8 @@ def _all_speak(world: World, models: Iterable[str]) -> bool:
 
 
 def _told(shown: Usage | None) -> dict[str, int]:
-    tiers = shown.tiers if shown is not None else ()
-    return {tier.name: size for tier in tiers if (size := _size(tier.used)) is not None}
+    rows = shown.tiers if shown is not None else ()
+    return {row.tier: size for row in rows if (size := _size(row.used)) is not None}
 
 
 def _is_first(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
@@ -200,7 +200,7 @@ def _row(tier: str, used: int | None, budget: EnforcedBudget | None) -> dict[str
         "limit": binary(budget.limit_bytes) if budget and budget.limit_bytes is not None else None,
         "guaranteed": binary(budget.guaranteed_bytes) if budget and budget.guaranteed_bytes else None,
     }
-    return {"name": tier} | {name: value for name, value in fields.items() if value is not None}
+    return {"tier": tier} | {name: value for name, value in fields.items() if value is not None}
 
 
 def _total(amounts: Iterable[int | None]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.cachedomain import AuditNames
 from kvstrata.api.cachetier import Medium
-from kvstrata.api.common import TierBudget
+from kvstrata.api.common import Budget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy, TenantCachePolicySpec
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
@@ -48,7 +48,7 @@ class PolicyInputs:
     scope: Scope
     epoch: Epoch | None
     domain_key: bytes | None
-    declared: tuple[TierBudget, ...]
+    declared: tuple[Budget, ...]
     longest_s: dict[str, int]
     in_memory: tuple[str, ...]
     denied: tuple[str, ...]
@@ -98,7 +98,7 @@ def inputs_of_all(world: World, model: CachedModel) -> tuple[Any, ...]:
         world.domain_key,
         domain.status.scope if domain else None,
         domain.status.admission if domain else None,
-        world.domain_spec.public_tiers,
+        world.domain_spec.public_budgets,
         lost_everywhere(world),
         tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
         tuple(
@@ -244,10 +244,10 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
     return replace(kept.paused(inputs.paused), keyspace=inputs.keyspace, keys=inputs.keys)
 
 
-def enforced(budget: TierBudget) -> EnforcedBudget:
+def enforced(budget: Budget) -> EnforcedBudget:
     """Return a budget as pods enforce it, before admission, retention limits and classifications reduce it."""
     return EnforcedBudget(
-        tier=budget.name,
+        tier=budget.tier,
         limit_bytes=budget.limit_bytes,
         guaranteed_bytes=budget.guaranteed_bytes or None,
         retention_s=budget.retention_s,
@@ -276,16 +276,16 @@ def _reduced(inputs: PolicyInputs, budgets: Iterable[EnforcedBudget]) -> tuple[E
     return tuple(budget for _, budget in sorted(by_tier.items()))
 
 
-def _declaring(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[Holder | None, tuple[TierBudget, ...]]:
+def _declaring(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[Holder | None, tuple[Budget, ...]]:
     """Return the object that declares the budgets of a scope, if it exists, and these budgets."""
     match scope.kind:
         case ScopeKind.GROUP:
             group = world.groups.get(scope.name)
-            return group, group.spec.tiers if group is not None else ()
+            return group, group.spec.budgets if group is not None else ()
         case ScopeKind.PUBLIC:
-            return world.domain, world.domain_spec.public_tiers
+            return world.domain, world.domain_spec.public_budgets
         case _:
-            return policy, policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
+            return policy, policy.spec.budgets if policy.spec.isolation is Isolation.ISOLATED else ()
 
 
 def rules_of(world: World, model: CachedModel) -> Rules:

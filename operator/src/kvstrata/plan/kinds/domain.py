@@ -126,13 +126,13 @@ def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision
         "usage": _usage(world, domain, now),
     }
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
-    wrong = budget_problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
+    wrong = budget_problem(world, domain.spec.public_budgets, "spec.publicBudgets")
     verdict = admission_of(world, domain, wrong)
     fields["admission"] = verdict.status()
     levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
     admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
     nothing = "the public scope has no limit"
-    within = within_budget(world, domain.spec.public_tiers, models, nothing, wrong, levels)
+    within = within_budget(world, domain.spec.public_budgets, models, nothing, wrong, levels)
     restored = restore.restored_finding(world, domain, now)
     fields["restored"] = restore.record(domain, restored, now)
     stalled = conflict or wrong or keycustody.refused_change(world, domain)
@@ -152,7 +152,7 @@ def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object
     told = domain.status.scope
     keyspace = derive_keyspace(world.domain_key, PUBLIC_SCOPE, told.epoch) if told and world.domain_key else None
     admitted = admitted_bytes(world, domain)
-    budgets = [as_admitted(admitted, enforced(budget)) for budget in domain.spec.public_tiers]
+    budgets = [as_admitted(admitted, enforced(budget)) for budget in domain.spec.public_budgets]
     return usage_status(world, keyspace, budgets, world.models, domain.status.usage, now)
 
 

@@ -90,14 +90,14 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
 
 
 def _stalled(world: World, group: TenantGroup) -> Decision | None:
-    wrong = budget_problem(world, group.spec.tiers, "spec.tiers")
+    wrong = budget_problem(world, group.spec.budgets, "spec.budgets")
     if wrong:
         return wrong
-    if group.spec.tiers and not _shares_blocks(group):
+    if group.spec.budgets and not _shares_blocks(group):
         return Decision(
             GroupReason.BUDGET_NOT_SUPPORTED,
-            "with sharing PoolsOnly nothing is stored under the group: remove spec.tiers, and give members budgets in "
-            "their own policies",
+            "with sharing PoolsOnly nothing is stored under the group: remove spec.budgets, and give members "
+            "budgets in their own policies",
         )
     return None
 
@@ -137,7 +137,7 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
 def _of_tiers(world: World, group: TenantGroup, stalled: Decision | None) -> tuple[Finding, ...]:
     scope, models = group_scope(group.name), world.models.values()
     levels = shared_levels(world, scope)
-    budgets = within_budget(world, group.spec.tiers, models, "the group sets no limit", stalled, levels)
+    budgets = within_budget(world, group.spec.budgets, models, "the group sets no limit", stalled, levels)
     if not _shares_blocks(group):
         return (budgets,)
     return (budgets, *tiers_admitted(world, levels, because_of(world, scope), models))
@@ -154,7 +154,7 @@ def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object]
     scope, told = group_scope(group.name), group.status.scope
     keyspace = derive_keyspace(world.domain_key, scope, told.epoch) if told and world.domain_key else None
     admitted = admitted_bytes(world, group)
-    budgets = [as_admitted(admitted, enforced(budget)) for budget in group.spec.tiers]
+    budgets = [as_admitted(admitted, enforced(budget)) for budget in group.spec.budgets]
     return usage_status(world, keyspace, budgets, world.models, group.status.usage, now)
 
 

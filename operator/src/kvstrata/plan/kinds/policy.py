@@ -152,7 +152,7 @@ def _usage(world: World, policy: TenantCachePolicy, entry: Entry | None, now: da
     """Return the usage of the tenant's own scope; a group reports a shared one."""
     if entry is None or entry.scope.kind is not ScopeKind.TENANT:
         return None
-    declared = {budget.name for budget in policy.spec.tiers}
+    declared = {budget.tier for budget in policy.spec.budgets}
     budgets = [budget for budget in entry.budgets if budget.tier in declared]
     models = [name for name, model in world.models.items() if selects(policy, model)]
     return usage_status(world, entry.keyspace, budgets, models, policy.status.usage, now)
@@ -166,7 +166,7 @@ def _declared(
     levels = levels_of(world, policy, inputs.scope)
     return (
         false(ADMITTED, blocked.reason, blocked.message) if blocked else admitted,
-        within_budget(world, policy.spec.tiers, models, "the policy sets no limit", blocked),
+        within_budget(world, policy.spec.budgets, models, "the policy sets no limit", blocked),
         *tiers_admitted(world, levels, because_of_policy(policy, inputs.scope), models),
         pools_resolved(world, policy, blocked),
         *erases(policy),

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.common import TierBudget
+from kvstrata.api.common import Budget
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PoolReason
@@ -91,7 +91,7 @@ def within_guarantee(world: World, pool: PrefixPool) -> Finding:
     pinned = pool.spec.is_pinned and slot is not None
     model = world.models.get(pool.spec.model_ref.name)
     rows = slot.tiers if pinned and slot is not None else ()
-    budgets = [TierBudget(name=row.name, guaranteed=Quantity(str(row.bytes))) for row in rows if row.bytes]
+    budgets = [Budget(tier=row.name, guaranteed=Quantity(str(row.bytes))) for row in rows if row.bytes]
     nothing = "the pool is pinned and has no size yet" if pool.spec.is_pinned else "the pool is not pinned"
     return within_budget(world, budgets, [model] if model is not None else [], nothing)
 

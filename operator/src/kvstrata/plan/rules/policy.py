@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.common import TierBudget
+from kvstrata.api.common import Budget
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.model.world import World
@@ -32,30 +32,30 @@ def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decisi
 
 
 def budgets_fit_their_tiers(world: World, policy: TenantCachePolicy) -> Decision | None:
-    return budget_problem(world, policy.spec.tiers, "spec.tiers", policy)
+    return budget_problem(world, policy.spec.budgets, "spec.budgets", policy)
 
 
 def budget_problem(
-    world: World, budgets: Sequence[TierBudget], field: str, policy: TenantCachePolicy | None = None
+    world: World, budgets: Sequence[Budget], field: str, policy: TenantCachePolicy | None = None
 ) -> Decision | None:
     """Return the first problem of budgets that `field` declares; those of a `policy` must admit its classification."""
     for budget in budgets:
-        if budget.name not in world.tiers:
+        if budget.tier not in world.tiers:
             known = ", ".join(sorted(world.tiers)) or "none"
             return Decision(
                 PolicyReason.TIER_NOT_FOUND,
-                f"CacheTier {budget.name} does not exist in namespace {world.namespace} (there: {known}): "
+                f"CacheTier {budget.tier} does not exist in namespace {world.namespace} (there: {known}): "
                 f"create it or correct {field}",
             )
     for budget in budgets:
-        tier = world.tiers[budget.name]
+        tier = world.tiers[budget.tier]
         found = _misfit(budget, tier, field) or (_not_admitted(tier, policy) if policy is not None else None)
         if found:
             return found
     return None
 
 
-def _misfit(budget: TierBudget, tier: CacheTier, field: str) -> Decision | None:
+def _misfit(budget: Budget, tier: CacheTier, field: str) -> Decision | None:
     """A budget may not promise what its tier cannot hold or keep."""
     if tier.spec.medium is Medium.HBM and (budget.limit is not None or budget.guaranteed is not None):
         return Decision(
@@ -87,7 +87,7 @@ def _not_admitted(tier: CacheTier, policy: TenantCachePolicy) -> Decision | None
     return Decision(
         PolicyReason.CLASSIFICATION_NOT_ALLOWED,
         f"CacheTier {tier.name} does not allow data of classification {level}{unsaid}: pods keep it off; choose "
-        "another tier in spec.tiers",
+        "another tier in spec.budgets",
     )
 
 
