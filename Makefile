@@ -82,6 +82,16 @@ test: check ## Every gate and every test, on real parts; leaves a cluster that w
 soak: $(VENV)/installed ## Tests in full instead of samples, from random seeds, on every server: hours
 	@$(BIN)/python -m e2e.run_tests --soak
 
+$(LOCAL)/venv-docs/installed: requirements/docs.txt
+	@mkdir -p $(LOCAL) && printf '*\n' > $(LOCAL)/.gitignore
+	@$(PYTHON) -m venv $(LOCAL)/venv-docs
+	@$(LOCAL)/venv-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
+.PHONY: docs
+docs: $(LOCAL)/venv-docs/installed ## Build the documentation as a site with search: .local/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(LOCAL)/venv-docs/bin/mkdocs build --quiet --strict
+
 .PHONY: bench
 bench: $(VENV)/installed ## Run the benchmarks, or one: make bench BENCH=enforce; results in bench/results/
 	@PYTHONPATH=operator/src:sidecar/src $(BIN)/python -m bench $(BENCH)

@@ -28,5 +28,6 @@ compile bench-envoy.txt "What the benchmark gate installs for Envoy." --universa
 compile bench-litellm.txt "What the benchmark gate installs for LiteLLM's proxy." --universal "$@" requirements/bench-litellm.in
 compile bench-glide.txt "What the benchmark adapter installs for Valkey GLIDE." --universal "$@" requirements/bench-glide.in
 compile bench-plot.txt "What the benchmark sharing draws its plot with." --universal "$@" requirements/bench-plot.in
+compile docs.txt "What make docs builds the site with." --universal "$@" requirements/docs.in
 compile tier-servers.txt "Servers that tests install, with --no-deps; see tier-servers.in." --no-deps \
     --python-platform x86_64-unknown-linux-gnu "$@" requirements/tier-servers.in

@@ -119,7 +119,7 @@ def table(cells: Points, requests: int, token_bytes: int, reproduce: str) -> str
         f"{requests} prompts of an excerpt of the Mooncake conversation trace behind a shared prefix of "
         f"{PREFIX_TOKENS:,} tokens, dealt to tenants by conversation; groups have up to {GROUP_TENANTS} tenants; "
         f"chunks have {CHUNK_TOKENS} tokens and {block_kib} KiB. Written by `{reproduce}`; what it means is in "
-        "[Benchmarks](../../docs/guides/benchmarks.md#sharing)."
+        "[Benchmarks](../../docs/development/benchmarks.md#sharing)."
     )
     lines = [
         "# Sharing, measured", "", conditions, "",

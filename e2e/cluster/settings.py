@@ -56,7 +56,7 @@ TRIXIE = Debian(
     "debian:trixie-20260918-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a",
 )
 NODE_DEBIAN = BOOKWORM
-"""What the local node runs: docs/adr/0043-images-on-trixie-the-node-on-bookworm.md."""
+"""What the local node runs: docs/adr/0007-local-cluster.md."""
 
 
 @dataclass(frozen=True, slots=True)

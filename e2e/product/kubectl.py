@@ -34,7 +34,7 @@ class Kubectl:
         paths = paths or Paths()
         self.kubeconfig = kubeconfig or paths.kubeconfig
         self._reader = reader
-        self._environment = {
+        self.environment = {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
             "PATH": f"{paths.bin}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -46,7 +46,7 @@ class Kubectl:
             done = subprocess.run(
                 [program, *arguments],
                 input=stdin,
-                env=self._environment,
+                env=self.environment,
                 capture_output=True,
                 text=True,
                 timeout=timeout_s,
@@ -62,7 +62,7 @@ class Kubectl:
         """Start a command that runs until it is ended, with its output to be read."""
         return subprocess.Popen(
             ["kubectl", *arguments],
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -116,7 +116,7 @@ class Kubectl:
         local = free_port()
         process = subprocess.Popen(
             ["kubectl", "-n", namespace, "port-forward", target, f"{local}:{port}"],
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -24,7 +24,7 @@ path "{MOUNT}/keys/kvstrata-*/config" {{ capabilities = ["update"] }}
 path "{MOUNT}/datakey/plaintext/kvstrata-*" {{ capabilities = ["update"] }}
 path "{MOUNT}/decrypt/kvstrata-*" {{ capabilities = ["update"] }}
 """
-"""What the operator's token may do: docs/guides/key-custody.md has the same."""
+"""What the operator's token may do: docs/how-to/key-custody.md has the same."""
 
 START_TIMEOUT_S = 120.0
 

@@ -1,4 +1,4 @@
-"""`python -m tools.generate [--check]`: write the CRDs, the chart's copy of them, and the API reference.
+"""`python -m tools.generate [--check]`: write the CRDs, the chart's copy of them, the API reference and the pictures.
 
 With --check nothing is written; the exit code is 1 when a checked-in file differs from the generated one, or is
 left over from a kind that no longer exists.
@@ -18,6 +18,9 @@ import yaml
 from kvstrata.api.base import GROUP
 from tools.generate.contract_reference import build_audit_reference, build_receipt_reference
 from tools.generate.crd import build_crds
+from tools.generate.pictures import FOLDER as PICTURE_FOLDER
+from tools.generate.pictures import HEADER as PICTURE_HEADER
+from tools.generate.pictures import build_pictures
 from tools.generate.reference import HEADER as REFERENCE_HEADER
 from tools.generate.reference import build_reference
 
@@ -44,8 +47,8 @@ def render_yaml(document: Mapping[str, Any]) -> str:
     return yaml.dump(document, Dumper=_PlainDumper, sort_keys=False, width=110, allow_unicode=True)
 
 
-def generated_files() -> dict[Path, str]:
-    """Every generated file, relative to the repository, with its content."""
+def generated_files(root: Path) -> dict[Path, str]:
+    """Every generated file, relative to the repository at `root`, with its content."""
     crds = {
         f"{GROUP}_{crd['spec']['names']['plural']}.yaml": CRD_HEADER + "---\n" + render_yaml(crd)
         for crd in build_crds().values()
@@ -56,6 +59,7 @@ def generated_files() -> dict[Path, str]:
     return files | {
         REFERENCE_FOLDER / "receipt.md": build_receipt_reference(),
         REFERENCE_FOLDER / "audit.md": build_audit_reference(),
+        **build_pictures(root),
     }
 
 
@@ -65,6 +69,7 @@ def leftovers(root: Path, wanted: Mapping[Path, str]) -> Iterator[Path]:
         (CRD_FOLDER, f"{GROUP}_*.yaml", CRD_HEADER),
         (CHART_FOLDER, f"{GROUP}_*.yaml", CRD_HEADER),
         (REFERENCE_FOLDER, "*.md", REFERENCE_HEADER),
+        (PICTURE_FOLDER, "*.svg", PICTURE_HEADER),
     ):
         for path in sorted((root / folder).glob(pattern)):
             if path.relative_to(root) not in wanted and path.read_text().startswith(header):
@@ -73,7 +78,7 @@ def leftovers(root: Path, wanted: Mapping[Path, str]) -> Iterator[Path]:
 
 def check(root: Path) -> list[str]:
     """Return a unified diff for each file that differs from its generated content."""
-    wanted = generated_files()
+    wanted = generated_files(root)
     differences = [f"{path}: is no longer generated; run `make generate`\n" for path in leftovers(root, wanted)]
     for path, content in wanted.items():
         current = (root / path).read_text() if (root / path).exists() else ""
@@ -87,7 +92,7 @@ def check(root: Path) -> list[str]:
 
 def write(root: Path) -> list[Path]:
     """Write changed files and remove obsolete ones; return the touched paths."""
-    wanted = generated_files()
+    wanted = generated_files(root)
     touched = list(leftovers(root, wanted))
     for path in touched:
         (root / path).unlink()

@@ -23,7 +23,7 @@ def build_audit_reference() -> str:
     own = {camel(field.name) for field in fields(Happened)} - {"action"}
     every = {camel(field.name) for field in fields(Line)} - own
     lines = [_header("messages/audit.py"), "", "# Audit log", ""]
-    lines += [f"Version {AUDIT_VERSION}. Where lines are, and what to do with them: [guide](../guides/audit.md).", ""]
+    lines += [f"Version {AUDIT_VERSION}. Where lines are, and what to do with them: [guide](../how-to/audit.md).", ""]
     lines += ["A line is one JSON object. Fields that do not apply are absent; there is no null and no free text.", ""]
     lines += ["## In every line", "", *_rows_named(every)]
     lines += ["## Where the action has it", "", *_rows_named(own)]
@@ -45,7 +45,7 @@ def _rows_named(names: Collection[str]) -> list[str]:
 def build_receipt_reference() -> str:
     """Return the page of receipts."""
     lines = [_header("receipt"), "", "# Receipts", ""]
-    lines += [f"Version {RECEIPT_VERSION}. Meaning and verification: [guide](../guides/receipts.md).", ""]
+    lines += [f"Version {RECEIPT_VERSION}. Meaning and verification: [guide](../how-to/receipts.md).", ""]
     lines += [
         'A file is `{"record": …, "signatures": [{"publicKey": …, "value": …}]}` as canonical JSON: UTF-8, keys in',
         "order, no white space. Signed with ed25519 are the bytes `kvstrata receipt`, a line feed, and the record's",

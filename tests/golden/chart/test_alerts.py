@@ -9,7 +9,7 @@ import pytest
 
 from .rendering import OPERATOR_CHART, REPOSITORY, render
 
-RUNBOOKS = REPOSITORY / "docs/runbooks"
+RUNBOOKS = REPOSITORY / "docs/operations/runbooks"
 OF_PROMETHEUS = {"up"}
 
 

@@ -123,7 +123,7 @@ def test_lock_files_hold_neither_addresses_nor_paths_of_a_machine(path: Path) ->
 
 
 def test_every_dependency_has_a_reason() -> None:
-    reasons = (REPOSITORY / "docs/dependencies.md").read_text().lower()
+    reasons = (REPOSITORY / "docs/development/dependencies.md").read_text().lower()
     for name in ("operator", "gate", "dev"):
         pins = re.findall(r"^([A-Za-z0-9._-]+)==", (REPOSITORY / f"requirements/{name}.txt").read_text(), re.MULTILINE)
         direct_or_indirect = pins if name != "dev" else direct_dependencies("dev")

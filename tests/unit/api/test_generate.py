@@ -9,6 +9,7 @@ import pytest
 from kvstrata.api import KINDS
 from kvstrata.api.engine_flags import OWNED_FLAGS
 from tools.generate import __main__ as generate
+from tools.generate.pictures import render
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -48,7 +49,7 @@ def test_a_second_run_touches_nothing(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_a_crd_and_a_page_that_documents_each_field_and_rule() -> None:
-    files = {str(path): text for path, text in generate.generated_files().items()}
+    files = {str(path): text for path, text in generate.generated_files(REPOSITORY).items()}
     for kind in KINDS:
         assert f"crds/kvstrata.io_{kind.INFO.plural}.yaml" in files
         page = files[f"docs/reference/{kind.INFO.singular}.md"]
@@ -60,5 +61,22 @@ def test_every_kind_has_a_crd_and_a_page_that_documents_each_field_and_rule() ->
 
 
 def test_the_page_of_cached_models_lists_every_owned_flag() -> None:
-    page = generate.generated_files()[Path("docs/reference/cachedmodel.md")]
+    page = generate.generated_files(REPOSITORY)[Path("docs/reference/cachedmodel.md")]
     assert all(f"| `{flag}` |" in page for flag in OWNED_FLAGS)
+
+
+def test_a_picture_shows_each_step_and_refuses_an_unknown_column() -> None:
+    text = "A way\nleft | right\nleft -> right: a < b\nright: stays\n== later\n"
+    svg = render(text)
+    assert [word in svg for word in ("A way", "left", "right", "a &lt; b", "stays", "later")] == [True] * 6
+    assert svg.count('marker-end="url(#end)"') == 1
+    with pytest.raises(ValueError, match="nowhere"):
+        render(text + "left -> nowhere: lost\n")
+
+
+def test_a_picture_without_its_text_is_left_over(tmp_path: Path) -> None:
+    generate.write(tmp_path)
+    left = tmp_path / "docs/pictures/gone.svg"
+    left.parent.mkdir()
+    left.write_text(render("A way\nleft\nleft: alone\n"))
+    assert list(generate.leftovers(tmp_path, generate.generated_files(tmp_path))) == [Path("docs/pictures/gone.svg")]

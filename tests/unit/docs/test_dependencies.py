@@ -74,7 +74,7 @@ def test_what_runs_in_other_peoples_images_imports_what_these_have(folder: Path,
 
 
 def test_each_dependency_has_a_line_that_says_why() -> None:
-    page = (REPOSITORY / "docs/dependencies.md").read_text()
+    page = (REPOSITORY / "docs/development/dependencies.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \|", page, re.M)
     named = {name.strip() for row in rows for name in re.sub(r"\([^)]*\)", "", row).split(",")}
     for extra in ("operator", "gate", "plugin", "dev"):

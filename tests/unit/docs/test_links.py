@@ -47,4 +47,4 @@ def test_relative_links_lead_to_files_of_the_repository(page: Path) -> None:
 
 
 def test_links_are_found_at_all() -> None:
-    assert (REPOSITORY / "docs/guides/install.md", "") in set(relative_links(REPOSITORY / "README.md"))
+    assert (REPOSITORY / "docs/operations/install.md", "") in set(relative_links(REPOSITORY / "README.md"))

@@ -1,4 +1,4 @@
-"""The manifests in the guides are read by the same models as the cluster's objects."""
+"""The manifests in the documentation are read by the same models as the cluster's objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstrata.api import KINDS
 from kvstrata_sidecar.gate.policy.api_keys import KEYS_DATA_KEY, KeyRing
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-GUIDES = sorted((REPOSITORY / "docs/guides").glob("*.md"))
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
 SNIPPET = re.compile(r"^( *)```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 OTHERS = "cert-manager.io/"
 """What other projects' manifests begin with."""
@@ -26,21 +26,21 @@ BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
 def manifests() -> list[tuple[str, dict[str, Any]]]:
     """Every document of every YAML block, with the page that it is on."""
     return [
-        (page.name, document)
-        for page in GUIDES
+        (page.relative_to(REPOSITORY).as_posix(), document)
+        for page in PAGES
         for _, block in SNIPPET.findall(page.read_text())
         for document in yaml.safe_load_all(textwrap.dedent(block))
         if not document.get("apiVersion", "").startswith(OTHERS)
     ]
 
 
-def test_the_guide_to_policies_shows_every_kind_that_speaks_of_tenants() -> None:
-    shown = {document["kind"] for page, document in manifests() if page == "policies.md"}
-    assert {"TenantCachePolicy", "TenantGroup", "CacheDomain", "CacheInvalidation", "Secret"} <= shown
+def test_the_how_to_pages_show_every_kind_that_users_write() -> None:
+    shown = {document["kind"] for page, document in manifests() if page.startswith("docs/how-to/")}
+    assert {*BY_KIND, "Secret"} - {"CachedModel"} <= shown
 
 
 @pytest.mark.parametrize(("page", "document"), manifests())
-def test_a_manifest_in_a_guide_is_valid(page: str, document: dict[str, Any]) -> None:
+def test_a_manifest_in_a_page_is_valid(page: str, document: dict[str, Any]) -> None:
     if document["kind"] == "Secret":
         ring = KeyRing.decode(document["stringData"][KEYS_DATA_KEY].encode())
         assert len(ring) == len(json.loads(document["stringData"][KEYS_DATA_KEY])["keys"])

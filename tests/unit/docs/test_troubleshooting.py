@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-GUIDE = ROOT / "docs" / "guides" / "troubleshooting.md"
+GUIDE = ROOT / "docs" / "operations" / "troubleshooting.md"
 GATE = ROOT / "sidecar" / "src" / "kvstrata_sidecar" / "gate"
 ROW = re.compile(r"^\| [0-9, ]{3,} (`[^|]+`) \|", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Admission of guarantees on one tier: pure arithmetic over claims (ADR 0026).
+"""Admission of guarantees on one tier: pure arithmetic over claims (ADR 0013).
 
 Admitted guarantees come first. Requests are then admitted oldest first; a younger request never overtakes an older one
 that waits for the same place. A *place* is where guarantees add up: all of a shared tier, or a pod of one model.

@@ -100,7 +100,7 @@ def user_may(checked: Checked) -> Decision | None:
     ]
     return Decision(
         TierReason.MISSING_PERMISSIONS,
-        f"{checked.whose(lacking)}: {'; '.join(parts)}. docs/guides/external-tiers.md has the rules that a user needs",
+        f"{checked.whose(lacking)}: {'; '.join(parts)}. docs/how-to/external-tiers.md has the rules that a user needs",
     )
 
 

@@ -149,7 +149,7 @@ class MemoryTier:
         return usage_rows(self._index, self.evictor.bounds, self.name)
 
     def counters(self) -> dict[str, int]:
-        """Return counts since the start and some gauges: see docs/guides/memory.md."""
+        """Return counts since the start and some gauges: see docs/concepts/memory.md."""
         return self.counts.snapshot() | {
             "enforced": int(self.healthy),
             "slowest_ms": round(self._turns.slowest_s * 1000),

@@ -1,0 +1,55 @@
+"""Commands of the documentation, run on the demo as a reader would type them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e.command_blocks import REPOSITORY, blocks
+from e2e.product.install import DEMO_NAMESPACE, unsettled
+from e2e.product.kubectl import Kubectl, wait_until
+
+pytestmark = pytest.mark.cluster
+
+PAGES = (
+    "docs/tutorial/first-tenant.md",
+    "docs/how-to/policies.md",
+    "docs/operations/troubleshooting.md",
+    "docs/operations/install.md",
+)
+HERE = Path(__file__).resolve().relative_to(REPOSITORY).as_posix()
+MANIFEST = re.compile(r"```yaml\n(apiVersion:.*?)```", re.S)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_succeed(kubectl: Kubectl, tmp_path: Path, page: str) -> None:
+    commands = [block.text for block in blocks(REPOSITORY / page) if block.test == HERE]
+    assert commands
+    keys = kubectl.get("secret", "tiny-api-keys", DEMO_NAMESPACE)
+    if first := MANIFEST.search((REPOSITORY / page).read_text()):
+        (tmp_path / "initech.yaml").write_text(first[1])
+    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n" + "\n".join(commands)
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=dict(kubectl.environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        if page == PAGES[0]:
+            fresh, again, other = re.findall(r"cached_tokens: (.*)", done.stdout)
+            assert [bool(re.search(r"[1-9]", text)) for text in (fresh, again, other)] == [False, True, False], (
+                done.stdout
+            )
+    finally:
+        kubectl.apply({**keys, "metadata": {"name": keys["metadata"]["name"], "namespace": DEMO_NAMESPACE}})
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantcachepolicy", "initech", "--ignore-not-found", timeout_s=300)
+        wait_until("the samples are ready and enforced again", lambda: not unsettled(kubectl), 300, every_s=1)
