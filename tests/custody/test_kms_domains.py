@@ -234,10 +234,10 @@ def test_a_note_that_nobody_can_read_is_counted_and_no_key_is_called_revoked_wit
         pods.sim.delete("CacheDomain", "default")
         await pods.sim.kms_domains.settle()
         assert (wrapping(bao, domain), waiting()) == (count, 1)
-        with pytest.raises(CustodyError, match="nothing that this version can read"):
+        with pytest.raises(CustodyError, match="no content that this version can read"):
             await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
         pods.sim.kube.remove("Secret", OPERATORS, names.kms_domain(domain))
-        with pytest.raises(CustodyError, match="nothing says which service"):
+        with pytest.raises(CustodyError, match="no record names the service"):
             await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
 
     told(story)

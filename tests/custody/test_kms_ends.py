@@ -121,7 +121,7 @@ def test_of_a_domain_that_is_gone_keys_are_revoked_where_it_is_noted_that_they_a
         domains = pods.sim.store.domain(NAMESPACE).objects["CacheDomain"]
         found = domains.pop("default")
         unreadable = pods.sim.store.domain(NAMESPACE).unreadable
-        unreadable[Key("CacheDomain", NAMESPACE, "default")] = Unreadable("not now", 1, "1", told=True)
+        unreadable[Key("CacheDomain", NAMESPACE, "default")] = Unreadable("not now", 1, "1", reported=True)
         for ask in (pods.sim.kms.revoke, pods.sim.kms.destroy):
             with pytest.raises(CustodyError, match="cannot be read"):
                 await ask(NAMESPACE, domain, [acme])

@@ -281,7 +281,7 @@ def test_a_service_that_the_operator_s_owner_did_not_allow_is_shown_no_token(
 
     async def story(pods: KeyPods) -> None:
         assert at_hand(pods) == ("False", "KeyCustodyAway")
-        assert f"has not allowed {bao.address}" in pods.sim.store.domain(NAMESPACE).keys_problem
+        assert f"does not allow {bao.address}" in pods.sim.store.domain(NAMESPACE).keys_problem
         assert pods.held["pod-0"] == {}
 
     told(story, allowed=False)

@@ -208,7 +208,7 @@ def test_keys_of_which_nothing_says_where_the_rest_is_are_counted_and_not_called
         for secret in left(pods, domain):
             data = pods.sim.kube.objects["Secret", OPERATORS, secret]["data"]
             data.update({epoch: base64.b64encode(b"of another version").decode() for epoch in data})
-        with pytest.raises(CustodyError, match="nothing says which service"):
+        with pytest.raises(CustodyError, match="no record names the service"):
             await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
         for secret in left(pods, domain):
             pods.sim.kube.remove("Secret", OPERATORS, secret)
@@ -362,7 +362,7 @@ def test_every_note_stays_while_nobody_can_read_who_asks(what: str, told: Callab
         acme, key = epochs(pods)[0], Key(TCP, NAMESPACE, "hooli")
         unreadable = pods.sim.store.domain(NAMESPACE).unreadable
         if what == "holder":
-            unreadable[key] = Unreadable("not now", 1, "1", told=True)
+            unreadable[key] = Unreadable("not now", 1, "1", reported=True)
         else:
             metadata = {"name": "record", "namespace": OPERATORS, "labels": labels.of_receipts(COMPONENT)}
             pods.sim.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}})

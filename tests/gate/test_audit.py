@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstrata.contract.messages.audit import Action, Line, Source, Teller, read_line
+from kvstrata.contract.messages.audit import Action, Emitter, Line, Source, read_line
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata_sidecar.gate.audit import SERVED_EVERY_S, Audit
 
 from .world import GLOBEX, NOBODY, World, chat, entry, keyspace, post, until
 
-TELLER = Teller(Source.GATE, "pod-1", "b007")
+TELLER = Emitter(Source.GATE, "pod-1", "b007")
 WAIT_S = 60.0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstrata.contract.messages.audit import LOGGER, Line, Source, Teller, read_line
+from kvstrata.contract.messages.audit import LOGGER, Emitter, Line, Source, read_line
 
-TELLER = Teller(Source.OPERATOR, "kvstrata-0", "b007")
+TELLER = Emitter(Source.OPERATOR, "kvstrata-0", "b007")
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[Line]:

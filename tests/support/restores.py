@@ -85,7 +85,7 @@ class RestoredWorld:
             self.simulation.kube, GateClient.__new__(GateClient), self.simulation.store, self.simulation.queue
         )
         if pod.model in self.simulation.world.bundles:
-            finish(listener.hear(NAMESPACE, pod, state))
+            finish(listener.receive(NAMESPACE, pod, state))
         self.simulation.acks[pod.uid] = state
         return self.held.get(pod.uid) is not before
 

@@ -109,7 +109,7 @@ def answer_tending(simulation: Simulation, order: TendServers) -> None:
         said = {one.name: ServerCredentials(one.name, "Unreachable", "no route") for one in order.servers}
     else:
         said = {one.name: _tended(simulation, one.name, order) for one in order.servers}
-    look = CredentialLook(said, simulation.now, told=bool(order.orders))
+    look = CredentialLook(said, simulation.now, updated=bool(order.orders))
     simulation.store.domain(NAMESPACE).credentials[order.tier] = look
     simulation.queue.add(Key("CacheTier", NAMESPACE, order.tier))
 

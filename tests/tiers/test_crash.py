@@ -226,7 +226,7 @@ class TestWritersThatAreLate:
             def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
                 if not cut.is_set():
                     cut.set()
-                    driver.tier._crew.abort(lambda part: True)
+                    driver.tier._io_threads.abort(lambda part: True)
                 return super().seal(keyspace, key, view)
 
         object.__setattr__(driver.tier._deps, "sealer", CutOff)

@@ -156,7 +156,7 @@ def test_passwords_are_rotated_without_a_failed_request(
         enter(managed)
     assert managed.condition("PasswordsCurrent") == ("True", "PasswordsSet")
     told = caplog.text
-    assert "server told" in told
+    assert "server updated" in told
     assert not any(one[key].decode() in told for one in (before, after) for key in passwords)
 
 

@@ -219,7 +219,7 @@ class TestShares:
         for place, numbers in data.draw(st.permutations(parts)):
             # A server may tell of blocks that only one place is asked for, too.
             hits = [number for number in numbers if there[number, place]] + [99]
-            counted = shares.told([*numbers, 99], hits, None if place == "own" else place)
+            counted = shares.answered([*numbers, 99], hits, None if place == "own" else place)
             found, missed = found + counted[0], missed + counted[1]
         anywhere = {number for (number, _), hit in there.items() if hit}
         assert (found, missed) == (len(anywhere), len(places) - len(anywhere))

@@ -110,10 +110,10 @@ def _services(name: str, value: str) -> tuple[AllowedService, ...]:
         raise SettingsError(f"{name} must be JSON: {error}") from error
     found = []
     for one in listed if isinstance(listed, list) else [listed]:
-        said = {"address": one} if isinstance(one, str) else one
-        if not isinstance(said, dict) or "address" not in said or said.keys() - SERVICE.keys():
+        entry = {"address": one} if isinstance(one, str) else one
+        if not isinstance(entry, dict) or "address" not in entry or entry.keys() - SERVICE.keys():
             raise SettingsError(f"{name} must be a list of addresses, or of objects with {', '.join(SERVICE)}")
-        if not all(isinstance(text, str) and text for text in said.values()):
-            raise SettingsError(f"{name} must say what it says of a service as text")
-        found.append(AllowedService(**{SERVICE[field]: text for field, text in said.items()}))
+        if not all(isinstance(text, str) and text for text in entry.values()):
+            raise SettingsError(f"{name} must have texts as values of a service")
+        found.append(AllowedService(**{SERVICE[field]: text for field, text in entry.items()}))
     return tuple(found)

@@ -32,10 +32,10 @@ from kvstrata.contract.messages.audit import (
     AUDIT_VERSION,
     LOGGER,
     Action,
+    Emitter,
     Happened,
     Line,
     Source,
-    Teller,
     instant,
     read_line,
 )
@@ -266,7 +266,7 @@ def _reported(name: str, line: erasereport.Line) -> Case:
 
 
 def _told(name: str, happened: Happened) -> Case:
-    teller = Teller(Source.OPERATOR, "kvstrata-0", "boot-1")
+    teller = Emitter(Source.OPERATOR, "kvstrata-0", "boot-1")
     head = {"time": instant(1.5), "source": Source.OPERATOR, "pod": "kvstrata-0", "boot": "boot-1", "sequence": 3}
     head |= {"logger": LOGGER, "version": AUDIT_VERSION}
     told = {name: getattr(happened, name) for name in (field.name for field in fields(Happened))}

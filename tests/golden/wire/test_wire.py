@@ -29,7 +29,7 @@ ALL = tuple(cases())
 PARTS = {part: tuple(group) for part, group in groupby(sorted(ALL, key=lambda case: case.part), lambda case: case.part)}
 
 NOT_SENT = {
-    "BlockKey", "Bundle", "Chain", "Form", "Happened", "Header", "Link", "Receipt", "Script", "Teller",
+    "BlockKey", "Bundle", "Chain", "Emitter", "Form", "Happened", "Header", "Link", "Receipt", "Script",
     "_ErasureBody", "_HandOverBody", "_Shard", "_Signed",
 }  # fmt: skip
 """Dataclasses of the contract that are no part of a message by themselves."""

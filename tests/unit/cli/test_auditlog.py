@@ -11,10 +11,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.cli.logs import AuditHandler
-from kvstrata.contract.messages.audit import LOGGER, Action, Happened, Line, Source, Teller, read_line
-from kvstrata.reconcile.audit import tell
+from kvstrata.contract.messages.audit import LOGGER, Action, Emitter, Happened, Line, Source, read_line
+from kvstrata.reconcile.audit import record
 
-TELLER = Teller(Source.OPERATOR, "kvstrata-0", "b007")
+TELLER = Emitter(Source.OPERATOR, "kvstrata-0", "b007")
 
 
 class Taker:
@@ -56,7 +56,7 @@ def handler(taker: Taker) -> Iterator[AuditHandler]:
 
 
 def lost(count: int) -> None:
-    tell(Happened(action=Action.TIER_LOST, tier=f"t{count}"))
+    record(Happened(action=Action.TIER_LOST, tier=f"t{count}"))
 
 
 def dropped() -> float:

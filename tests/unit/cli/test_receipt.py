@@ -83,7 +83,7 @@ def test_a_receipt_tells_what_is_proven_by_whom_and_what_is_not(
     assert "because of EtcdBackups, EtcdHistory" in not_proven
     assert all(item.kind.meaning in left for item in lazy().residue)
     assert "1 acknowledged" in proven
-    assert "by the word of Operator operator-pod-uid" in proven
+    assert "stated by Operator operator-pod-uid" in proven
     assert "vouched for by a given key" in told
 
 
@@ -92,8 +92,8 @@ def test_everything_proven_names_who_deleted_and_who_looked(
 ) -> None:
     assert verify(*put(issue(keys(), None, erasure())), "--public-key", pem(1), "--no-residue") == HOLDS
     told = capsys.readouterr().out
-    assert "80 keys, 8000 bytes deleted; by the word of Job job-uid" in told
-    assert "by the word of Operator operator-pod-uid: 2 servers empty" in told
+    assert "80 keys, 8000 bytes deleted; stated by Job job-uid" in told
+    assert "stated by Operator operator-pod-uid: 2 servers empty" in told
     assert "not proven" not in told
 
 

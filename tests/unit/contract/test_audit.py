@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.audit import Action, Event, Happened, Line, Source, Teller, read_line
+from kvstrata.contract.messages.audit import Action, Emitter, Event, Happened, Line, Source, read_line
 
-TELLER = Teller(Source.OPERATOR, "kvstrata-0", "b007")
+TELLER = Emitter(Source.OPERATOR, "kvstrata-0", "b007")
 ADMITTED = Happened(
     action=Action.GUARANTEE_ADMITTED, namespace="team", object="TenantCachePolicy/a", tier="cpu", bytes=5
 )

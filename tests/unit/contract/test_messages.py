@@ -25,7 +25,7 @@ from kvstrata.contract.messages.adapter import (
     encode_request,
     error_answer,
 )
-from kvstrata.contract.messages.pod_state import MAX_PROBLEM_CHARACTERS, MAX_TOLD_USAGE, PodState
+from kvstrata.contract.messages.pod_state import MAX_PROBLEM_CHARACTERS, MAX_REPORTED_USAGE, PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_of, domain_pattern, parse_block_key
@@ -172,9 +172,9 @@ def test_an_operator_of_the_version_before_finds_all_that_it_reads() -> None:
 
 
 def test_a_pod_tells_of_so_many_scopes_and_counts_the_rest() -> None:
-    rows = tuple(ScopeUsage(f"{n:012x}", "dram", 10_000 - n, 1) for n in range(MAX_TOLD_USAGE + 3))
+    rows = tuple(ScopeUsage(f"{n:012x}", "dram", 10_000 - n, 1) for n in range(MAX_REPORTED_USAGE + 3))
     told = PodState.decode(replace(STATE, usage=rows, usage_left_out=4).encode())
-    assert (told.usage, told.usage_left_out) == (rows[:MAX_TOLD_USAGE], 7)
+    assert (told.usage, told.usage_left_out) == (rows[:MAX_REPORTED_USAGE], 7)
     raw = json.loads(STATE.encode()) | {"usage": [to_wire(row) for row in rows]}
     assert PodState.decode(json.dumps(raw).encode()).usage_left_out == 3
 

@@ -119,7 +119,7 @@ def test_the_public_scope_is_as_strict_as_the_strictest_public_policy() -> None:
     simulation.come_to_rest()
     assert denied(simulation, "a") == {"shared"}
     assert simulation.condition(DOMAIN, "default", "TiersAdmitted") == LEFT_OUT
-    assert "TenantCachePolicy c, which says none" in said(simulation, DOMAIN, "default")
+    assert "TenantCachePolicy c, which sets none" in said(simulation, DOMAIN, "default")
     assert simulation.unsettled() == {}
     simulation.delete(POLICY, "c")
     simulation.come_to_rest()

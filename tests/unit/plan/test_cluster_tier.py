@@ -179,7 +179,7 @@ class TestLosses:
         assert condition(state, ConditionType.SLOTS_COVERED) == ("True", "SlotsCovered")
         assert state.fields["formedAt"] == "2026-01-01T00:00:00Z"
         assert state.fields["lastLoss"] == {"at": "2025-12-31T23:59:58Z", "slots": SLOTS}
-        assert "what 16384 slots held was lost at 2025-12-31T23:59:58Z" in state.findings[0].message
+        assert "the content of 16384 slots was lost at 2025-12-31T23:59:58Z" in state.findings[0].message
 
     def test_an_operator_that_has_just_started_keeps_what_the_one_before_told(self) -> None:
         before = formed(NOW - timedelta(hours=1), last_loss=SlotLoss(at=NOW - timedelta(minutes=9), slots=5462))
@@ -201,5 +201,5 @@ def test_servers_that_let_nobody_in_are_named_as_such_until_the_last_is_replaced
     assert condition(state, ConditionType.REPLICATION_HEALTHY) == ("False", "PasswordsLost")
     assert state.pending is not None
     assert state.pending.reason == "PasswordsLost"
-    assert "6 of 6 servers admit no password that a Secret holds" in state.pending.message
+    assert "6 of 6 servers admit no password in a Secret" in state.pending.message
     assert state.order.goal.locked_out == frozenset(found.pods)

@@ -12,7 +12,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
 from kvstrata.plan.kinds.model_rollback import FIRST_PAUSE_S, keyspaces_in_force
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import Killed, Simulation
@@ -323,12 +323,12 @@ def test_without_a_redis_tier_nothing_waits() -> None:
 
 
 def test_a_metric_tells_how_many_wait_and_that_none_does(scene: Scene) -> None:
-    assert [one for one in scene.simulation.reclaim_questions if isinstance(one, TellFormer)] == []
+    assert [one for one in scene.simulation.reclaim_questions if isinstance(one, ReportFormer)] == []
     scene.replace(NEW)
-    assert scene.simulation.reclaim_questions[-1] == TellFormer("tiny", 1)
+    assert scene.simulation.reclaim_questions[-1] == ReportFormer("tiny", 1)
     scene.simulation.advance(WINDOW_S + 60)
     scene.answer(scene.asked()[0], JobState.DONE)
-    assert TellFormer("tiny", 0) in scene.simulation.reclaim_questions
+    assert ReportFormer("tiny", 0) in scene.simulation.reclaim_questions
 
 
 def test_a_deletion_of_a_model_that_was_made_anew_is_ended(scene: Scene) -> None:

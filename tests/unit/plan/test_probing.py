@@ -10,7 +10,7 @@ import pytest
 from kvstrata.contract.messages.probe import ENGINE, Probed, ProbedTier, ProbeOutcome
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import ProbePod, TellIsolation
+from kvstrata.plan.actions import ProbePod, ReportIsolation
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy
 from tests.support.worlds import Simulation
 
@@ -194,7 +194,7 @@ def test_a_failure_is_told_with_whose_blocks_were_found_by_whom_and_reuse_goes_o
     assert scene.verdict() == ("False", "ForeignHit")
     assert scene.message().startswith("pod pod-1: blocks of Tenant/acme were found for Tenant/globex in cpu;")
     assert scene.reuse() == "Prefix"
-    assert TellIsolation("tiny", True) in scene.questions()
+    assert ReportIsolation("tiny", True) in scene.questions()
 
 
 def test_a_failure_stands_though_later_probes_find_nothing_and_the_operator_starts_anew() -> None:
@@ -228,7 +228,7 @@ def test_with_fence_reuse_nothing_is_reused_after_a_failure_until_the_generation
     scene.answer()
     assert scene.verdict() == ("True", "IsolationShown")
     assert scene.status()["failure"]["cacheGeneration"] == 0, "what was stays to be read"
-    assert TellIsolation("tiny", False) in scene.questions()
+    assert ReportIsolation("tiny", False) in scene.questions()
 
 
 def test_a_failure_of_a_later_generation_is_recorded_with_it_and_stands_until_the_next() -> None:

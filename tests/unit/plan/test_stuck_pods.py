@@ -54,7 +54,9 @@ def test_a_replica_that_never_goes_is_named_with_what_to_do() -> None:
     for kind in ("ReplicationHealthy", "Ready"):
         status, reason, message = said(simulation, kind)
         assert (status, reason) == ("False", "PodStuckTerminating")
-        assert "kvs-shared-redis-1-1 was to be gone by 2026-01-01T00:00:00Z, and node node does not say" in message
+        assert (
+            "kvs-shared-redis-1-1 should have ended by 2026-01-01T00:00:00Z, and node node does not report" in message
+        )
         assert "kubectl -n team delete pod kvs-shared-redis-1-1 --force" in message
         assert "node.kubernetes.io/out-of-service" in message
 

@@ -87,7 +87,7 @@ def test_guarantees_of_a_cluster_that_gets_smaller_are_told_in_numbers() -> None
     simulation.step(TIER)
     assert simulation.condition("CacheTier", "t", "CapacityCommitted") == ("False", "GuaranteesExceedCapacity")
     (found,) = (c for c in simulation.status("CacheTier", "t")["conditions"] if c["type"] == "CapacityCommitted")
-    assert "pods were told of 1Gi of guarantees, 665Mi of it can be guaranteed" in found["message"]
+    assert "pods enforce 1Gi of guarantees, and 665Mi of it can be guaranteed" in found["message"]
     simulation.come_to_rest()
     assert simulation.condition("CacheTier", "t", "CapacityCommitted") == ("False", "GuaranteesWaiting")
     (found,) = (c for c in simulation.status("CacheTier", "t")["conditions"] if c["type"] == "CapacityCommitted")

@@ -10,7 +10,7 @@ import pytest
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.objects.quantities import MIB
-from kvstrata.plan.budgets.usage import TOLD_EVERY_S, _rounded, _size
+from kvstrata.plan.budgets.usage import REPORTED_EVERY_S, _rounded, _size
 from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -68,7 +68,7 @@ def test_of_several_pods_the_highest_word_counts_and_models_that_are_not_selecte
     simulation = at_rest(policy("acme", budgets=BUDGETS, models={"names": ["tiny"]}), *other)
     tell(simulation, "pod-9", *holds(simulation, "acme", cpu=32 * MIB))
     tell(simulation, "pod-1", *holds(simulation, "acme", cpu=4 * MIB))
-    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    simulation.now += timedelta(seconds=REPORTED_EVERY_S)
     tell(simulation, "pod-0", *holds(simulation, "acme", cpu=8 * MIB))
     assert usage(simulation)["tiers"][0]["used"] == "~8Mi"
 
@@ -77,7 +77,7 @@ def test_it_is_rewritten_for_a_good_part_only_and_not_at_once() -> None:
     simulation = at_rest(policy("acme", budgets=BUDGETS))
     assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=16 * MIB)) == 1
     assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=30 * MIB)) == 0
-    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    simulation.now += timedelta(seconds=REPORTED_EVERY_S)
     for close in (14, 18, 16):
         assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=close * MIB)) == 0
     assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=30 * MIB)) == 1
@@ -98,7 +98,7 @@ def test_the_first_word_about_a_tier_is_told_at_once_and_an_empty_one_is_no_news
 def test_a_model_whose_pods_hold_less_than_anothers_wakes_nobody() -> None:
     simulation = at_rest(policy("acme", budgets=BUDGETS), model("other", tiers=("cpu",)), pod("pod-9", "other"))
     tell(simulation, "pod-0", *holds(simulation, "acme", cpu=32 * MIB))
-    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    simulation.now += timedelta(seconds=REPORTED_EVERY_S)
     simulation.plans.clear()
     for small in (4, 5, 6):
         assert tell(simulation, "pod-9", *holds(simulation, "acme", cpu=small * MIB)) == 0
@@ -119,7 +119,7 @@ def test_memory_that_no_pod_names_is_empty_and_redis_is_as_it_was_told_last_for_
     tell(simulation, "pod-1")
     tell(simulation, "pod-0", *both)
     for left_out, expected in ((1, "~16Mi"), (0, "~0")):
-        simulation.now += timedelta(seconds=TOLD_EVERY_S)
+        simulation.now += timedelta(seconds=REPORTED_EVERY_S)
         tell(simulation, "pod-0", left_out=left_out)
         simulation.enqueue_all()
         simulation.settle()
@@ -146,7 +146,7 @@ def test_the_domain_tells_what_the_public_scope_holds_and_may_hold() -> None:
     told = usage(simulation, "default", "CacheDomain")
     assert (told["used"], told["tiers"][1]["used"]) == ("~8Mi", "~8Mi")
     assert usage(simulation, "a") == usage(simulation, "b") == {}
-    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    simulation.now += timedelta(seconds=REPORTED_EVERY_S)
     assert tell(simulation, "pod-0", *holds(simulation, "a", shared=9 * MIB)) == 0, "not off by a good part"
     simulation.put(invalidation("now", scope={"all": True}))
     simulation.come_to_rest()

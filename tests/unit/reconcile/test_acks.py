@@ -100,7 +100,7 @@ async def test_a_word_that_is_not_believed_is_a_denial_in_the_audit_log(caplog: 
     listener = AckListener(simulation.kube, gate, simulation.store, simulation.queue, jitter=lambda: 0.0)
     listening = asyncio.create_task(listener.run())
     async with asyncio.timeout(60):
-        while not (told := [line for line in lines(caplog) if line.action is Action.WORD_REFUSED]):  # noqa: ASYNC110
+        while not (told := [line for line in lines(caplog) if line.action is Action.REPORT_REFUSED]):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)

@@ -95,7 +95,7 @@ class TestAReport:
         run = await seen(jobs)
         assert (run.state, run.problem) == (
             JobState.FAILED,
-            f"the program exited with {code}, and its report says otherwise",
+            f"the program exited with {code}, and its report contradicts that",
         )
 
     async def test_of_a_pod_that_another_made_is_not_looked_at(self, kube: MemoryKube, jobs: Jobs) -> None:

@@ -41,9 +41,9 @@ def config_map(**data: str) -> dict[str, object]:
 @pytest.mark.parametrize("other", ["https://bao.keys.svc", "https://bao.keys.svc:8201", "https://evil.svc:8200"])
 async def test_an_address_is_allowed_by_its_whole_name_and_port(other: str) -> None:
     asked = services(MemoryKube(), ADDRESS)
-    with pytest.raises(CustodyError, match="has not allowed"):
+    with pytest.raises(CustodyError, match="does not allow"):
         await asked.authority(NAMESPACE, kms(address=other))
-    with pytest.raises(CustodyError, match="has not allowed"):
+    with pytest.raises(CustodyError, match="does not allow"):
         await asked.client(KmsDomain("d", NAMESPACE, "u", kms(address=other), b""))
 
 
@@ -64,9 +64,9 @@ async def test_the_token_is_shown_to_a_method_in_a_namespace_that_was_allowed_an
     allowed: AllowedService, fields: dict[str, str], may: bool
 ) -> None:
     ways = KmsServices(MemoryKube(), [allowed], by_service_account(Path("/nonexistent")))
-    with pytest.raises(CustodyError, match="does not exist" if may else f"has not allowed {ADDRESS} with namespace"):
+    with pytest.raises(CustodyError, match="does not exist" if may else f"does not allow {ADDRESS} with namespace"):
         await ways.authority(NAMESPACE, kms(**fields))
-    with pytest.raises(CustodyError, match="cannot be made" if may else "has not allowed"):
+    with pytest.raises(CustodyError, match="cannot be made" if may else "does not allow"):
         await ways.client(KmsDomain("d", NAMESPACE, "u", kms(**fields), b"no certificate"))
 
 

@@ -23,12 +23,12 @@ class Taker:
     def __init__(self) -> None:
         self.taken: list[tuple[str, str]] = []
         self.anew = 0
-        self.lists = Lists((POLICY, SECRET), ("team",), self.take, self.listed_anew)
+        self.lists = Lists((POLICY, SECRET), ("team",), self.take, self.relisted)
 
     def take(self, raw: dict[str, Any]) -> None:
         self.taken.append((raw["kind"], raw["metadata"]["name"]))
 
-    def listed_anew(self) -> None:
+    def relisted(self) -> None:
         self.anew += 1
 
 

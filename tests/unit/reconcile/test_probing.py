@@ -13,7 +13,7 @@ from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import ProbePod, TellIsolation
+from kvstrata.plan.actions import ProbePod, ReportIsolation
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.probe import AT_ONCE, EVENT, Probing
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod
@@ -185,7 +185,7 @@ def test_a_failure_that_stands_is_shown_by_a_metric() -> None:
     scene = Simulation()
     probing = Probing(scene.kube, None, scene.store, scene.queue, lambda: True)  # type: ignore[arg-type]
     for failed in (False, True, False):
-        probing.show(NAMESPACE, TellIsolation("told", failed))
+        probing.show(NAMESPACE, ReportIsolation("told", failed))
         (family,) = metrics.ISOLATION_BROKEN.collect()
         told = {sample.labels["model"]: sample.value for sample in family.samples}
         assert told.get("told") == (1 if failed else None)
@@ -195,4 +195,4 @@ def test_a_model_that_is_gone_is_not_said_to_be_broken_any_more() -> None:
     scene = Scene()
     scene.simulation.delete("CachedModel", "tiny")
     scene.simulation.settle()
-    assert scene.simulation.isolation_questions[-1] == TellIsolation("tiny", failed=False)
+    assert scene.simulation.isolation_questions[-1] == ReportIsolation("tiny", failed=False)

@@ -43,7 +43,7 @@ class Told(Events):
         self.all: list[tuple[str, bool]] = []
         self.messages: list[str] = []
 
-    async def tell(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
+    async def publish(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
         self.all.append((reason, warning))
         self.messages.append(message)
 
@@ -229,7 +229,7 @@ def test_a_loss_of_everything_is_in_status_before_it_is_repaired_unless_status_c
     monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     monkeypatch.setattr(module, "RedisNodes", Nodes)
-    monkeypatch.setattr(module, "TELL_WITHIN_S", 60.0 if written else 0.0)
+    monkeypatch.setattr(module, "REPORT_WITHIN_S", 60.0 if written else 0.0)
     monkeypatch.setattr(Nodes, "sent", ())
 
     async def scenario() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from kvstrata.clients.redis.move_report import MoveReason, MoveReport, MoveStats, Told
+from kvstrata.clients.redis.move_report import MoveReason, MoveReport, MoveStats, OnProgress
 from kvstrata.clients.redis.slot_mover import SlotMover
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
@@ -49,7 +49,7 @@ def test_status_and_metrics_move_while_slots_do(monkeypatch: pytest.MonkeyPatch)
     begun: list[MoveOrder] = []
     goes, ends = asyncio.Event(), asyncio.Event()
 
-    async def carry_out(_: SlotMover, order: MoveOrder, cluster: Cluster, told: Told) -> MoveReport:
+    async def carry_out(_: SlotMover, order: MoveOrder, cluster: Cluster, told: OnProgress) -> MoveReport:
         begun.append(order)
         if len(begun) > 1:
             await asyncio.Event().wait()

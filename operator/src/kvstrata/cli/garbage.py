@@ -26,7 +26,7 @@ def resume() -> None:
 async def resume_after_start(started: Callable[[], bool]) -> None:
     try:
         async with asyncio.timeout(AT_MOST_S):
-            while not started():  # noqa: ASYNC110  (nothing tells that a queue has run empty)
+            while not started():  # noqa: ASYNC110  (no event reports that a queue is empty)
                 await asyncio.sleep(LOOK_EVERY_S)
     except TimeoutError:
         pass

@@ -16,7 +16,7 @@ from queue import Full, Queue
 
 from pythonjsonlogger.json import JsonFormatter
 
-from kvstrata.contract.messages.audit import LOGGER, Action, Happened, Source, Teller
+from kvstrata.contract.messages.audit import LOGGER, Action, Emitter, Happened, Source
 from kvstrata.reconcile import metrics
 
 MAX_WAITING = 10_000
@@ -28,9 +28,9 @@ FLUSH_WITHIN_S = 1.0
 class AuditHandler(logging.Handler):
     """Writes the `audit` attribute of log records. `write` takes a whole line and may block or raise OSError."""
 
-    def __init__(self, teller: Teller, write: Callable[[bytes], None], most: int = MAX_WAITING) -> None:
+    def __init__(self, emitter: Emitter, write: Callable[[bytes], None], most: int = MAX_WAITING) -> None:
         super().__init__()
-        self._teller, self._write = teller, write
+        self._emitter, self._write = emitter, write
         self._waiting: Queue[tuple[float, Happened] | threading.Event] = Queue(most)
         self._counting = threading.Lock()
         self._dropped = 0
@@ -81,7 +81,7 @@ class AuditHandler(logging.Handler):
 
     def _line(self, at_s: float, happened: Happened) -> None:
         self._sequence += 1
-        self._write(self._teller.line(self._sequence, at_s, happened))
+        self._write(self._emitter.line(self._sequence, at_s, happened))
 
 
 def write_whole(data: bytes) -> None:
@@ -92,7 +92,7 @@ def write_whole(data: bytes) -> None:
 
 def configure_audit(pod: str) -> None:
     log = logging.getLogger(LOGGER)
-    log.handlers = [AuditHandler(Teller(Source.OPERATOR, pod, secrets.token_hex(8)), write_whole)]
+    log.handlers = [AuditHandler(Emitter(Source.OPERATOR, pod, secrets.token_hex(8)), write_whole)]
     log.setLevel(logging.INFO)
     log.propagate = False
 

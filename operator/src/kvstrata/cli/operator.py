@@ -34,8 +34,8 @@ from kvstrata.plan.actions import (
     ReclaimFormer,
     ReconcileCluster,
     RenderPool,
-    TellFormer,
-    TellIsolation,
+    ReportFormer,
+    ReportIsolation,
     TendServers,
     WarmPool,
 )
@@ -121,7 +121,7 @@ class Operator:
             asyncio.create_task(self._watch(), name="kopf"),
             asyncio.create_task(self._supervise_watchers(), name="watchers"),
             asyncio.create_task(self._lead(), name="lead"),
-            asyncio.create_task(self._until_told(stop), name="stop"),
+            asyncio.create_task(self._until_stopped(stop), name="stop"),
         }
         done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         self._leading = False
@@ -137,7 +137,7 @@ class Operator:
                 raise error
             log.info("ending", extra={"because": task.get_name()})
 
-    async def _until_told(self, stop: asyncio.Event) -> None:
+    async def _until_stopped(self, stop: asyncio.Event) -> None:
         """Wait for a signal. kopf replaces the handlers when it starts, so they are installed again afterwards. The
         first process of a container ignores SIGTERM without a handler."""
         loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ class Operator:
     async def _meet_api_server(self) -> None:
         """Wait until the API server serves every kind of ours, and find out whether it has ServiceMonitors. Neither
         this nor kopf asks again while the process lives. Exiting instead would run into the restart back-off."""
-        told = ""
+        logged = ""
         while True:
             self._watchers_seen_at = time.monotonic()
             try:
@@ -161,9 +161,9 @@ class Operator:
                 problem = f"not served: {', '.join(sorted(missing))}"
             except KubeError as error:
                 problem = str(error)
-            if problem != told:
+            if problem != logged:
                 log.warning("waiting for the API server", extra={"problem": problem})
-                told = problem
+                logged = problem
             await asyncio.sleep(API_RETRY_S)
 
     async def _served(self, group_version: str) -> set[str]:
@@ -260,7 +260,7 @@ class Operator:
             credentials = CredentialWorker(*acting, self._may_write)
             workers: dict[type[Any], Worker] = {
                 **dict.fromkeys((CarryOutErasure, EndErasure), erasures.take),
-                **dict.fromkeys((ReclaimFormer, TellFormer), reclaims.ask),
+                **dict.fromkeys((ReclaimFormer, ReportFormer), reclaims.ask),
                 EndReclaim: reclaims.end,
                 KeepInKms: self._kms.keep,
                 ProbeBackend: backends.begin,
@@ -271,7 +271,7 @@ class Operator:
                 WarmPool: warming.warm,
                 InspectPool: warming.inspect,
                 ProbePod: probing.probe,
-                TellIsolation: probing.show,
+                ReportIsolation: probing.show,
             }
             forget_tier = (backends.forget_unasked, credentials.forget_unmanaged, topologies.forget_untended)
             writer = Writer(*acting, self._may_write, workers, forget_tier)

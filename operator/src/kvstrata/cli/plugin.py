@@ -10,7 +10,7 @@ from . import receipt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="kubectl kvstrata", description="Ask kvstrata, and check what it says.")
+    parser = argparse.ArgumentParser(prog="kubectl kvstrata", description="Query kvstrata, and verify its receipts.")
     commands = parser.add_subparsers(dest="command", required=True)
     receipt.add_to(commands.add_parser("receipt", help="receipts of erasures"))
     options = parser.parse_args(arguments)

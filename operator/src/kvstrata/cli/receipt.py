@@ -1,8 +1,8 @@
 """`kubectl kvstrata receipt verify|list|export|keys`.
 
-`verify` needs no cluster and no network. Exit codes: 0 everything holds and a pinned key vouches for it; 1 something
-is refused; 2 the command line or a file cannot be read; 3 everything holds, and nobody vouches for the key; 4 it holds
-and is vouched for, and less is proven than was required.
+`verify` needs no cluster and no network. Exit codes: 0 everything holds and a pinned key vouches for it; 1 something is
+refused; 2 the command line or a file cannot be read; 3 everything holds, and no pinned key vouches for the signing key;
+4 it holds and is vouched for, and less is proven than was required.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def _usable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     """Wrap `run`: report UnusableError and StoreError as one line, with exit code UNUSABLE."""
 
-    def told(options: argparse.Namespace) -> int:
+    def guarded(options: argparse.Namespace) -> int:
         try:
             return run(options)
         except (UnusableError, StoreError) as error:
             sys.stderr.write(f"{error}\n")
             return UNUSABLE
 
-    return told
+    return guarded
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -104,19 +104,19 @@ def _verify(options: argparse.Namespace) -> int:
         except ReceiptError as error:
             sys.stdout.write(f"REFUSED as a chain: {error}\n")
             return REFUSED
-        return _told_chain(options, receipts, chain)
+        return _report_chain(options, receipts, chain)
     for path, receipt, vouched in receipts:
         sys.stdout.write(describe(str(path), receipt, vouched=vouched))
         code = code or (HOLDS if vouched else UNVOUCHED)
     return code or _lacking(options, [receipt for _, receipt, _ in receipts])
 
 
-def _told_chain(options: argparse.Namespace, receipts: Sequence[tuple[Path, Receipt, bool]], chain: Chain) -> int:
+def _report_chain(options: argparse.Namespace, receipts: Sequence[tuple[Path, Receipt, bool]], chain: Chain) -> int:
     paths = {receipt.link.digest: path for path, receipt, _ in receipts}
     for receipt in chain.receipts:
         vouched = receipt.link.head.signer not in chain.unvouched
         sys.stdout.write(describe(str(paths[receipt.link.digest]), receipt, vouched=vouched))
-    sys.stdout.write(describe_chain(chain, ends_as_told=options.head is not None))
+    sys.stdout.write(describe_chain(chain, ends_as_expected=options.head is not None))
     return UNVOUCHED if chain.unvouched else _lacking(options, chain.receipts)
 
 
@@ -177,7 +177,7 @@ def _keys(options: argparse.Namespace) -> int:
         except SigningError:
             matches = False
         if not matches:
-            raise UnusableError(f"what is published as key {identifier[:16]} is another, or none")
+            raise UnusableError(f"the key published as {identifier[:16]} is another, or missing")
         path = options.to / f"{identifier}.pem"
         path.write_bytes(pem)
         sys.stdout.write(f"{path}\n")

@@ -25,11 +25,11 @@ def describe(file: str, receipt: Receipt, *, vouched: bool) -> str:
     return "".join(f"{line}\n" for line in _lines(file, receipt, vouched))
 
 
-def describe_chain(chain: Chain, *, ends_as_told: bool) -> str:
+def describe_chain(chain: Chain, *, ends_as_expected: bool) -> str:
     head = chain.receipts[-1].link.head
     lines = [f"CHAIN of domain {head.domain} holds: numbers 1 to {head.sequence}, each follows the one before"]
     lines.append(f"  its newest digest is {chain.digest}")
-    if ends_as_told:
+    if ends_as_expected:
         lines.append("  that is the one it has to end with: no later receipt is missing")
     else:
         lines.append("  NOT PROVEN that no later receipt is missing: give its newest digest with --head")
@@ -72,7 +72,7 @@ def _lines(file: str, receipt: Receipt, vouched: bool) -> Iterator[str]:
         yield from _hand_over(receipt)
         return
     yield from _order(erasure.subject)
-    yield "  proven, of what it lists as revoked:"
+    yield "  proven, for the listed revoked blocks:"
     for claim in receipt.record.claimed:
         yield f"    {claim}: {claim.meaning}"
         yield from (f"      {line}" for line in _by_whom(claim, erasure))
@@ -87,7 +87,7 @@ def _lines(file: str, receipt: Receipt, vouched: bool) -> Iterator[str]:
     if not erasure.residue:
         yield "    nothing that the receipt knows of"
     yield f"  from {erasure.timings.started} to {erasure.timings.issued}, by " + (
-        ", ".join(f"{plain(one.name)} {plain(one.version)}" for one in erasure.versions) or "versions it does not tell"
+        ", ".join(f"{plain(one.name)} {plain(one.version)}" for one in erasure.versions) or "unknown versions"
     )
 
 
@@ -99,7 +99,7 @@ def _hand_over(receipt: Receipt) -> Iterator[str]:
     if change.kind is HandOverKind.ROTATED:
         yield "  both keys signed this"
     else:
-        yield "  the key before was lost and did not sign this: who trusted it has to learn the new one another way"
+        yield "  the previous key was lost and did not sign this: distribute the new key to those who trusted it"
 
 
 def _order(subject: Subject) -> Iterator[str]:
@@ -120,27 +120,28 @@ def _by_whom(claim: ReceiptClaim, erasure: Erasure) -> Iterator[str]:
             pods = ", ".join(f"{standings[one]} {_STANDINGS[one]}" for one in Standing if standings[one])
             yield f"{len(erasure.revoked)} revoked; pods, each by its own token: {pods or 'there was none'}"
         case ReceiptClaim.KEYS_REVOKED:
-            yield f"{len(erasure.keys)} keys; {_words(key.removed for key in erasure.keys)}"
+            yield f"{len(erasure.keys)} keys; {_stated_by(key.removed for key in erasure.keys)}"
         case ReceiptClaim.KEYS_DESTROYED:
-            yield _words(key.destroyed for key in erasure.keys)
+            yield _stated_by(key.destroyed for key in erasure.keys)
         case ReceiptClaim.ERASED:
             keys, size = sum(node.deleted.keys for node in nodes), sum(node.deleted.bytes for node in nodes)
-            yield f"{len(nodes)} servers: {keys} keys, {size} bytes deleted; {_words(node.erased for node in nodes)}"
+            stated = _stated_by(node.erased for node in nodes)
+            yield f"{len(nodes)} servers: {keys} keys, {size} bytes deleted; {stated}"
             inside = [one.erased for pod in erasure.pods for one in pod.tiers if one.erased]
             blocks, size = sum(one.erased for one in inside), sum(one.bytes for one in inside)
-            yield f"{len(inside)} tiers inside pods, by the pods' word: {blocks} blocks, {size} bytes"
+            yield f"{len(inside)} tiers inside pods, as the pods report: {blocks} blocks, {size} bytes"
         case ReceiptClaim.VERIFIED:
             look = erasure.verification
             probes = [pod.probes for pod in erasure.pods if pod.probes]
             asked, missed = sum(one.asked for one in probes), sum(one.missed for one in probes)
             if look:
-                yield f"{_words([look.by])}: {len(nodes)} servers empty, the same slots before and after"
+                yield f"{_stated_by([look.by])}: {len(nodes)} servers empty, the same slots before and after"
             yield f"{len(probes)} pods asked for {asked} keys that they could have read before: {missed} missed"
 
 
-def _words(words: Iterable[Statement | None]) -> str:
-    said = Counter(f"{word.by} {word.name}" for word in words if word)
-    return "by the word of " + (", ".join(sorted(said)) or "nobody")
+def _stated_by(statements: Iterable[Statement | None]) -> str:
+    parties = {f"{one.by} {one.name}" for one in statements if one}
+    return "stated by " + (", ".join(sorted(parties)) or "no party")
 
 
 def _not_proven(claimed: Sequence[ReceiptClaim], erasure: Erasure) -> Iterator[str]:

@@ -82,7 +82,7 @@ KEEPALIVE_S = 90.0
 class GateFailure(StrEnum):
     """Why a gate's answer could not be read; used as a reason in logs, metrics and conditions.
 
-    `UNSUPPORTED` is a gate, or a cache server behind it, of a version that does not know what it was asked.
+    `UNSUPPORTED` is a gate, or a cache server behind it, of a version that does not know the request.
     """
 
     UNREACHABLE = "Unreachable"
@@ -185,7 +185,7 @@ class GateClient:
 
     async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
         """Have a pod erase its copies of keyspaces. The pod answers when nothing is left, or after `request.wait_s`;
-        the erasure then goes on in the background."""
+        the erasure then continues in the background."""
         return (await self._ask(pod_ip, server_name, _ERASE, request.encode(), request.wait_s))[:2]
 
     async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
@@ -233,9 +233,11 @@ class GateClient:
                 ) as response,
             ):
                 if response.status != 200:
-                    told = f"the gate at {pod_ip} answered HTTP {response.status}"
+                    message = f"the gate at {pod_ip} answered HTTP {response.status}"
                     unknown = call.newer and response.status in (404, 501)
-                    raise GateError(GateFailure.UNSUPPORTED if unknown else GateFailure.REFUSED, told, response.status)
+                    raise GateError(
+                        GateFailure.UNSUPPORTED if unknown else GateFailure.REFUSED, message, response.status
+                    )
                 token = response.headers.get(ACK_TOKEN_HEADER, "")
                 if not token:
                     raise GateError(GateFailure.NO_TOKEN, f"the gate at {pod_ip} sent no {ACK_TOKEN_HEADER} header")
@@ -298,7 +300,7 @@ def _reason(error: BaseException) -> GateFailure:
         refused = isinstance(error.os_error, ConnectionRefusedError)
         return GateFailure.CONNECTION_REFUSED if refused else GateFailure.UNREACHABLE
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
-        # A server that refuses a TLS 1.3 client certificate says so after the client's handshake has ended.
+        # A server reports the refusal of a TLS 1.3 client certificate after the client's handshake has ended.
         return GateFailure.TLS_FAILED if _mentions_tls(error) else GateFailure.DISCONNECTED
     if isinstance(error, aiohttp.ClientPayloadError):
         return GateFailure.DISCONNECTED

@@ -114,7 +114,7 @@ class Kube:
         return _decoded(await self._answer(method, path, headers, query, body, timeout_s))
 
     async def container_log(self, namespace: str, pod: str, container: str, limit_bytes: int) -> bytes:
-        """Return what a container has written to both its streams, at most `limit_bytes`."""
+        """Return a container's output on both its streams, at most `limit_bytes`."""
         query = {"container": container, "limitBytes": str(limit_bytes)}
         return await self._answer("GET", POD.path(namespace, pod, "log"), {"Accept": "*/*"}, query)
 

@@ -1,4 +1,4 @@
-"""Access to the API server as the pod's service account, or else as the kubeconfig says, by kubernetes.aio."""
+"""Access to the API server as the pod's service account, or else by the kubeconfig, through kubernetes.aio."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def find_api(**session: Any) -> ApiClient:
         if not configuration.host:
             raise NoCredentialsError
         return open_api(configuration, **session)
-    except Exception as error:  # whatever a broken file makes of its reader; messages may quote it, with its tokens
+    except Exception as error:  # any error of the reader; messages may quote the file, with its tokens
         reason = f"there is neither a service account nor a usable kubeconfig ({type(error).__name__})"
         raise NoCredentialsError(reason) from None
     finally:

@@ -140,7 +140,7 @@ class TransitClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the client for good: pending and later requests fail with `DISCONNECTED`."""
+        """Close the client: pending and later requests fail with `DISCONNECTED`."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -185,7 +185,7 @@ class TransitClient:
         return _read(lambda: _secret(raw["data"]["plaintext"]))
 
     async def delete(self, name: str) -> None:
-        """Delete a key for good; a missing one is fine. Only a later `look` confirms that it is gone."""
+        """Delete a key; a missing one is fine. Only a later `look` confirms that it is gone."""
         if await self.look(name) is None:
             return
         await self._ask("POST", f"keys/{_checked(name)}/config", {"deletion_allowed": True})
@@ -264,7 +264,7 @@ def _judged(status: int, body: bytes, path: str) -> Any:
         raw = json.loads(body) if body.strip() else None
     except (ValueError, RecursionError):
         if 200 <= status < 300:
-            raise KmsError(KmsFailure.MALFORMED, "the key management service answered with what is no JSON") from None
+            raise KmsError(KmsFailure.MALFORMED, "the key management service sent an answer that is not JSON") from None
         raw = None
     if 200 <= status < 300:
         return raw
@@ -281,7 +281,7 @@ def _refusal(status: int, errors: object, text: str, path: str) -> KmsFailure:
             return KmsFailure.DENIED
         case 404:
             # "No such key" has an empty list of errors, an unserved path has one entry, another kind of server has no
-            # list. Only the first says something about a key.
+            # list. Only the first is about a key.
             return KmsFailure.NO_KEY if errors == [] and "/keys/" in path else KmsFailure.NO_MOUNT
         case 400 if "encryption key not found" in text:
             return KmsFailure.NO_KEY
@@ -334,7 +334,7 @@ def checked_path(path: str) -> str:
 
 
 def _replaced() -> KmsError:
-    return KmsError(KmsFailure.DISCONNECTED, "the way to the key management service is being made anew")
+    return KmsError(KmsFailure.DISCONNECTED, "the connection to the key management service is being replaced")
 
 
 def _checked(name: str) -> str:

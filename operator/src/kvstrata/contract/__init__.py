@@ -1,4 +1,4 @@
-"""What the operator and the data plane agree on: bundles, keyspaces, key names and wire messages.
+"""Formats shared by the operator and the data plane: bundles, keyspaces, key names and wire messages.
 
 Operator and pods roll separately, so every document carries `CONTRACT_VERSION`, and a reader takes its own version
 and the one before. The package needs the standard library only, because it also runs inside the cache server's
@@ -17,7 +17,7 @@ CONTRACT_VERSION = 1
 
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What reading a malformed document raises: wrong shapes, infinite numbers, nesting without end."""
+"""Exceptions of reading a malformed document: wrong shapes, infinite numbers, nesting without end."""
 
 
 class ContractError(ValueError):
@@ -26,7 +26,7 @@ class ContractError(ValueError):
 
 @contextmanager
 def contract_errors(what: str) -> Iterator[None]:
-    """Turn what malformed documents raise into ContractError, with the document's name."""
+    """Turn exceptions of malformed documents into ContractError, with the document's name."""
     try:
         yield
     except ContractError:
@@ -36,7 +36,7 @@ def contract_errors(what: str) -> Iterator[None]:
 
 
 class Meaningful(StrEnum):
-    """Members are declared with a sentence that says what they mean."""
+    """Members are declared with a sentence that explains them."""
 
     meaning: str
 

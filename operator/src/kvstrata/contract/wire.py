@@ -332,7 +332,7 @@ def _packed(rule: Base64) -> Work:
 
 
 def _all(form: _Form) -> Work:
-    """Return what reads several values. Its errors have the number of the value."""
+    """Return a reader of several values. Its errors have the number of the value."""
     return _compiled(
         "def made(raw):",
         " rest = iter(raw)",

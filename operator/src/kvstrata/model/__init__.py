@@ -1,1 +1,1 @@
-"""What the operator knows of a domain at one moment: typed and frozen."""
+"""Snapshot of a domain at one moment: typed and frozen."""

@@ -1,4 +1,4 @@
-"""Index of guarantees: what objects declare on tiers, and what is recorded as admitted.
+"""Index of guarantees: declared by objects on tiers, and recorded as admitted.
 
 It is updated with each object, so that checking a tier's sum does not read thousands of policies.
 """
@@ -25,7 +25,7 @@ MODELS_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeClaim:
-    """What one object declares and holds on one tier.
+    """Declared and admitted guarantee of one object on one tier.
 
     `since` orders objects by age: creation time, then UID. `recorded_bytes` is admitted by its status, None if
     undecided; `current` is whether that was for the models that it selects now. `models` None means all.

@@ -1,4 +1,4 @@
-"""What this process remembers of a namespace under deletion."""
+"""This process' memory of a namespace under deletion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Ending:
 
     The first four fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
     server creates nothing any more, `witnessed` those that this process saw before their deletion. It is dropped when
-    neither an object nor an erasure of the namespace is left, so that a later namespace of this name starts anew.
+    neither an object nor an erasure of the namespace is left, so that a later namespace of this name starts afresh.
     """
 
     domain_id: str | None = None

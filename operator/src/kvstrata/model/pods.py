@@ -114,7 +114,7 @@ def keys_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> fro
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """What the server at `endpoint` answered to the operator as `username`. `reason` is empty when it was reachable.
+    """Answer of the server at `endpoint` to the operator as `username`. `reason` is empty when it was reachable.
 
     `password_secret` and `authority_secret` (Secret, key) and `cluster` are the parameters of the request: an answer to
     others does not apply.
@@ -152,8 +152,8 @@ class Loss:
 class ClusterReport:
     """The last look at a managed cluster; `cluster` is None if no server could be asked.
 
-    `reason` and `message` say why not, or why the last step failed; both are empty on success. `lost` is the last loss
-    known to this process. `moved` counts the slots that changed shards since the look.
+    `reason` and `message` explain why not, or why the last step failed; both are empty on success. `lost` is the last
+    loss known to this process. `moved` counts the slots that changed shards since the look.
     """
 
     cluster: Cluster | None
@@ -183,15 +183,15 @@ class SecretFacts:
     drawn_for: str = ""
     owners: frozenset[str] = frozenset()
 
-    def tells_the_same_as(self, other: SecretFacts) -> bool:
+    def has_same_content_as(self, other: SecretFacts) -> bool:
         return replace(self, resource_version="") == replace(other, resource_version="")
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An object that this version cannot read. `told`: its status says so already."""
+    """An object that this version cannot read. `reported`: its status shows that already."""
 
     problem: str
     generation: int
     resource_version: str
-    told: bool
+    reported: bool

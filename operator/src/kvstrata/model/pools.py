@@ -11,7 +11,7 @@ from kvstrata.contract.messages.pools import PoolReport, Rendered, WarmOutcome
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """The value of a ConfigMap's key at a time; `problem` says why there is no text."""
+    """The value of a ConfigMap's key at a time; `problem` is the reason why there is no text."""
 
     text: str | None = field(repr=False)
     problem: str
@@ -56,7 +56,7 @@ class WarmReport:
 
 @dataclass(frozen=True, slots=True)
 class HoldingReport:
-    """What a pod's tiers hold of a pool; None if the pod did not answer as itself."""
+    """A pod's holdings of a pool; None if the pod did not answer as itself."""
 
     report: PoolReport | None
     at: datetime

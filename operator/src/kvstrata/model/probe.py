@@ -9,7 +9,7 @@ from enum import StrEnum
 from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 
 PASSING = (ProbeOutcome.MOVED, ProbeOutcome.UNREADY)
-"""Transient outcomes that say nothing about isolation: earlier results stand."""
+"""Transient outcomes without a result about isolation: earlier results stand."""
 
 
 class NoProbe(StrEnum):
@@ -31,8 +31,8 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """A pod's last probe, ended `at`, and the last conclusive one. `problem` says why there was no answer, `passing`
-    whether the answer was transient."""
+    """A pod's last probe, ended `at`, and the last conclusive one. `problem` is the reason why there was no answer,
+    `passing` whether the answer was transient."""
 
     at: datetime
     shown: Shown | None = None

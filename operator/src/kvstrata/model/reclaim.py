@@ -15,7 +15,7 @@ ORDER_HEX_DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class FormerCache:
-    """What pods cached under an identity that none of them has had since `since`. An identity may return and be
+    """Blocks cached under an identity that no pod has had since `since`. An identity may return and be
     replaced again: that is another former cache with its own deletion."""
 
     model: str
@@ -30,8 +30,8 @@ class FormerCache:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimReport:
-    """Progress of one round of deleting a former cache. `message` is for people. `deleted` is what its Jobs reported,
-    unknown before the round is over."""
+    """Progress of one round of deleting a former cache. `message` is for people. `deleted` is the sum of its Jobs'
+    reports, unknown before the round is over."""
 
     cache: FormerCache
     state: JobState

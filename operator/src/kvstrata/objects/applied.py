@@ -9,7 +9,7 @@ from kvstrata.contract.wire import digest
 from kvstrata.model.memo import Memo
 
 APPLIED = "kvstrata.io/applied"
-"""Annotation with the digest of what was last applied: it reveals fields that are no longer desired."""
+"""Annotation with the digest of the last applied object: it reveals fields that are no longer desired."""
 
 
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:

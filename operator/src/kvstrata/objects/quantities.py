@@ -24,7 +24,7 @@ _EXPONENTS = {suffix: exponent for exponent, suffix in _DECIMAL.items()}
 
 def canonical_quantity(text: str) -> str:
     """Return the form in which the apiserver stores a quantity (apimachinery's `Quantity.String`). Raises ValueError
-    for what is not a quantity."""
+    for texts that are not quantities."""
     found = _QUANTITY.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a quantity")

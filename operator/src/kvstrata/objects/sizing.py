@@ -61,7 +61,7 @@ def policy_volume_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
 
 
 def gate_limit_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
-    """Return the gate's memory limit: what it writes to the policy volume is charged to it."""
+    """Return the gate's memory limit: its writes to the policy volume are charged to it."""
     return GATE_LIMIT_BYTES + policy_volume_bytes(tiers, shard_count) - POLICY_VOLUME_BYTES
 
 

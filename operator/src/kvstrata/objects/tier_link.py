@@ -1,6 +1,6 @@
 """How a Redis tier is reached: address, TLS, and the Secrets with password and certificate authority.
 
-Pods and operator use the same link, so that the operator probes what pods use.
+Pods and operator use the same link, so that the operator probes the same server as pods.
 """
 
 from __future__ import annotations

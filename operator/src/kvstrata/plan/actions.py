@@ -71,7 +71,7 @@ class ProbePod:
 
 
 @dataclass(frozen=True, slots=True)
-class TellIsolation:
+class ReportIsolation:
     """Export whether an isolation failure stands as a metric."""
 
     model: str
@@ -79,7 +79,7 @@ class TellIsolation:
 
 
 PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
-IsolationQuestion = ProbePod | TellIsolation
+IsolationQuestion = ProbePod | ReportIsolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class ReclaimFormer:
 
 
 @dataclass(frozen=True, slots=True)
-class TellFormer:
+class ReportFormer:
     """Export a metric: the number of a model's former identities with blocks to delete."""
 
     model: str
@@ -342,7 +342,7 @@ class EndReclaim:
     cache: FormerCache
 
 
-ReclaimQuestion = ReclaimFormer | TellFormer
+ReclaimQuestion = ReclaimFormer | ReportFormer
 ErasureOrder = CarryOutErasure | EndErasure
 Question = (
     ReadForeign

@@ -107,7 +107,7 @@ def write_status(
     return (StatusWrite(key, resource.metadata.resource_version, changed, can_wait),)
 
 
-def tells_only(resource: Resource, write: StatusWrite, fields: Collection[str]) -> bool:
+def changes_only(resource: Resource, write: StatusWrite, fields: Collection[str]) -> bool:
     """Whether a write changes only these fields, in API form, and messages of conditions."""
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
     before = [_without_message(condition.to_kubernetes()) for condition in status.conditions]

@@ -1,4 +1,4 @@
-"""Isolation: which pods to probe, and what their results mean.
+"""Isolation: which pods to probe, and the meaning of their results.
 
 A failure stands in the model's status until its cacheGeneration is raised, which alone makes wrongly shared blocks
 unreachable. A later probe without findings may have read other scopes.
@@ -21,7 +21,7 @@ from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 from kvstrata.model.pods import Pod
 from kvstrata.model.probe import NoProbe, ProbeReport, Shown
 from kvstrata.model.world import World
-from kvstrata.plan.actions import ProbePod, TellIsolation
+from kvstrata.plan.actions import ProbePod, ReportIsolation
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 KIND = ConditionType.ISOLATION_VERIFIED
@@ -51,8 +51,10 @@ class Isolation:
 
 def failure_stands(model: CachedModel) -> bool:
     """Whether a failure was found in the declared cache generation."""
-    told = model.status.probe
-    return bool(told and told.failure and told.failure.cache_generation >= model.spec.effective_cache_generation)
+    reported = model.status.probe
+    return bool(
+        reported and reported.failure and reported.failure.cache_generation >= model.spec.effective_cache_generation
+    )
 
 
 def is_fenced(model: CachedModel) -> bool:
@@ -61,17 +63,19 @@ def is_fenced(model: CachedModel) -> bool:
 
 def probes_due(
     world: World, model: CachedModel, now: datetime
-) -> tuple[tuple[ProbePod | TellIsolation, ...], float | None]:
+) -> tuple[tuple[ProbePod | ReportIsolation, ...], float | None]:
     """Return the pods to ask now, and the seconds until the next is due; None if no pod can be asked.
 
     A pod is due if its present processes were never asked, after the interval, and soon after changed keyspaces or an
     inconclusive probe. It must have acknowledged the bundle.
     """
-    told = model.status.probe
-    telling = (TellIsolation(model.name, failure_stands(model)),) if told is not None and told.failure else ()
+    reported = model.status.probe
+    exported = (
+        (ReportIsolation(model.name, failure_stands(model)),) if reported is not None and reported.failure else ()
+    )
     committed = world.bundles.get(model.name)
     if not model.spec.is_probed or committed is None or committed.bundle.root.rules.reuse == "Off" or is_fenced(model):
-        return telling, None
+        return exported, None
     keyspaces, revision = _keyspaces(world, model), committed.bundle.root.revision
     due, next_s = list[ProbePod](), list[float]()
     for pod in world.serving_pods(model.name):
@@ -83,19 +87,19 @@ def probes_due(
             due.append(ProbePod(model.name, pod, revision, keyspaces, READERS))
         else:
             next_s.append(left_s)
-    return (*telling, *due), min(next_s, default=None)
+    return (*exported, *due), min(next_s, default=None)
 
 
 def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
-    """Return what is proven of a model's isolation.
+    """Return the proven isolation of a model.
 
     In this order: a standing or new failure; no reuse, or no probe wanted; no pods; a pod that cannot be probed, was
     not yet, or not recently; a missed control, or a single scope; success.
     """
-    told = model.status.probe
-    before = told.to_kubernetes() if told is not None else None
-    if failure_stands(model) and told is not None and told.failure is not None:
-        failure = told.failure
+    reported = model.status.probe
+    before = reported.to_kubernetes() if reported is not None else None
+    if failure_stands(model) and reported is not None and reported.failure is not None:
+        failure = reported.failure
         return Isolation(false(KIND, failure.reason, failure.message), before)
     pods = world.serving_pods(model.name)
     reports = [(pod, _report(world, pod)) for pod in pods]
@@ -109,25 +113,25 @@ def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
             "cacheGeneration": model.spec.effective_cache_generation,
         }
         return Isolation(false(KIND, reason, message), {**(before or {}), "failure": stands}, failed_now=True)
-    doubt = _doubt(world, model, reports, now)
-    if doubt is not None:
-        return Isolation(doubt, before)
+    objection = _objection(world, model, reports, now)
+    if objection is not None:
+        return Isolation(objection, before)
     shown = [one.shown for _, one in reports if one is not None and one.shown is not None]
     return _shown(model, len(pods), shown, before, now)
 
 
-def failure_message(pod: str, said: Probed) -> str:
-    where = ", ".join(row.tier or row.medium for row in said.tiers if row.foreign_hits or row.altered_hits)
-    if said.outcome is ProbeOutcome.WRONG_HIT:
+def failure_message(pod: str, answer: Probed) -> str:
+    where = ", ".join(row.tier or row.medium for row in answer.tiers if row.foreign_hits or row.altered_hits)
+    if answer.outcome is ProbeOutcome.WRONG_HIT:
         found = "blocks of one prompt were found for another"
     else:
-        writer, *others = (*said.culprits, "a scope", "another scope")
+        writer, *others = (*answer.culprits, "a scope", "another scope")
         found = f"blocks of {writer} were found for {others[0]}"
-        found += ", which have one keyspace" if said.clashes else ""
+        found += ", which have one keyspace" if answer.clashes else ""
     return f"pod {pod}: {found}{f' in {where}' if where else ''}; raise cacheGeneration once the cause is known"
 
 
-def _doubt(
+def _objection(
     world: World, model: CachedModel, reports: Sequence[tuple[Pod, ProbeReport | None]], now: datetime
 ) -> Finding | None:
     """Return why isolation is neither shown nor broken, or None."""
@@ -138,7 +142,7 @@ def _doubt(
     if not model.spec.is_probed:
         return unknown(KIND, ModelReason.PROBES_OFF, "probe.mode is Never, so nothing is shown")
     if not reports:
-        return unknown(KIND, ModelReason.NO_LIVE_PODS, "no pod serves, so there is nobody to probe")
+        return unknown(KIND, ModelReason.NO_LIVE_PODS, "no pod serves, so there is no pod to probe")
     old = [pod.name for pod, one in reports if one is not None and one.problem is NoProbe.TOO_OLD]
     if old:
         return unknown(KIND, ModelReason.PROBE_UNSUPPORTED, f"pod {old[0]} runs a version that cannot be probed")
@@ -149,17 +153,19 @@ def _doubt(
     late = next((pod.name for pod, one in reports if one and one.shown and _is_late(model, one.shown.at, now)), None)
     if late is not None:
         return unknown(KIND, ModelReason.PROBE_UNANSWERED, f"pod {late} has not answered a probe for too long")
-    said = [(pod.name, one.shown.probed) for pod, one in reports if one is not None and one.shown is not None]
-    for name, probed in said:
+    answer = [(pod.name, one.shown.probed) for pod, one in reports if one is not None and one.shown is not None]
+    for name, probed in answer:
         if probed.outcome is ProbeOutcome.NO_REUSE:
             return unknown(KIND, ModelReason.REUSE_OFF, f"pod {name} reuses nothing now: its policy is stale")
         if probed.outcome is ProbeOutcome.ONE_SCOPE:
-            return unknown(KIND, ModelReason.ONE_SCOPE, "one scope uses this model, so there is nobody to tell apart")
+            return unknown(
+                KIND, ModelReason.ONE_SCOPE, "one scope uses this model, so there is no other scope to isolate it from"
+            )
         if probed.unproven:
             where = ", ".join(probed.unproven)
             return unknown(
                 KIND, ModelReason.CONTROL_MISSED,
-                f"pod {name}: in {where} nothing was found where the same scope looked, or nobody else may look there",
+                f"pod {name}: in {where} the same scope found nothing, or no other scope may look there",
             )  # fmt: skip
     return None
 
@@ -169,9 +175,11 @@ def _shown(
 ) -> Isolation:
     """Return success; status and message change once per interval, not with each pod."""
     condition = model.status.condition(KIND)
-    told = model.status.probe
+    reported = model.status.probe
     fresh = (
-        told is not None and told.time is not None and (now - told.time).total_seconds() < model.spec.probe_interval_s
+        reported is not None
+        and reported.time is not None
+        and (now - reported.time).total_seconds() < model.spec.probe_interval_s
     )
     if condition is not None and condition.status == "True" and (fresh or len(shown) < pods):
         return Isolation(true(KIND, condition.reason, condition.message or ""), before)
@@ -191,18 +199,23 @@ def _shown(
 
 def _report(world: World, pod: Pod) -> ProbeReport | None:
     """Return a pod's last report, if the same processes still run."""
-    report, told = world.probes.get(pod.uid), world.states.get(pod.uid)
-    if report is None or report.shown is None or told is None:
+    report, reported = world.probes.get(pod.uid), world.states.get(pod.uid)
+    if report is None or report.shown is None or reported is None:
         return report
-    said = report.shown.probed
+    answer = report.shown.probed
     # An absent cache server has not changed yet.
-    same = said.gate_boot == told.state.gate_boot and said.cache_boot in (told.state.cache_boot, "")
-    return report if same or not told.state.cache_boot else None
+    same = answer.gate_boot == reported.state.gate_boot and answer.cache_boot in (reported.state.cache_boot, "")
+    return report if same or not reported.state.cache_boot else None
 
 
 def _can_be_asked(world: World, pod: Pod, revision: int) -> bool:
-    told = world.states.get(pod.uid)
-    return told is not None and told.in_contact and told.state.engine_ready and world.acked_revision(pod) >= revision
+    reported = world.states.get(pod.uid)
+    return (
+        reported is not None
+        and reported.in_contact
+        and reported.state.engine_ready
+        and world.acked_revision(pod) >= revision
+    )
 
 
 def _left_s(world: World, model: CachedModel, pod: Pod, keyspaces: str, now: datetime) -> float:
@@ -239,9 +252,9 @@ def _is_late(model: CachedModel, at: datetime, now: datetime) -> bool:
 
 def _shown_lately(model: CachedModel, now: datetime) -> bool:
     """Whether status shows recent success, which new pods may rely on until their first probe."""
-    told, condition = model.status.probe, model.status.condition(KIND)
+    reported, condition = model.status.probe, model.status.condition(KIND)
     was_true = condition is not None and condition.status == "True"
-    return was_true and told is not None and told.time is not None and not _is_late(model, told.time, now)
+    return was_true and reported is not None and reported.time is not None and not _is_late(model, reported.time, now)
 
 
 def _keyspaces(world: World, model: CachedModel) -> str:

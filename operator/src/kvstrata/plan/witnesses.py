@@ -90,12 +90,12 @@ def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime) 
 def _speaks(world: World, pod: Pod | None, now: datetime) -> bool:
     """Whether a live pod reports a fresh policy: then it is stuck, and not fenced. The last report of an unreachable
     pod counts for as long as it could read under its own rules; after that it has fenced itself off."""
-    told = world.states.get(pod.uid) if pod else None
-    if pod is None or told is None or not told.state.fresh:
+    reported = world.states.get(pod.uid) if pod else None
+    if pod is None or reported is None or not reported.state.fresh:
         return False
-    if told.in_contact:
+    if reported.in_contact:
         return True
-    until = _fenced_by(world, pod.model, told.state.acked, told.at)
+    until = _fenced_by(world, pod.model, reported.state.acked, reported.at)
     return until is None or now < until
 
 

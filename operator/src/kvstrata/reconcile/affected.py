@@ -18,9 +18,9 @@ from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import CommitBundle
 from kvstrata.plan.budgets.capacity import BUDGETED, keeps_budgets, overcommitted
-from kvstrata.plan.budgets.classification import sharers_to_tell
+from kvstrata.plan.budgets.classification import affected_sharers
 from kvstrata.plan.budgets.usage import holders_of_news
-from kvstrata.plan.pools.readers import narrowed_anew
+from kvstrata.plan.pools.readers import with_narrowed_pools
 from kvstrata.plan.pools.shards import changed_pools, leftovers
 from kvstrata.plan.redis.backend import servers_held
 
@@ -73,8 +73,8 @@ def _of_policy(world: World, _key: Key, before: Any, after: Any) -> set[Key]:
             or (group.spec.effective_sharing is Sharing.POOLS_ONLY and not tenants.isdisjoint(group.spec.members))
         ),
     )
-    told = _named(world, POLICY, (*rivals, *sharers_to_tell(world, *edited)))
-    return groups | told | _keys(world, BUNDLE)
+    reported = _named(world, POLICY, (*rivals, *affected_sharers(world, *edited)))
+    return groups | reported | _keys(world, BUNDLE)
 
 
 def _of_group(world: World, key: Key, before: Any, after: Any) -> set[Key]:
@@ -141,9 +141,9 @@ def affected_by_pod(world: World, before: Pod | None, after: Pod | None, model: 
         keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0) | _keys(world, GROUP)
         tiers = _tiers_of(world, name)
         keys |= _named(world, TIER, tiers)
-        said = world.states.get(pod.uid) if pod else None
+        answer = world.states.get(pod.uid) if pod else None
         budgeted = _budgeted(world, name)
-        if not all(keeps_budgets(said.state if said else None, tier) for tier in budgeted):
+        if not all(keeps_budgets(answer.state if answer else None, tier) for tier in budgeted):
             keys |= _with_budgets_in(world, {tier.name for tier in budgeted})
     return frozenset(keys)
 
@@ -157,12 +157,12 @@ def affected_by_state(world: World, pod: Pod, before: VerifiedState | None, afte
         keys |= _pools_of(world, pod.model)
     if after.contradicted:
         keys |= {Key(DOMAIN, world.namespace, "default"), Key(BUNDLE, world.namespace, pod.model)}
-    if before is not None and _said(before) == _said(after):
+    if before is not None and _answer_of(before) == _answer_of(after):
         return frozenset(keys)
     keys |= _reporting(world, pod.model)
-    told_before = old.tiers if old and old.acked else ()
-    if told_before != new.tiers:
-        keys |= _named(world, TIER, (tier.name for tier in (*told_before, *new.tiers)))
+    tiers_before = old.tiers if old and old.acked else ()
+    if tiers_before != new.tiers:
+        keys |= _named(world, TIER, (tier.name for tier in (*tiers_before, *new.tiers)))
     counted, counts = (
         verified.state.acked if verified and not verified.contradicted else 0 for verified in (before, after)
     )
@@ -178,7 +178,7 @@ def affected_by_commit(world: World, commit: CommitBundle, before: CommittedBund
     held, stay = ({entry.policy for entry in some.values()} for some in (entries, commit.entries))
     revision = commit.root.revision
     changed = {entry.policy for entry in commit.entries.values() if entry.since == revision}
-    changed |= (held - stay) | narrowed_anew(entries, commit.entries)
+    changed |= (held - stay) | with_narrowed_pools(entries, commit.entries)
     everyone = commit.root.rules_since == revision
     pools = changed_pools(before.bundle.pools if before is not None else {}, commit.pools)
     keys = _reporting(world, commit.model) | _open_invalidations(world) | _keys(world, GROUP)
@@ -196,9 +196,9 @@ def _declared(resource: Resource) -> tuple[Any, ...]:
     return metadata.uid, metadata.generation, metadata.labels, metadata.deleting
 
 
-def _said(verified: VerifiedState) -> tuple[Any, ...]:
-    said = verified.state
-    return said.acked, said.problem, said.fresh, said.tiers, verified.contradicted
+def _answer_of(verified: VerifiedState) -> tuple[Any, ...]:
+    answer = verified.state
+    return answer.acked, answer.problem, answer.fresh, answer.tiers, verified.contradicted
 
 
 def _renders_as(state: PodState) -> tuple[object, ...]:

@@ -49,28 +49,28 @@ _ACTIONS = {
 }
 
 
-def tell(happened: Happened) -> None:
+def record(happened: Happened) -> None:
     metrics.AUDIT_EVENTS.labels(str(happened.action.event)).inc()
     log.info("%s", happened.action, extra={"audit": happened})
 
 
-def tell_status(key: Key, before: Resource | None, after: Resource | None, domain: DomainStore) -> None:
+def record_status(key: Key, before: Resource | None, after: Resource | None, domain: DomainStore) -> None:
     if after is None:
         return
     known = before if before is not None and before.uid == after.uid else None
     about: dict[str, Any] = {"namespace": key.namespace, "object": f"{key.kind}/{key.name}", "uid": after.uid}
     named = about | {"tenant": _tenant(after, domain)}
-    _tell_admission(key, named, known, after)
+    _record_admission(key, named, known, after)
     stalled = _stalled(after)
     if stalled is not None and stalled != _stalled(known):
-        tell(Happened(action=Action.OBJECT_STALLED, reason=stalled, **named))
+        record(Happened(action=Action.OBJECT_STALLED, reason=stalled, **named))
     if isinstance(after, CacheInvalidation) and after.status.phase is not None:
         passed = known.status.phase if isinstance(known, CacheInvalidation) else None
         if after.status.phase is not passed:
-            tell(Happened(action=Action.INVALIDATION_MOVED, phase=after.status.phase, **about))
+            record(Happened(action=Action.INVALIDATION_MOVED, phase=after.status.phase, **about))
 
 
-def _tell_admission(key: Key, about: Mapping[str, Any], before: Resource | None, after: Resource) -> None:
+def _record_admission(key: Key, about: Mapping[str, Any], before: Resource | None, after: Resource) -> None:
     if not isinstance(after, HOLDERS):
         return
     known = before if isinstance(before, HOLDERS) else None
@@ -80,37 +80,40 @@ def _tell_admission(key: Key, about: Mapping[str, Any], before: Resource | None,
         was, size = had.get(tier, 0), has.get(tier, 0)
         sizes = {"tier": tier, "bytes": size, "bytes_before": was}
         if size > was:
-            _tell_guarantee(key, Outcome.ADMITTED, **about, **sizes)
+            _record_guarantee(key, Outcome.ADMITTED, **about, **sizes)
         elif size < was:
-            _tell_guarantee(key, Outcome.WITHDRAWN if _waits(after) else Outcome.RELEASED, **about, **sizes)
-    if _waits(after) and (known is None or not _waits(known) or _told_of(known) != _told_of(after)):
-        _tell_guarantee(key, Outcome.DENIED, reason=str(PolicyReason.INSUFFICIENT_CAPACITY), **about)
+            _record_guarantee(key, Outcome.WITHDRAWN if _waits(after) else Outcome.RELEASED, **about, **sizes)
+    if _waits(after) and (
+        known is None or not _waits(known) or _observed_generation(known) != _observed_generation(after)
+    ):
+        _record_guarantee(key, Outcome.DENIED, reason=str(PolicyReason.INSUFFICIENT_CAPACITY), **about)
 
 
-def _tell_guarantee(key: Key, outcome: Outcome, **facts: Any) -> None:
+def _record_guarantee(key: Key, outcome: Outcome, **facts: Any) -> None:
     metrics.ADMISSIONS.labels(key.kind, outcome).inc()
-    tell(Happened(action=_ACTIONS[outcome], **facts))
+    record(Happened(action=_ACTIONS[outcome], **facts))
 
 
-def tell_sharing(namespace: str, commit: CommitBundle, before: Mapping[str, Entry], domain: DomainStore) -> None:
-    """Log with whom tenants begin or cease to share a model's blocks; `before` are the bundle's previous entries."""
+def record_sharing(namespace: str, commit: CommitBundle, before: Mapping[str, Entry], domain: DomainStore) -> None:
+    """Log the scopes and pools in which tenants begin or cease to share a model's blocks; `before` are the bundle's
+    previous entries."""
     for tenant in sorted(before.keys() | commit.entries.keys()):
         old, new = before.get(tenant), commit.entries.get(tenant)
         if old is new:
             continue
         had, has = _shared_with(old), _shared_with(new)
         if old is not None:
-            _tell_sharing(namespace, Action.SHARING_ENDED, commit, old, had - has, domain)
+            _record_sharing(namespace, Action.SHARING_ENDED, commit, old, had - has, domain)
         if new is not None:
-            _tell_sharing(namespace, Action.SHARING_BEGAN, commit, new, has - had, domain)
+            _record_sharing(namespace, Action.SHARING_BEGAN, commit, new, has - had, domain)
 
 
-def _tell_sharing(
+def _record_sharing(
     namespace: str, action: Action, commit: CommitBundle, entry: Entry, parties: Iterable[str], domain: DomainStore
 ) -> None:
     policy = domain.policy_names.get(entry.policy)
     for party in sorted(parties):
-        tell(
+        record(
             Happened(
                 action=action,
                 namespace=namespace,
@@ -125,33 +128,33 @@ def _tell_sharing(
         )
 
 
-def tell_refused(namespace: str, pod: Pod, doubt: str) -> None:
-    metrics.ACKS_REFUSED.labels(doubt).inc()
-    tell(Happened(action=Action.WORD_REFUSED, namespace=namespace, model=pod.model, pod_uid=pod.uid, reason=doubt))
+def record_refused(namespace: str, pod: Pod, reason: str) -> None:
+    metrics.ACKS_REFUSED.labels(reason).inc()
+    record(Happened(action=Action.REPORT_REFUSED, namespace=namespace, model=pod.model, pod_uid=pod.uid, reason=reason))
 
 
-def tell_secret(namespace: str, name: str, material: str, *, made: int, removed: int = 0) -> None:
+def record_secret(namespace: str, name: str, material: str, *, made: int, removed: int = 0) -> None:
     """Log how many keys were created and removed in a Secret; other material counts as one."""
-    _tell_made(namespace, f"Secret/{name}", material, made, removed)
+    _record_made(namespace, f"Secret/{name}", material, made, removed)
 
 
-def tell_data_keys(namespace: str, *, made: int, removed: int) -> None:
-    _tell_made(namespace, f"CacheDomain/{DOMAIN_NAME}", str(Material.DATA_KEYS), made, removed)
+def record_data_keys(namespace: str, *, made: int, removed: int) -> None:
+    _record_made(namespace, f"CacheDomain/{DOMAIN_NAME}", str(Material.DATA_KEYS), made, removed)
 
 
-def _tell_made(namespace: str, place: str, material: str, made: int, removed: int) -> None:
+def _record_made(namespace: str, place: str, material: str, made: int, removed: int) -> None:
     about: dict[str, Any] = {"namespace": namespace, "object": place, "material": material}
     if made:
-        tell(Happened(action=Action.KEYS_MADE, count=made, **about))
+        record(Happened(action=Action.KEYS_MADE, count=made, **about))
     if removed:
-        tell(Happened(action=Action.KEYS_REMOVED, count=removed, **about))
+        record(Happened(action=Action.KEYS_REMOVED, count=removed, **about))
 
 
-def tell_turn(namespace: str, name: str, turn: str) -> None:
-    tell(Happened(action=Action.CREDENTIALS_TURNED, namespace=namespace, object=f"Secret/{name}", reason=turn))
+def record_turn(namespace: str, name: str, turn: str) -> None:
+    record(Happened(action=Action.CREDENTIALS_TURNED, namespace=namespace, object=f"Secret/{name}", reason=turn))
 
 
-def tell_restore(key: Key, before: Resource | None, after: Resource | None) -> str | None:
+def record_restore(key: Key, before: Resource | None, after: Resource | None) -> str | None:
     """Log and count a restore that the status of `after` records first; return its story."""
     if not isinstance(after, CacheDomain) or after.status.restored is None:
         return None
@@ -189,15 +192,15 @@ def _shared_with(entry: Entry | None) -> frozenset[str]:
 
 def _stalled(resource: Resource | None) -> str | None:
     status: Status | None = getattr(resource, "status", None)
-    told = status.condition(ConditionType.STALLED) if status is not None else None
-    return told.reason if told is not None and told.status == "True" else None
+    reported = status.condition(ConditionType.STALLED) if status is not None else None
+    return reported.reason if reported is not None and reported.status == "True" else None
 
 
 def _waits(resource: Holder) -> bool:
-    told = resource.status.condition(ConditionType.ADMITTED)
-    return told is not None and told.reason == PolicyReason.INSUFFICIENT_CAPACITY
+    reported = resource.status.condition(ConditionType.ADMITTED)
+    return reported is not None and reported.reason == PolicyReason.INSUFFICIENT_CAPACITY
 
 
-def _told_of(resource: Holder) -> int | None:
-    told = resource.status.condition(ConditionType.ADMITTED)
-    return told.observed_generation if told is not None else None
+def _observed_generation(resource: Holder) -> int | None:
+    reported = resource.status.condition(ConditionType.ADMITTED)
+    return reported.observed_generation if reported is not None else None

@@ -22,7 +22,7 @@ from kvstrata.plan.ownership import is_ours
 
 from . import metrics
 from .affected import affected_by_commit
-from .audit import tell_sharing
+from .audit import record_sharing
 from .domain_store import DomainStore
 from .queue import WorkQueue
 from .secrets import SecretStore, decode
@@ -58,7 +58,7 @@ class Bundles:
         )
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
-        tell_sharing(key.namespace, commit, before.bundle.entries if before else {}, domain)
+        record_sharing(key.namespace, commit, before.bundle.entries if before else {}, domain)
         self._queue.add_all(affected_by_commit(self._store.world(key.namespace), commit, before))
 
     async def _write_root(self, domain: DomainStore, commit: CommitBundle, bundle: Bundle) -> str:
@@ -182,7 +182,7 @@ async def read_bundle(kube: Kube, namespace: str, model: str, uid: str) -> Commi
 def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedBundle | None:
     """Return a model's bundle from its namespace's Secrets by name, or None. If a shard is missing or damaged, the
     root is returned without entries: its revision must still be exceeded, and the next commit writes every shard
-    anew. A damaged pool shard only drops its pool."""
+    again. A damaged pool shard only drops its pool."""
     stored = secrets.get(names.bundle_root(model))
     if stored is None:
         return None
@@ -263,7 +263,7 @@ def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None
     log.warning("a bundle is not as it was committed and is rewritten", extra={"model": model, "above": revision})
     shards = theirs.shards or own.bundle.root.shards
     pools = theirs.pools if found else own.bundle.root.pools
-    # No domain or digest matches, so everything is written anew, each shard into the unused slot.
+    # No domain or digest matches, so everything is written again, each shard into the unused slot.
     root = replace(
         own.bundle.root,
         domain="",

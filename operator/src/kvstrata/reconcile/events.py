@@ -23,7 +23,7 @@ class Events:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
 
-    async def tell(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
+    async def publish(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
         at = format_timestamp(utc_now())
         body = {
             "apiVersion": EVENT.api_version,

@@ -36,7 +36,7 @@ ACK_LATENCY = Histogram(
 ACKS_REFUSED = Counter("kvstrata_acks_refused_total", "Acknowledgements that were not believed", ["reason"])
 GATE_ERRORS = Counter("kvstrata_gate_errors_total", "Failed requests to gates", ["reason"])
 BACKEND_UP = Gauge("kvstrata_backend_up", "1 while a Redis tier answers the operator", ["namespace", "tier"])
-ADMISSIONS = Counter("kvstrata_admissions_total", "What became of declared guarantees", ["kind", "outcome"])
+ADMISSIONS = Counter("kvstrata_admissions_total", "Outcomes of declared guarantees", ["kind", "outcome"])
 AUDIT_EVENTS = Counter("kvstrata_audit_events_total", "Events for the audit log", ["event"])
 AUDIT_DROPPED = Counter("kvstrata_audit_dropped_total", "Events that have no line, because lines were not taken")
 BACKEND_SUITABLE = Gauge(
@@ -89,11 +89,11 @@ RESTORES = Counter(
     "kvstrata_restores_total", "Times that pods were found to hold newer bundles than the API server", ["namespace"]
 )
 PROBES = Counter(
-    "kvstrata_isolation_probes_total", "What became of probes of isolation", ["namespace", "model", "outcome"]
+    "kvstrata_isolation_probes_total", "Outcomes of probes of isolation", ["namespace", "model", "outcome"]
 )
 ISOLATION_BROKEN = Gauge(
     "kvstrata_isolation_broken",
-    "1 while a model's status tells of a failure of isolation that stands",
+    "1 while a model's status reports a failure of isolation",
     ["namespace", "model"],
 )
 ERASURES_OPEN = Gauge("kvstrata_erasures_open", "Eager invalidations that this process carries out")
@@ -154,12 +154,12 @@ def count_reclaimed(key: Key, before: Resource | None, after: Resource | None) -
     """Count and log a former cache that the status of `after` reports as deleted first."""
     if not isinstance(after, CachedModel) or after.status.reclaimed is None:
         return
-    known, told = before.status.reclaimed if isinstance(before, CachedModel) else None, after.status.reclaimed
-    if known == told:
+    known, reported = before.status.reclaimed if isinstance(before, CachedModel) else None, after.status.reclaimed
+    if known == reported:
         return
-    RECLAIMED_BLOCKS.labels(key.namespace, key.name).inc(told.blocks)
-    RECLAIMED_BYTES.labels(key.namespace, key.name).inc(told.bytes)
-    facts = {"identity": told.identity, "blocks": told.blocks, "bytes": told.bytes}
+    RECLAIMED_BLOCKS.labels(key.namespace, key.name).inc(reported.blocks)
+    RECLAIMED_BYTES.labels(key.namespace, key.name).inc(reported.bytes)
+    facts = {"identity": reported.identity, "blocks": reported.blocks, "bytes": reported.bytes}
     log.info("a former cache was deleted", extra={"key": str(key), **facts})
 
 

@@ -65,11 +65,11 @@ def unreadable(raw: Mapping[str, Any], problem: str) -> Unreadable:
     metadata = raw["metadata"]
     generation = int(metadata.get("generation") or 0)
     conditions = (raw.get("status") or {}).get("conditions") or ()
-    told = any(
+    reported = any(
         c.get("type") == "Stalled" and c.get("reason") == "InvalidSpec" and c.get("observedGeneration") == generation
         for c in conditions
     )
-    return Unreadable(problem, generation, metadata.get("resourceVersion", ""), told)
+    return Unreadable(problem, generation, metadata.get("resourceVersion", ""), reported)
 
 
 def resource_version(raw: Mapping[str, Any]) -> int:
@@ -83,7 +83,7 @@ def resource_version(raw: Mapping[str, Any]) -> int:
 def _finished(containers: list[Mapping[str, Any]], *, deleting: bool) -> bool:
     """Whether the kubelet reported every container as ended, or as never started in a pod that is being deleted. The
     phase is unreliable: the control plane marks pods of an unreachable node as Failed. A pod deleted before its
-    engine starts ends with the engine waiting for ever."""
+    engine starts ends with the engine waiting forever."""
     ended = [
         "terminated" in (container.get("state") or {}) or (deleting and not _ever_ran(container))
         for container in containers
@@ -144,8 +144,8 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
 
 
 def _ends_by(metadata: Mapping[str, Any]) -> datetime | None:
-    told = metadata.get("deletionTimestamp")
-    return datetime.fromisoformat(told) if told else None
+    deleted_at = metadata.get("deletionTimestamp")
+    return datetime.fromisoformat(deleted_at) if deleted_at else None
 
 
 def trouble(status: Mapping[str, Any]) -> str:

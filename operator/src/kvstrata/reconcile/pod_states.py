@@ -21,7 +21,7 @@ from kvstrata.model.pods import Pod, VerifiedState
 from kvstrata.objects import names
 from kvstrata.plan.bundle.restore import contradicts
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.audit import tell_refused
+from kvstrata.reconcile.audit import record_refused
 from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import decode
@@ -90,9 +90,9 @@ class AckListener:
             try:
                 wait_s = LONG_POLL_S if known and not failures else 0.0
                 state, token = await self._gates.state(pod.ip or "", server_name, after, wait_s)
-                refusal = await self._doubt(namespace, pod, state, token)
+                refusal = await self._objection(namespace, pod, state, token)
                 if refusal is None:
-                    await self.hear(namespace, pod, state)
+                    await self.receive(namespace, pod, state)
             except GateError as error:
                 metrics.GATE_ERRORS.labels(str(error.reason)).inc()
                 refusal = None
@@ -111,12 +111,12 @@ class AckListener:
                     continue
                 failures += 1
                 self._store.lose_contact(namespace, pod.uid)
-                tell_refused(namespace, pod, refusal)
+                record_refused(namespace, pod, refusal)
                 log.warning("an acknowledgement was refused", extra={"pod": pod.name, "reason": refusal})
             delay_s = RETRY_S[min(failures, len(RETRY_S)) - 1]
             await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))
 
-    async def hear(self, namespace: str, pod: Pod, state: PodState) -> None:
+    async def receive(self, namespace: str, pod: Pod, state: PodState) -> None:
         """Store a pod's verified state. Raises KubeError if the API server is asked and fails."""
         contradicted = await self._contradicted(namespace, pod, state)
         self._answered.add(pod.uid)
@@ -156,7 +156,7 @@ class AckListener:
             return False  # A damaged root is rewritten under a revision above all known ones.
         return contradicts(state, model.uid, found, digest_bytes(data))
 
-    async def _doubt(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
+    async def _objection(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
         if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
             return "WrongPod"
         return await self._tokens.token_problem(namespace, pod, token)
@@ -198,7 +198,7 @@ class PodTokens:
             log.warning(message)
             raise PodAnswerError(message) from error
         if problem is not None:
-            tell_refused(namespace, pod, problem)
+            record_refused(namespace, pod, problem)
             message = f"the answer of pod {pod.name} is not believed: {problem}"
             log.warning(message)
             raise PodAnswerError(message)

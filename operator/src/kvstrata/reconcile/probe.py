@@ -14,7 +14,7 @@ from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import ProbePod, TellIsolation
+from kvstrata.plan.actions import ProbePod, ReportIsolation
 from kvstrata.plan.isolation import failure_message, failure_stands
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import Background, utc_now
@@ -47,7 +47,7 @@ class Probing(Background):
         work = self._probe(namespace, question)
         self._begin(question.pod.uid, work, "a probe of isolation failed, and is asked again", again)
 
-    def show(self, namespace: str, question: TellIsolation) -> None:
+    def show(self, namespace: str, question: ReportIsolation) -> None:
         if question.failed:
             metrics.ISOLATION_BROKEN.labels(namespace, question.model).set(1)
             return
@@ -64,15 +64,15 @@ class Probing(Background):
         known = domain.probes.get(pod.uid)
         domain.probes[pod.uid] = ProbeReport.after(known, answer, question.keyspaces, utc_now())
         if isinstance(answer, Probed) and answer.outcome.failed:
-            await self._tell(namespace, question, answer)
+            await self._publish(namespace, question, answer)
         self._queue.add(Key("CachedModel", namespace, question.model))
 
-    async def _tell(self, namespace: str, question: ProbePod, answer: Probed) -> None:
+    async def _publish(self, namespace: str, question: ProbePod, answer: Probed) -> None:
         message = failure_message(question.pod.name, answer)
         log.error("isolation is broken", extra={"model": question.model, "found": message})
         model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(question.model)
         if model is not None and not failure_stands(model) and self._leading():
-            await self._events.tell(model, EVENT, message, warning=True)
+            await self._events.publish(model, EVENT, message, warning=True)
 
     async def _answer(self, namespace: str, question: ProbePod) -> Probed | NoProbe:
         pod, server_name = question.pod, gate_server_name(question.model, namespace)

@@ -52,7 +52,7 @@ class Resync:
 
     async def _where_it_may(self, scope: str | None, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`; a refusal is ignored if the namespace is being deleted or gone, and with it the right to read.
-        Watches report the rest as far as they go on."""
+        Watches report the rest while they work."""
         try:
             await work
         except KubeError as error:
@@ -99,13 +99,13 @@ class Resync:
         async for raw in self._kube.list(resource, scope, selector):
             metadata: Mapping[str, Any] = raw["metadata"]
             seen.setdefault(metadata["namespace"], set()).add(metadata["name"])
-            self._tell(resource.kind, self._store.observe(raw), report)
+            self._report(resource.kind, self._store.observe(raw), report)
         for namespace, before in known.items():
             now = self._versions(resource.kind, namespace)
             for gone in before.keys() - seen.get(namespace, set()):
                 # An object created again during the list is not in it.
                 if now.get(gone) == before[gone]:
-                    self._tell(resource.kind, self._store.forget(resource.kind, namespace, gone), report)
+                    self._report(resource.kind, self._store.forget(resource.kind, namespace, gone), report)
 
     def _versions(self, kind: str, namespace: str) -> dict[str, int]:
         versions = self._store.domain(namespace).versions
@@ -114,7 +114,7 @@ class Resync:
     def _namespaces(self, scope: str | None) -> tuple[str, ...]:
         return self._store.namespaces if scope is None else (scope,)
 
-    def _tell(self, kind: str, keys: frozenset[Key], report: Callable[[Key], None]) -> None:
+    def _report(self, kind: str, keys: frozenset[Key], report: Callable[[Key], None]) -> None:
         if keys:
             metrics.MISSED.labels(kind).inc()
         for key in keys:

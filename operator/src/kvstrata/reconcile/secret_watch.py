@@ -1,7 +1,7 @@
 """Watch of Secrets: finds the operator's own that were deleted or changed from outside.
 
 Only `SecretStore` keeps values. The event of this process' own write may precede the answer: for keys and certificates
-both say the same, and a bundle is only marked, and read after its commit has ended.
+both report the same, and a bundle is only marked, and read after its commit has ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SecretWatch:
             return frozenset(self._store.keys_of(domain.namespace))  # All keyspaces derive from it.
         if domain.data_keys != keys_before:
             return frozenset(self._store.key_holders(domain.namespace))
-        same = before and after and before.tells_the_same_as(after)
+        same = before and after and before.has_same_content_as(after)
         return frozenset() if same else owners(raw)
 
     def forget(self, raw: Raw) -> frozenset[Key]:

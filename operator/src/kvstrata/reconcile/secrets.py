@@ -25,7 +25,7 @@ from kvstrata.objects.secret import build_secret
 from kvstrata.plan.actions import EnsureSecret, Material, Turn, TurnSecret
 from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
 
-from .audit import tell_secret, tell_turn
+from .audit import record_secret, record_turn
 from .parse import resource_version
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class SecretStore:
             body = build_secret(AUTHORITY_SECRET, self._namespace, own, None, data)
             try:
                 stored = await self._kube.create(SECRET, self._namespace, body)
-                tell_secret(self._namespace, AUTHORITY_SECRET, "Authority", made=1)
+                record_secret(self._namespace, AUTHORITY_SECRET, "Authority", made=1)
             except KubeError as error:
                 if not error.is_conflict:
                     raise
@@ -124,14 +124,14 @@ class SecretStore:
         else:
             renew = order.renew and not _drawn_already(order, stored, there)
             values = self._material(order, there) if stored is None or renew else None
-        told = self._annotations(order, stored, there)
+        annotations = self._annotations(order, stored, there)
         if values is None and stored is not None and not _has_labels(stored, order.labels):
             values = there  # Lists and watches select by label: without labels it would be missed again and again.
         if values is None:
             if stored is not None:
                 self.observe(domain, stored)
             return
-        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, told)
+        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
         if stored is None:
             try:
                 written = await self._kube.create(SECRET, domain.namespace, body)
@@ -144,7 +144,7 @@ class SecretStore:
             written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
         if decode(written) == values:  # else another writer was faster, and reports it
-            _tell(domain.namespace, order, there, values)
+            _record_change(domain.namespace, order, there, values)
         self.observe(domain, written)
 
     async def read(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -156,8 +156,8 @@ class SecretStore:
         return found
 
     async def _made(self, domain: DomainStore, order: EnsureSecret) -> bool:
-        values, told = self._material(order, {}), self._annotations(order, None, {})
-        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, told)
+        values, annotations = self._material(order, {}), self._annotations(order, None, {})
+        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
         try:
             written = await self._kube.create(SECRET, domain.namespace, body)
         except KubeError as error:
@@ -165,7 +165,7 @@ class SecretStore:
                 raise
             return False
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
-        _tell(domain.namespace, order, {}, decode(written))
+        _record_change(domain.namespace, order, {}, decode(written))
         self.observe(domain, written)
         return True
 
@@ -179,17 +179,17 @@ class SecretStore:
         if stored["metadata"].get("resourceVersion") != order.resource_version:
             self.observe(domain, stored)
             return
-        values, told = self._turned(order, decode(stored)), dict(stored["metadata"].get("annotations") or {})
-        told[labels.CHANGED_AT] = now = format_timestamp(self._now())
+        values, annotations = self._turned(order, decode(stored)), dict(stored["metadata"].get("annotations") or {})
+        annotations[labels.CHANGED_AT] = now = format_timestamp(self._now())
         if order.turn is Turn.STAGE:
-            told[labels.ROTATED_FOR] = order.honours
+            annotations[labels.ROTATED_FOR] = order.honours
         if order.turn is Turn.PROMOTE:
-            told[labels.ROTATED_AT] = now
-        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, told)
+            annotations[labels.ROTATED_AT] = now
+        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
         body["metadata"]["resourceVersion"] = order.resource_version
         written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret turned", extra={"secret": order.name, "turn": str(order.turn)})
-        tell_turn(domain.namespace, order.name, str(order.turn))
+        record_turn(domain.namespace, order.name, str(order.turn))
         self.observe(domain, written)
 
     def _turned(self, order: TurnSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -248,13 +248,13 @@ class SecretStore:
         )
 
     def _passwords(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> PasswordFacts:
-        told = raw["metadata"].get("annotations") or {}
+        annotations = raw["metadata"].get("annotations") or {}
         return passwords.password_facts(
             values,
-            lineage=told.get(labels.MADE_AT, ""),
+            lineage=annotations.get(labels.MADE_AT, ""),
             changed_at=_moment(raw, self._now(), labels.CHANGED_AT),
             rotated_at=_moment(raw, self._now(), labels.ROTATED_AT),
-            honoured=told.get(labels.ROTATED_FOR, ""),
+            honoured=annotations.get(labels.ROTATED_FOR, ""),
         )
 
     def _password(self) -> str:
@@ -277,13 +277,15 @@ class SecretStore:
                 return self._issued(order) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
 
 
-def _tell(namespace: str, order: EnsureSecret, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
+def _record_change(
+    namespace: str, order: EnsureSecret, before: Mapping[str, bytes], after: Mapping[str, bytes]
+) -> None:
     made = sum(before.get(name) != value for name, value in after.items())
     gone = sum(after.get(name) != value for name, value in before.items())
     if order.material is Material.DATA_KEYS:
-        tell_secret(namespace, order.name, order.material, made=made, removed=gone)
+        record_secret(namespace, order.name, order.material, made=made, removed=gone)
     else:
-        tell_secret(namespace, order.name, order.material, made=int(bool(made)))
+        record_secret(namespace, order.name, order.material, made=int(bool(made)))
 
 
 def _drawn_already(order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]) -> bool:
@@ -293,8 +295,8 @@ def _drawn_already(order: EnsureSecret, stored: Mapping[str, Any] | None, there:
 
 
 def _drawn_for(stored: Mapping[str, Any] | None) -> str:
-    told: str = ((stored or {}).get("metadata", {}).get("annotations") or {}).get(labels.DRAWN_FOR, "")
-    return told
+    drawn_for: str = ((stored or {}).get("metadata", {}).get("annotations") or {}).get(labels.DRAWN_FOR, "")
+    return drawn_for
 
 
 def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:

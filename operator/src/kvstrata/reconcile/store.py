@@ -117,8 +117,8 @@ class Store:
 
     def lose_contact(self, namespace: str, uid: str) -> None:
         states = self.domain(namespace).states
-        if (said := states.get(uid)) is not None and said.in_contact:
-            states[uid] = replace(said, in_contact=False)
+        if (answer := states.get(uid)) is not None and answer.in_contact:
+            states[uid] = replace(answer, in_contact=False)
 
     def recall_departures(self) -> None:
         """Record pods that vanished while no operator led: named in a model's status and missing from the list."""
@@ -183,8 +183,8 @@ class Store:
             if pod is None:
                 continue
             clean = (last or pod).finished or not (last or pod).ever_ran
-            said = d.states.get(pod.uid)
-            departure = Departure(pod.name, pod.uid, self._now(), clean, said.state.acked if said else 0)
+            answer = d.states.get(pod.uid)
+            departure = Departure(pod.name, pod.uid, self._now(), clean, answer.state.acked if answer else 0)
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
             d.states.pop(pod.uid, None)
             for facts in (d.renders, d.warmed, d.holdings):

@@ -1,7 +1,7 @@
 """The watches, by kopf, and the parts of kopf that are replaced.
 
 kopf lists and watches every resource below, resumes broken watches, and calls the handler for each event. Only
-`on.event` is used: it writes no annotation, finalizer or status, and the list-and-diff pass finds what it misses.
+`on.event` is used: it writes no annotation, finalizer or status, and the list-and-diff pass finds missed changes.
 
 - `Lists`: kopf creates a task for every item of its first list, most of the cost of a start with thousands of objects.
   Our session passes whole pages to the store and shows kopf empty lists.
@@ -41,13 +41,13 @@ class Watches:
         secrets: SecretWatch,
         enqueue: Callable[[Iterable[Key]], None],
         service_monitors: bool,
-        listed_anew: Callable[[], None],
+        relisted: Callable[[], None],
         namespaces: Collection[str],
     ) -> None:
         self._store, self._secrets, self._enqueue = store, secrets, enqueue
         self._service_monitors = service_monitors
         watched = (*OWN_RESOURCES, *child_resources(service_monitors), SECRET)
-        self.lists = Lists(watched, namespaces, self._take, listed_anew)
+        self.lists = Lists(watched, namespaces, self._take, relisted)
 
     def _take(self, raw: dict[str, Any]) -> None:
         self._enqueue(self._secrets.observe(raw) if raw["kind"] == SECRET.kind else self._store.observe(raw))
@@ -124,10 +124,10 @@ class Lists:
         resources: Collection[Resource],
         namespaces: Collection[str],
         take: Take,
-        listed_anew: Callable[[], None],
+        relisted: Callable[[], None],
     ) -> None:
         self._resources = {resource.path(scope): resource for resource in resources for scope in namespaces or (None,)}
-        self._take, self._listed_anew = take, listed_anew
+        self._take, self._relisted = take, relisted
         self._begun: set[str] = set()
         self._left = set(self._resources)
         self.complete = asyncio.Event()
@@ -139,7 +139,7 @@ class Lists:
         if resource is None or not (items is None or isinstance(items, list)):
             return
         if first and url_path in self._begun:
-            self._listed_anew()
+            self._relisted()
         self._begun.add(url_path)
         body["items"] = [item for item in items or () if not self._taken(resource, item)]
         if not (body.get("metadata") or {}).get("continue"):

@@ -26,7 +26,7 @@ from kvstrata.plan.budgets.admission import admitted_by
 from kvstrata.plan.kinds.rejected import plan_refused
 
 from . import metrics
-from .audit import tell_restore, tell_status
+from .audit import record_restore, record_status
 from .background import utc_now
 from .bundles import Bundles
 from .children import ChildRefusedError, Children
@@ -163,13 +163,13 @@ class Writer:
         metrics.WRITES.labels(key.kind, "status").inc()
         affected = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
         after = objects.get(key.name)
-        tell_status(key, before, after, self._store.domain(key.namespace))
+        record_status(key, before, after, self._store.domain(key.namespace))
         metrics.count_lazy(before, after)
         metrics.count_reclaimed(key, before, after)
-        story = tell_restore(key, before, after)
+        story = record_restore(key, before, after)
         if story is not None and after is not None:
-            await self._events.tell(after, DomainReason.RESTORE_DETECTED, story, warning=True)
-        # The own status adds nothing for the reconciled object; others may depend on it (on an epoch, say).
+            await self._events.publish(after, DomainReason.RESTORE_DETECTED, story, warning=True)
+        # The own status adds nothing for the reconciled object; others may depend on it (for example on an epoch).
         self._queue.add_all(affected - {reconciled})
 
     async def _refresh(self, key: Key) -> None:

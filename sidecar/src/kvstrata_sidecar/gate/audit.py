@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
-from kvstrata.contract.messages.audit import NO_SCOPE, Action, Happened, Teller, instant
+from kvstrata.contract.messages.audit import NO_SCOPE, Action, Emitter, Happened, instant
 
 TURN_S = 1.0
 """How long an event waits for its line."""
@@ -45,7 +45,7 @@ class Audit:
 
     def __init__(
         self,
-        teller: Teller,
+        emitter: Emitter,
         *,
         namespace: str,
         model: str,
@@ -62,7 +62,7 @@ class Audit:
         self._served: dict[Row, int] = {}
         self._others: list[Happened] = []
         self._since_s = self._served_since_s = now()
-        self._scribe = _Scribe(teller, self._about, write)
+        self._scribe = _Scribe(emitter, self._about, write)
         self._scribe.start()
 
     @property
@@ -112,11 +112,11 @@ class Audit:
 class _Scribe(threading.Thread):
     """Writes lines, one batch after the other. `lost` counts events whose line failed."""
 
-    def __init__(self, teller: Teller, about: Happened, write: Callable[[bytes], None]) -> None:
+    def __init__(self, emitter: Emitter, about: Happened, write: Callable[[bytes], None]) -> None:
         super().__init__(name="audit", daemon=True)
         self.idle = True
         self.lost = 0
-        self._teller, self._about, self._write = teller, about, write
+        self._emitter, self._about, self._write = emitter, about, write
         self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
         self._sequence = 0
         self._reported_dropped = 0
@@ -159,7 +159,7 @@ class _Scribe(threading.Thread):
     def _line(self, at_s: float, happened: Happened) -> bool:
         self._sequence += 1
         try:
-            self._write(self._teller.line(self._sequence, at_s, happened))
+            self._write(self._emitter.line(self._sequence, at_s, happened))
         except OSError:
             return False
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.messages.audit import Action, Source, Teller
+from kvstrata.contract.messages.audit import Action, Emitter, Source
 from kvstrata.contract.messages.engine_reset import RESET_PATH
 from kvstrata.contract.messages.erase import ERASE_PATH, VERIFY_PATH
 from kvstrata.contract.messages.key_delivery import KEYS_PATH
@@ -68,7 +68,7 @@ class Gate:
         self.enforcement = Enforcement(self.volume, self.freshness, loop)
         self.metrics = Metrics(settings.metrics_tenants)
         self.audit = Audit(
-            Teller(Source.GATE, settings.pod_name, self.boot),
+            Emitter(Source.GATE, settings.pod_name, self.boot),
             namespace=settings.pod_namespace,
             model=settings.model,
             write=write_whole,

@@ -2,7 +2,7 @@
 
 The operator logs in as its own user, with the first of several passwords that the server accepts, after the server's
 certificate was verified. Results are digests and fingerprints. Messages name the endpoint, the command and the cause;
-never what was sent, nor the server's error text, which could repeat it.
+never the command, nor the server's error text, which could repeat it.
 """
 
 from __future__ import annotations
@@ -104,16 +104,16 @@ class Admin:
         await self._call("CONFIG SET tls-cert-file", "CONFIG", "SET", *words)
 
     async def _admits(self, user: str) -> frozenset[str]:
-        told = await self._user(user)
-        if told is None:
+        user_fields = await self._user(user)
+        if user_fields is None:
             return frozenset()
-        fields = {bytes(name).decode(): value for name, value in zip(told[::2], told[1::2], strict=False)}
+        fields = {bytes(name).decode(): value for name, value in zip(user_fields[::2], user_fields[1::2], strict=False)}
         flags = tuple(bytes(flag).decode() for flag in fields.get("flags", ()))
         return admission((*flags, *(f"#{bytes(one).decode()}" for one in fields.get("passwords", ()))))
 
     async def _user(self, user: str) -> Sequence[Any] | None:
-        told: Sequence[Any] | None = await self._call(f"ACL GETUSER {user}", "ACL", "GETUSER", user)
-        return told
+        user_fields: Sequence[Any] | None = await self._call(f"ACL GETUSER {user}", "ACL", "GETUSER", user)
+        return user_fields
 
     async def _call(self, what: str, *words: str) -> Any:
         try:
@@ -123,7 +123,7 @@ class Admin:
         except Exception as error:
             reason = reason_of(error)
             why = "the server refuses it" if reason is RedisReason.ERROR else sentence_of(self._endpoint, reason)
-            # Without the cause: a traceback would show the server's error text, which may repeat what was sent.
+            # Without the cause: a traceback would show the server's error text, which may repeat the command.
             raise AdminError(reason, f"{what} at {self._endpoint}: {why}") from None
 
 

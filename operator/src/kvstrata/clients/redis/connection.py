@@ -11,7 +11,7 @@ from redis import exceptions
 
 from kvstrata.clients.redis.probe import CONNECT_TIMEOUT_S
 
-Word = str | bytes | int
+Argument = str | bytes | int
 Dial = Callable[[str, int], redis.Connection]
 """Makes an unopened connection to a server's host and port, as the operator's user."""
 
@@ -36,7 +36,7 @@ class ServerLine:
         self._may_write = may_write
         self._open = False
 
-    async def ask(self, commands: Sequence[Sequence[Word]], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
+    async def ask(self, commands: Sequence[Sequence[Argument]], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
         """Send commands in one pipeline; return the answers as bytes, errors among them. Raises ServerAwayError,
         after which the connection may be used again, and MayNotWriteError."""
         if not commands:
@@ -49,13 +49,13 @@ class ServerLine:
                 return await self._exchange(commands)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             await self.close()
-            # The text of a connection error never holds what was sent.
+            # The text of a connection error never holds the command.
             raise ServerAwayError(f"{self.name}: {str(error) or type(error).__name__}") from None
         except BaseException:
             await self.close()
             raise
 
-    async def one(self, *words: Word, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    async def one(self, *words: Argument, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """Send one command; raises the ResponseError that it is answered with."""
         (answer,) = await self.ask([words], timeout_s)
         if isinstance(answer, Exception):
@@ -77,7 +77,7 @@ class ServerLine:
             raise exceptions.ConnectionError("another server answers in its place")
         self._open = True
 
-    async def _exchange(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
+    async def _exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         connection = self._connection
         if not self._may_write():
             raise MayNotWriteError

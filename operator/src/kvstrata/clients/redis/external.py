@@ -100,17 +100,17 @@ def slots_by_primary(answer: Any, asked_host: str, asked_name: str) -> Mapping[P
 def _primary(server: Any, asked_host: str, asked_name: str) -> Primary | None:
     host, port, *rest = server
     about = dict(zip(rest[1][::2], rest[1][1::2], strict=False)) if len(rest) > 1 else {}
-    told = str(host or "")
-    if told == "?":
-        told = str(about.get("ip") or "")
-        if not told:
+    named = str(host or "")
+    if named == "?":
+        named = str(about.get("ip") or "")
+        if not named:
             return None
     if not 0 < int(port) < 65_536:
         return None
-    if not told:
+    if not named:
         return Primary(asked_host, int(port), asked_name)
-    name = str(about.get("hostname") or told)
-    return Primary(told, int(port), name) if _plausible(told) and _plausible(name) else None
+    name = str(about.get("hostname") or named)
+    return Primary(named, int(port), name) if _plausible(named) and _plausible(name) else None
 
 
 def _plausible(host: str) -> bool:
@@ -126,10 +126,10 @@ class _Examination:
     timeout_s: float
 
     async def __call__(self, address: str, server_name: str) -> tuple[ServerFacts, Any]:
-        told = await ask(address, self.access, self._all_at_once, server_name=server_name, timeout_s=self.timeout_s)
-        if isinstance(told, Failure):
-            return ServerFacts(address, reachable=False, reason=str(told.reason), message=told.message), None
-        answers = dict(zip(self.questions, told, strict=True))
+        replies = await ask(address, self.access, self._all_at_once, server_name=server_name, timeout_s=self.timeout_s)
+        if isinstance(replies, Failure):
+            return ServerFacts(address, reachable=False, reason=str(replies.reason), message=replies.message), None
+        answers = dict(zip(self.questions, replies, strict=True))
         return _facts(address, answers, self.cluster), answers[SLOT_MAP]
 
     async def _all_at_once(self, client: redis.Redis) -> list[Any]:

@@ -33,7 +33,7 @@ class MoveStats:
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """How an order ended. `message` names server and slot; the next look finds what remains."""
+    """How an order ended. `message` names server and slot; the next look finds the remaining work."""
 
     reason: MoveReason
     message: str
@@ -50,4 +50,4 @@ class MoveFailedError(Exception):
         self.reason = reason
 
 
-Told = Callable[[MoveStats], None]
+OnProgress = Callable[[MoveStats], None]

@@ -93,7 +93,9 @@ class RedisNodes:
         by_pod: dict[str, list[Command]] = {}
         for command in commands:
             by_pod.setdefault(command.pod_uid, []).append(command)
-        results = await asyncio.gather(*(self._tell(pods.get(uid), told, permitted) for uid, told in by_pod.items()))
+        results = await asyncio.gather(
+            *(self._send_to(pods.get(uid), reported, permitted) for uid, reported in by_pod.items())
+        )
         return tuple(sent for result in results for sent in result)
 
     async def close(self) -> None:
@@ -117,7 +119,7 @@ class RedisNodes:
             reason = reason_of(error)
             return reason, sentence_of(pod.name, reason)
 
-    async def _tell(
+    async def _send_to(
         self, pod: ServerPod | None, commands: Sequence[Command], permitted: Callable[[], bool]
     ) -> list[Sent]:
         sent: list[Sent] = []

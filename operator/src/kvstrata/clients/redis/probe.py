@@ -1,4 +1,4 @@
-"""Questions to a Redis server, over one short connection. Failures have reasons; messages never hold what was sent."""
+"""Questions to a Redis server, over one short connection. Failures have reasons; messages never hold the command."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _SENTENCES: Mapping[RedisReason, str] = {
     RedisReason.PASSWORD_UNEXPECTED: "{endpoint} has no password set, but one is configured here",
     RedisReason.NO_PERMISSION: "the user may not even run PING at {endpoint}",
     RedisReason.LOADING: "{endpoint} is loading its data set",
-    RedisReason.NOT_REDIS: "what answers at {endpoint} is not a Redis server",
+    RedisReason.NOT_REDIS: "the server at {endpoint} is not a Redis server",
     RedisReason.NOT_A_CLUSTER: "{endpoint} does not run in cluster mode",
     RedisReason.DISCONNECTED: "{endpoint} closed the connection; it may expect TLS",
     RedisReason.INVALID_ENDPOINT: "an endpoint has the form host:port",
@@ -150,7 +150,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
 
 
 class NamedTLSConnection(redis.SSLConnection):
-    """A TLS connection whose certificate must name `server_name`, whatever address is dialled."""
+    """A TLS connection whose certificate must name `server_name`, regardless of the dialled address."""
 
     def __init__(self, *, server_name: str, **settings: Any) -> None:
         super().__init__(**settings)

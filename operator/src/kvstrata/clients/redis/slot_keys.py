@@ -1,4 +1,4 @@
-"""Moves slots key by key, as Redis 7 and 8 need it, drops what they hold, or cleans up after a failed move.
+"""Moves slots key by key, as Redis 7 and 8 need it, drops their content, or cleans up after a failed move.
 
 A slot is opened and its indexes moved atomically (MULTI): a script that meets half a bucket would fail between two of
 its writes. From then on the source redirects every script; the adapter refuses stores into the slot and reads at both
@@ -6,8 +6,8 @@ ends. A write in progress loses its block, which expires within 30 s. Nothing ne
 target, then the source, own it as the target's.
 
 After an interruption, the same order continues: the whole index of a bucket is either at the source or at the target
-(`#s` says where). If a failover forgot that the slot was open, both may have one; such a bucket is deleted at both
-ends, because its values cannot be told apart. Values without an index anywhere are deleted, too.
+(`#s` records where). If a failover forgot that the slot was open, both may have one; such a bucket is deleted at both
+ends, because its values cannot be distinguished. Values without an index anywhere are deleted, too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from redis import exceptions
 
-from kvstrata.clients.redis.connection import ServerAwayError, ServerLine, Word
+from kvstrata.clients.redis.connection import Argument, ServerAwayError, ServerLine
 from kvstrata.clients.redis.key_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
-from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveStats, Told
+from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveStats, OnProgress
 from kvstrata.contract.store.redis_scripts import script
 
 BATCH_BYTES = 1 << 20
@@ -72,7 +72,7 @@ class KeyMover:
         drops: bool,
         credentials: Credentials,
         tally: MoveStats,
-        told: Told,
+        on_progress: OnProgress,
         pause: Pause,
     ) -> None:
         self._source, self._target, self._others = ends.source, ends.target, ends.others
@@ -82,7 +82,7 @@ class KeyMover:
         self._drops = drops
         self._credentials = credentials
         self._tally = tally
-        self._told = told
+        self._on_progress = on_progress
         self._pause = pause
 
     async def move(self, slots: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class KeyMover:
             for slot in group:
                 if slot not in came or came[slot]:
                     await self._move_one(slot, leftovers=there[slot])
-            await self._tell_others(group)
+            await self._inform_others(group)
 
     async def close(self, slots: Sequence[int]) -> None:
         """Leave slots at the source; delete leftovers at other primaries, and broken buckets."""
@@ -112,7 +112,7 @@ class KeyMover:
             self._tally.orphans += len(await self._unlink(slot, without_index(names, whole_buckets(names))))
             await _all_right(self._source, [_set_slot(slot, "STABLE")])
             self._tally.slots += 1
-            self._told(self._tally)
+            self._on_progress(self._tally)
 
     async def _clear(self, server: ServerLine, slots: Sequence[int]) -> None:
         for slot, count in (await self._count(server, slots)).items():
@@ -160,7 +160,7 @@ class KeyMover:
             await self._drop_at(self._target, without_index(there, buckets))
         doomed = [name for name in names if not _outside(name, disputed)]
         index, _ = sorted_out(name for name in names if _outside(name, disputed))
-        work: list[Sequence[Word]] = [_set_slot(slot, "MIGRATING", self._target.node_id)]
+        work: list[Sequence[Argument]] = [_set_slot(slot, "MIGRATING", self._target.node_id)]
         removed = doomed + index if self._drops else doomed
         if removed:
             work.append(("UNLINK", *removed))
@@ -198,7 +198,7 @@ class KeyMover:
                 left = await self._drop_values(slot, {name: movable[name] for name in batch})
                 self._tally.keys += len(batch) - len(left)
             self._tally.bytes += sum(movable[name] for name in batch if name not in left)
-            self._told(self._tally)
+            self._on_progress(self._tally)
 
     async def _migrate(self, slot: int, names: Sequence[bytes]) -> bool:
         """Move keys in one command; return whether the target had room."""
@@ -211,7 +211,7 @@ class KeyMover:
         await self._pause_after(started_s)
         return True
 
-    def _migration(self, names: Sequence[bytes]) -> Sequence[Word]:
+    def _migration(self, names: Sequence[bytes]) -> Sequence[Argument]:
         host, port = self._address
         known = self._credentials()
         return (
@@ -226,7 +226,7 @@ class KeyMover:
         discard = script("discard").text
         for bucket, members in by_bucket(removed).items():
             for part in _parts(members):
-                commands: list[Sequence[Word]] = [("ASKING",), ("EVAL", discard, 1, state_of(bucket), *part)]
+                commands: list[Sequence[Argument]] = [("ASKING",), ("EVAL", discard, 1, state_of(bucket), *part)]
                 *_, answer = await self._target.ask(commands)
                 if isinstance(answer, Exception):
                     raise MoveFailedError(MoveReason.REFUSED, f"{self._target.name}: {answer}")
@@ -235,7 +235,7 @@ class KeyMover:
     async def _drop(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
         removed = await self._unlink(slot, names)
         self._tally.dropped += len(removed)
-        self._told(self._tally)
+        self._on_progress(self._tally)
         return removed
 
     async def _unlink(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
@@ -268,9 +268,9 @@ class KeyMover:
         for server in (self._target, self._source):
             await _all_right(server, [_set_slot(slot, "NODE", self._target.node_id) for slot in slots])
         self._tally.slots += len(slots)
-        self._told(self._tally)
+        self._on_progress(self._tally)
 
-    async def _tell_others(self, slots: Sequence[int]) -> None:
+    async def _inform_others(self, slots: Sequence[int]) -> None:
         """Inform the other primaries at once, instead of waiting for gossip."""
         for other in self._others:
             try:
@@ -291,22 +291,22 @@ class KeyMover:
     def _check(self, slot: int, answer: Any) -> None:
         if isinstance(answer, Exception):
             known = self._credentials()
-            said = str(answer) if known is None else str(answer).replace(known[1], "…")
-            message = f"slot {slot} from {self._source.name} to {self._target.name}: {said}"
+            detail = str(answer) if known is None else str(answer).replace(known[1], "…")
+            message = f"slot {slot} from {self._source.name} to {self._target.name}: {detail}"
             raise MoveFailedError(MoveReason.NOT_TRANSFERRED, message)
 
 
-def _set_slot(slot: int, *words: str) -> Sequence[Word]:
+def _set_slot(slot: int, *words: str) -> Sequence[Argument]:
     return ("CLUSTER", "SETSLOT", slot, *words)
 
 
-async def _all_right(server: ServerLine, commands: Sequence[Sequence[Word]]) -> list[Any]:
+async def _all_right(server: ServerLine, commands: Sequence[Sequence[Argument]]) -> list[Any]:
     """Send commands in one pipeline; raises MoveFailedError for the first error."""
     answers = await server.ask(commands)
     for command, answer in zip(commands, answers, strict=True):
         if isinstance(answer, Exception):
-            said = " ".join(str(word) for word in command[:4])
-            raise MoveFailedError(MoveReason.REFUSED, f"{server.name}: {said}: {answer}")
+            shown = " ".join(str(word) for word in command[:4])
+            raise MoveFailedError(MoveReason.REFUSED, f"{server.name}: {shown}: {answer}")
     return answers
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from redis import exceptions
 
-from kvstrata.clients.redis.connection import Dial, MayNotWriteError, ServerAwayError, ServerLine, Word
-from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveReport, MoveStats, Told
+from kvstrata.clients.redis.connection import Argument, Dial, MayNotWriteError, ServerAwayError, ServerLine
+from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveReport, MoveStats, OnProgress
 from kvstrata.clients.redis.slot_keys import Credentials, Ends, KeyMover, Pause
 from kvstrata.model.redis.cluster import Cluster, Server, SlotRange
 from kvstrata.plan.redis.topology.steps import MoveOrder
 
 
 class SlotMover:
-    """Moves slots between servers. `credentials` are what a source shows to its target; `may_write` is checked
+    """Moves slots between servers. `credentials` are those that a source shows to its target; `may_write` is checked
     before anything is sent."""
 
     def __init__(
@@ -29,11 +29,13 @@ class SlotMover:
         self._may_write = may_write
         self._pause = pause
 
-    async def carry_out(self, order: MoveOrder, cluster: Cluster, told: Told = lambda _: None) -> MoveReport:
+    async def carry_out(
+        self, order: MoveOrder, cluster: Cluster, on_progress: OnProgress = lambda _: None
+    ) -> MoveReport:
         tally = MoveStats()
         try:
             async with AsyncExitStack() as lines:
-                await self._carry_out(order, cluster, tally, told, lines)
+                await self._carry_out(order, cluster, tally, on_progress, lines)
         except MayNotWriteError:
             return MoveReport(MoveReason.NOT_LEADING, "another leads", tally)
         except ServerAwayError as error:
@@ -45,7 +47,7 @@ class SlotMover:
         return MoveReport(MoveReason.MOVED, f"{tally.slots} slots moved", tally)
 
     async def _carry_out(
-        self, order: MoveOrder, cluster: Cluster, tally: MoveStats, told: Told, lines: AsyncExitStack
+        self, order: MoveOrder, cluster: Cluster, tally: MoveStats, on_progress: OnProgress, lines: AsyncExitStack
     ) -> None:
         servers = cluster.by_node_id()
         missing = {order.source, order.target} - servers.keys()
@@ -59,7 +61,9 @@ class SlotMover:
             return found
 
         if order.atomic:
-            await move_at_once(line(source), order.target, order.slots, tally=tally, told=told, pause=self._pause)
+            await move_at_once(
+                line(source), order.target, order.slots, tally=tally, on_progress=on_progress, pause=self._pause
+            )
             return
         known = source.peer(order.target)
         if known is None:
@@ -72,7 +76,7 @@ class SlotMover:
             drops=order.drops,
             credentials=self._credentials,
             tally=tally,
-            told=told,
+            on_progress=on_progress,
             pause=self._pause,
         )
         slots = [slot for first, last in order.slots for slot in range(first, last + 1)]
@@ -97,14 +101,14 @@ async def move_at_once(
     slots: Sequence[SlotRange],
     *,
     tally: MoveStats,
-    told: Told,
+    on_progress: OnProgress,
     pause: Callable[[float], Awaitable[None]],
 ) -> None:
     """Have a server move slots, or watch a job that already does. Raises MoveFailedError."""
     wanted = " ".join(f"{first}-{last}" for first, last in slots)
     name = await _under_way(source, target, wanted)
     if name is None:
-        words: Sequence[Word] = (*(bound for one in slots for bound in one), "NODE", target)
+        words: Sequence[Argument] = (*(bound for one in slots for bound in one), "NODE", target)
         before = {job["name"] for job in await _jobs(source)}
         try:
             await source.one("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", *words)
@@ -130,7 +134,7 @@ async def move_at_once(
         message = f"{source.name}: the move of slots {wanted} {job['state']}: {job['message'] or 'no reason given'}"
         raise MoveFailedError(MoveReason.JOB_FAILED, message)
     tally.slots += sum(last - first + 1 for first, last in slots)
-    told(tally)
+    on_progress(tally)
 
 
 async def _under_way(source: ServerLine, target: str, slots: str) -> str | None:

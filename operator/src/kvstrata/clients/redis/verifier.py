@@ -55,7 +55,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """What one server holds of the keyspaces. `node` is its own id; a replica's counts are those of its copy.
+    """One server's content of the keyspaces. `node` is its own id; a replica's counts are those of its copy.
 
     `values` are blocks, `index` everything else but `tombstones`, which a deletion leaves for a week. `names` are those
     of values, at most MAX_NAMES, and `value_bytes` their size on a primary. `walked`: the server was scanned. `idle`: a
@@ -144,8 +144,8 @@ class TierVerifier:
             after, later = await self._standings(names)
             looks = tuple(one for one in results if isinstance(one, NodeLook))
             failures = [Problem(str(one.reason), one.message) for one in results if isinstance(one, Failure)]
-            told = dict.fromkeys([*problems, *failures, *later])
-            found = TierLook(looks, tuple(told), _digest(before), _digest(after))
+            ordered = dict.fromkeys([*problems, *failures, *later])
+            found = TierLook(looks, tuple(ordered), _digest(before), _digest(after))
             if found.slots_before == found.slots_after:
                 return found
         changed = Problem(SLOT_MAP_CHANGED, f"slots of {self._endpoint} went to other servers during {ATTEMPTS} looks")
@@ -160,12 +160,12 @@ class TierVerifier:
         # A single-server cluster does not know its own address.
         host, _ = parse_endpoint(self._endpoint) or ("", 0)
         known: dict[str, Peer] = {peer.node_id: replace(peer, ip=peer.ip or host) for peer in seed}
-        told: dict[str, Standing] = {}
+        by_node: dict[str, Standing] = {}
         problems: list[Problem] = []
-        while unasked := [peer for node, peer in known.items() if node not in told]:
+        while unasked := [peer for node, peer in known.items() if node not in by_node]:
             answers = await asyncio.gather(*(self._ask(_address(one), _proves(one), _peers) for one in unasked))
             for peer, answer in zip(unasked, answers, strict=True):
-                told[peer.node_id] = Standing(peer.node_id, _address(peer), _proves(peer))
+                by_node[peer.node_id] = Standing(peer.node_id, _address(peer), _proves(peer))
                 if isinstance(answer, Failure):
                     problems.append(Problem(str(answer.reason), answer.message))
                     continue
@@ -174,18 +174,18 @@ class TierVerifier:
                     problems.append(Problem(NODE_UNKNOWN, f"another server answers at {_address(peer)}"))
                     continue
                 moving = bool(itself.migrating or itself.importing)
-                told[peer.node_id] = replace(
-                    told[peer.node_id], primary=itself.primary, slots=itself.slots, moving=moving
+                by_node[peer.node_id] = replace(
+                    by_node[peer.node_id], primary=itself.primary, slots=itself.slots, moving=moving
                 )
                 known = {one.node_id: one for one in answer} | known
-        standings = tuple(sorted(told.values(), key=lambda one: one.node))
+        standings = tuple(sorted(by_node.values(), key=lambda one: one.node))
         problems += [
             Problem(SLOTS_MOVING, f"slots are on their way at {one.address}") for one in standings if one.moving
         ]
         served = _slots(slot for one in standings if one.primary is None for slot in one.slots)
         missing = len(names.slots - served)
         if missing:
-            problems.append(Problem(SLOTS_UNSERVED, f"{missing} slots of the keyspaces are served by nobody"))
+            problems.append(Problem(SLOTS_UNSERVED, f"{missing} slots of the keyspaces have no server"))
         return standings, problems
 
     async def _single(self) -> tuple[tuple[Standing, ...], list[Problem]]:
@@ -195,11 +195,11 @@ class TierVerifier:
         itself = _standing_alone(self._endpoint, self._server_name, answer)
         standings, problems = [itself], []
         for address in _replicas(answer):
-            told = await self._ask(address, self._server_name, _figures)
-            if isinstance(told, Failure):
-                problems.append(Problem(str(told.reason), told.message))
+            figures = await self._ask(address, self._server_name, _figures)
+            if isinstance(figures, Failure):
+                problems.append(Problem(str(figures.reason), figures.message))
             else:
-                standings.append(_standing_alone(address, self._server_name, told))
+                standings.append(_standing_alone(address, self._server_name, figures))
         if itself.primary is not None:
             problems.append(Problem(NODE_UNKNOWN, f"{self._endpoint} is a replica: its primary was not looked at"))
         return tuple(standings), problems
@@ -271,7 +271,7 @@ async def _walk(server: _Server, names: Names) -> Sorted:
 
 
 async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool) -> NodeLook:
-    tombstones, index, told = len(found.states), found.index, tuple(sorted(found.values)[:MAX_NAMES])
+    tombstones, index, names = len(found.states), found.index, tuple(sorted(found.values)[:MAX_NAMES])
     size = 0
     if standing.primary is None:
         tombstones = 0
@@ -279,7 +279,7 @@ async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool
             answers = await server.ask([("HEXISTS", name, "tombstone") for name in some], errors=True)
             tombstones += sum(answer == 1 for answer in answers)
         index += len(found.states) - tombstones
-        for some in _parts(told, SLOTS_AT_ONCE):
+        for some in _parts(names, SLOTS_AT_ONCE):
             answers = await server.ask([("STRLEN", name) for name in some], errors=True)
             size += sum(answer for answer in answers if isinstance(answer, int))
     return NodeLook(
@@ -290,7 +290,7 @@ async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool
         size,
         index,
         tombstones,
-        told,
+        names,
         walked,
         standing.idle,
     )

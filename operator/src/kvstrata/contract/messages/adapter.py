@@ -124,9 +124,10 @@ class TierState:
     `breaker` is closed, open or half-open; `full`: the tier refused the newest block for want of memory. `keyless`
     counts keyspaces of the policy for which the tier is not used because they have no key. In a cluster `nodes` counts
     servers with slots and `nodes_away` those that are not used now; the breaker is open when all are away.
-    `capacity_bytes` is what all scopes may store there together, 0 for no bound. `settling` counts scopes whose changed
-    limit or retention is not applied yet. For a tier of files `used_bytes` is its use of the disk, `recovering`: files
-    are still being counted, `floor_reached`: the file system has too little free space for the capacity.
+    `capacity_bytes` bounds the blocks of all scopes there together, 0 for no bound. `settling` counts scopes whose
+    changed limit or retention is not applied yet. For a tier of files `used_bytes` is its use of the disk,
+    `recovering`: files are still being counted, `floor_reached`: the file system has too little free space for the
+    capacity.
     """
 
     WIRE: ClassVar[Wire] = Wire("a tier's state")
@@ -154,7 +155,7 @@ class TierState:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUsage:
-    """What one scope holds in one tier of this pod; None where the policy sets no bound. `scope` is the keyspace's
+    """Usage of one scope in one tier of this pod; None where the policy sets no bound. `scope` is the keyspace's
     first `SCOPE_DIGITS` digits, empty for all keyspaces outside of the policy."""
 
     WIRE: ClassVar[Wire] = Wire("the use of a tier", row=True)
@@ -169,7 +170,7 @@ class ScopeUsage:
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """What the adapter holds now. `revision` 0: it has no policy and answers every lookup with a miss.
+    """The adapter's present state. `revision` 0: it has no policy and answers every lookup with a miss.
 
     `usage` lists scopes in the server's own memory, largest first; `usage_left_out` counts those that did not fit.
     `tier_usage` lists scopes in shared tiers, as this pod's sweeps last saw them: pods share the sweeps, so each

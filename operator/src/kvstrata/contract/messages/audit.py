@@ -1,8 +1,8 @@
-"""The audit log: one line of JSON for each decision about who may use, share and keep what, and what became of keys.
+"""The audit log: one line of JSON for each event about access to, sharing and erasure of cached data, and about keys.
 
 Lines are made to leave the cluster. None has free text: a line consists of words of fixed lists, numbers, times,
 digests and Kubernetes' names. So no prompt, no API key, no data key, no whole keyspace and no epoch can be in one,
-whatever happens; a tenant's name is there only where its CacheDomain says so (`spec.auditNames`).
+in any case; a tenant's name is there only if its CacheDomain allows it (`spec.auditNames`).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from kvstrata.contract.wire import Form, HexDigest, Wire, camel, encode_line, fr
 
 AUDIT_VERSION = 1
 LOGGER = "kvstrata.audit"
-"""What the field `logger` of every line says, and of no other line."""
+"""Value of the field `logger` of every line, and of no other line."""
 
 NO_SCOPE = "_none"
 
 Instant = Annotated[str, Form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "time in UTC, in milliseconds")]
 KubeName = Annotated[str, Form("[0-9A-Za-z._:/-]{1,256}", "name")]
-Word = Annotated[str, Form("[0-9A-Za-z_]{1,64}", "word")]
+Token = Annotated[str, Form("[0-9A-Za-z_]{1,64}", "word")]
 ScopeRef = Annotated[str, Form(f"[0-9a-f]{{{SCOPE_DIGITS}}}|{NO_SCOPE}", f"{SCOPE_DIGITS} digits, or `{NO_SCOPE}`")]
 
 
 class Source(StrEnum):
-    """Which program tells."""
+    """The program that writes a line."""
 
     OPERATOR = "operator"
     GATE = "gate"
 
 
 class Event(Meaningful):
-    """What a line is about, coarsely: what a platform routes by."""
+    """The subject of a line, for routing in a platform."""
 
     ADMISSION = "Admission", "something was let in: a guarantee on a tier, callers' requests"
     DENIAL = "Denial", "something was not let in, or no longer: a guarantee, an object, a pod's word, requests"
-    SHARE = "Share", "who may reuse blocks with whom"
+    SHARE = "Share", "sharing of blocks between tenants"
     ERASE = "Erase", "an invalidation, and each step of an erasure"
     KEY = "Key", "keys, passwords and certificates: made, in use, turned, gone"
     LOG = "Log", "the audit log itself"
@@ -91,10 +91,10 @@ class Action(StrEnum):
     )  # fmt: skip
     OBJECT_STALLED = (
         "ObjectStalled", Event.DENIAL, _OPERATOR,
-        "an object is not carried out as it is; `reason` is that of its condition Stalled", (*_POLICY, "reason"),
+        "an object's spec is not carried out; `reason` is that of its condition Stalled", (*_POLICY, "reason"),
     )  # fmt: skip
-    WORD_REFUSED = (
-        "WordRefused", Event.DENIAL, _OPERATOR, "a pod's word was not believed to be its own",
+    REPORT_REFUSED = (
+        "ReportRefused", Event.DENIAL, _OPERATOR, "a pod's report was refused: it is not proven to be its own",
         ("namespace", "model", "pod_uid", "reason"),
     )  # fmt: skip
     REQUESTS_REFUSED = (
@@ -124,11 +124,11 @@ class Action(StrEnum):
     )  # fmt: skip
     POD_STANDS = (
         "PodStands", Event.ERASE, _OPERATOR,
-        "what is known of a pod that may have used it: `Acked`, `Fenced`, `Ended` or `Open`",
+        "the state of a pod that may have used it: `Acked`, `Fenced`, `Ended` or `Open`",
         (*_OBJECT, "pod_uid", "revision", "reason"),
     )  # fmt: skip
     POD_ERASED = (
-        "PodErased", Event.ERASE, _OPERATOR, "a pod said what it erased of its own memory and files",
+        "PodErased", Event.ERASE, _OPERATOR, "a pod reported the erasure of its own memory and files",
         (*_OBJECT, *_COPIES),
     )  # fmt: skip
     ENGINE_RESET = (
@@ -167,7 +167,7 @@ class Action(StrEnum):
     )  # fmt: skip
     COPIES_ERASED = (
         "CopiesErased", Event.ERASE, _GATE,
-        "this pod was asked to erase `count` keyspaces; `reason` is the outcome that it told",
+        "this pod was asked to erase `count` keyspaces; `reason` is the outcome",
         ("namespace", "model", "count", "reason"),
     )  # fmt: skip
     KEYS_MADE = (
@@ -184,11 +184,11 @@ class Action(StrEnum):
         ("namespace", "object", "reason"),
     )  # fmt: skip
     KEY_REVOKED = (
-        "KeyRevoked", Event.KEY, _OPERATOR, "a data key of what is erased is gone from its custody and every bundle",
+        "KeyRevoked", Event.KEY, _OPERATOR, "a data key of erased blocks is gone from its custody and every bundle",
         (*_OBJECT, "fingerprint"),
     )  # fmt: skip
     KEY_DESTROYED = (
-        "KeyDestroyed", Event.KEY, _OPERATOR, "the custody of a data key says that no copy of it exists",
+        "KeyDestroyed", Event.KEY, _OPERATOR, "the custody of a data key confirmed that no copy of it exists",
         (*_OBJECT, "fingerprint"),
     )  # fmt: skip
     DATA_KEYS_HELD = (
@@ -208,12 +208,12 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """Something that happened, without who tells it. What does not apply is None, and not in the line."""
+    """An event without its source. Fields that do not apply are None, and not in the line."""
 
     WIRE: ClassVar[Wire] = Wire("a line of the audit log", closed=True, camel=True)
 
     action: Action
-    """What happened, see below."""
+    """The event, see below."""
 
     namespace: KubeName | None = None
     """The domain's namespace; of the operator's own keys that of the operator."""
@@ -234,7 +234,7 @@ class Happened:
     """The first digits of the keyspace, as in metrics; `_none` for callers without one."""
 
     shared_with: KubeName | None = None
-    """With whom: `TenantGroup/name`, `PrefixPool/name`, or `Public`."""
+    """The other side: `TenantGroup/name`, `PrefixPool/name`, or `Public`."""
 
     tier: KubeName | None = None
     """The CacheTier."""
@@ -245,8 +245,8 @@ class Happened:
     pod_uid: KubeName | None = None
     """The uid of the pod that it is about."""
 
-    material: Word | None = None
-    """What a Secret holds."""
+    material: Token | None = None
+    """Content of a Secret."""
 
     fingerprint: HexDigest | None = None
     """SHA-256 that stands for a data key, as in receipts."""
@@ -254,10 +254,10 @@ class Happened:
     receipt: HexDigest | None = None
     """Digest of the receipt."""
 
-    phase: Word | None = None
+    phase: Token | None = None
     """The phase that was reached."""
 
-    reason: Word | None = None
+    reason: Token | None = None
     """Why, or with which outcome."""
 
     revision: int | None = None
@@ -293,13 +293,13 @@ class Line(Happened):
     """Version of this format. A new field or action does not change it."""
 
     time: Instant
-    """When it was told."""
+    """When the line was written."""
 
     source: Source
-    """Which program tells it."""
+    """The program that wrote it."""
 
     pod: KubeName
-    """The pod that tells it."""
+    """The pod that wrote it."""
 
     boot: KubeName
     """Random for each start of the process."""
@@ -308,19 +308,19 @@ class Line(Happened):
     """Number of the line of this process, from 1: a number that is missing was lost on its way."""
 
     event: Event
-    """What the action is about."""
+    """Subject of the action."""
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
-    """A process that tells."""
+class Emitter:
+    """A process that writes lines."""
 
     source: Source
     pod: str
     boot: str
 
     def line(self, sequence: int, at_s: float, happened: Happened) -> bytes:
-        """Return the line of something that was told at `at_s`, in seconds since 1970."""
+        """Return the line of an event that is written at `at_s`, in seconds since 1970."""
         head: dict[str, Any] = {
             "logger": LOGGER,
             "version": AUDIT_VERSION,
@@ -340,12 +340,12 @@ def instant(at_s: float) -> str:
 
 
 def read_line(data: bytes) -> Line:
-    """Return a line. Raises ContractError for what this version does not write."""
+    """Return a line. Raises ContractError for lines that this version does not write."""
     with contract_errors("a line of the audit log"):
         raw = json.loads(data)
         line = from_wire(Line, raw, "line")
         own = {camel(field.name) for field in fields(Happened)}
         allowed = {camel(name) for name in (*line.action.fields, "action")}
         if None in raw.values() or line.event is not line.action.event or not own & raw.keys() <= allowed:
-            raise ContractError(f"{line.action} is not told like this")
+            raise ContractError(f"{line.action} does not have these fields")
         return line

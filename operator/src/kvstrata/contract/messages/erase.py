@@ -48,7 +48,7 @@ class EraseOutcome(StrEnum):
     """The cache server does not enforce the gate's policy yet, or there is none: nothing was erased."""
 
     CACHE_AWAY = "CacheServerAway"
-    """The cache server did not answer: what it holds is unknown."""
+    """The cache server did not answer: its content is unknown."""
 
 
 class Check(StrEnum):
@@ -122,10 +122,10 @@ class ErasedTier:
     """Result of an erasure in one tier of the pod. `tier` is empty for memory that is no tier of the policy.
 
     `deleted` counts since the keyspaces left the policy (memory) or were first requested (files), in this start of the
-    cache server; `found` adds what remains. Of the remaining blocks, `reading` and `writing` are in use and `removing`
+    cache server; `found` adds the remainder. Of the remaining blocks, `reading` and `writing` are in use and `removing`
     have files that are not removed yet. `unoverwritten_bytes` of memory are freed and not overwritten yet, of any
-    keyspace. `rewriting` files may have been the keyspaces' and are not written over in full yet. `problem` says why
-    something could not be checked, `residue` which copies no erasure reaches.
+    keyspace. `rewriting` files may have been the keyspaces' and are not written over in full yet. `problem` is the
+    reason why something could not be checked; `residue` names copies that no erasure reaches.
     """
 
     tier: ShortText
@@ -167,19 +167,19 @@ class ErasedTier:
             (self.rewriting, f"{self.rewriting} files that made room are not written over yet"),
             (self.problem, self.problem),
         )
-        told = tuple(f"{where}: {text}" for there, text in reasons if there)
-        return told or (() if self.complete else (f"{where}: not everything was looked at",))
+        reported = tuple(f"{where}: {text}" for there, text in reasons if there)
+        return reported or (() if self.complete else (f"{where}: not everything was looked at",))
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterErased:
-    """What the cache server `boot` reports of an erasure, while it enforces `revision` of `term`.
+    """Report of the cache server `boot` about an erasure, while it enforces `revision` of `term`.
 
     `operations` counts tier operations under way on these keyspaces; each wipes its staged bytes before it ends. `keys`
     counts their data keys in its memory. `elsewhere` names requested tiers that are not this pod's alone.
     """
 
-    WIRE: ClassVar[Wire] = Wire("what a cache server erased", complete=True)
+    WIRE: ClassVar[Wire] = Wire("a cache server's report of an erasure", complete=True)
 
     boot: Text
     revision: Count
@@ -208,7 +208,7 @@ class LeftKeys:
 
 @dataclass(frozen=True, slots=True)
 class Erased(Message):
-    """What a pod reports of its own copies. `acked` is the revision that the pod has acknowledged; `requests` are in
+    """A pod's report of its own copies. `acked` is the revision that the pod has acknowledged; `requests` are in
     flight in the gate under these keyspaces."""
 
     WIRE: ClassVar[Wire] = Wire("an erasure", versioned=True, complete=True)
@@ -221,7 +221,7 @@ class Erased(Message):
 
     def __post_init__(self) -> None:
         if self.cache.outcome is EraseOutcome.COMPLETE and not self.cache.boot:
-            raise ContractError("a pod says that an erasure is complete, and not by which cache server")
+            raise ContractError("a pod reports that an erasure is complete, without its cache server")
 
     @property
     def outcome(self) -> EraseOutcome:
@@ -239,16 +239,16 @@ class Erased(Message):
             (self.keys.volume, "data keys are files in the policy volume"),
             (self.cache.keys, "data keys are held by the cache server"),
         )
-        told = [f"{count} {what}" for count, what in counted if count]
-        return (*told, *(reason for tier in self.cache.tiers for reason in tier.held_by))
+        reported = [f"{count} {what}" for count, what in counted if count]
+        return (*reported, *(reason for tier in self.cache.tiers for reason in tier.held_by))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTier:
-    """What a lookup finds in one tier: `found` of the `asked` blocks could be read for that keyspace.
+    """Result of a lookup in one tier: `found` of the `asked` blocks could be read for that keyspace.
 
     `refusal` is why the tier refuses the keyspace before it looks, empty if it does not. `kept` blocks exist under
-    these names regardless of policy, None where this pod cannot tell, as for a shared tier.
+    these names regardless of policy, None where this pod cannot know it, as for a shared tier.
     """
 
     tier: ShortText
@@ -265,13 +265,13 @@ class VerifiedTier:
 
 @dataclass(frozen=True, slots=True)
 class AdapterVerified:
-    """What the cache server `boot` finds, while it enforces `revision` of `term`.
+    """Findings of the cache server `boot`, while it enforces `revision` of `term`.
 
-    `known` is False until an engine has told the cache server how its blocks are named. `chunks` were requested; a
-    chunk has several blocks. `in_force`: the policy in force has the keyspace.
+    `known` is False until an engine has reported to the cache server how its blocks are named. `chunks` were requested;
+    a chunk has several blocks. `in_force`: the policy in force has the keyspace.
     """
 
-    WIRE: ClassVar[Wire] = Wire("what a cache server finds", complete=True)
+    WIRE: ClassVar[Wire] = Wire("a cache server's findings", complete=True)
 
     boot: Text
     revision: Count

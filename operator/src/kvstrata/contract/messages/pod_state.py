@@ -1,10 +1,10 @@
 """A pod's report to the operator: which revision it enforces, and by which processes.
 
-The gate serves it at `GET /v1/state?after=<revision>&wait=<seconds>` over mutual TLS: a long poll that returns as soon
-as the acknowledged revision, a boot id, freshness or a tier's breaker differs from what `after` implies, or after
-`wait` seconds. Its `ETag`, sent back as `If-None-Match`, tells the gate which answer the operator has seen. The header
-`Kvstrata-Ack-Token` carries a token bound to the pod, with the audience `kvstrata-ack`: the operator has the API server
-review it, so no pod can acknowledge for another.
+The gate serves it at `GET /v1/state?after=<revision>&wait=<seconds>` over mutual TLS: a long poll that returns once as
+the acknowledged revision, a boot id, freshness or a tier's breaker differs from the state that `after` implies, or
+after `wait` seconds. Its `ETag`, sent back as `If-None-Match`, names the last answer that the operator has seen. The
+header `Kvstrata-Ack-Token` carries a token bound to the pod, with the audience `kvstrata-ack`: the operator has the API
+server review it, so no pod can acknowledge for another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPERATOR_COMMON_NAME = "kvstrata-operator"
 CONTROL_PORT = 9443
 MAX_PROBLEM_CHARACTERS = 256
 
-MAX_TOLD_USAGE = 512
+MAX_REPORTED_USAGE = 512
 """Pairs of scope and tier that a pod reports to the operator, those with most bytes first."""
 
 
@@ -32,7 +32,7 @@ def gate_server_name(model: str, namespace: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PodState(Message):
-    """What one pod enforces.
+    """The enforced policy of one pod.
 
     `acked` is the highest revision such that the gate mints nothing older, removed keyspaces have no request left, and
     the adapter has acknowledged it; 0 before the first. `seen` is the newest complete revision read. `cache_boot` is
@@ -43,7 +43,7 @@ class PodState(Message):
     same.
 
     New requests are served under `revision` of `term`; `root` is the digest of the bundle root, `model_uid` its
-    CachedModel. They show what an API server restored from a backup has forgotten; empty without a policy in force.
+    CachedModel. They reveal an API server that was restored from a backup; empty without a policy in force.
 
     `keys_lacking` counts data keys that the policy names and the pod has not received (`key_delivery`).
     """
@@ -75,6 +75,6 @@ class PodState(Message):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "problem", shown(self.problem, MAX_PROBLEM_CHARACTERS))
-        object.__setattr__(self, "usage_left_out", self.usage_left_out + len(self.usage[MAX_TOLD_USAGE:]))
-        object.__setattr__(self, "usage", self.usage[:MAX_TOLD_USAGE])
-        object.__setattr__(self, "tier_usage", self.tier_usage[:MAX_TOLD_USAGE])
+        object.__setattr__(self, "usage_left_out", self.usage_left_out + len(self.usage[MAX_REPORTED_USAGE:]))
+        object.__setattr__(self, "usage", self.usage[:MAX_REPORTED_USAGE])
+        object.__setattr__(self, "tier_usage", self.tier_usage[:MAX_REPORTED_USAGE])

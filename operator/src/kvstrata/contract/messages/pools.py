@@ -2,7 +2,7 @@
 
 `POST /v1/render` tokenizes a prefix and names its chunks, by the engine and the cache server of that pod. `POST
 /v1/warm` has the engine compute a prefix under the keyspace of a pool's version, which the gate takes from its own
-bundle. `GET /v1/pool?uid=<uid>` returns what the pod's tiers hold of a pool (from `PoolQuestion`).
+bundle. `GET /v1/pool?uid=<uid>` returns the pod's holdings of a pool (from `PoolQuestion`).
 
 No answer holds text, tokens or a keyspace; hashes of chunks confirm a guess of their text, so they go to the operator
 only. Every answer carries the header `Kvstrata-Ack-Token`.
@@ -77,7 +77,7 @@ class Rendered(Message):
 
     `tokens` counts those that no continuation changes, `total` all tokens of the prefix alone. `hashes` names the whole
     chunks of `chunk_tokens` within `tokens`, 32 bytes each, in order; empty for a prefix that is too long. With
-    `refused` nothing else is set. `render_id` names what the processes were started with.
+    `refused` nothing else is set. `render_id` identifies the arguments of the processes.
     """
 
     WIRE: ClassVar[Wire] = Wire("a rendering", versioned=True, complete=True)
@@ -145,7 +145,7 @@ class WarmOutcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class WarmRequest(Message):
     """Compute one prefix of a pool's version, which `manifest` and `scope` (its keyspace's first digits) identify. The
-    same content may be computed anew while readers keep it, so two versions may have one manifest."""
+    same content may be computed again while readers keep it, so two versions may have one manifest."""
 
     WIRE: ClassVar[Wire] = Wire("a request to warm", versioned=True, names={"pool_uid": "pool"})
 
@@ -170,7 +170,7 @@ class Warmed(Message):
 
 @dataclass(frozen=True, slots=True)
 class PoolTierState:
-    WIRE: ClassVar[Wire] = Wire("what a tier holds of a pool", row=True)
+    WIRE: ClassVar[Wire] = Wire("a tier's holdings of a pool", row=True)
 
     name: ShortText
     stored: Count
@@ -194,10 +194,10 @@ class PoolQuestion:
 
 @dataclass(frozen=True, slots=True)
 class PoolHolding:
-    """What the tiers of the cache server `boot` hold of the requested chunks. `known` is False until an engine has
+    """Holdings of the requested chunks in the tiers of the cache server `boot`. `known` is False until an engine has
     reported the number of parts of a chunk. `missing` are hashes of chunks that a tier lacks, at most `MAX_MISSING`."""
 
-    WIRE: ClassVar[Wire] = Wire("what a pod holds of a pool")
+    WIRE: ClassVar[Wire] = Wire("a pod's holdings of a pool")
 
     boot: str
     known: bool
@@ -214,7 +214,7 @@ class PoolHolding:
 
 @dataclass(frozen=True, slots=True)
 class PoolVersionState:
-    """What a pod's tiers hold of a pool's version; fields as in `PoolHolding`."""
+    """A pod's holdings of a pool's version; fields as in `PoolHolding`."""
 
     scope: ScopeDigits
     manifest: str

@@ -104,7 +104,7 @@ class ProbedTier:
 
 @dataclass(frozen=True, slots=True)
 class Probed(Message):
-    """What a pod found, in the processes of these boots, under `revision` of `term`.
+    """A pod's findings, in the processes of these boots, under `revision` of `term`.
 
     `scopes` counts the bundle's scopes, `looked` those in which a lookup was made. `culprits` are the scopes that
     stored and found, if any did; `clashes`: they have one keyspace.
@@ -125,7 +125,7 @@ class Probed(Message):
 
     def __post_init__(self) -> None:
         if self.outcome in _BY_COUNTS and self.outcome is not outcome_of(self.tiers, clashes=self.clashes):
-            raise ContractError("a probe's outcome is not what its counts say")
+            raise ContractError("a probe's outcome contradicts its counts")
 
     @property
     def proven(self) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ class ForgetRequest:
 class Forgotten:
     """Blocks that the cache server `boot` deleted, and those in its memory that are in use."""
 
-    WIRE: ClassVar[Wire] = Wire("what a cache server forgot", complete=True)
+    WIRE: ClassVar[Wire] = Wire("a cache server's deletion of a chunk", complete=True)
 
     boot: Text
     deleted: Count

@@ -1,1 +1,1 @@
-"""What pods enforce: bundles, budgets, keyspaces, data keys, pools."""
+"""The policy that pods enforce: bundles, budgets, keyspaces, data keys, pools."""

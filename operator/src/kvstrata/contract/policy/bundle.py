@@ -31,7 +31,7 @@ SHARD_DATA_KEY = "shard.json"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the data plane enforces for one tenant.
+    """The policy of one tenant.
 
     `policy` is the UID of its TenantCachePolicy, `since` the bundle revision of its last change: the policy is enforced
     once every live pod has acknowledged that revision. Of `keys` the first encrypts, the others only decrypt; none
@@ -78,7 +78,7 @@ _ENFORCED = attrgetter(*(one.name for one in fields(Entry) if one.name != "since
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all tenants of a model; `audit_tenants`: the audit log may have tenants' names."""
+    """Rules for all tenants of a model; `audit_tenants`: the audit log may have tenants' names."""
 
     WIRE: ClassVar[Wire] = Wire(
         "the bundle's rules",

@@ -43,7 +43,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class CacheView(Message):
-    """What the policy adapter enforces. `keyspaces` maps each allowed keyspace to its budgets.
+    """The policy that the adapter enforces. `keyspaces` maps each allowed keyspace to its budgets.
 
     `generations` are those of the data keys: the first encrypts, all decrypt. `pools` are the keyspaces that belong to
     pools; `reads` lists the published ones that a tenant's keyspace may read, in the order of lookup.

@@ -65,7 +65,7 @@ BundledKey = DataKey | KeyReference
 
 
 def what_is_kept(key: BundledKey) -> bytes | str:
-    """Return what identifies a key: the key itself, or its id where only that is known."""
+    """Return a key's identity: the key itself, or its id where only that is known."""
     return key.secret if isinstance(key, DataKey) else key.id
 
 
@@ -90,7 +90,7 @@ def parse_file_name(name: str) -> tuple[str, int] | None:
 
 
 def key_fingerprint(secret: bytes | bytearray) -> str:
-    """Return the id of a data key in receipts: anyone who has a key can check whether it is this one."""
+    """Return the id of a data key in receipts: a holder of a key can check whether it is this one."""
     hashed = hashlib.sha256(b"kvstrata data key\n")
     hashed.update(secret)
     return hashed.hexdigest()

@@ -21,7 +21,7 @@ EPOCH_BYTES = 16
 KEYSPACE_HEX_DIGITS = 32
 
 SCOPE_DIGITS = 12
-"""Digits of a keyspace that are shown: enough to tell known scopes apart, too few to use one."""
+"""Digits of a keyspace that are shown: enough to distinguish known scopes, too few to use one."""
 
 _EPOCH = re.compile(r"[0-9a-f]{32}")
 _KEYSPACE = re.compile(r"[0-9a-f]{32}")

@@ -48,9 +48,9 @@ class PoolState(StrEnum):
 class PoolVersion:
     """One content of a pool: its chunks and where they are kept.
 
-    `hashes` are 32 bytes each, ascending and distinct; `render_id` names what computed them. `tiers` are the CacheTiers
-    that hold the chunks. `before_ready_s` is how long a new pod waits at most until its own memory holds the chunks, 0
-    for not at all. Raises ContractError for an invalid version.
+    `hashes` are 32 bytes each, ascending and distinct; `render_id` identifies the arguments of the processes that
+    computed them. `tiers` are the CacheTiers that hold the chunks. `before_ready_s` is how long a new pod waits at most
+    until its own memory holds the chunks, 0 for not at all. Raises ContractError for an invalid version.
     """
 
     WIRE: ClassVar[Wire] = Wire(

@@ -49,7 +49,7 @@ def required_residue(erasure: Erasure) -> frozenset[Residue]:
 
 
 def contradiction(erasure: Erasure) -> str | None:
-    """Return why the facts contradict each other or name what they must not; None if they do neither."""
+    """Return why the facts contradict each other or name forbidden values; None if they do neither."""
     subject = erasure.subject
     written = {subject.scope_name} if subject.scope is ScopeForm.TENANT else set(subject.tenants)
     if any(one.kind is RevokedKind.TENANT and one.name not in {None, *written} for one in erasure.revoked):
@@ -65,7 +65,7 @@ def contradiction(erasure: Erasure) -> str | None:
         if len(set(rows)) != len(rows):
             return f"it lists a {what} twice"
     if any(key.custody is KeyCustody.SECRET and key.destroyed for key in erasure.keys):
-        return "it says of a key in a Secret that no copy exists"
+        return "it claims that no copy of a key in a Secret exists"
     if any(key.revoked not in {one.old for one in erasure.revoked} for key in erasure.keys):
         return "it lists a data key of something that was not revoked"
     for tier in erasure.tiers:
@@ -141,8 +141,8 @@ def settles(standing: Standing, boots: tuple[str, str], revision: int, needed: i
 
 def _settled(erasure: Erasure, pod: PodFact) -> bool:
     needed = next((target.revision for target in erasure.targets if target.model == pod.model), None)
-    told = pod.at is not None or pod.standing is Standing.FENCED
-    return told and settles(pod.standing, (pod.gate_boot, pod.cache_boot), pod.revision, needed, pod.fence)
+    reported = pod.at is not None or pod.standing is Standing.FENCED
+    return reported and settles(pod.standing, (pod.gate_boot, pod.cache_boot), pod.revision, needed, pod.fence)
 
 
 def _unreachable(erasure: Erasure) -> bool:
@@ -190,9 +190,9 @@ def _verified(erasure: Erasure) -> bool:
     nodes = [node for tier in erasure.tiers for node in tier.nodes]
     if any(node.erased is None or node.erased.name == look.by.name for node in nodes):
         return False
-    stood_still = all(tier.slots_before and tier.slots_before == tier.slots_after for tier in erasure.tiers)
+    slots_unchanged = all(tier.slots_before and tier.slots_before == tier.slots_after for tier in erasure.tiers)
     empty = all(node.left == NOTHING for node in nodes)
-    return stood_still and empty and _probed(erasure, found=any(node.found.keys for node in nodes))
+    return slots_unchanged and empty and _probed(erasure, found=any(node.found.keys for node in nodes))
 
 
 def _probed(erasure: Erasure, found: bool) -> bool:

@@ -45,7 +45,7 @@ class Fault(Meaningful):
     CLAIMS_EXCEED_FACTS = "ClaimsExceedFacts", "The receipt claims more than its facts prove."
     RESIDUE_WITHHELD = "ResidueWithheld", "The facts show residue that the receipt does not name."
     CONTRADICTION = "Contradiction", "The facts cannot all be so."
-    KEY_SWAPPED = "KeySwapped", "The public key in the file is not the key that the receipt says it is signed by."
+    KEY_SWAPPED = "KeySwapped", "The public key in the file is not the signing key that the receipt names."
     SIGNATURE_FORGED = "SignatureForged", "The signature does not belong to this receipt: one of the two was changed."
     UNKNOWN_SIGNER = "UnknownSigner", "None of the given public keys signed this."
     OTHER_DOMAIN = "OtherDomain", "Receipts of several domains are no chain."
@@ -170,7 +170,7 @@ class Signature:
 class Link:
     """A receipt as far as every version can read it: its place in the chain, its bytes, and its signatures.
 
-    `body` is the record as JSON, of whatever version.
+    `body` is the record as JSON, of any version.
     """
 
     head: Head
@@ -194,7 +194,7 @@ class Link:
 
     @property
     def next_signer(self) -> str:
-        """Key id of the key that signs the next record, as far as this one says: after a hand-over the new one."""
+        """Key id of the key that signs the next record, according to this one: after a hand-over the new one."""
         change = self.body.get("handOver")
         new = change.get("newKey") if isinstance(change, dict) else None
         return new if isinstance(new, str) else self.head.signer
@@ -272,8 +272,8 @@ def check_signatures(link: Link, is_signed: IsSigned) -> None:
     """Raise ReceiptError unless every signature holds, the first is by the record's signer, and a second one by the key
     that the record hands over to.
 
-    `is_signed(public key, message, signature)` says whether an ed25519 signature holds. Which signatures there have to
-    be, `read_receipt` knows; this reads records of any version.
+    `is_signed(public key, message, signature)` returns whether an ed25519 signature holds. `read_receipt` checks that
+    all required signatures exist; this reads records of any version.
     """
     signers = list(dict.fromkeys((link.head.signer, link.next_signer)))
     if not link.signatures or len(link.signatures) > len(signers):

@@ -11,14 +11,14 @@ from kvstrata.contract.receipt.vocabulary import Name
 class ReceiptClaim(Meaningful):
     """Claims of a receipt about the blocks that it lists as revoked, in the order in which an erasure reaches them."""
 
-    UNREACHABLE = "Unreachable", "no pod reuses what was cached under the listed scopes"
+    UNREACHABLE = "Unreachable", "no pod reuses blocks cached under the listed scopes"
     KEYS_REVOKED = (
         "KeysRevoked",
         "the listed data keys are gone from their custody, and no pod has them in use or in files",
     )
-    KEYS_DESTROYED = "KeysDestroyed", "no copy of the listed data keys exists, by the word of their custody"
-    ERASED = "Erased", "the listed tiers, and the pods' memory and files, were emptied of it, and said so"
-    VERIFIED = "Verified", "another than who deleted looked at every server and asked every pod, and found nothing"
+    KEYS_DESTROYED = "KeysDestroyed", "no copy of the listed data keys exists, as their custody confirmed"
+    ERASED = "Erased", "the listed tiers, and the pods' memory and files, deleted the blocks and confirmed it"
+    VERIFIED = "Verified", "a party other than the deleting one checked every server and every pod, and found nothing"
 
 
 _BEYOND_UNREACHABLE = frozenset(
@@ -65,7 +65,7 @@ class Residue(Meaningful):
     )
     COPY_UNREACHABLE = (
         "CopyUnreachable",
-        "files of a pod that is gone are on a node or volume that nobody could reach",
+        "files of a pod that is gone are on a node or volume that could not be reached",
         _COPIES,
     )
     SERVER_UNREACHABLE = "ServerUnreachable", "a server of a tier did not answer", _COPIES
@@ -73,17 +73,17 @@ class Residue(Meaningful):
     TIER_LOST = "TierLost", "a tier was removed, or its servers replaced, before it was erased", _COPIES
     FREED_STORAGE = (
         "FreedStorage",
-        "what was deleted was not encrypted: freed memory or disk may hold bytes of it until it is used again",
+        "deleted blocks were not encrypted: freed memory or disk may hold their bytes until it is used again",
     )
     SHARED_SCOPE_EXCLUDED = (
         "SharedScopeExcluded",
-        "a scope shared with others was left out, as ordered: what was cached there is still reused by its members",
+        "a scope shared with others was left out, as ordered: its members still reuse the blocks there",
         _NOTHING,
         True,
     )
     TIER_EXCLUDED = (
         "TierExcluded",
-        "a tier was left out, as ordered: it keeps what it has until that expires",
+        "a tier was left out, as ordered: it keeps its blocks until they expire",
         _NOTHING,
         True,
     )
@@ -95,7 +95,7 @@ class Residue(Meaningful):
     )
     ABANDONED = (
         "Abandoned",
-        "a person gave the erasure up, for the reason that the order has: what is not listed as done was not done",
+        "a person gave the erasure up, for the reason in the order: steps that are not listed as done were not done",
     )
     ENGINE_MEMORY = (
         "EngineMemory",

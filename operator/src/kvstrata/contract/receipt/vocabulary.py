@@ -16,7 +16,7 @@ from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.wire import Form, Wire, canonical_json
 
 EVIDENCE = Wire("a receipt", complete=True, closed=True, camel=True)
-"""A document decodes to exactly what was written, for every reader."""
+"""A document decodes to exactly the written value, for every reader."""
 
 Name = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,256}", "text of at most 256 characters")]
 

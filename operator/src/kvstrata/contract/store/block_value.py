@@ -65,5 +65,5 @@ def unpack_header(key: bytes, data: bytes) -> Header | None:
 
 
 def associated_data(key: bytes, body_bytes: int) -> bytes:
-    """Return what encryption authenticates besides the body: the full name and the body's length."""
+    """Return the data that encryption authenticates besides the body: the full name and the body's length."""
     return key + struct.pack(">I", body_bytes)

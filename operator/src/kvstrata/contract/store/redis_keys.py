@@ -18,8 +18,8 @@ Moments are milliseconds of the server's clock, bytes are of whole values. A sco
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it, held by its current sweeper. A domain has the sorted set of
 revoked keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`. A tier whose capacity
 is divided among scopes has the hash of their grants `kvs1:<domain>:{tier}:#t`, with claims for adding it up, `#w`, for
-taking back loans for a new guarantee, `#g`, and for taking back what keyspaces in no policy have, `#d` (`-` for a
-while when that was not enough). A ledger's `room` is its grant, `turn` the number of the change that granted it.
+taking back loans for a new guarantee, `#g`, and for taking back grants of keyspaces in no policy, `#d` (`-` for some
+time when that was not enough). A ledger's `room` is its grant, `turn` the number of the change that granted it.
 `kvs1:<domain>:{probe}:#p` never exists: on it the operator tests the permissions of an external server's user.
 """
 
@@ -105,7 +105,7 @@ def revoked_key(domain: str) -> str:
 
 
 def capacity_key(domain: str) -> str:
-    """What a tier grants its scopes."""
+    """The grants of a tier to its scopes."""
     return f"{KEY_PREFIX}:{domain}:{{tier}}:#t"
 
 

@@ -1,12 +1,12 @@
 """The scripts of a shared tier: atomic operations within one slot.
 
 Each takes one key: a bucket's `#s`, a scope's ledger `#l`, the tier's capacity `#t`, or a claim or set of its own. All
-other names follow from that key and lie in its slot. `ARGUMENTS` names what else a script takes, for its text and for
-its callers; what it answers is said in its file.
+other names follow from that key and lie in its slot. `ARGUMENTS` names a script's other arguments, for its text and for
+its callers; its file documents its answer.
 
-Scripts never carry values: they only name, count, expire and unlink them, and read the byte that says whether a value
-is encrypted. The server's clock is the only clock. On a full server the first write decides whether the rest is
-allowed, so a script that must work there never starts with a write that may take memory.
+Scripts never carry values: they only name, count, expire and unlink them, and read the byte that marks an encrypted
+value. The server's clock is the only clock. On a full server the first write decides whether the rest is allowed, so a
+script that must work there never starts with a write that may take memory.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Return a script, preceded by what its family has in common and by its arguments as local variables."""
+    """Return a script, preceded by its family's common part and by its arguments as local variables."""
     family = next(family for family, scripts in ARGUMENTS.items() if name in scripts)
     declared = [(one.lstrip("#?*"), one[0] if one[0] in _LUA else "") for one in ARGUMENTS[family][name].split()]
     names = tuple(one for one, _ in declared)
@@ -103,7 +103,7 @@ def script(name: str) -> Script:
 
 
 def common(family: str) -> bytes:
-    """Return what the scripts of a family have in common."""
+    """Return the common part of a family's scripts."""
     return source("_common") + (source(f"_{family}") if family != "common" else b"")
 
 

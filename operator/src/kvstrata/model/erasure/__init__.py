@@ -1,1 +1,1 @@
-"""What is known of an erasure: its order, the reported facts, and which of them count."""
+"""State of an erasure: its order, the reported facts, and which of them count."""

@@ -1,4 +1,4 @@
-"""What the facts of an erasure amount to: which answers count, and which are still missing.
+"""Evaluation of an erasure's facts: which answers count, and which are still missing.
 
 An answer counts if it came from the processes that acknowledged, after the event that it has to follow. An answer that
 came too early, or from a process that is gone, proves nothing: the operator asks again.
@@ -16,7 +16,7 @@ from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
 def witnesses(erasure: Erasure) -> tuple[facts.Witness, ...]:
-    """Return every pod that may have used what is revoked; empty before the epochs are rolled."""
+    """Return every pod that may have used revoked blocks; empty before the epochs are rolled."""
     rolled = erasure.only(facts.Rolled)
     return rolled.witnesses if rolled else ()
 

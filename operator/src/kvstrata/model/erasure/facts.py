@@ -67,7 +67,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A data key of what is revoked. `revoked` is the commitment of what it encrypted."""
+    """A data key of revoked blocks. `revoked` is the commitment of their keyspace."""
 
     fingerprint: str
     revoked: str
@@ -138,7 +138,7 @@ class PodProbed(_Fact):
     missed: int
 
     def _rank(self) -> float:
-        return _seconds(self.at)  # what was asked too early is asked again
+        return _seconds(self.at)  # a question that came too early is repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Deletion(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class Look(_Fact):
-    """One verification of a tier: digests of the slot map before and after, the number of primaries, and what was left
+    """One verification of a tier: digests of the slot map before and after, the number of primaries, and the remainder
     on each that answered."""
 
     ABOUT = ("tier",)
@@ -223,7 +223,7 @@ class Look(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class ServersSeen(_Fact):
-    """What a tier's servers run, by the first regular check of them that an operator knew."""
+    """Versions of a tier's servers, by the first regular check of them that an operator knew."""
 
     ABOUT = ("tier",)
     tier: str

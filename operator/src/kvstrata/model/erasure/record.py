@@ -72,10 +72,10 @@ class Erasure:
     order: ErasureOrder
     facts: Mapping[tuple[str, ...], Fact] = field(default_factory=dict)
 
-    def with_facts(self, *heard: Fact) -> Erasure:
+    def with_facts(self, *added: Fact) -> Erasure:
         """Return the erasure with these facts added. After its verdict it takes only the receipt."""
         facts = dict(self.facts)
-        for fact in heard:
+        for fact in added:
             if (Verdict.__name__,) in facts and not isinstance(fact, ReceiptWritten):
                 continue
             standing = facts.get(fact.key)
@@ -105,7 +105,7 @@ class TierNow:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The present state that decides what can be ordered.
+    """The present state that decides which orders are possible.
 
     `pods` maps each pod that can be asked to the boot ids of its gate and cache server. `deletions_elsewhere` counts
     running Jobs of other erasures. `abandoned` is the reason given by a person. `unattended` is when the deletion of
@@ -135,7 +135,7 @@ class LeftEpoch:
 class ErasureRecord:
     """Everything stored about an erasure, enough to resume it.
 
-    `invalidation` names the ordering object: a deleted policy if the order's subject says so. `domain` is the domain's
+    `invalidation` names the ordering object: a deleted policy if that is the order's subject. `domain` is the domain's
     id. `epochs` and `keys` are written before any epoch is rolled, because they cannot be found afterwards. `named`
     maps a keyspace to hexadecimal chunk names that tiers held before they were emptied, for probes; `named_tiers` were
     read for it.
@@ -150,9 +150,9 @@ class ErasureRecord:
     named: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     named_tiers: tuple[str, ...] = ()
 
-    def with_facts(self, *heard: Fact) -> ErasureRecord:
+    def with_facts(self, *added: Fact) -> ErasureRecord:
         """Return the record with these facts added; itself if none of them is new."""
-        after = self.erasure.with_facts(*heard)
+        after = self.erasure.with_facts(*added)
         return self if after.facts == self.erasure.facts else replace(self, erasure=after)
 
     def with_names(self, named: Mapping[str, Iterable[str]], *tiers: str) -> ErasureRecord:

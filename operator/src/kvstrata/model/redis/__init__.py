@@ -1,1 +1,1 @@
-"""What is known of Redis servers: clusters, credentials, external servers."""
+"""Observed state of Redis servers: clusters, credentials, external servers."""

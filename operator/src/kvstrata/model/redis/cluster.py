@@ -1,6 +1,6 @@
-"""A managed cluster as observed: its pods, and what each server reports of itself and the others.
+"""A managed cluster as observed: its pods, and each server's report of itself and the others.
 
-Roles, slots and replication come from the servers; a pod's number says only its intended shard.
+Roles, slots and replication come from the servers; a pod's number gives only its intended shard.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SlotJob:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the server in a pod reported of itself. Sizes and offsets are bytes.
+    """Report of the server in a pod about itself. Sizes and offsets are bytes.
 
     `peers` includes itself under `node_id`. `link_up`: a replica is in step with its primary. `offset` is how far it
     has read, `ever_synced` whether it was in step since it follows this primary. `node_timeout_ms` is the silence after

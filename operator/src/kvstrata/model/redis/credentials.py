@@ -16,7 +16,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PasswordFacts:
-    """What the Secret of a managed tier's users says.
+    """Content of the Secret of a managed tier's users.
 
     `admitted` gives each user's `on` and password digests (SHA-256, hexadecimal) by the ACL file; `current`,
     `following` and `previous` map users to digests. `marker` is the name of the user that represents the permissions of
@@ -46,11 +46,12 @@ class PasswordFacts:
 
 @dataclass(frozen=True, slots=True)
 class TlsFacts:
-    """What a Secret with a server certificate says.
+    """Content of a Secret with a server certificate.
 
-    `problem` says why servers cannot use it. `fingerprint` is the certificate's (SHA-256, hexadecimal), `trusted` those
-    of the authorities in `ca.crt`, `names` its subjects. `authority` is the operator's own, `issued_by_it` whether it
-    signed, `for_peers` whether it is good as a client's, too. `changed_at` is when the operator last wrote the Secret.
+    `problem` is the reason why servers cannot use it. `fingerprint` is the certificate's (SHA-256, hexadecimal),
+    `trusted` those of the authorities in `ca.crt`, `names` its subjects. `authority` is the operator's own,
+    `issued_by_it` whether it signed, `for_peers` whether it is good as a client's, too. `changed_at` is when the
+    operator last wrote the Secret.
     """
 
     fingerprint: str
@@ -93,12 +94,12 @@ class ServerCredentials:
 class CredentialLook:
     """One look at all servers of a managed tier, by name, and at the certificate of its user's own Secret, if any.
 
-    `unread` is why a Secret could not be read. `told`: servers were updated just before, so differences may be
+    `unread` is why a Secret could not be read. `updated`: servers were updated just before, so differences may be
     transient.
     """
 
     servers: Mapping[str, ServerCredentials]
     at: datetime
     tls: TlsFacts | None = None
-    told: bool = False
+    updated: bool = False
     unread: str = ""

@@ -1,4 +1,4 @@
-"""What the servers of an external tier reported when checked."""
+"""Reports of an external tier's servers when they were checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What one external server reported to the user that pods will use.
+    """Report of one external server to the user that pods will use.
 
     Version, role, sizes (bytes) and `eviction` (maxmemory-policy) are known only if the user may run INFO, otherwise
     empty or 0; `max_bytes` 0 of a known version means unbounded. `in_cluster_mode` None is unknown. `refused` are

@@ -100,8 +100,8 @@ def arguments(
         ),
     ]
     if any(tier.spec.medium is Medium.CPU for tier in tiers):
-        # Keep what came from a slower tier. LMCache's default drops it after reading, so a prompt in Redis would cross
-        # the network at each use.
+        # Keep blocks that came from a slower tier. LMCache's default drops it after reading, so a prompt in Redis would
+        # cross the network at each use.
         flags += ["--l2-prefetch-policy", "retain"]
     if needs_device_sharing(model):
         flags += ["--supported-transfer-mode", "lmcache_driven", "--isolated-ipc"]

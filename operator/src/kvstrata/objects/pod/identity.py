@@ -64,7 +64,7 @@ KV_NEUTRAL_FLAGS = frozenset(
         "--tool-call-parser",
         "--tool-parser-plugin",
         "--trust-request-chat-template",
-        # When and how much is computed, not what.
+        # Scheduling of the computation, not its result.
         "--api-server-count",
         "--async-scheduling",
         "--download-dir",

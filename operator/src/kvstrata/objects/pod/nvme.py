@@ -60,7 +60,7 @@ def claims_volumes(tiers: Sequence[CacheTier]) -> bool:
 
 def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str, Any]:
     spec = tier.spec
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "medium": str(Medium.NVME),
         "name": tier.name,
         "directory": paths.nvme_directory(tier.name),
@@ -70,12 +70,12 @@ def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str
     }
     if spec.nvme is not None and spec.nvme.host_path is not None:
         # All pods of the node share the folder: each uses its own place in it.
-        told["place"] = model
+        values["place"] = model
     if spec.encryption_required:
-        told["encryption"] = "Required"
+        values["encryption"] = "Required"
     if spec.max_retention_s is not None:
-        told["default_ttl_s"] = spec.max_retention_s
-    return told
+        values["default_ttl_s"] = spec.max_retention_s
+    return values
 
 
 def _is_of_the_node(tier: CacheTier) -> bool:

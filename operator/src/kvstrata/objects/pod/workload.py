@@ -55,7 +55,7 @@ def build_deployment(
 
 def build_pdb(model: CachedModel) -> dict[str, Any] | None:
     """Return a budget of one voluntary disruption at a time; None below two replicas. With one replica a budget either
-    protects nothing or blocks drains for ever. Unready pods may always be evicted, so a crash loop blocks no drain."""
+    protects nothing or blocks drains forever. Unready pods may always be evicted, so a crash loop blocks no drain."""
     if model.spec.engine.replicas < 2:
         return None
     own_labels, selector = labels.of_model(model.name), labels.selector_of_model(model.name)

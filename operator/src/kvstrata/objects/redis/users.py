@@ -6,8 +6,8 @@ The file holds password digests, several per user during a rotation. The default
   DBSIZE would show those of others. In its scripts the server checks every command and key.
 * `admin`, the operator's: figures, settings, topology, listing keys, and moving or dropping its domain's keys. It reads
   no values. It may grant rights, so its limits guard against mistakes, not against theft of its password.
-* `replication`, for copies between servers. Valkey 9 moves slots with it and checks what arrives as sent by the user,
-  so it may write its domain's keys. It could copy what it may not read.
+* `replication`, for copies between servers. Valkey 9 moves slots with it and checks arriving keys as that user's
+  commands, so it may write its domain's keys. It could copy keys that it may not read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ARRIVING_COMMANDS = (
     "del", "exec", "hdel", "hincrby", "hmset", "hset", "multi", "persist", "pexpireat", "restore", "select", "set",
     "unlink", "zadd", "zrem",
 )  # fmt: skip
-"""What a server sends when it moves slots: keys, and the data user's concurrent writes."""
+"""Commands of a server that moves slots: keys, and the data user's concurrent writes."""
 
 _RULES: Mapping[str, tuple[str, ...]] = {
     DATA_USER: ("-@all", *(f"+{command}" for command in COMMANDS)),

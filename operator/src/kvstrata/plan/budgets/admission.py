@@ -138,8 +138,8 @@ def admission_of(world: World, resource: Holder, wrong: Decision | None) -> Admi
 
 
 def admitted_by(writes: Iterable[StatusWrite]) -> dict[Key, dict[str, int]]:
-    told = {write.key: write.status.get("admission") for write in writes}
-    return {key: Admission.model_validate(said).by_tier for key, said in told.items() if said}
+    reported = {write.key: write.status.get("admission") for write in writes}
+    return {key: Admission.model_validate(answer).by_tier for key, answer in reported.items() if answer}
 
 
 def next_in_line(world: World, tier: str) -> tuple[Key, ...]:
@@ -165,8 +165,8 @@ def waiting_for(world: World, tier: str) -> tuple[int, int]:
 
 
 def _wanted(claim: GuaranteeClaim, wrong: Decision | None) -> tuple[int, bool]:
-    """Return an object's maximum, and whether it may receive more than it holds. While its spec is wrong it keeps what
-    it has, because its last valid spec is in force. Of two policies for a tenant the younger has nothing."""
+    """Return an object's maximum, and whether it may receive more than it holds. While its spec is wrong it keeps its
+    admitted amount, because its last valid spec is in force. Of two policies for a tenant the younger has nothing."""
     if wrong is None:
         return claim.declared_bytes, True
     if wrong.reason == PolicyReason.TENANT_CONFLICT:
@@ -183,7 +183,7 @@ def _problem(world: World, holder: Key) -> Decision | None:
         case "CacheDomain":
             return policy_chain.budget_problem(world, world.domain_spec.public_budgets, "spec.publicBudgets")
         case _:
-            return None  # Whatever is wrong with a pool, what readers have of it stands.
+            return None  # An error of a pool's spec does not change its readers' access.
 
 
 def _validity(world: World) -> tuple[Any, ...]:
@@ -273,23 +273,25 @@ def _finding(
     kind = ConditionType.ADMITTED
     if wrong:
         return false(kind, wrong.reason, wrong.message)
-    told = [_shortage(world.tiers[tier], at, why, line) for tier, at, why, line in waiting]
-    if told:
-        return false(kind, PolicyReason.INSUFFICIENT_CAPACITY, "; ".join(told)[:4000])
+    reported = [_shortage(world.tiers[tier], at, why, line) for tier, at, why, line in waiting]
+    if reported:
+        return false(kind, PolicyReason.INSUFFICIENT_CAPACITY, "; ".join(reported)[:4000])
     sizes = ", ".join(f"{readable(admitted[tier])} on CacheTier {tier}" for tier in sorted(declared))
     return true(kind, PolicyReason.GUARANTEES_ADMITTED, f"reserved are {sizes}")
 
 
 def _shortage(tier: CacheTier, at: int, why: Waiting, line: WaitingLine) -> str:
     room, request = line.capacity_bytes[why.place], why.request
-    whose = f" of each pod of CachedModel {why.place}" if why.place else (" of each pod" if tier.spec.per_pod else "")
+    per_place = (
+        f" of each pod of CachedModel {why.place}" if why.place else (" of each pod" if tier.spec.per_pod else "")
+    )
     kept = line.kept[request.holder]
     until = f"{readable(kept)} of it stay guaranteed" if kept else "nothing of it is guaranteed"
     remedy = f"lower guarantees or raise {'capacityPerPod' if tier.spec.per_pod else 'capacity'}"
     start = f"{readable(request.requested_bytes)} on CacheTier {tier.name} wait for room, and {until} meanwhile: "
     if at >= FIRST_IN_LINE:
         return f"{start}{FIRST_IN_LINE} or more that are older wait before it for a part of {readable(room)}; {remedy}"
-    free = f"of {readable(room)}{whose} {readable(why.free_bytes) if why.free_bytes else 'nothing'} is free for it"
+    free = f"of {readable(room)}{per_place} {readable(why.free_bytes) if why.free_bytes else 'nothing'} is free for it"
     queue = f", and {named(why.behind)}, which is older, waits for it" if why.behind is not None else ""
     return f"{start}{free}{queue}{_held(line.holders.get(why.place, Holders()))}; {remedy}"
 

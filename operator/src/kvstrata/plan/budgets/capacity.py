@@ -66,13 +66,13 @@ def capacity_committed(world: World, tier: CacheTier) -> Finding:
     after its capacity was lowered."""
     kind = ConditionType.CAPACITY_COMMITTED
     room, promised = stored_bytes(tier.spec) or 0, guaranteed_bytes(world, tier)
-    whose, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
+    per_place, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
     if promised > room:
         return false(
             kind,
             TierReason.GUARANTEES_EXCEED_CAPACITY,
-            f"pods were told of {readable(promised)} of guarantees, {readable(room)} {whose} can be guaranteed; the "
-            f"eldest keep theirs as far as they fit; until pods know, {_consequence(tier)}",
+            f"pods enforce {readable(promised)} of guarantees, and {readable(room)} {per_place} can be guaranteed; the "
+            f"eldest keep theirs as far as they fit; until pods acknowledge, {_consequence(tier)}",
         )
     count, size = waiting_for(world, tier.name)
     if count:
@@ -80,11 +80,13 @@ def capacity_committed(world: World, tier: CacheTier) -> Finding:
             kind,
             TierReason.GUARANTEES_WAITING,
             f"{count} {'object waits' if count == 1 else 'objects wait'} for {readable(size)} more of guarantees than "
-            f"fit into the {readable(room)} {whose} that blocks may take, as their condition Admitted says; what is "
-            f"admitted fits: raise {remedy} or eviction.highWatermarkPercent, or lower guarantees",
+            f"fit into the {readable(room)} {per_place} that blocks may take, see their condition Admitted; admitted "
+            f"guarantees fit: raise {remedy} or eviction.highWatermarkPercent, or lower guarantees",
         )
     return true(
-        kind, TierReason.GUARANTEES_FIT, f"all guarantees fit into the {readable(room)} {whose} that blocks may take"
+        kind,
+        TierReason.GUARANTEES_FIT,
+        f"all guarantees fit into the {readable(room)} {per_place} that blocks may take",
     )
 
 
@@ -93,10 +95,10 @@ def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
     and Redis a reported capacity counts: an adapter of the previous version reports none."""
     if state is None or not state.cache_boot:
         return state is not None
-    told = next((one for one in state.tiers if one.name == tier.name and one.medium == tier.spec.medium), None)
-    if told is None:
+    reported = next((one for one in state.tiers if one.name == tier.name and one.medium == tier.spec.medium), None)
+    if reported is None:
         return False
-    return told.breaker == "closed" if tier.spec.medium is Medium.CPU else told.capacity_bytes > 0
+    return reported.breaker == "closed" if tier.spec.medium is Medium.CPU else reported.capacity_bytes > 0
 
 
 def serving_with(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> list[Pod]:
@@ -105,7 +107,7 @@ def serving_with(world: World, tier: CacheTier, models: Iterable[CachedModel]) -
 
 def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> tuple[list[Pod], list[Pod]]:
     serving = serving_with(world, tier, models)
-    return serving, [pod for pod in serving if not keeps_budgets(_said(world, pod.uid), tier)]
+    return serving, [pod for pod in serving if not keeps_budgets(_answer_of(world, pod.uid), tier)]
 
 
 def within_budget(
@@ -118,7 +120,7 @@ def within_budget(
 ) -> Finding:
     """Return the condition WithinBudget of an object that declares `budgets`; `nothing` is the message without any.
 
-    `wrong` is what is wrong with its spec. `levels` are the classifications in a shared scope, empty for budgets that
+    `wrong` is the error of its spec. `levels` are the classifications in a shared scope, empty for budgets that
     are not shared. It is True only if every serving pod reports enforcement, and unknown for media without such
     reports.
     """
@@ -136,8 +138,8 @@ def within_budget(
         return false(
             kind,
             PolicyReason.CLASSIFICATION_NOT_ALLOWED,
-            f"what is declared on CacheTier {', '.join(closed)} is given to nobody: data is kept off by its "
-            "classification, as condition TiersAdmitted says",
+            f"the budget on CacheTier {', '.join(closed)} is not used: the classification keeps data off it, see "
+            "condition TiersAdmitted",
         )
     untold = sorted({budget.tier for budget, tier in known if tier.spec.medium not in BUDGETED})
     if untold:
@@ -159,17 +161,21 @@ def within_budget(
         )
     if silent[Medium.CPU]:
         return unknown(
-            kind, PolicyReason.MEMORY_NOT_GOVERNED, do_not_say(silent[Medium.CPU], "keep their memory within budgets")
+            kind,
+            PolicyReason.MEMORY_NOT_GOVERNED,
+            not_reporting(silent[Medium.CPU], "keep their memory within budgets"),
         )
     if silent[Medium.NVME]:
         return unknown(
-            kind, PolicyReason.BUDGETS_NOT_ENFORCED, do_not_say(silent[Medium.NVME], "keep their files within budgets")
+            kind,
+            PolicyReason.BUDGETS_NOT_ENFORCED,
+            not_reporting(silent[Medium.NVME], "keep their files within budgets"),
         )
     if silent[Medium.REDIS]:
         return unknown(
             kind,
             PolicyReason.BUDGETS_NOT_ENFORCED,
-            do_not_say(silent[Medium.REDIS], "divide the capacity of Redis tiers"),
+            not_reporting(silent[Medium.REDIS], "divide the capacity of Redis tiers"),
         )
     cut = sorted(
         {tier.name: tier for budget, tier in known if budget.guaranteed_bytes and overcommitted(tier.status)}.items()
@@ -184,8 +190,8 @@ def within_budget(
     return true(kind, PolicyReason.BUDGETS_ENFORCED, "every serving pod keeps within the budgets that it acknowledged")
 
 
-def do_not_say(pods: set[str], what: str) -> str:
-    return f"{len(pods)} pods do not say that they {what}: {', '.join(sorted(pods)[:3])}"
+def not_reporting(pods: set[str], what: str) -> str:
+    return f"{len(pods)} pods do not report that they {what}: {', '.join(sorted(pods)[:3])}"
 
 
 def _consequence(tier: CacheTier) -> str:
@@ -194,12 +200,12 @@ def _consequence(tier: CacheTier) -> str:
     return "the server refuses blocks for want of memory, also some that are guaranteed"
 
 
-def _said(world: World, uid: str) -> PodState | None:
+def _answer_of(world: World, uid: str) -> PodState | None:
     verified = world.states.get(uid)
     return verified.state if verified is not None else None
 
 
 def overcommitted(status: CacheTierStatus) -> bool:
-    """Whether a tier's status says that pods hold more guarantees than fit."""
-    told = status.condition(ConditionType.CAPACITY_COMMITTED)
-    return told is not None and told.reason == TierReason.GUARANTEES_EXCEED_CAPACITY
+    """Whether a tier's status reports that pods hold more guarantees than fit."""
+    reported = status.condition(ConditionType.CAPACITY_COMMITTED)
+    return reported is not None and reported.reason == TierReason.GUARANTEES_EXCEED_CAPACITY

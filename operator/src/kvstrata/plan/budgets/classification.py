@@ -73,7 +73,7 @@ def refused_level(tier: CacheTier, levels: Iterable[Classification]) -> Classifi
     return next((level for level in levels if not tier.spec.admits(level)), None)
 
 
-def sharers_to_tell(world: World, *policies: TenantCachePolicy) -> frozenset[str]:
+def affected_sharers(world: World, *policies: TenantCachePolicy) -> frozenset[str]:
     """Return the policies in shared scopes where a policy's change added or removed a classification. `policies` are
     its old and new version."""
     if not restricted_tiers(world):
@@ -125,23 +125,23 @@ def tiers_admitted(
 
 
 def because_of(world: World, scope: Scope) -> Callable[[Classification], str]:
-    def tell(level: Classification) -> str:
+    def explain(level: Classification) -> str:
         names = _shared(world)[scope][level]
-        unsaid = "" if world.policies[names[0]].spec.classification else ", which says none"
+        unsaid = "" if world.policies[names[0]].spec.classification else ", which sets none"
         return f"that of TenantCachePolicy {names[0]}{unsaid}"
 
-    return tell
+    return explain
 
 
 def because_of_policy(policy: TenantCachePolicy, scope: Scope) -> Callable[[Classification], str]:
-    def tell(level: Classification) -> str:
+    def explain(level: Classification) -> str:
         if level == policy.spec.effective_classification:
             unsaid = policy.spec.classification is None
             return "data counts as such while spec.classification is absent" if unsaid else "spec.classification"
         where = f"TenantGroup {scope.name}" if scope.kind is ScopeKind.GROUP else "the CacheDomain"
-        return f"that of another tenant who shares blocks with this one; the status of {where} says whose"
+        return f"that of another tenant that shares blocks with this one; the status of {where} names it"
 
-    return tell
+    return explain
 
 
 def _restricts(tier: CacheTier) -> bool:
@@ -168,7 +168,7 @@ def _of_shared_scopes(world: World) -> Mapping[Scope, Mapping[Classification, Se
 def _shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:
     """Return the shared scopes of a policy: by its spec, and by its status, because pods use the previous spec while a
     new one is invalid."""
-    scopes, told = {scope_in_force(world, policy)}, policy.status.scope
-    if told is not None and (told.kind != ScopeKind.GROUP or is_member(world, policy, told.name)):
-        scopes.add(Scope(ScopeKind(told.kind), told.name))
+    scopes, reported = {scope_in_force(world, policy)}, policy.status.scope
+    if reported is not None and (reported.kind != ScopeKind.GROUP or is_member(world, policy, reported.name)):
+        scopes.add(Scope(ScopeKind(reported.kind), reported.name))
     return {scope for scope in scopes if scope.kind is not ScopeKind.TENANT}

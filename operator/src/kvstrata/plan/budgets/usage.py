@@ -23,7 +23,7 @@ from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import binary
 
-TOLD_EVERY_S = 300.0
+REPORTED_EVERY_S = 300.0
 FORGOTTEN_AFTER_S = 3600.0
 """A figure this old is dropped if all pods report and none mentions it."""
 
@@ -49,20 +49,20 @@ def usage_status(
     """Return the new usage in a scope's status: the shown one, unless it is off. `keyspace` is None while the scope has
     none; `models` are those with pods that may hold its blocks."""
     concerned = tuple(models)
-    told = _told(shown)
+    shown_bytes = _bytes_shown(shown)
     held: Mapping[str, int] = _held(world, concerned).get(keyspace[:SCOPE_DIGITS], {}) if keyspace else {}
-    held = {**_emptied(world, concerned, told.keys() - held.keys()), **held}
+    held = {**_emptied(world, concerned, shown_bytes.keys() - held.keys()), **held}
     seen_at = shown.observed_at if shown else None
     age_s = (now - seen_at).total_seconds() if seen_at is not None else None
     gone: frozenset[str] = frozenset()
     if age_s is not None and age_s > FORGOTTEN_AFTER_S and _all_speak(world, concerned):
-        gone = frozenset(told.keys() - held.keys())
-    due = age_s is None or age_s >= TOLD_EVERY_S or _is_first(told, held)
-    if not due or not (gone or _is_off(told, held)):
+        gone = frozenset(shown_bytes.keys() - held.keys())
+    due = age_s is None or age_s >= REPORTED_EVERY_S or _is_first(shown_bytes, held)
+    if not due or not (gone or _is_off(shown_bytes, held)):
         held = {}
     known = {
-        name: held.get(name, None if name in gone else told.get(name))
-        for name in {*held, *told, *(budget.tier for budget in budgets)}
+        name: held.get(name, None if name in gone else shown_bytes.get(name))
+        for name in {*held, *shown_bytes, *(budget.tier for budget in budgets)}
     }
     by_tier = {budget.tier: budget for budget in budgets}
     rows = [
@@ -88,19 +88,19 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
     committed = world.bundles.get(model)
     if committed is None:
         return frozenset()
-    told_now, by_model = _of_model(world, model), [_of_model(world, name) for name in world.models]
+    shown_now, by_model = _of_model(world, model), [_of_model(world, name) for name in world.models]
     found = set()
     for keyspace, holder in _holders(world, committed.bundle):
         scope = keyspace[:SCOPE_DIGITS]
-        if scope not in told_now:
+        if scope not in shown_now:
             continue
         # Status shows the highest report of all models.
         sizes = _highest(held[scope] for held in by_model if scope in held)
         shown: Usage | None = holder.status.usage if holder is not None else None
         at = shown.observed_at if shown else None
-        told = _told(shown)
-        due = at is None or (now - at).total_seconds() >= TOLD_EVERY_S or _is_first(told, sizes)
-        if holder is not None and due and _is_off(told, sizes):
+        shown_bytes = _bytes_shown(shown)
+        due = at is None or (now - at).total_seconds() >= REPORTED_EVERY_S or _is_first(shown_bytes, sizes)
+        if holder is not None and due and _is_off(shown_bytes, sizes):
             found.add(Key(holder.INFO.kind, world.namespace, holder.name))
     return frozenset(found)
 
@@ -122,7 +122,7 @@ def _holders(world: World, bundle: Bundle) -> Iterator[tuple[str, Any]]:
 
 
 def _held(world: World, models: Iterable[str]) -> Held:
-    """Return what scopes hold: the highest report of any pod. Pods read scopes on Redis in turns, so a report may be
+    """Return the usage of scopes: the highest report of any pod. Pods read scopes on Redis in turns, so a report may be
     some minutes old."""
     by_scope: dict[str, list[Mapping[str, int]]] = {}
     for model in models:
@@ -140,19 +140,19 @@ def _highest(words: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _of_model(world: World, model: str) -> Held:
-    told = tuple(rows for state in _states(world, model) for rows in (state.usage, state.tier_usage))
+    shown_bytes = tuple(rows for state in _states(world, model) for rows in (state.usage, state.tier_usage))
 
     tiers = frozenset(world.models[model].spec.tier_names) if model in world.models else frozenset()
 
     def add_up() -> Held:
         most: dict[str, dict[str, int]] = {}
-        for row in chain.from_iterable(told):
+        for row in chain.from_iterable(shown_bytes):
             if row.scope and row.tier in tiers:  # a pod's word is shown
                 by_tier = most.setdefault(row.scope, {})
                 by_tier[row.tier] = max(row.used_bytes, by_tier.get(row.tier, 0))
         return most
 
-    return world.memo.get(ScopeUsage, model, (tiers, *told), add_up)
+    return world.memo.get(ScopeUsage, model, (tiers, *shown_bytes), add_up)
 
 
 def _states(world: World, model: str) -> list[PodState]:
@@ -169,25 +169,27 @@ def _emptied(world: World, models: Sequence[str], tiers: Iterable[str]) -> dict[
 
 def _all_speak(world: World, models: Iterable[str]) -> bool:
     return all(
-        (said := world.states.get(pod.uid)) is not None and said.state.cache_boot
+        (answer := world.states.get(pod.uid)) is not None and answer.state.cache_boot
         for model in models
         for pod in world.serving_pods(model)
     )
 
 
-def _told(shown: Usage | None) -> dict[str, int]:
+def _bytes_shown(shown: Usage | None) -> dict[str, int]:
     rows = shown.tiers if shown is not None else ()
     return {row.tier: size for row in rows if (size := _size(row.used)) is not None}
 
 
-def _is_first(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
-    return len(told) < MOST_TIERS and any(size > 0 and tier not in told for tier, size in held.items())
+def _is_first(shown_bytes: Mapping[str, int], held: Mapping[str, int]) -> bool:
+    return len(shown_bytes) < MOST_TIERS and any(size > 0 and tier not in shown_bytes for tier, size in held.items())
 
 
-def _is_off(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
+def _is_off(shown_bytes: Mapping[str, int], held: Mapping[str, int]) -> bool:
     """Whether usage differs enough from status; tiers without reports are unchanged, and 0 bytes are no first
     report."""
-    return any(size > 0 if (before := told.get(tier)) is None else _differ(before, size) for tier, size in held.items())
+    return any(
+        size > 0 if (before := shown_bytes.get(tier)) is None else _differ(before, size) for tier, size in held.items()
+    )
 
 
 def _differ(before: int, size: int) -> bool:

@@ -64,7 +64,7 @@ class Holders:
 class WaitingLine:
     """The result for one tier.
 
-    `kept` is still admitted, `granted` takes effect when status says so, `waiting` have less than they request, oldest
+    `kept` is still admitted, `granted` takes effect when status shows it, `waiting` have less than they request, oldest
     first, and `lost` are admitted guarantees that no longer fit. `capacity_bytes` and `holders` are by place.
     """
 

@@ -107,7 +107,7 @@ def _shards(
 ) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
     refs = committed.bundle.root.shards if committed else ()
     if committed is None or not refs or not all(ref.digest for ref in refs):
-        return _written_anew(refs, split_into_shards(entries, minimum_count=len(refs)))
+        return _rewritten(refs, split_into_shards(entries, minimum_count=len(refs)))
     known = committed.bundle.entries
     changed = _differing(known, entries) | (known.keys() - {entry.tenant for entry in entries})
     touched = {shard_of(tenant, len(refs)) for tenant in changed}
@@ -118,7 +118,7 @@ def _shards(
             groups[index].append(entry)
     encoded = {index: encode_shard(group) for index, group in groups.items()}
     if any(len(data) > MAX_SHARD_BYTES for data in encoded.values()):
-        return _written_anew(refs, split_into_shards(entries, minimum_count=2 * len(refs)))
+        return _rewritten(refs, split_into_shards(entries, minimum_count=2 * len(refs)))
     moved = tuple(
         ShardRef(ref.index, ref.other_slot, digest_bytes(encoded[ref.index])) if ref.index in encoded else ref
         for ref in refs
@@ -126,9 +126,7 @@ def _shards(
     return moved, encoded
 
 
-def _written_anew(
-    refs: tuple[ShardRef, ...], encoded: tuple[bytes, ...]
-) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
+def _rewritten(refs: tuple[ShardRef, ...], encoded: tuple[bytes, ...]) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
     moved: list[ShardRef] = []
     changed: dict[int, bytes] = {}
     for index, data in enumerate(encoded):

@@ -170,7 +170,7 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
 @dataclass(slots=True)
 class _Share:
     """The part of one policy in a model's bundle. `entry` is set if it follows from the policy alone; `absent`: there
-    is none, whatever is committed. `secret` is the data key of `epoch`, or its id, at compile time."""
+    is none, regardless of committed ones. `secret` is the data key of `epoch`, or its id, at compile time."""
 
     policy: TenantCachePolicy
     tenant: str
@@ -232,7 +232,8 @@ def entry_in(world: World, model: CachedModel, entry: Entry) -> Entry:
 
 
 def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry:
-    """Return the last valid entry of a policy with an invalid spec, limited to what is still allowed.
+    """Return the last valid entry of a policy with an invalid spec, limited to keyspaces and budgets that are still
+    allowed.
 
     An invalid spec must not protect its tenant from invalidations, retention limits, or a group, pool or tier that no
     longer admits it. It opens no closed tier either, because its new classification may be the invalid part.

@@ -160,7 +160,7 @@ def holds(bundle: Bundle, policy: TenantCachePolicy) -> bool:
 def enforced_finding(total: Coverage) -> Finding:
     if not total.live:
         return unknown(
-            ENFORCED, PolicyReason.NO_LIVE_PODS, "no pod serves these models, so there is nobody to enforce the policy"
+            ENFORCED, PolicyReason.NO_LIVE_PODS, "no pod serves these models, so no pod has to enforce the policy"
         )
     if total.complete:
         return true(ENFORCED, PolicyReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces it")

@@ -1,8 +1,8 @@
 """Restore of an API server from a backup: detected by pods that hold newer bundles.
 
-Every keyspace derives from the domain's key, so a new key makes all cached data unreachable, whatever epochs came back.
-Revisions continue far above any that a pod can hold, so that pods accept bundles again. The record in the domain's
-status is written first; no bundle is written until its id is at the key's Secret.
+Every keyspace derives from the domain's key, so a new key makes all cached data unreachable, including data of epochs
+that came back. Revisions continue far above any that a pod can hold, so that pods accept bundles again. The record in
+the domain's status is written first; no bundle is written until its id is at the key's Secret.
 
 A pod may lie: its report counts only if the API server, read after it, holds less. Absurd revisions are rejected, and
 one pod cannot trigger two restores within an hour, because honest pods accept the new bundle.
@@ -64,7 +64,7 @@ def contradicts(state: PodState, model_uid: str, root: Root | None, root_digest:
 
 
 def claims(world: World) -> tuple[Claim, ...]:
-    """Return what live pods hold beyond the present bundles, highest revision first.
+    """Return revisions that live pods hold beyond the present bundles, highest revision first.
 
     If the model's status names a newer bundle than exists, only the bundle was lost or replaced: epochs are in
     statuses, so no old epoch came back.
@@ -78,10 +78,10 @@ def claims(world: World) -> tuple[Claim, ...]:
         revision = newest.revision if newest is not None else reported
         term = root.term if root is not None else 0
         for pod in world.live_pods(name):
-            told = world.states.get(pod.uid)
-            if told is None or not told.contradicted:
+            verified = world.states.get(pod.uid)
+            if verified is None or not verified.contradicted:
                 continue
-            state = told.state
+            state = verified.state
             other = newest is not None and (state.revision == newest.revision or state.term > newest.term)
             if state.revision > revision or other:
                 found.append(Claim(pod.name, pod.uid, name, state.revision, state.term, revision, term))
@@ -91,7 +91,7 @@ def claims(world: World) -> tuple[Claim, ...]:
 def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, Any] | None:
     """Return the record of a new restore in API form; None if there is none."""
     known = domain.status.restored
-    fresh = [claim for claim in claims(world) if not _covered(claim, known) and _doubt(claim, known, now) is None]
+    fresh = [claim for claim in claims(world) if not _covered(claim, known) and _objection(claim, known, now) is None]
     if not fresh:
         return None
     held = [claim.revision for claim in fresh]
@@ -102,7 +102,7 @@ def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, An
         for witness in (known.witnesses if known is not None else ())
         if now - witness.at < BELIEVED_AGAIN_AFTER
     ]
-    heard = [
+    witnesses = [
         {
             "pod": claim.pod,
             "uid": claim.uid,
@@ -119,7 +119,7 @@ def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, An
         "settledAt": None,
         "revision": max(held) + MARGIN,
         "term": max(claim.term for claim in fresh),
-        "witnesses": (heard + recent)[:MAX_WITNESSES],
+        "witnesses": (witnesses + recent)[:MAX_WITNESSES],
     }
 
 
@@ -133,7 +133,7 @@ def holds_back(world: World, now: datetime | None = None) -> bool:
     if key_is_old(world):
         return True
     known = world.domain.status.restored if world.domain is not None else None
-    return any(not _covered(claim, known) and _doubt(claim, known, now) is None for claim in claims(world))
+    return any(not _covered(claim, known) and _objection(claim, known, now) is None for claim in claims(world))
 
 
 def least_revision(world: World) -> int:
@@ -149,11 +149,11 @@ def least_term(world: World) -> int:
 def restored_finding(world: World, domain: CacheDomain, now: datetime) -> tuple[Finding, ...]:
     """Return the progress after the last restore; empty without one."""
     known = domain.status.restored
-    doubted = [(claim, why) for claim in claims(world) if (why := _doubt(claim, known, now)) is not None]
+    doubted = [(claim, why) for claim in claims(world) if (why := _objection(claim, known, now)) is not None]
     unheard = [(claim, why) for claim, why in doubted if not _covered(claim, known)]
     if unheard:
         claim, why = unheard[0]
-        message = f"{_told(claim)}; it is not believed, because {why}: delete the pod"
+        message = f"{_reported(claim)}; it is not believed, because {why}: delete the pod"
         return (false(ConditionType.RESTORED, DomainReason.WITNESS_NOT_BELIEVED, message),)
     if known is None:
         return ()
@@ -168,7 +168,7 @@ def restored_finding(world: World, domain: CacheDomain, now: datetime) -> tuple[
         return (false(ConditionType.RESTORED, DomainReason.NOT_COMMITTED, message),)
     total = sum((coverage(world, name, known.revision) for name in world.models), Coverage())
     if known.settled_at is None and not total.complete:
-        message = f"{total} enforce what is new; the others refuse all reuse until they do"
+        message = f"{total} enforce the new bundles; the others refuse all reuse until they do"
         return (false(ConditionType.RESTORED, DomainReason.AWAITING_ACKS, message),)
     return (true(ConditionType.RESTORED, DomainReason.KEY_REPLACED, story_of(known)),)
 
@@ -197,15 +197,14 @@ def story_of(known: Restored) -> str:
     first = known.witnesses[0]
     return (
         f"at {at} pod {first.pod} held revision {first.revision} of the bundle of CachedModel {first.model}, and the "
-        f"API server only {first.known} or another of that number: it was restored from a backup, or somebody put an "
-        "old bundle back. The domain's key is replaced, so nothing that was cached before can be read, whatever epochs "
-        "came back"
+        f"API server only {first.known} or another of that number: it was restored from a backup, or an old "
+        "bundle was put back. The domain's key is replaced, so nothing that was cached before can be read"
     )
 
 
-def _told(claim: Claim) -> str:
+def _reported(claim: Claim) -> str:
     return (
-        f"pod {claim.pod} says that it holds revision {claim.revision} of the bundle of CachedModel {claim.model}, and "
+        f"pod {claim.pod} reports revision {claim.revision} of the bundle of CachedModel {claim.model}, and "
         f"the API server has {claim.known_revision}"
     )
 
@@ -214,7 +213,7 @@ def _covered(claim: Claim, known: Restored | None) -> bool:
     return known is not None and claim.revision <= known.revision and claim.term <= known.term
 
 
-def _doubt(claim: Claim, known: Restored | None, now: datetime | None) -> str | None:
+def _objection(claim: Claim, known: Restored | None, now: datetime | None) -> str | None:
     """Return why a pod is not believed, or None. Without `now` no time has passed since it was last believed."""
     if claim.revision - claim.known_revision > MAX_LEAD or claim.term - claim.known_term > MAX_LEAD:
         return "no operator commits that often"
@@ -222,5 +221,5 @@ def _doubt(claim: Claim, known: Restored | None, now: datetime | None) -> str | 
         return "there is no revision left above it"
     for witness in known.witnesses if known is not None else ():
         if witness.uid == claim.uid and (now is None or now - witness.at < BELIEVED_AGAIN_AFTER):
-            return f"everything was replaced on its word at {format_timestamp(witness.at)} already"
+            return f"everything was replaced after its report at {format_timestamp(witness.at)} already"
     return None

@@ -104,9 +104,10 @@ class ErasureState:
     """An erasure in the leading process.
 
     `record` is stored, as `version`; `known` has the facts reported since, too. `running` orders are being executed.
-    `pauses` say since when, and for how many seconds, an order is not repeated. `problems` are results of orders that
-    did not succeed, with whether the custody or the chain refused them. `strays` are names of values without an index
-    that a look found, by tier. `shown` is what was published last, and `announced` whether the verdict was.
+    `pauses` have the start and the seconds of an order's pause before it is repeated. `problems` are results of orders
+    that did not succeed, with whether the custody or the chain refused them. `strays` are names of values without an
+    index that a look found, by tier. `shown` is the last published state, and `announced` whether the verdict was
+    published.
     """
 
     record: ErasureRecord
@@ -165,7 +166,7 @@ def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, tuple[Eff
     pauses = {order: state.pauses[order] for order in wanted if order in state.pauses}
     left_s = {order: _left_s(*pause, now) for order, pause in pauses.items()}
     due = tuple(order for order in wanted if order not in state.running and not left_s.get(order))
-    problems = {order: told for order, told in state.problems.items() if order in {*wanted, *state.running}}
+    problems = {order: reported for order, reported in state.problems.items() if order in {*wanted, *state.running}}
     troubles = tuple(sorted({text for text, refused in problems.values() if text and not refused}))
     erasure = ErasureNow(state.record, observed, troubles, step.pinned_tiers)
     news = (shown := (erasure, step.phase, step.decision)) != state.shown

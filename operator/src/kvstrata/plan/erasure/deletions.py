@@ -2,7 +2,7 @@
 primary.
 
 A running deletion is recorded before its Job is created, so that a new leader finds the Job by its round. Jobs report
-totals since the keyspaces were revoked; a fact holds what its own Job added.
+totals since the keyspaces were revoked; a fact holds its own Job's part.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetim
     lines = [line for line in run.lines if isinstance(line, Erased)]
     ends = {line.node: line for line in run.lines if isinstance(line, PrimaryEnd)}
     for node in sorted(begun.keys() - ends.keys()):
-        yield _failed(begun[node], run, now, "its deletion says nothing of it: it has lost its slots")
+        yield _failed(begun[node], run, now, "its deletion does not report it: it has lost its slots")
     for node, end in sorted(ends.items()):
         before = [
             one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node) and one.state is JobState.DONE

@@ -144,7 +144,7 @@ def lacks_keys(world: World, record: ErasureRecord) -> bool:
 
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
-    """Return the fact that every bundle follows, once status says so and the revoked scopes can be named."""
+    """Return the fact that every bundle follows, once status shows it and the revoked scopes can be named."""
     status = invalidation.status
     if status.rolled_time is None:
         return None
@@ -214,9 +214,9 @@ def pods_at_hand(world: World, erasure: Erasure) -> dict[str, tuple[str, str]]:
     live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
     found = {}
     for witness in witnesses(erasure):
-        told = world.states.get(witness.uid)
-        if witness.uid in live and told is not None and told.in_contact and told.state.cache_boot:
-            found[witness.uid] = (told.state.gate_boot, told.state.cache_boot)
+        seen_state = world.states.get(witness.uid)
+        if witness.uid in live and seen_state is not None and seen_state.in_contact and seen_state.state.cache_boot:
+            found[witness.uid] = (seen_state.state.gate_boot, seen_state.state.cache_boot)
     return found
 
 
@@ -247,13 +247,13 @@ def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:
 
 
 def _acknowledged(world: World, pod: Pod, needed: int | None) -> PodSeen | None:
-    told = world.states.get(pod.uid)
-    if told is None or needed is None or told.state.acked < needed:
+    seen_state = world.states.get(pod.uid)
+    if seen_state is None or needed is None or seen_state.state.acked < needed:
         return None
-    said = told.state
-    if not (said.gate_boot and said.cache_boot):
+    state = seen_state.state
+    if not (state.gate_boot and state.cache_boot):
         return None
-    return PodSeen(pod.uid, Standing.ACKED, told.at, said.gate_boot, said.cache_boot, said.acked)
+    return PodSeen(pod.uid, Standing.ACKED, seen_state.at, state.gate_boot, state.cache_boot, state.acked)
 
 
 def _fence(world: World, witness: Witness, fenced_by: datetime, now: datetime) -> Fence | None:

@@ -93,8 +93,8 @@ def await_pods(case: work.ErasureCase) -> ErasureStep | None:
         return None
     unsettled = sorted(witness.name for witness, pod in case.pods if pod.standing is Standing.OPEN)
     more = f" and {len(unsettled) - 3} more" if len(unsettled) > 3 else ""
-    who = ", ".join(unsettled[:3]) + more
-    why = f"{who} neither acknowledged nor ended, and could not yet fence themselves off for certain"
+    names = ", ".join(unsettled[:3]) + more
+    why = f"{names} neither acknowledged nor ended, and could not yet fence themselves off for certain"
     return _waiting(Phase.AWAITING_ACKS, Decision(R.AWAITING_ACKS, why))
 
 
@@ -114,7 +114,7 @@ def destroy(case: work.ErasureCase) -> ErasureStep | None:
     open_keys = _keys_not_destroyed(case, judged=False)
     if not open_keys:
         return None
-    why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are asked after: whoever had them is to have let go")
+    why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are being destroyed: every holder must release them")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
     return ErasureStep(Phase.REVOKING, why, (work.DestroyKeys(open_keys),), LOOK_AGAIN_S)
@@ -168,7 +168,7 @@ def finish_short(case: work.ErasureCase) -> ErasureStep:
         ends = min(deadline, ends) if allowed else deadline
     if case.now >= ends or (case.seen.unattended and not blocked):
         if allowed:
-            return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"what could be reached is erased; left: {message}")
+            return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"all reachable copies are erased; left: {message}")
         return _judged(case, False, reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
@@ -293,7 +293,7 @@ def _keys_lacking(case: work.ErasureCase, claim: ReceiptClaim) -> Decision | Non
     if claim is ReceiptClaim.KEYS_DESTROYED and any(key.custody is KeyCustody.SECRET for key in rolled.keys):
         return Decision(R.KEYS_IN_SECRETS, "data keys were in Secrets: etcd's history and backups may have copies")
     if claim is ReceiptClaim.KEYS_DESTROYED and ReceiptClaim.KEYS_REVOKED in case.holds:
-        said = sorted({one.why for one in case.erasure.of(KeyNotDestroyed)})
-        told = f": {'; '.join(said[:3])}" if said else ""
-        return Decision(R.NOT_CONFIRMED, f"the custody has not said that no copy of the data keys exists{told}")
+        reasons = sorted({one.why for one in case.erasure.of(KeyNotDestroyed)})
+        detail = f": {'; '.join(reasons[:3])}" if reasons else ""
+        return Decision(R.NOT_CONFIRMED, f"the custody has not confirmed that no copy of the data keys exists{detail}")
     return None

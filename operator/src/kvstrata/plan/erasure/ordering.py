@@ -1,7 +1,7 @@
 """The order of an erasure in the world: an invalidation, or a deleted policy whose namespace accepts no new objects.
 
 There is no invalidation then, and objects disappear meanwhile: `World.ending` has those that this process saw.
-If the policy was deleted before this process began, a tier may have been lost unseen, and the record says so.
+If the policy was deleted before this process began, a tier may have been lost unseen, and the record states that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvstrata.plan.witnesses import witnesses_now
 Ordering = CacheInvalidation | TenantCachePolicy
 
 REMOVED = "the object that ordered it was removed"
-FAILED = "the object that ordered it had failed before it was known what was kept"
+FAILED = "the object that ordered it had failed before the kept blocks were known"
 
 UNKNOWN = ""
 """Represents tiers that may have been removed unseen."""
@@ -87,8 +87,8 @@ def _abandoned(world: World, key: Key, found: Ordering | None) -> str:
     if found is None:
         return "" if key in world.unreadable else REMOVED
     policy = world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
-    told = [one.metadata.annotations.get(ABANDON, "").strip() for one in (found, policy) if one is not None]
-    return next(filter(None, told), FAILED if _has_finished(found) else "")
+    reported = [one.metadata.annotations.get(ABANDON, "").strip() for one in (found, policy) if one is not None]
+    return next(filter(None, reported), FAILED if _has_finished(found) else "")
 
 
 def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime) -> Rolled | None:
@@ -104,11 +104,11 @@ def _has_finished(found: Ordering) -> bool:
 def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureRecord | None:
     """Return the record of the erasure; None if the names of the tenant's blocks are lost. The namespace waits for it,
     so it has a time limit and the rest is residue: no person remains to decide."""
-    told, identity = policy.status.scope, world.identity
-    if identity is None or told is None or told.kind != ScopeKind.TENANT:
+    reported, identity = policy.status.scope, world.identity
+    if identity is None or reported is None or reported.kind != ScopeKind.TENANT:
         return None
     domain_key, domain = identity
-    left = LeftEpoch(ScopeKind.TENANT, told.name, told.epoch, "")
+    left = LeftEpoch(ScopeKind.TENANT, reported.name, reported.epoch, "")
     order = ErasureOrder(
         subject=_subject(policy),
         started=now,

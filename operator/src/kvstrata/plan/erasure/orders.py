@@ -170,7 +170,7 @@ def _deletions(case: ErasureCase) -> Iterator[Open]:
 
 
 def _copies(case: ErasureCase) -> Iterator[Open]:
-    """Every acknowledged pod erases what it holds; files that an ended one left cannot be reached."""
+    """Every acknowledged pod erases its copies; files that an ended one left cannot be reached."""
     for witness, pod in case.pods:
         match pod.standing:
             case Standing.ACKED:
@@ -179,7 +179,7 @@ def _copies(case: ErasureCase) -> Iterator[Open]:
             case Standing.ENDED:
                 yield from _files(witness, pod)
             case Standing.FENCED:
-                why = f"pod {witness.name} reuses nothing any more, but it and what it holds cannot be reached"
+                why = f"pod {witness.name} reuses nothing any more, but it and its copies cannot be reached"
                 yield Open(R.COPY_UNREACHABLE, why, blocked=True)
 
 
@@ -202,7 +202,7 @@ def _probes(case: ErasureCase) -> Iterator[Open]:
         if pod.standing is not Standing.ACKED:
             continue
         if pod.probes is not None and pod.probes.missed < pod.probes.asked:
-            yield Open(R.LATE_COPIES, f"pod {witness.name} still finds what it should miss", blocked=True)
+            yield Open(R.LATE_COPIES, f"pod {witness.name} still finds erased blocks", blocked=True)
         elif pod.probes is None or (pod.probes.known and not pod.probes.asked):
             answer = evidence.answer_of(case.erasure, witness.uid)
             yield _ask(case, witness, R.VERIFYING, AskPodToVerify(witness.uid, answer.round if answer else 0))
@@ -221,7 +221,8 @@ def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Iterat
         yield Open(R.ERASING, f"{where} is being emptied")
         return
     if len(emptied) >= MAX_ROUNDS:
-        why = f"{where} was emptied {len(emptied)} times, and something was found there each time after: see who writes"
+        times = f"{where} was emptied {len(emptied)} times, and blocks were found there each time after"
+        why = f"{times}: look for a program that writes there"
         yield Open(R.LATE_COPIES, why, blocked=True)
         return
     if newest is not None and newest in counted and newest not in emptied:
@@ -276,7 +277,7 @@ def _ask(case: ErasureCase, witness: Witness, reason: R, order: Order) -> Open:
         why = f"pod {witness.name} acknowledged and cannot be asked any more: it has to end, or to come back"
         return Open(R.POD_GONE_MID_ERASE, why, blocked=True)
     if not evidence.has_acknowledged(case.erasure, witness.uid, boots):
-        return Open(R.POD_GONE_MID_ERASE, f"pod {witness.name} started anew and has not acknowledged since")
+        return Open(R.POD_GONE_MID_ERASE, f"pod {witness.name} restarted and has not acknowledged since")
     return Open(reason, f"pod {witness.name} was asked", order)
 
 

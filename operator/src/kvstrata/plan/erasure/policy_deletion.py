@@ -31,7 +31,7 @@ ABANDON = "kvstrata.io/abandon-erasure"
 
 
 KEPT_FOR_S = 24 * 3600
-"""How long a finished CacheInvalidation stays; its receipt stays for good."""
+"""How long a finished CacheInvalidation stays; its receipt stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bo
     `draws` is the scope of an epoch about to be drawn; an unshared epoch in status counts until it is erased. Shared
     data stays when a tenant leaves.
     """
-    told = policy.status.scope
-    kinds = {draws.kind if draws is not None else None, ScopeKind(told.kind) if told is not None else None}
+    reported = policy.status.scope
+    kinds = {draws.kind if draws is not None else None, ScopeKind(reported.kind) if reported is not None else None}
     return policy.spec.effective_deletion_policy is DeletionPolicy.ERASE and ScopeKind.TENANT in kinds
 
 
@@ -139,7 +139,7 @@ def _given_up(case: DeletionCase) -> DeletionStep:
     uid = erasing.uid if erasing is not None and erasing.uid in case.kept else case.policy.uid
     if uid == case.policy.uid and not _can_be_named(case):
         return _unnamed(case.policy)
-    why = Decision(PolicyReason.ABANDONING, f"the receipt is to say that it was given up: {case.abandoned}")
+    why = Decision(PolicyReason.ABANDONING, f"the receipt will state that it was given up: {case.abandoned}")
     return DeletionStep(_carry_out(case.policy, uid), why)
 
 
@@ -182,7 +182,7 @@ def _last(case: DeletionCase) -> DeletionStep:
 
 
 def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:
-    way_out = f"or annotate the policy with {ABANDON}: <reason> to give it up, which the receipt will say"
+    way_out = f"or annotate the policy with {ABANDON}: <reason> to give it up, which the receipt will state"
     if not case.is_ours:
         why = f"CacheInvalidation {erasing.name} exists and does not erase this policy: delete it, {way_out}"
         return Decision(PolicyReason.NAME_TAKEN, why)
@@ -193,7 +193,7 @@ def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:
         case Phase.COMPLETE:
             why = f"CacheInvalidation {erasing.name} is complete and its receipt is not written yet"
             return Decision(PolicyReason.RECEIPT_MISSING, f"{why}: wait, {way_out}")
-    return Decision(PolicyReason.ERASING, f"CacheInvalidation {erasing.name} is at work: its status says how far it is")
+    return Decision(PolicyReason.ERASING, f"CacheInvalidation {erasing.name} is running: its status shows the progress")
 
 
 ERASES_ON_DELETION = "ErasesOnDeletion"
@@ -241,8 +241,8 @@ def plan_creation_refused(policy: TenantCachePolicy, child: str, sentence: str, 
     """Return the plan that reports why `child`, which should erase a deleted policy, cannot be created."""
     why = Decision(
         PolicyReason.CREATION_REFUSED,
-        f"{child}, which is to erase what the tenant has cached, is refused: {sentence}; admit it (it is tried "
-        f"again), or annotate the policy with {ABANDON}: <reason> to give the erasure up, which the receipt will say",
+        f"{child}, which is to erase the tenant's cached blocks, is refused: {sentence}; admit it (it is tried "
+        f"again), or annotate the policy with {ABANDON}: <reason> to give the erasure up, which the receipt will state",
     )
     return Plan(statuses=write_status(policy, now, (*kstatus(why, None, why), _no_access(), *erases(policy)), {}))
 
@@ -270,8 +270,8 @@ def erases(policy: TenantCachePolicy) -> tuple[Finding, ...]:
     if policy.spec.effective_deletion_policy is not DeletionPolicy.ERASE:
         return ()
     if FINALIZER in policy.metadata.finalizers:
-        told = "deleting this policy erases what the tenant has cached; it goes when a receipt says what became of it"
-        return (true(ERASES_ON_DELETION, PolicyReason.ERASES, told),)
+        reported = "deleting this policy erases the tenant's cached blocks; it is removed when the receipt is written"
+        return (true(ERASES_ON_DELETION, PolicyReason.ERASES, reported),)
     return (
         false(
             ERASES_ON_DELETION,

@@ -57,21 +57,21 @@ def chunks_of(world: World, invalidation: CacheInvalidation, now: datetime) -> P
     if size > MAX_SOURCE_BYTES:
         return _refused(f"the prefix has {size} bytes, and no more than {MAX_SOURCE_BYTES} are rendered: shorten it")
     content = Content({_NAME: source}, {_NAME: source.digest}, digest([source.digest]))
-    said = render(world, model, invalidation.name, content, now, asker=invalidation.INFO.kind, by_all=True)
-    if said.objection is not None:
-        return _refused(said.objection.message, said.questions)
-    if said.agreed is None:
-        why = said.pending.message if said.pending is not None else "pods are asked"
+    answer = render(world, model, invalidation.name, content, now, asker=invalidation.INFO.kind, by_all=True)
+    if answer.objection is not None:
+        return _refused(answer.objection.message, answer.questions)
+    if answer.agreed is None:
+        why = answer.pending.message if answer.pending is not None else "pods are asked"
         waiting = Decision(R.NAMING_CHUNKS, f"pods are to name the chunks of the prefix: {why}")
         # An absent pod, or one with another template, is asked again sooner than those that answered.
-        again_s = min(said.again_s or ASK_AGAIN_S, ASK_AGAIN_S)
-        return Prefix(pending=waiting, questions=said.questions, again_s=again_s)
-    hashes = said.agreed.hashes
+        again_s = min(answer.again_s or ASK_AGAIN_S, ASK_AGAIN_S)
+        return Prefix(pending=waiting, questions=answer.questions, again_s=again_s)
+    hashes = answer.agreed.hashes
     count = len(hashes) // CHUNK_HASH_BYTES
     if count > MAX_VERIFIED_CHUNKS:
         return _refused(f"the prefix has {count} chunks, and {MAX_VERIFIED_CHUNKS} are erased at a time: shorten it")
     named = tuple(hashes[at : at + CHUNK_HASH_BYTES].hex() for at in range(0, len(hashes), CHUNK_HASH_BYTES))
-    return Prefix(named, questions=said.questions, again_s=said.again_s)
+    return Prefix(named, questions=answer.questions, again_s=answer.again_s)
 
 
 def _refused(why: str, questions: tuple[RenderPool, ...] = ()) -> Prefix:

@@ -113,11 +113,11 @@ def _pod(erasure: Erasure, witness: facts.Witness) -> rows.PodFact:
 
 def _copies(erasure: Erasure, witness: facts.Witness, tier: facts.HeldTier) -> rows.Copies | None:
     newest = evidence.answer_of(erasure, witness.uid)
-    told = [one for one in erasure.of(facts.PodErased) if one.uid == witness.uid and tier.name in one.copies]
+    reported = [one for one in erasure.of(facts.PodErased) if one.uid == witness.uid and tier.name in one.copies]
     if newest is None or tier.name not in newest.copies:
         return None
     last = newest.copies[tier.name]
-    before = [one.copies[tier.name] for one in told if one.round < newest.round]
+    before = [one.copies[tier.name] for one in reported if one.round < newest.round]
     earlier, erased_bytes = sum(one.erased for one in before), sum(one.bytes for one in before)
     left = max(last.remaining, 1) if evidence.leaks(erasure, newest) else last.remaining
     seen = evidence.standing_of(erasure, witness.uid)

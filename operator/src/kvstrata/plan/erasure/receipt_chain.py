@@ -22,7 +22,7 @@ class ChainState:
     domain_id: str
     namespace: str
     stored: Sequence[Link]
-    told: ReceiptChain | None = None
+    recorded: ReceiptChain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,13 @@ def _place(chain: ChainState) -> _Place | ChainConflict:
         if link.head.domain != chain.domain_id or (before is not None and link.head.previous != before.digest):
             return ChainConflict(f"stored receipt {number} does not follow the one before it in this domain's chain")
     newest = by_sequence[max(by_sequence)] if by_sequence else None
-    told = chain.told if chain.told is not None and chain.told.count and chain.told.head else None
-    if told is not None and told.count in by_sequence and by_sequence[told.count].digest != told.head:
-        return ChainConflict(f"stored receipt {told.count} is another than the one that the CacheDomain's status names")
-    if told is not None and (newest is None or told.count > newest.head.sequence):
-        return _Place(told.count, told.head)
+    recorded = chain.recorded if chain.recorded is not None and chain.recorded.count and chain.recorded.head else None
+    if recorded is not None and recorded.count in by_sequence and by_sequence[recorded.count].digest != recorded.head:
+        return ChainConflict(
+            f"stored receipt {recorded.count} is another than the one that the CacheDomain's status names"
+        )
+    if recorded is not None and (newest is None or recorded.count > newest.head.sequence):
+        return _Place(recorded.count, recorded.head)
     if newest is None:
         return _Place()
     return _Place(newest.head.sequence, newest.digest, newest.next_signer)

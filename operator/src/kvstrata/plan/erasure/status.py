@@ -20,7 +20,9 @@ from kvstrata.plan.erasure.receipt import facts_of
 MAX_TROUBLES = 3
 
 
-def tell(invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took: str) -> tuple[StatusWrite, ...]:
+def status_writes(
+    invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took: str
+) -> tuple[StatusWrite, ...]:
     erasure = found.record.erasure
     step = next_step(erasure, found.seen, now)
     message = "; ".join((step.decision.message, *found.troubles[:MAX_TROUBLES]))

@@ -53,7 +53,7 @@ def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding,
     if world.keys_problem:
         return (false(kind, DomainReason.KEY_CUSTODY_AWAY, world.keys_problem),)
     if world.keys_unwrapping:
-        message = f"{len(world.keys_unwrapping)} data keys are being unwrapped, because the operator was started anew"
+        message = f"{len(world.keys_unwrapping)} data keys are being unwrapped, because the operator restarted"
         return (false(kind, DomainReason.KEYS_UNWRAPPING, message),)
     if lost:
         message = f"the KMS cannot unwrap the data keys of {lost} epochs any more: they get new epochs and a cold cache"

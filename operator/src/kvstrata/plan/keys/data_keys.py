@@ -136,7 +136,7 @@ def epochs_with_a_future(world: World) -> set[str]:
 
 
 def _ending(world: World) -> set[str]:
-    """Return the epochs of policies under deletion: their erasure removes the keys for good."""
+    """Return the epochs of policies under deletion: their erasure removes the keys."""
     scopes = [policy.status.scope for policy in world.policies.values() if policy.metadata.deleting]
     return {scope.epoch for scope in scopes if scope is not None and scope.kind == ScopeKind.TENANT}
 

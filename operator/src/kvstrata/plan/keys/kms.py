@@ -1,7 +1,7 @@
 """Keys that a KMS wraps: which to draw, unwrap and destroy next, and how answers of the KMS are judged.
 
 Records outlive the process, keys in memory do not, and any answer may be lost: so work is never remembered, but planned
-again from what there is. A key counts as ended only when the KMS answered so.
+again from the present state. A key counts as ended only when the KMS answered so.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def named_in_bundles(world: World) -> dict[str, str]:
         named |= {keyspace: key.id for keyspace, keys in held for key in keys[:1] if isinstance(key, KeyReference)}
     if not named:
         return {}
-    scopes = [(Scope(ScopeKind(str(told.kind)), told.name), told.epoch) for told in scopes_in_use(world)]
+    scopes = [
+        (Scope(ScopeKind(str(reported.kind)), reported.name), reported.epoch) for reported in scopes_in_use(world)
+    ]
     scopes += [(pool_scope(pool.name), epoch) for pool in world.pools.values() for epoch in pool.status.epochs]
     found = {epoch: derive_keyspace(world.domain_key, scope, epoch) for scope, epoch in scopes}
     return {epoch: named[keyspace] for epoch, keyspace in found.items() if keyspace in named}

@@ -59,8 +59,11 @@ def plan_domain(world: World, now: datetime) -> Plan:
         )
     found = restore.discovered(world, domain, now)
     if found is not None:
-        told = restore.announcement(found)
-        findings = (*kstatus(None, told, told), false(ConditionType.RESTORED, told.reason, told.message))
+        reported = restore.announcement(found)
+        findings = (
+            *kstatus(None, reported, reported),
+            false(ConditionType.RESTORED, reported.reason, reported.message),
+        )
         kept = domain.status.conditions
         return Plan(
             statuses=write_status(domain, now, findings, {"restored": found}, kept=kept), enqueue=_everyone(world)
@@ -149,8 +152,10 @@ def _keys(world: World, domain: CacheDomain) -> tuple[Finding, ...]:
 
 
 def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object] | None:
-    told = domain.status.scope
-    keyspace = derive_keyspace(world.domain_key, PUBLIC_SCOPE, told.epoch) if told and world.domain_key else None
+    reported = domain.status.scope
+    keyspace = (
+        derive_keyspace(world.domain_key, PUBLIC_SCOPE, reported.epoch) if reported and world.domain_key else None
+    )
     admitted = admitted_bytes(world, domain)
     budgets = [as_admitted(admitted, enforced(budget)) for budget in domain.spec.public_budgets]
     return usage_status(world, keyspace, budgets, world.models, domain.status.usage, now)

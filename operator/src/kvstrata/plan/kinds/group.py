@@ -51,7 +51,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
             generation = group.spec.effective_cache_generation
             of_epoch |= {"scope": epoch.to_status(), "cacheGeneration": generation, "usage": None}
             what = "a new epoch was drawn"
-        waiting = Decision(GroupReason.NOT_COMMITTED, f"{what}; pods are being told")
+        waiting = Decision(GroupReason.NOT_COMMITTED, f"{what}; pods have not acknowledged it yet")
         enforced = false(ENFORCED, waiting.reason, waiting.message)
         drawn = (
             *kstatus(stalled, waiting, waiting),
@@ -108,7 +108,7 @@ def _shares_blocks(group: TenantGroup) -> bool:
 
 def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | None]:
     """Return the condition Enforced, and coverage, None while a bundle is out of date. With PoolsOnly, members are in
-    scopes of their own: their entries hold what the group gives them."""
+    scopes of their own: their entries hold the group's grants."""
     scope = group_scope(group.name)
     total = Coverage()
     members = _member_policies(world, group)
@@ -130,7 +130,7 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
         since = max((entry.since for entry in entries.values() if entry.policy in concerned), default=0)
         total += coverage(world, model, needed_revision(root, since, settled=settled))
     if not joined:
-        return unknown(ENFORCED, GroupReason.NO_MEMBERS, _nobody(group)), total
+        return unknown(ENFORCED, GroupReason.NO_MEMBERS, _no_members(group)), total
     return enforced_finding(total), total
 
 
@@ -143,7 +143,7 @@ def _of_tiers(world: World, group: TenantGroup, stalled: Decision | None) -> tup
     return (budgets, *tiers_admitted(world, levels, because_of(world, scope), models))
 
 
-def _nobody(group: TenantGroup) -> str:
+def _no_members(group: TenantGroup) -> str:
     named = "no TenantCachePolicy of a member names this group"
     return named if _shares_blocks(group) else "no member has a TenantCachePolicy"
 
@@ -151,8 +151,8 @@ def _nobody(group: TenantGroup) -> str:
 def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object] | None:
     if not _shares_blocks(group):
         return None
-    scope, told = group_scope(group.name), group.status.scope
-    keyspace = derive_keyspace(world.domain_key, scope, told.epoch) if told and world.domain_key else None
+    scope, reported = group_scope(group.name), group.status.scope
+    keyspace = derive_keyspace(world.domain_key, scope, reported.epoch) if reported and world.domain_key else None
     admitted = admitted_bytes(world, group)
     budgets = [as_admitted(admitted, enforced(budget)) for budget in group.spec.budgets]
     return usage_status(world, keyspace, budgets, world.models, group.status.usage, now)

@@ -46,7 +46,7 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
     invalidation = world.invalidations.get(name)
     held = invalidation is not None and FINALIZER in invalidation.metadata.finalizers
     if invalidation is None or (invalidation.metadata.deleting and not held):
-        return Plan(enqueue=_followers(world))  # what paused for it does so no more
+        return Plan(enqueue=_followers(world))  # objects that paused for it resume
     phase = invalidation.status.phase or Phase.PENDING
     if phase.finished:
         return _end(world, invalidation) if held else _expire(invalidation, now)
@@ -85,10 +85,10 @@ def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
         writes = tuple(epoch_writes(world, invalidation.status.scopes))
         if writes:
             return Plan(actions=(order,), statuses=writes, enqueue=(*_followers(world), _key(invalidation)))
-    told = erasurestatus.tell(invalidation, found, now, _took(invalidation, now))
+    reported = erasurestatus.status_writes(invalidation, found, now, _took(invalidation, now))
     # Its own status does not wake it, and its record may be removed.
-    over = (*_followers(world), _key(invalidation)) if _finishes(told) else ()
-    return Plan(actions=(order,), statuses=told, enqueue=over)
+    over = (*_followers(world), _key(invalidation)) if _finishes(reported) else ()
+    return Plan(actions=(order,), statuses=reported, enqueue=over)
 
 
 def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datetime, order: CarryOutErasure) -> Plan:
@@ -105,8 +105,8 @@ def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datet
     return Plan(actions=(order, *named.questions), wake_after_s=LOOK_AGAIN_S)
 
 
-def _finishes(told: tuple[StatusWrite, ...]) -> bool:
-    return any("completionTime" in write.status for write in told)
+def _finishes(reported: tuple[StatusWrite, ...]) -> bool:
+    return any("completionTime" in write.status for write in reported)
 
 
 def _end(world: World, invalidation: CacheInvalidation) -> Plan:
@@ -169,10 +169,10 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
 
 def _ends(policy: TenantCachePolicy) -> list[dict[str, Any]]:
     """Return the epoch of a deleted policy, which stays in its status so that a retry erases the same."""
-    told = policy.status.scope
-    if told is None or told.kind != ScopeKind.TENANT:
+    reported = policy.status.scope
+    if reported is None or reported.kind != ScopeKind.TENANT:
         return []
-    return [{"kind": str(told.kind), "name": told.name, "oldEpoch": told.epoch}]
+    return [{"kind": str(reported.kind), "name": reported.name, "oldEpoch": reported.epoch}]
 
 
 def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Prefix, why: Decision) -> Plan:

@@ -19,7 +19,7 @@ from kvstrata.objects.applied import missing
 from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.pod.identity import cache_identity
-from kvstrata.plan.actions import Decision, EnsureSecret, Material, Plan, TellFormer, TellIsolation
+from kvstrata.plan.actions import Decision, EnsureSecret, Material, Plan, ReportFormer, ReportIsolation
 from kvstrata.plan.bundle.enforcement import coverage, rules_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.isolation import isolation, probes_due
@@ -38,7 +38,7 @@ from kvstrata.plan.witnesses import witnesses_of
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
     model = world.models.get(name)
     if model is None or model.metadata.deleting:
-        return Plan((TellIsolation(name, failed=False), TellFormer(name, 0)))
+        return Plan((ReportIsolation(name, failed=False), ReportFormer(name, 0)))
     made = _plan(world, ctx, model, now)
     questions, probe_in_s = probes_due(world, model, now)
     wakes = (made.wake_after_s, _next_fence_s(world, model, now), probe_in_s)
@@ -201,9 +201,9 @@ def _is_written(world: World, children: tuple[Mapping[str, Any], ...]) -> bool:
 
 def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
     for pod in world.serving_pods(model.name):
-        told = world.states.get(pod.uid)
-        if told and told.state.problem:
-            return Decision(ModelReason.PODS_REPORT_PROBLEM, f"pod {pod.name}: {told.state.problem}")
+        reported = world.states.get(pod.uid)
+        if reported and reported.state.problem:
+            return Decision(ModelReason.PODS_REPORT_PROBLEM, f"pod {pod.name}: {reported.state.problem}")
     return None
 
 
@@ -241,7 +241,7 @@ def _enforced(world: World, model: CachedModel) -> Finding:
         return false(kind, ModelReason.NOT_COMMITTED, "the model's bundle is being written")
     total = coverage(world, model.name, committed.bundle.root.revision)
     if not total.live:
-        return unknown(kind, ModelReason.NO_LIVE_PODS, "no pod serves, so there is nobody to enforce anything")
+        return unknown(kind, ModelReason.NO_LIVE_PODS, "no pod serves, so no pod has to enforce a policy")
     if total.complete:
         return true(kind, ModelReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces the newest revision")
     return false(kind, ModelReason.AWAITING_ACKS, f"{total} enforce the newest revision")

@@ -21,7 +21,7 @@ from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
 from kvstrata.plan.redis.backend import in_force
 
 FIRST_PAUSE_S = 30.0
@@ -35,8 +35,8 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class FormerCaches:
-    """Former identities for status, in API form, and what follows. `ends` are deletions to stop. `urgent`: status has
-    something on which others depend."""
+    """Former identities for status, in API form, and the resulting actions. `ends` are deletions to stop. `urgent`:
+    status has something on which others depend."""
 
     fields: Mapping[str, Any]
     questions: tuple[ReclaimQuestion, ...] = ()
@@ -73,10 +73,10 @@ class _Judged:
 def former_caches(world: World, model: CachedModel, identity: str, now: datetime, *, rolled_out: bool) -> FormerCaches:
     """Return the state of the identities that a model had before `identity`. `rolled_out`: its pods run the newest
     template, and by the Deployment no others are left."""
-    told = {one.identity: one for one in model.status.former_identities}
+    reported = {one.identity: one for one in model.status.former_identities}
     shared = any(tier.spec.medium is Medium.REDIS for tier in world.tiers.values())
-    known = _known(world, model, told) - {identity} if shared else set[str]()
-    judged = [_judge(world, model, name, told.get(name), now, rolled_out) for name in sorted(known)]
+    known = _known(world, model, reported) - {identity} if shared else set[str]()
+    judged = [_judge(world, model, name, reported.get(name), now, rolled_out) for name in sorted(known)]
     stays = [one for one in judged if one.phase is not None]
     stays = sorted(stays, key=lambda one: one.since or _NEVER, reverse=True)[:MAX_FORMER_IDENTITIES]
     entries = [one.to_kubernetes() for one in sorted(stays, key=lambda one: one.identity)]
@@ -90,15 +90,15 @@ def former_caches(world: World, model: CachedModel, identity: str, now: datetime
             "bytes": done[-1].bytes,
         }
     questions: list[ReclaimQuestion] = [one.question for one in stays if one.question is not None]
-    if told or entries:
-        questions.append(TellFormer(model.name, len(entries)))
+    if reported or entries:
+        questions.append(ReportFormer(model.name, len(entries)))
     wakes = [one.wake_after_s for one in judged if one.wake_after_s is not None]
     return FormerCaches(
         fields,
         tuple(questions),
-        tuple(EndReclaim(cache) for cache in _ends(world, model, told.values(), judged)),
+        tuple(EndReclaim(cache) for cache in _ends(world, model, reported.values(), judged)),
         min(wakes, default=None),
-        urgent=_marks(entries) != _marks(one.to_kubernetes() for one in told.values()),
+        urgent=_marks(entries) != _marks(one.to_kubernetes() for one in reported.values()),
     )
 
 
@@ -116,20 +116,20 @@ def keyspaces_in_force(bundles: Iterable[CommittedBundle]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _known(world: World, model: CachedModel, told: Mapping[str, FormerIdentity]) -> set[str]:
+def _known(world: World, model: CachedModel, reported: Mapping[str, FormerIdentity]) -> set[str]:
     deployment = world.children.get(("Deployment", names.model_child(model.name)))
     template = deployment["spec"]["template"]["metadata"] if deployment is not None else {}
     deployed = (template.get("labels") or {}).get(labels.IDENTITY)
-    found = {*told, *_of_pods(world, model.name), model.status.identity, deployed}
+    found = {*reported, *_of_pods(world, model.name), model.status.identity, deployed}
     return {name for name in found if name}
 
 
 def _judge(
-    world: World, model: CachedModel, name: str, told: FormerIdentity | None, now: datetime, rolled_out: bool
+    world: World, model: CachedModel, name: str, reported: FormerIdentity | None, now: datetime, rolled_out: bool
 ) -> _Judged:
     if name in _of_pods(world, model.name):
         return _Judged(name, FormerPhase.IN_USE, "pods of this model still have it")
-    since = told.unused_since if told is not None else None
+    since = reported.unused_since if reported is not None else None
     if since is None:
         if not rolled_out:
             return _Judged(name, FormerPhase.IN_USE, "the rollout that replaces it is not over")
@@ -143,14 +143,14 @@ def _judge(
         left_s = max(SOON_S, (until - now).total_seconds())
         message = f"a rollback finds it until {format_timestamp(until)}"
         return _Judged(name, FormerPhase.KEPT, message, since, wake_after_s=left_s)
-    if told is None or told.unused_since is None or model.name not in world.bundles:
+    if reported is None or reported.unused_since is None or model.name not in world.bundles:
         return _Judged(name, FormerPhase.RECLAIMING, "its deletion begins", since, wake_after_s=SOON_S)
-    return _reclaim(world, told, FormerCache(model.name, model.uid, name, since), now)
+    return _reclaim(world, reported, FormerCache(model.name, model.uid, name, since), now)
 
 
-def _reclaim(world: World, told: FormerIdentity, cache: FormerCache, now: datetime) -> _Judged:
+def _reclaim(world: World, reported: FormerIdentity, cache: FormerCache, now: datetime) -> _Judged:
     """Return the next state of the deletion. A round is in status before it begins."""
-    turn, blocks, size = told.round or 1, told.blocks or 0, told.bytes or 0
+    turn, blocks, size = reported.round or 1, reported.blocks or 0, reported.bytes or 0
 
     def going_on(message: str, question: ReclaimFormer | None, wake_after_s: float | None = None) -> _Judged:
         return _Judged(
@@ -161,8 +161,8 @@ def _reclaim(world: World, told: FormerIdentity, cache: FormerCache, now: dateti
     if report is None:
         left_s = _pause_left_s(before, turn, now)
         if left_s > 0:
-            return going_on(told.message or "", None, left_s)
-        return going_on(told.message or "its deletion begins", ReclaimFormer(cache, turn))
+            return going_on(reported.message or "", None, left_s)
+        return going_on(reported.message or "its deletion begins", ReclaimFormer(cache, turn))
     if report.state is JobState.RUNNING:
         return going_on(report.message or "its blocks are being deleted", ReclaimFormer(cache, turn))
     blocks, size = blocks + report.deleted.keys, size + report.deleted.bytes
@@ -180,11 +180,11 @@ def _pause_left_s(before: ReclaimReport | None, turn: int, now: datetime) -> flo
 
 
 def _ends(
-    world: World, model: CachedModel, told: Iterable[FormerIdentity], judged: Iterable[_Judged]
+    world: World, model: CachedModel, reported: Iterable[FormerIdentity], judged: Iterable[_Judged]
 ) -> Iterable[FormerCache]:
     phases = {one.identity: one.phase or FormerPhase.RECLAIMING for one in judged}
     orders = set[str]()
-    for one in told:
+    for one in reported:
         if one.unused_since is None:
             continue
         cache = FormerCache(model.name, model.uid, one.identity, one.unused_since)

@@ -40,8 +40,8 @@ LOOK_AGAIN_S = 30.0
 def plan_policy(world: World, name: str, now: datetime) -> Plan:
     """Return the plan for one policy.
 
-    A missing or due epoch, and admission, are written to status first. Bundles are compiled from what the API server
-    holds, so no keyspace depends on an epoch that could be lost, and the next leader cannot give a guarantee away.
+    A missing or due epoch, and admission, are written to status first. Bundles are compiled from the API server's
+    state, so no keyspace depends on an epoch that could be lost, and the next leader cannot give a guarantee away.
     """
     policy = world.policies.get(name)
     if policy is None:
@@ -62,7 +62,7 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
     if drawn is None and not verdict.due:
         return _report(world, policy, now, inputs, verdict)
     what = "a new epoch was drawn" if drawn is not None else "its guarantees were decided on"
-    waiting = Decision(PolicyReason.NOT_COMMITTED, f"{what}; pods are being told")
+    waiting = Decision(PolicyReason.NOT_COMMITTED, f"{what}; pods have not acknowledged it yet")
     findings = (
         *kstatus(inputs.blocked, waiting, waiting),
         false(ENFORCED, waiting.reason, waiting.message),

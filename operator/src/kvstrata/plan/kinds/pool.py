@@ -24,7 +24,7 @@ from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys.data_keys import is_lost
 from kvstrata.plan.kinds.pool_publish import promotion, published, renewal, renewal_due, within_guarantee
-from kvstrata.plan.kinds.pool_warming import as_told, live
+from kvstrata.plan.kinds.pool_warming import as_recorded, live
 from kvstrata.plan.pools.content import Content, read_sources
 from kvstrata.plan.pools.rendering import Agreed, Renderings, newest_render_id, render
 from kvstrata.plan.pools.shards import committed_version, contents, keyspace_of
@@ -38,7 +38,7 @@ _COMPUTED = (*_WARMED, "bytes", "usage", "next")
 
 
 def plan_pool(world: World, name: str, now: datetime) -> Plan:
-    """Return the plan for one pool. Published content stays, whatever is wrong with spec, sources or renderings."""
+    """Return the plan for one pool. Published content stays in spite of errors in spec, sources or renderings."""
     pool = world.pools.get(name)
     if pool is None or pool.metadata.deleting:
         return Plan()
@@ -99,16 +99,18 @@ def _report(
         return Plan(actions, statuses=statuses, wake_after_s=_soonest(waits))
     verdict = admission_of(world, pool, None)
     if verdict.due:
-        waiting = Decision(PoolReason.NOT_COMMITTED, "its guarantees were decided on; pods are being told")
-        findings = _findings(world, pool, None, waiting, as_told(pool))
-        told = write_status(pool, now, findings, {"admission": verdict.status()})
-        return Plan(actions, statuses=told, enqueue=_next_step(world, pool), wake_after_s=_soonest(waits))
+        waiting = Decision(
+            PoolReason.NOT_COMMITTED, "its guarantees were decided on; pods have not acknowledged them yet"
+        )
+        findings = _findings(world, pool, None, waiting, as_recorded(pool))
+        reported = write_status(pool, now, findings, {"admission": verdict.status()})
+        return Plan(actions, statuses=reported, enqueue=_next_step(world, pool), wake_after_s=_soonest(waits))
     step = live(world, model, pool, content, now)
     waits += [step.again_s] if step.again_s is not None else []
     fields = {**step.fields, "usage": _usage(world, pool, model, now), "admission": verdict.status()}
     findings = _findings(world, pool, step.stalled, step.pending, step.warm)
-    told = write_status(pool, now, findings, fields, can_wait=step.pending is not None and not step.fields)
-    return Plan((*actions, *step.questions), statuses=told, enqueue=step.enqueue, wake_after_s=_soonest(waits))
+    reported = write_status(pool, now, findings, fields, can_wait=step.pending is not None and not step.fields)
+    return Plan((*actions, *step.questions), statuses=reported, enqueue=step.enqueue, wake_after_s=_soonest(waits))
 
 
 def _left_s(moment: datetime | None, now: datetime) -> float | None:
@@ -213,8 +215,8 @@ def _rendered_fields(
             {"name": name, "tokens": made.tokens, "chunks": made.chunks} for name, made in agreed.prefixes.items()
         ],
     }
-    told = slot.to_kubernetes()
-    if all(told.get(name) == value for name, value in rendered.items()):
+    reported = slot.to_kubernetes()
+    if all(reported.get(name) == value for name, value in rendered.items()):
         return {}
     if slot.manifest_digest not in (None, agreed.manifest):
         drawn = _fresh_slot(world, pool, content)
@@ -232,7 +234,7 @@ def _findings(
     known, awaited = published(world, model, pool, cause)
     shown = Decision(known.reason, known.message)
     if warm is None:
-        warm = as_told(pool) if _slot(pool).published else false(ConditionType.WARM, cause.reason, cause.message)
+        warm = as_recorded(pool) if _slot(pool).published else false(ConditionType.WARM, cause.reason, cause.message)
     return (
         *kstatus(stalled, pending or awaited, shown),
         warm,

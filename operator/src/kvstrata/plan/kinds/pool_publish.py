@@ -31,8 +31,8 @@ _OF_A_CONTENT = ("contentDigest", "renderID", "manifestDigest", "tokens", "chunk
 def published(
     world: World, model: CachedModel | None, pool: PrefixPool, cause: Decision
 ) -> tuple[Finding, Decision | None]:
-    """Return whether every serving pod knows the published content and no replaced one, and what it waits for. `cause`
-    is why nothing is published yet."""
+    """Return whether every serving pod knows the published content and no replaced one, and the reason for waiting.
+    `cause` is why nothing is published yet."""
     kind = ConditionType.PUBLISHED
     slots = [slot for slot in contents(pool) if slot.published]
     if not slots or model is None:
@@ -63,9 +63,9 @@ def promotion(world: World, model: CachedModel, pool: PrefixPool) -> dict[str, A
     newest = newest_render_id(world, model)
     if any(pod.render_id != newest for pod in world.live_pods(model.name)):
         return None
-    told = following.to_kubernetes()
+    reported = following.to_kubernetes()
     size = max((tier.bytes for tier in following.tiers), default=0)
-    fields = {name: told.get(name) for name in (*_OF_A_CONTENT, "scope", "tiers", "warmedAt", "published")}
+    fields = {name: reported.get(name) for name in (*_OF_A_CONTENT, "scope", "tiers", "warmedAt", "published")}
     return fields | {"bytes": binary(size), "usage": None, "next": None}
 
 
@@ -82,8 +82,8 @@ def renewal_due(world: World, model: CachedModel, pool: PrefixPool) -> datetime 
 
 
 def renewal(pool: PrefixPool, drawn: Epoch) -> dict[str, Any]:
-    told = pool.status.to_kubernetes()
-    return {"next": {name: told.get(name) for name in _OF_A_CONTENT} | {"scope": drawn.to_status()}}
+    reported = pool.status.to_kubernetes()
+    return {"next": {name: reported.get(name) for name in _OF_A_CONTENT} | {"scope": drawn.to_status()}}
 
 
 def within_guarantee(world: World, pool: PrefixPool) -> Finding:

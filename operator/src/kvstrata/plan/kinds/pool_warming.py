@@ -73,13 +73,13 @@ def live(world: World, model: CachedModel, pool: PrefixPool, content: Content | 
     if seals(world, model) and not version.keys:
         waiting = Decision(PoolReason.AWAITING_KEYS, "the data key of its epoch is being drawn")
         return Step(_cold(slot, pool, waiting), pending=waiting)
-    pods, nobody = _able(world, model, ref.since)
-    if nobody is not None:
-        if nobody.reason == PoolReason.NO_LIVE_PODS:
-            told = unknown(ConditionType.WARM, nobody.reason, nobody.message)
+    pods, no_pod = _able(world, model, ref.since)
+    if no_pod is not None:
+        if no_pod.reason == PoolReason.NO_LIVE_PODS:
+            reported = unknown(ConditionType.WARM, no_pod.reason, no_pod.message)
         else:
-            told = _cold(slot, pool, nobody)
-        return Step(told, pending=None if slot.published else nobody)
+            reported = _cold(slot, pool, no_pod)
+        return Step(reported, pending=None if slot.published else no_pod)
     case = Case(world, model, pool, slot, version, tuple(pods), content, now)
     questions, again_s = case.inspections()
     step = case.step()
@@ -112,11 +112,11 @@ class Case:
         """The holdings by tier: the best report of a shared tier, the lowest of a per-pod tier; None if unknown."""
         rows: dict[str, PoolTierState | None] = {}
         for name in self.version.tiers:
-            told = [row for report in self.reports.values() for row in report.tiers if row.name == name]
+            reported = [row for report in self.reports.values() for row in report.tiers if row.name == name]
             per_pod = self._is_per_pod(name)
-            known = told and not (per_pod and len(told) < len(self.pods))
+            known = reported and not (per_pod and len(reported) < len(self.pods))
             choose = min if per_pod else max
-            rows[name] = choose(told, key=lambda row: (row.stored, -row.expected)) if known else None
+            rows[name] = choose(reported, key=lambda row: (row.stored, -row.expected)) if known else None
         return rows
 
     @property
@@ -140,9 +140,11 @@ class Case:
     def step(self) -> Step:
         slot, pool = self.slot, self.pool
         if None in self.rows.values():
-            asking = Decision(PoolReason.WARMING, "pods are asked what they hold of it")
-            told = _cold(slot, pool, asking)
-            return Step(told, pending=Decision(told.reason, told.message) if told.status == "False" else None)
+            asking = Decision(PoolReason.WARMING, "pods are asked for their holdings of it")
+            reported = _cold(slot, pool, asking)
+            return Step(
+                reported, pending=Decision(reported.reason, reported.message) if reported.status == "False" else None
+            )
         sizes = {tier.name: tier.bytes for tier in slot.tiers} if slot.published else {}
         rows = {"tiers": [_row(row, sizes.get(row.name, 0)) for row in self.rows.values() if row is not None]}
         if not self.is_complete:
@@ -152,11 +154,11 @@ class Case:
             return Step(warm, self._written(rows))
         if pool.spec.is_pinned and not is_whole_content(slot):
             # The measured size must be admitted before readers are directed to it.
-            measured = Decision(PoolReason.WARMING, "every chunk is stored; what they take is written down")
+            measured = Decision(PoolReason.WARMING, "every chunk is stored; their size is being recorded")
             own = Key(pool.INFO.kind, self.world.namespace, pool.name)
             return Step(warm, self._written(rows), pending=measured, enqueue=(own,))
         done = {**rows, "published": True, "warmedAt": format_timestamp(self.now)}
-        publishing = Decision(PoolReason.NOT_COMMITTED, "every chunk is stored; pods are being told")
+        publishing = Decision(PoolReason.NOT_COMMITTED, "every chunk is stored; pods have not acknowledged it yet")
         return Step(warm, self._written(done), pending=publishing)
 
     def _warming(self) -> Step:
@@ -194,26 +196,28 @@ class Case:
         return Step(warm, pending=why, questions=tuple(orders), again_s=min(waits, default=None))
 
     def _report(self, pod: Pod) -> PoolVersionState | None:
-        said = self.world.holdings.get(pod.uid, {}).get(self.pool.uid)
+        answer = self.world.holdings.get(pod.uid, {}).get(self.pool.uid)
         state = self.world.states[pod.uid].state
-        if said is None or said.report is None:
+        if answer is None or answer.report is None:
             return None
-        if (said.report.gate_boot, said.report.cache_boot) != (state.gate_boot, state.cache_boot):
+        if (answer.report.gate_boot, answer.report.cache_boot) != (state.gate_boot, state.cache_boot):
             return None
         scope = self.version.keyspace[:SCOPE_DIGITS]
-        return next((one for one in said.report.versions if one.scope == scope and one.known), None)
+        return next((one for one in answer.report.versions if one.scope == scope and one.known), None)
 
     def _age_s(self, pod: Pod) -> float | None:
         """Return the seconds since a pod was asked; None to ask now."""
-        said = self.world.holdings.get(pod.uid, {}).get(self.pool.uid)
-        if said is None:
+        answer = self.world.holdings.get(pod.uid, {}).get(self.pool.uid)
+        if answer is None:
             return None
-        age_s = (self.now - said.at).total_seconds()
+        age_s = (self.now - answer.at).total_seconds()
         return None if pod.uid not in self.reports and age_s >= RETRY_S else age_s
 
     def _warmed(self, pod: Pod) -> dict[str, WarmReport]:
         scope = self.version.keyspace[:SCOPE_DIGITS]
-        return {digest: told for (of, digest), told in self.world.warmed.get(pod.uid, {}).items() if of == scope}
+        return {
+            digest: reported for (of, digest), reported in self.world.warmed.get(pod.uid, {}).items() if of == scope
+        }
 
     def _best(self) -> list[Pod]:
         """Sort pods: fewest failures first, then by chunks held."""
@@ -243,15 +247,15 @@ class Case:
     def _refusal(self) -> Decision | None:
         named = {digest: name for name, digest in self.content.digests.items()} if self.content is not None else {}
         for pod in self.pods:
-            for digest, told in self._warmed(pod).items():
+            for digest, reported in self._warmed(pod).items():
                 prefix = f"prefix {named[digest]}" if digest in named else "a prefix"
-                if told.outcome is WarmOutcome.MISMATCH:
+                if reported.outcome is WarmOutcome.MISMATCH:
                     return Decision(
                         PoolReason.RENDER_MISMATCH,
                         f"pod {pod.name}: a real request with {prefix} begins with other tokens than it came to: the "
                         "engine renders chats in another way than it tokenises them; give the prefix as tokenIDs",
                     )
-                if told.outcome is WarmOutcome.DISAGREE:
+                if reported.outcome is WarmOutcome.DISAGREE:
                     return Decision(
                         PoolReason.REPLICAS_DISAGREE,
                         f"pod {pod.name} makes other tokens of {prefix} than all pods made of it before: the chat "
@@ -267,17 +271,18 @@ class Case:
             if not self.can_be_computed:
                 return Decision(
                     PoolReason.CHUNKS_LOST,
-                    f"chunks are stored: {counts}; what is lost cannot be computed again before its source can be read",
+                    f"chunks are stored: {counts}; lost chunks cannot be computed again before their source can be "
+                    f"read",
                 )
             newest = newest_render_id(self.world, self.model)
             if any(pod.render_id != newest for pod in self.world.serving_pods(self.model.name)):
-                return Decision(PoolReason.ROLLING_OUT, f"pods of the newest template compute it anew: {counts}")
+                return Decision(PoolReason.ROLLING_OUT, f"pods of the newest template compute it again: {counts}")
             return Decision(PoolReason.CHUNKS_LOST, f"chunks were lost and are computed again: {counts}")
         if isinstance(slot, NextContent) and slot.manifest_digest == pool.status.manifest_digest:
-            return Decision(PoolReason.RENEWING, f"pods compute its chunks anew, readers keep the old: {counts}")
-        told, longest_s = pool.status.condition(ConditionType.WARM), pool.spec.effective_warmup.timeout_s
-        is_cold = told is not None and told.status != "True"
-        if told is not None and is_cold and (self.now - told.last_transition_time).total_seconds() > longest_s:
+            return Decision(PoolReason.RENEWING, f"pods compute its chunks again, readers keep the old ones: {counts}")
+        reported, longest_s = pool.status.condition(ConditionType.WARM), pool.spec.effective_warmup.timeout_s
+        is_cold = reported is not None and reported.status != "True"
+        if reported is not None and is_cold and (self.now - reported.last_transition_time).total_seconds() > longest_s:
             return Decision(
                 PoolReason.WARMING_TIMED_OUT, f"not warm within {longest_s} s, and tried again at times: {counts}"
             )
@@ -298,32 +303,32 @@ def _able(world: World, model: CachedModel, since: int) -> tuple[list[Pod], Deci
         return [], Decision(
             PoolReason.ROLLING_OUT, f"no pod with the newest template of CachedModel {model.name} serves yet"
         )
-    told = [pod for pod in newest if world.acked_revision(pod) >= since]
-    if not told:
+    reported = [pod for pod in newest if world.acked_revision(pod) >= since]
+    if not reported:
         return [], Decision(PoolReason.AWAITING_ACKS, f"waiting for {newest[0].name} to acknowledge it")
-    able = [pod for pod in told if can_be_asked(world, pod)]
+    able = [pod for pod in reported if can_be_asked(world, pod)]
     if not able:
-        return [], Decision(PoolReason.WARMING, f"pod {told[0].name} has no engine or no cache server at present")
+        return [], Decision(PoolReason.WARMING, f"pod {reported[0].name} has no engine or no cache server at present")
     return able, None
 
 
-def _wait_s(told: WarmReport | None, now: datetime) -> float:
+def _wait_s(reported: WarmReport | None, now: datetime) -> float:
     """Return the pause before a pod computes a prefix again; longer after each failure."""
-    if told is None:
+    if reported is None:
         return 0.0
-    pause_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(told.failures - 1, 10)) if told.failures else AGAIN_S
-    return pause_s - (now - told.at).total_seconds()
+    pause_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(reported.failures - 1, 10)) if reported.failures else AGAIN_S
+    return pause_s - (now - reported.at).total_seconds()
 
 
 def _cold(slot: Slot, pool: PrefixPool, why: Decision) -> Finding:
-    return as_told(pool) if slot.published else false(ConditionType.WARM, why.reason, why.message)
+    return as_recorded(pool) if slot.published else false(ConditionType.WARM, why.reason, why.message)
 
 
-def as_told(pool: PrefixPool) -> Finding:
-    told = pool.status.condition(ConditionType.WARM)
-    if told is None:
-        return unknown(ConditionType.WARM, PoolReason.WARMING, "pods are asked what they hold of it")
-    return Finding(told.type, told.status, told.reason, told.message)
+def as_recorded(pool: PrefixPool) -> Finding:
+    reported = pool.status.condition(ConditionType.WARM)
+    if reported is None:
+        return unknown(ConditionType.WARM, PoolReason.WARMING, "pods are asked for their holdings of it")
+    return Finding(reported.type, reported.status, reported.reason, reported.message)
 
 
 def _is_whole(row: PoolTierState | None) -> bool:

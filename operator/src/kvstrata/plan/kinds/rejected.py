@@ -42,9 +42,9 @@ REASON = "InvalidSpec"
 def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
     """Report the problem; the last enforced state stays in force."""
     found = world.unreadable[key]
-    if found.told:
+    if found.reported:
         return Plan()
-    message = f"this version cannot read the object, so what was enforced before stays in force: {found.problem}"
+    message = f"this version cannot read the object, so its last readable policy stays in force: {found.problem}"
     status = status_from_nothing(
         {READY: "False", RECONCILING: "False", STALLED: "True"}, REASON, message[:4000], found.generation, now
     )

@@ -19,11 +19,11 @@ from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.actions import Action, Decision, Plan, ProbeBackend, StatusWrite
 from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import BUDGETED, guaranteed_bytes
-from kvstrata.plan.conditions import Finding, false, kstatus, tells_only, true, unknown, write_status
+from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, true, unknown, write_status
 from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promises, used_share
 from kvstrata.plan.ownership import FOREIGN_S, left_by_predecessor, name_conflict, no_longer_wanted, read_foreign
 from kvstrata.plan.redis import external
-from kvstrata.plan.redis.backend import addresses, asked_as, is_external, report_of, said_before
+from kvstrata.plan.redis.backend import addresses, asked_as, is_external, previous_condition, report_of
 from kvstrata.plan.redis.cluster import cluster_state, hindrance, stuck_pod, without_cluster
 from kvstrata.plan.redis.credentials import (
     Tending,
@@ -72,11 +72,11 @@ def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Pl
         in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
         if tier.spec.medium in BUDGETED:
             fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
-        told: tuple[Finding, ...] = ()
+        reported: tuple[Finding, ...] = ()
         if tier.spec.medium is Medium.NVME:
             fields["used"] = used_share(world, tier)
-            told = file_findings(world, tier)
-        findings = (*kstatus(None, None, in_pod), *told, *promises(world, tier))
+            reported = file_findings(world, tier)
+        findings = (*kstatus(None, None, in_pod), *reported, *promises(world, tier))
         return Plan(statuses=write_status(tier, now, findings, fields))
     return _redis(world, ctx, tier, now, fields)
 
@@ -178,7 +178,9 @@ def _paced(tier: CacheTier, writes: tuple[StatusWrite, ...]) -> tuple[StatusWrit
     """Delay writes that only report a cluster's progress, except its beginning and end."""
     under_way = tier.status.progress is not None
     return tuple(
-        replace(one, can_wait=under_way and bool(one.status.get("progress", True)) and tells_only(tier, one, _PROGRESS))
+        replace(
+            one, can_wait=under_way and bool(one.status.get("progress", True)) and changes_only(tier, one, _PROGRESS)
+        )
         for one in writes
     )
 
@@ -187,7 +189,7 @@ def _readiness(
     tier: CacheTier, report: BackendReport | None, reachable: Finding, room: Finding, domain: str
 ) -> tuple[Decision | None, Decision]:
     pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
-    before = said_before(tier, ConditionType.READY)
+    before = previous_condition(tier, ConditionType.READY)
     if pending is None and report is None and is_external(tier) and before is not None and before.status == "False":
         pending = Decision(before.reason, before.message)  # until it was asked
     pending = pending or external.missing(tier, report, domain)
@@ -202,23 +204,23 @@ def _shards(
 ) -> tuple[int | None, int | None]:
     """Return the numbers of external servers and of answering ones; for clusters as reported by pods."""
     if tier.spec.managed is not None:
-        return None, None  # The operator's own look says it better.
+        return None, None  # The operator's own check is more precise.
     if not tier.spec.is_cluster:
         return 1, 1 if reachable.status == "True" else 0
-    told = [
+    reported = [
         state
         for one in world.states.values()
         if one.in_contact
         for state in one.state.tiers
         if state.name == tier.name and state.medium == Medium.REDIS
     ]
-    if not told:
+    if not reported:
         checked = report.external if report is not None and report.reachable else None
         if checked is None or not checked.mapped:
             return None, None
         return min(MAX_SHOWN_SHARDS, len(checked.servers)), min(MAX_SHOWN_SHARDS, len(checked.answering))
-    nodes = min(MAX_SHOWN_SHARDS, max(0, *(state.nodes for state in told)))
-    away = max(0, *(state.nodes_away for state in told))
+    nodes = min(MAX_SHOWN_SHARDS, max(0, *(state.nodes for state in reported)))
+    away = max(0, *(state.nodes_away for state in reported))
     return nodes, max(0, nodes - away)
 
 
@@ -266,7 +268,7 @@ def _interval_s(world: World, tier: CacheTier) -> float:
 def _reachable(world: World, tier: CacheTier) -> Finding:
     report = report_of(world, tier)
     if report is None:
-        before = said_before(tier)
+        before = previous_condition(tier)
         if before is not None:
             return Finding(before.type, before.status, before.reason, before.message)
         return unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, "the server has not been asked yet")
@@ -300,7 +302,7 @@ def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
         return Decision(TierReason.SERVERS_DO_NOT_START, why)
     if stuck := stuck_pod(world, tier, report.at):
         return stuck
-    link, before = redis_link(tier), said_before(tier)
+    link, before = redis_link(tier), previous_condition(tier)
     asked_first = link is None or report.endpoint == addresses(link)[0]
     if asked_first or before is None or before.status != "False" or before.reason == TierReason.PODS_DISCONNECTED:
         return Decision(report.reason, report.message)
@@ -309,25 +311,26 @@ def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
 
 def _pods_without(world: World, tier: CacheTier) -> list[str]:
     return sorted(
-        told.state.pod
-        for told in world.states.values()
-        if told.in_contact and any(state.name == tier.name and state.breaker == "open" for state in told.state.tiers)
+        reported.state.pod
+        for reported in world.states.values()
+        if reported.in_contact
+        and any(state.name == tier.name and state.breaker == "open" for state in reported.state.tiers)
     )
 
 
 def _pods_refused(world: World, tier: CacheTier) -> list[str]:
     return sorted(
-        told.state.pod
-        for told in world.states.values()
-        if told.in_contact and any(state.name == tier.name and state.full for state in told.state.tiers)
+        reported.state.pod
+        for reported in world.states.values()
+        if reported.in_contact and any(state.name == tier.name and state.full for state in reported.state.tiers)
     )
 
 
 def _room(world: World, tier: CacheTier) -> Finding:
-    """Return whether the server takes new blocks. A full one still serves what it has."""
+    """Return whether the server takes new blocks. A full one still serves its blocks."""
     report = report_of(world, tier)
     if report is None:
-        before = said_before(tier, ConditionType.HAS_ROOM)
+        before = previous_condition(tier, ConditionType.HAS_ROOM)
         if before is not None:
             return Finding(before.type, before.status, before.reason, before.message)
         return unknown(ConditionType.HAS_ROOM, TierReason.PROGRESSING, "the server has not been asked yet")
@@ -335,7 +338,7 @@ def _room(world: World, tier: CacheTier) -> Finding:
         away = _why_away(world, tier, report)
         return unknown(ConditionType.HAS_ROOM, away.reason, away.message)
     refused = _pods_refused(world, tier)
-    # Memory of one server says nothing about the others.
+    # Memory of one server does not show that of the others.
     bounded = report.max_bytes > 0 and not tier.spec.has_several_primaries
     if bounded and not report.evicts:
         share = 100 * report.used_bytes / report.max_bytes
@@ -346,8 +349,8 @@ def _room(world: World, tier: CacheTier) -> Finding:
         return false(
             ConditionType.HAS_ROOM,
             TierReason.OUT_OF_MEMORY,
-            "the server refuses new blocks: it holds all that it may, and serves that; EvictsWhenFull and "
-            "CapacityCommitted tell why scopes do not make room in time. Raise the tier's capacity or lower its "
+            "the server refuses new blocks: it is full, and still serves its blocks; EvictsWhenFull and "
+            "CapacityCommitted explain why scopes do not make room in time. Raise the tier's capacity or lower its "
             "eviction.highWatermarkPercent",
         )
     if tier.spec.has_several_primaries:
@@ -366,6 +369,6 @@ def _used(world: World, tier: CacheTier) -> str | None:
     if report is not None and not report.version:
         return None
     if report is None or not capacity:
-        return tier.status.used if said_before(tier) else None
+        return tier.status.used if previous_condition(tier) else None
     steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))
     return f"~{steps * 100 // USED_STEPS}%"

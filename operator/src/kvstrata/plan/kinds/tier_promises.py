@@ -14,7 +14,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.budgets.capacity import BUDGETED, capacity_committed, do_not_say, serving_with, silent_pods
+from kvstrata.plan.budgets.capacity import BUDGETED, capacity_committed, not_reporting, serving_with, silent_pods
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 
@@ -46,38 +46,40 @@ def _encrypted(world: World, tier: CacheTier, unused: Decision | None) -> Findin
         return unknown(kind, unused.reason, "no pod uses the tier for now")
     pods = serving_with(world, tier, world.models.values())
     if not pods:
-        return unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier, so nobody stores on it")
+        return unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier, so no pod stores on it")
     lacking = sorted(pod.name for pod in pods if not _has_keys(world, pod, tier.name))
     if lacking:
         return false(
             kind,
             TierReason.AWAITING_KEYS,
-            f"{len(lacking)} of {len(pods)} pods have not said that they encrypt and have a key for each keyspace of "
+            f"{len(lacking)} of {len(pods)} pods have not reported that they encrypt and have a key for each "
+            f"keyspace of "
             f"their policy, without which they use the tier for none: {', '.join(lacking[:3])}",
         )
-    reading = sorted(pod.name for pod in pods if any(one.recovering for one in _said(world, pod, tier.name)))
+    reading = sorted(pod.name for pod in pods if any(one.recovering for one in _answer_of(world, pod, tier.name)))
     if tier.spec.outlives_pods and reading:
         return false(
             kind,
             TierReason.PLAINTEXT_LEFT,
-            f"{len(reading)} pods still read what is in their folders, where a tier of this name that was deleted may "
+            f"{len(reading)} pods still read the files in their folders, where a tier of this name that was deleted "
+            f"may "
             f"have left plain files, and delete these: {', '.join(reading[:3])}",
         )
     return true(kind, TierReason.KEYS_HELD, f"{len(pods)} pods encrypt all that they store")
 
 
 def _has_keys(world: World, pod: Pod, tier: str) -> bool:
-    told = world.states.get(pod.uid)
+    reported = world.states.get(pod.uid)
     return (
-        told is not None
-        and told.state.acked > 0
-        and any(one.encrypted and one.keyless == 0 for one in _said(world, pod, tier))
+        reported is not None
+        and reported.state.acked > 0
+        and any(one.encrypted and one.keyless == 0 for one in _answer_of(world, pod, tier))
     )
 
 
-def _said(world: World, pod: Pod, tier: str) -> list[TierState]:
-    told = world.states.get(pod.uid)
-    return [one for one in told.state.tiers if one.name == tier] if told is not None else []
+def _answer_of(world: World, pod: Pod, tier: str) -> list[TierState]:
+    reported = world.states.get(pod.uid)
+    return [one for one in reported.state.tiers if one.name == tier] if reported is not None else []
 
 
 def _committed(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
@@ -110,7 +112,7 @@ def _eviction(
         )
     sentence = f"each scope makes room among its own blocks when together they have {readable(stored)}"
     kept = true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence)
-    return (_if_pods_say(world, tier, unused, "divide the tier's capacity among scopes", kept),)
+    return (_if_pods_confirm(world, tier, unused, "divide the tier's capacity among scopes", kept),)
 
 
 def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[Finding, ...]:
@@ -128,11 +130,11 @@ def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[
         return (false(kind, TierReason.RETENTION_NOT_RECONCILED, sentence + "their pod ends"),)
     sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
     kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
-    whose = "memory" if tier.spec.medium is Medium.CPU else "files"
-    return (_if_pods_say(world, tier, unused, f"keep their {whose} under the policy", kept),)
+    content = "memory" if tier.spec.medium is Medium.CPU else "files"
+    return (_if_pods_confirm(world, tier, unused, f"keep their {content} under the policy", kept),)
 
 
-def _if_pods_say(world: World, tier: CacheTier, unused: Decision | None, what: str, kept: Finding) -> Finding:
+def _if_pods_confirm(world: World, tier: CacheTier, unused: Decision | None, what: str, kept: Finding) -> Finding:
     """Return `kept` if every serving pod of the tier reports that it does `what`, else unknown."""
     if unused:
         return unknown(kept.type, unused.reason, "no pod uses the tier for now")
@@ -140,7 +142,7 @@ def _if_pods_say(world: World, tier: CacheTier, unused: Decision | None, what: s
     if not pods:
         return unknown(kept.type, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier")
     if silent:
-        return unknown(kept.type, TierReason.BUDGETS_NOT_ENFORCED, do_not_say({pod.name for pod in silent}, what))
+        return unknown(kept.type, TierReason.BUDGETS_NOT_ENFORCED, not_reporting({pod.name for pod in silent}, what))
     return kept
 
 
@@ -151,68 +153,68 @@ _NAMED = 3
 
 
 def file_findings(world: World, tier: CacheTier) -> tuple[Finding, Finding]:
-    told = _told(world, tier)
-    if not told:
+    reported = _reported(world, tier)
+    if not reported:
         pods = serving_with(world, tier, world.models.values())
         reason = TierReason.PROGRESSING if pods else TierReason.NO_LIVE_PODS
         sentence = (
-            "no pod has told of its files yet" if pods else "no pod serves a model with this tier, so it has no files"
+            "no pod has reported its files yet" if pods else "no pod serves a model with this tier, so it has no files"
         )
         return (
             unknown(ConditionType.BACKEND_REACHABLE, reason, sentence),
             unknown(ConditionType.HAS_ROOM, reason, sentence),
         )
-    return _reachable(told), _room(told)
+    return _reachable(reported), _room(reported)
 
 
 def used_share(world: World, tier: CacheTier) -> str | None:
     """Return the highest use of any pod as a share of the capacity, None without reports."""
-    told, capacity_bytes = _told(world, tier), tier.spec.capacity_bytes
-    if not told or not capacity_bytes:
+    reported, capacity_bytes = _reported(world, tier), tier.spec.capacity_bytes
+    if not reported or not capacity_bytes:
         return None
-    most_bytes = max(state.used_bytes for state in told.values())
+    most_bytes = max(state.used_bytes for state in reported.values())
     return f"~{min(USED_STEPS, round(most_bytes * USED_STEPS / capacity_bytes)) * 100 // USED_STEPS}%"
 
 
-def _reachable(told: dict[str, TierState]) -> Finding:
+def _reachable(reported: dict[str, TierState]) -> Finding:
     kind = ConditionType.BACKEND_REACHABLE
-    away = {pod: state for pod, state in told.items() if state.breaker == "open"}
+    away = {pod: state for pod, state in reported.items() if state.breaker == "open"}
     if away:
         why = next(iter(away.values())).detail
-        return false(kind, TierReason.PODS_DISCONNECTED, f"{_some(away, told)} do not use their files: {why}")
-    return true(kind, TierReason.REACHABLE, f"{len(told)} pods use their files")
+        return false(kind, TierReason.PODS_DISCONNECTED, f"{_some(away, reported)} do not use their files: {why}")
+    return true(kind, TierReason.REACHABLE, f"{len(reported)} pods use their files")
 
 
-def _room(told: dict[str, TierState]) -> Finding:
+def _room(reported: dict[str, TierState]) -> Finding:
     kind = ConditionType.HAS_ROOM
-    read_only = {pod: state for pod, state in told.items() if state.read_only}
+    read_only = {pod: state for pod, state in reported.items() if state.read_only}
     if read_only:
-        sentence = f"the file system of {_some(read_only, told)} is read-only: blocks are read, and none are stored"
+        sentence = f"the file system of {_some(read_only, reported)} is read-only: blocks are read, and none are stored"
         return false(kind, TierReason.DISK_READ_ONLY, sentence)
-    full = {pod: state for pod, state in told.items() if state.full}
+    full = {pod: state for pod, state in reported.items() if state.full}
     if full:
-        sentence = f"the disk of {_some(full, told)} has no room, although the tier's capacity is not used up"
+        sentence = f"the disk of {_some(full, reported)} has no room, although the tier's capacity is not used up"
         return false(kind, TierReason.DISK_FULL, sentence)
-    short = {pod: state for pod, state in told.items() if state.floor_reached}
+    short = {pod: state for pod, state in reported.items() if state.floor_reached}
     if short:
         sentence = (
-            f"the file system of {_some(short, told)} has little left for others, so blocks take less than the "
+            f"the file system of {_some(short, reported)} has little left for others, so blocks take less than the "
             "capacity: lower capacityPerPod, or free the node's disk"
         )
         return false(kind, TierReason.FLOOR_REACHED, sentence)
     return true(kind, TierReason.ROOM_LEFT, "each scope makes room among its own blocks when the tier is full")
 
 
-def _told(world: World, tier: CacheTier) -> dict[str, TierState]:
+def _reported(world: World, tier: CacheTier) -> dict[str, TierState]:
     found = {
         pod.name: state
         for pod in serving_with(world, tier, world.models.values())
-        if (said := world.states.get(pod.uid)) is not None and said.in_contact
-        for state in said.state.tiers
+        if (answer := world.states.get(pod.uid)) is not None and answer.in_contact
+        for state in answer.state.tiers
         if state.name == tier.name and state.medium == tier.spec.medium
     }
     return dict(sorted(found.items()))
 
 
-def _some(some: dict[str, TierState], told: dict[str, TierState]) -> str:
-    return f"{len(some)} of {len(told)} pods ({', '.join(list(some)[:_NAMED])})"
+def _some(some: dict[str, TierState], reported: dict[str, TierState]) -> str:
+    return f"{len(some)} of {len(reported)} pods ({', '.join(list(some)[:_NAMED])})"

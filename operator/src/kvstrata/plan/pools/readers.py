@@ -57,7 +57,7 @@ def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | 
     if blocked:
         return false(POOLS_RESOLVED, blocked.reason, blocked.message)
     for rule in (_exists, _is_of_a_model_of_the_policy, _lists_the_tenant, _is_read_by_all_of_the_scope):
-        found = next((told for name in names if (told := rule(world, policy, name)) is not None), None)
+        found = next((reported for name in names if (reported := rule(world, policy, name)) is not None), None)
         if found is not None:
             return false(POOLS_RESOLVED, found.reason, found.message)
     return true(
@@ -67,7 +67,7 @@ def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | 
     )
 
 
-def narrowed_anew(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> frozenset[str]:
+def with_narrowed_pools(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> frozenset[str]:
     """Return the UIDs of policies with pools in a scope where other entries changed the readable pools."""
     touched = {entry.keyspace for entry in _changed_readers(before, after)}
     if not touched:
@@ -133,14 +133,14 @@ def _is_read_by_all_of_the_scope(world: World, policy: TenantCachePolicy, name: 
     committed = world.bundles.get(of)
     own = committed.bundle.entries.get(policy.spec.tenant) if committed is not None else None
     if own is None or own.policy != policy.uid or own.suspended or name not in own.pools:
-        return None  # Whether the bundle follows is what Enforced tells.
+        return None  # Enforced shows whether the bundle follows.
     tenants = _lacking(world, of).get(own.keyspace, {}).get(name, ())
     if not tenants:
         return None
     rest = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
     return Decision(
         PolicyReason.NARROWED_BY_SCOPE,
-        f"nobody of scope {own.scope} reads PrefixPool {name}, because {', '.join(tenants[:3])}{rest} of the same "
+        f"no tenant of scope {own.scope} reads PrefixPool {name}, because {', '.join(tenants[:3])}{rest} of the same "
         "scope may not: let every tenant of the scope read it, or isolate those that may not",
     )
 

@@ -1,6 +1,6 @@
 """Renderings of a pool's prefixes by a model's pods, which pods to ask, and whether they agree.
 
-Every serving pod with the newest template is asked, because one with other tokens could not use what was warmed. An
+Every serving pod with the newest template is asked, because one with other tokens could not use the warmed chunks. An
 unreachable pod blocks no pool. For an erasure every live pod must answer (`by_all`), because a copy under an unknown
 name would be found again. An answer expires after `RENDER_AGAIN_S`: a template may include the time.
 """
@@ -80,15 +80,15 @@ def render(
     pods = list(world.live_pods(model.name)) if by_all else serving
     current = [pod for pod in pods if pod.render_id == wanted]
     if not current:
-        return Renderings(pending=_nobody(model, serving))
-    said = {pod: _said(world, pod, wanted, content) for pod in current}
-    asked = [_asked(world, pod, said[pod], content, now) for pod in current]
+        return Renderings(pending=_no_pod(model, serving))
+    rendered_by_pod = {pod: _answer_of(world, pod, wanted, content) for pod in current}
+    asked = [_asked(world, pod, rendered_by_pod[pod], content, now) for pod in current]
     questions = tuple(RenderPool(name, pod, due, asker) for pod, (due, _) in zip(current, asked, strict=True) if due)
     again_s = min((after for _, after in asked if after is not None), default=None)
-    objection = _objection(content, said.values())
+    objection = _objection(content, rendered_by_pod.values())
     if objection is not None:
         return Renderings(objection=objection, questions=questions, again_s=again_s)
-    manifests = _manifests(content, said)
+    manifests = _manifests(content, rendered_by_pod)
     if len(set(manifests.values())) > 1:
         return Renderings(objection=_disagreement(manifests), questions=questions, again_s=again_s)
     if by_all and len(current) < len(pods):
@@ -96,7 +96,7 @@ def render(
     late = [pod for pod in current if pod not in manifests and (by_all or not manifests or can_be_asked(world, pod))]
     if late:
         return Renderings(pending=_waiting(world, late, content), questions=questions, again_s=again_s)
-    first = said[next(iter(manifests))]
+    first = rendered_by_pod[next(iter(manifests))]
     hashes = manifest_hashes(list(first.values()))
     if len(hashes) > MAX_CHUNKS * CHUNK_HASH_BYTES:
         return Renderings(objection=_too_many(hashes), questions=questions, again_s=again_s)
@@ -118,9 +118,9 @@ def rendered_manifest(world: World, pool: PrefixPool, digest: str) -> bytes | No
     return None
 
 
-def _nobody(model: CachedModel, serving: list[Pod]) -> Decision:
+def _no_pod(model: CachedModel, serving: list[Pod]) -> Decision:
     if not serving:
-        return Decision(PoolReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves, so nobody can render")
+        return Decision(PoolReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves, so no pod can render")
     if not any(pod.render_id for pod in serving):
         return Decision(
             PoolReason.PODS_TOO_OLD, f"the pods of CachedModel {model.name} run a version that cannot render prefixes"
@@ -141,7 +141,7 @@ def _differing(model: CachedModel, pods: list[Pod], wanted: str) -> Decision:
     )
 
 
-def _said(world: World, pod: Pod, wanted: str, content: Content) -> dict[str, Rendered]:
+def _answer_of(world: World, pod: Pod, wanted: str, content: Content) -> dict[str, Rendered]:
     verified = world.states.get(pod.uid)
     reports = world.renders.get(pod.uid, {})
     if verified is None:
@@ -157,13 +157,13 @@ def _said(world: World, pod: Pod, wanted: str, content: Content) -> dict[str, Re
 
 
 def _asked(
-    world: World, pod: Pod, said: Mapping[str, Rendered], content: Content, now: datetime
+    world: World, pod: Pod, rendered_by_pod: Mapping[str, Rendered], content: Content, now: datetime
 ) -> tuple[tuple[PrefixSource, ...], float | None]:
     """Return the prefixes to ask a pod for now, and seconds until the next."""
     if not can_be_asked(world, pod):
         return (), None
     reports = world.renders.get(pod.uid, {})
-    waits = {digest: _wait_s(reports.get(digest), digest in said, now) for digest in content.distinct}
+    waits = {digest: _wait_s(reports.get(digest), digest in rendered_by_pod, now) for digest in content.distinct}
     due = tuple(source for digest, source in content.distinct.items() if waits[digest] <= 0)
     later = [wait_s for wait_s in waits.values() if wait_s > 0]
     return due, min(later, default=None)
@@ -183,8 +183,8 @@ def _wait_s(report: RenderReport | None, valid: bool, now: datetime) -> float:
     return (RENDER_AGAIN_S if valid else ASK_AGAIN_S) - (now - report.at).total_seconds()
 
 
-def _objection(content: Content, said: Iterable[Mapping[str, Rendered]]) -> Decision | None:
-    answers = list(said)
+def _objection(content: Content, rendered: Iterable[Mapping[str, Rendered]]) -> Decision | None:
+    answers = list(rendered)
     for name, digest in content.digests.items():
         for made in (answer[digest] for answer in answers if digest in answer):
             decision = _refusal(name, made) or _size_problem(name, made)
@@ -228,21 +228,21 @@ def _size_problem(name: str, made: Rendered) -> Decision | None:
     if made.chunks:
         return None
     if made.total >= made.chunk_tokens:
-        why = "the chat template puts it behind, or changes it with, what follows"
+        why = "the chat template puts it behind the following messages, or changes it with them"
     else:
         why = "make it longer, or the model's cacheServer.chunkSize smaller"
     return Decision(
         PoolReason.NO_WHOLE_CHUNK,
-        f"prefix {name}: {made.tokens} of its {made.total} tokens are the same whatever follows, and a chunk has "
+        f"prefix {name}: {made.tokens} of its {made.total} tokens are the same for every continuation, and a chunk has "
         f"{made.chunk_tokens}: {why}",
     )
 
 
-def _manifests(content: Content, said: Mapping[Pod, Mapping[str, Rendered]]) -> dict[Pod, str]:
+def _manifests(content: Content, rendered_by_pod: Mapping[Pod, Mapping[str, Rendered]]) -> dict[Pod, str]:
     """Return the manifest of each pod that rendered all prefixes; equal ones are computed once."""
     known: dict[tuple[bytes, ...], str] = {}
     manifests: dict[Pod, str] = {}
-    for pod, made in said.items():
+    for pod, made in rendered_by_pod.items():
         if len(made) < len(content.distinct):
             continue
         named = tuple(made[digest].hashes for digest in content.distinct)
@@ -253,12 +253,12 @@ def _manifests(content: Content, said: Mapping[Pod, Mapping[str, Rendered]]) -> 
 
 
 def _disagreement(manifests: Mapping[Pod, str]) -> Decision:
-    told = [f"{pod.name} ({manifest[:_SHOWN]})" for pod, manifest in manifests.items()]
-    more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    reported = [f"{pod.name} ({manifest[:_SHOWN]})" for pod, manifest in manifests.items()]
+    more = f" and {len(reported) - _SHOWN} more" if len(reported) > _SHOWN else ""
     return Decision(
         PoolReason.REPLICAS_DISAGREE,
-        f"pods make different tokens of the same prefixes: {', '.join(told[:_SHOWN])}{more}: name a fixed revision of "
-        "the weights and the tokenizer",
+        f"pods make different tokens of the same prefixes: {', '.join(reported[:_SHOWN])}{more}: name a fixed revision "
+        "of the weights and the tokenizer",
     )
 
 

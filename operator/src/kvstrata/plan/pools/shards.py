@@ -1,7 +1,7 @@
 """Pools in a model's bundle: their versions, and slots to empty.
 
-A version is included once its manifest is known, so that it can be warmed, and has readers once status says published.
-Both are written into status first, and a bundle can be compiled again from status and shards.
+A version is included once its manifest is known, so that it can be warmed, and has readers once it is published in
+status. Both are written into status first, and a bundle can be compiled again from status and shards.
 """
 
 from __future__ import annotations
@@ -89,8 +89,12 @@ def keyspace_of(world: World, pool: PrefixPool, slot: Slot) -> str | None:
 
 def _epoch(world: World, pool: PrefixPool, slot: Slot) -> Epoch | None:
     scope = pool_scope(pool.name)
-    told: ScopeStatus | None = held(slot.scope, scope)
-    return Epoch(scope, told.epoch, told.rolls, Key(pool.INFO.kind, world.namespace, pool.name)) if told else None
+    reported: ScopeStatus | None = held(slot.scope, scope)
+    return (
+        Epoch(scope, reported.epoch, reported.rolls, Key(pool.INFO.kind, world.namespace, pool.name))
+        if reported
+        else None
+    )
 
 
 def _version(
@@ -183,7 +187,7 @@ def changed_pools(before: Mapping[str, PoolShard], after: Mapping[str, PoolShard
 
 def leftovers(world: World, model: CachedModel, committed: CommittedBundle) -> dict[str, str]:
     """Return the versions of unused slots with contents, by Secret name. They hold data keys and guessable hashes of
-    what was replaced or deleted."""
+    replaced or deleted ones."""
     named = {names.pool_shard(model.name, ref.index, ref.slot) for ref in committed.bundle.root.pools}
     return {
         name: world.secrets[name].resource_version

@@ -30,7 +30,7 @@ def addresses(link: RedisLink) -> list[str]:
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in link.endpoints]
 
 
-def said_before(tier: CacheTier, condition: ConditionType = ConditionType.BACKEND_REACHABLE) -> Condition | None:
+def previous_condition(tier: CacheTier, condition: ConditionType = ConditionType.BACKEND_REACHABLE) -> Condition | None:
     """Return the last condition of this spec's generation, which a new leader repeats until it has an answer."""
     found = tier.status.condition(condition)
     return found if found is not None and found.observed_generation == tier.generation else None
@@ -51,7 +51,7 @@ def in_force(tier: CacheTier) -> CacheTier | None:
     if declared is None or taken == declared:
         return tier
     if taken is None:
-        ready = said_before(tier, ConditionType.READY)
+        ready = previous_condition(tier, ConditionType.READY)
         return tier if ready is not None and ready.status == "True" else None
     spec = tier.spec.model_copy(update={"redis": Redis(external=taken)})
     return tier.model_copy(update={"spec": spec})

@@ -23,7 +23,7 @@ from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.actions import Decision, ManagedServer, ReconcileCluster
 from kvstrata.plan.conditions import Finding, false, true, unknown
 from kvstrata.plan.redis import topology
-from kvstrata.plan.redis.backend import addresses, asked_as, said_before
+from kvstrata.plan.redis.backend import addresses, asked_as, previous_condition
 from kvstrata.plan.redis.topology import Step, Verdict
 
 STUCK_AFTER_S = 60.0
@@ -35,7 +35,7 @@ def server_pods(world: World, tier: CacheTier) -> Collection[ServerPod]:
 
 
 def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
-    """Return the decision about a pod that should have ended long before `at`, and what a person can do.
+    """Return the decision about a pod that should have ended long before `at`, and the remedy for a person.
 
     On a lost node nothing confirms the end of its server, so no other pod may take its name. The operator does not
     force the deletion: a person must vouch for it.
@@ -48,7 +48,7 @@ def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
     node = f"node {first.node}" if first.node else "its node"
     return Decision(
         TierReason.POD_STUCK,
-        f"{first.name} was to be gone by {format_timestamp(first.ends_by or at)}, and {node} does not say that it is"
+        f"{first.name} should have ended by {format_timestamp(first.ends_by or at)}, and {node} does not report its end"
         f"{more}: no other takes its place until then. If the node is lost, run `kubectl -n {tier.namespace} "
         f"delete pod {first.name} --force --grace-period=0`, or taint the node with "
         "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
@@ -152,8 +152,9 @@ def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
 
 
 def _members(goal: Goal, pods: Collection[ServerPod], step: Step | None, cluster: Cluster | None) -> Mapping[int, int]:
-    """Return the number of servers for each shard. Kubernetes removes the highest ordinals, whatever they hold: so
-    nothing shrinks before all steps are done, and an unwanted shard goes when its servers report no slots."""
+    """Return the number of servers for each shard. Kubernetes removes the highest ordinals, regardless of their
+    content: so nothing shrinks before all steps are done, and an unwanted shard goes when its servers report no
+    slots."""
     members = dict.fromkeys(range(goal.shards), 1 + goal.replicas)
     settled = cluster is not None and step is None
     drained = step.drained if step is not None else ()
@@ -198,8 +199,8 @@ def known_as(pod: ServerPod) -> str:
 
 
 def _hindered(verdict: Verdict, why: str, stuck: Decision | None) -> Verdict:
-    told = ("" if verdict.replication_healthy else why, stuck.message if stuck is not None else "")
-    why = "; ".join(filter(None, told))
+    reported = ("" if verdict.replication_healthy else why, stuck.message if stuck is not None else "")
+    why = "; ".join(filter(None, reported))
     if not why or verdict.settled:
         return verdict
     return replace(
@@ -215,8 +216,8 @@ def _why_locked(goal: Goal, pods: int) -> Decision | None:
         return None
     return Decision(
         TierReason.PASSWORDS_LOST,
-        f"{len(goal.locked_out)} of {pods} servers admit no password that a Secret holds, so nobody can ask them: "
-        "their pods are replaced one by one, and what they hold is lost, as misses",
+        f"{len(goal.locked_out)} of {pods} servers admit no password in a Secret, so they cannot be asked: "
+        "their pods are replaced one by one, and their blocks are lost, as misses",
     )
 
 
@@ -232,7 +233,7 @@ def _slots(
         return _unasked(tier, kind)
     if verdict.slots_covered:
         loss = _newest_loss(tier, report)
-        since = f"; what {loss.slots} slots held was lost at {format_timestamp(loss.at)}" if loss else ""
+        since = f"; the content of {loss.slots} slots was lost at {format_timestamp(loss.at)}" if loss else ""
         return true(kind, TierReason.SLOTS_COVERED, f"every slot has a primary that answers{since}")
     if locked is not None:
         return unknown(kind, locked.reason, locked.message)
@@ -243,7 +244,7 @@ def _slots(
 
 def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
     """Return the conditions about slots and replicas of external servers. Slots of a cluster are among their checks."""
-    sentence = "whoever runs the servers looks after their replicas, which the operator does not ask"
+    sentence = "replicas of external servers are managed by their owner; the operator does not check them"
     replication = unknown(ConditionType.REPLICATION_HEALTHY, TierReason.NOT_MANAGED, sentence)
     if tier.spec.is_cluster:
         return (replication,)
@@ -277,8 +278,8 @@ def holds_anything(tier: CacheTier) -> bool:
 
 
 def _newest_loss(tier: CacheTier, report: ClusterReport | None) -> Loss | None:
-    told = tier.status.last_loss
-    known = [Loss(told.at, told.slots)] if told is not None else []
+    reported = tier.status.last_loss
+    known = [Loss(reported.at, reported.slots)] if reported is not None else []
     known += [report.lost] if report is not None and report.lost is not None else []
     return max(known, key=lambda loss: loss.at, default=None)
 
@@ -294,8 +295,8 @@ def _everything_lost(tier: CacheTier, report: ClusterReport | None, verdict: Ver
         return None
     return Decision(
         TierReason.EVERYTHING_LOST,
-        f"no server has anything of what the tier held since {format_timestamp(formed)}: blocks are misses until they "
-        f"are stored again, and the cluster is formed anew. {verdict.progress}",
+        f"every server lost the blocks stored since {format_timestamp(formed)}: blocks are misses until they "
+        f"are stored again, and the cluster is formed again. {verdict.progress}",
     )
 
 
@@ -320,12 +321,14 @@ def _replication(
         why = locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.replication_message)
         return false(kind, why.reason, why.message)
     if not goal.replicas:
-        return true(kind, TierReason.NO_REPLICAS, "the spec asks for no replicas: what a lost server held are misses")
+        return true(
+            kind, TierReason.NO_REPLICAS, "the spec asks for no replicas: blocks of a lost server become misses"
+        )
     return true(kind, TierReason.REPLICAS_IN_STEP, "every primary has all its replicas in step")
 
 
 def _unasked(tier: CacheTier, kind: ConditionType) -> Finding:
-    before = said_before(tier, kind)
+    before = previous_condition(tier, kind)
     if before is not None:
         return Finding(before.type, before.status, before.reason, before.message)
     return unknown(kind, TierReason.PROGRESSING, "the servers have not been asked yet")
@@ -339,9 +342,9 @@ def _pending(
     stuck: Decision | None,
 ) -> Decision | None:
     if report is None or verdict is None:
-        before = said_before(tier, ConditionType.READY)
+        before = previous_condition(tier, ConditionType.READY)
         if report is None and before is not None and before.status == "True":
-            return None  # An operator that has just started repeats what was said until it asked.
+            return None  # An operator that has just started repeats the last condition until it has an answer.
         if report is not None and report.reason:
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
@@ -354,7 +357,7 @@ def _pending(
 
 
 def _fields(tier: CacheTier, goal: Goal, verdict: Verdict | None, report: ClusterReport | None) -> Mapping[str, Any]:
-    if report is None and said_before(tier) is not None:
+    if report is None and previous_condition(tier) is not None:
         known = tier.status
         return {
             "shards": goal.shards,

@@ -139,9 +139,9 @@ def tend_credentials(
     waits = [step.again_s for step in steps if step.again_s is not None]
     wake = TURNED_S if turns else min([*waits, due_s if due_s > 0 else ASK_AGAIN_S])
     findings = tuple(part.finding for part in parts)
-    told = findings if look is not None else tuple(_as_told(tier, finding) for finding in findings)
-    hindrances = (Decision(one.reason, one.message) for one in told if one.reason in _HINDER_A_START)
-    return Tending(actions, told, wake, next(hindrances, None))
+    reported = findings if look is not None else tuple(_as_recorded(tier, finding) for finding in findings)
+    hindrances = (Decision(one.reason, one.message) for one in reported if one.reason in _HINDER_A_START)
+    return Tending(actions, reported, wake, next(hindrances, None))
 
 
 _HINDER_A_START = (TierReason.INVALID_TLS_SECRET, TierReason.SECRET_NOT_FOUND)
@@ -204,8 +204,8 @@ def _on_certificate(
     secret = world.secrets.get(name) if issued else None
     facts = secret.tls if secret is not None else look.tls
     if facts is None:
-        told = _unread(name, look)
-        return _Part(told)
+        reported = _unread(name, look)
+        return _Part(reported)
     terms = CertificateTerms(running, name, issued, _dns_names(ctx, tier))
     case = CertificateCase(facts, terms, look.servers, now)
     step = certificates.next_step(case)
@@ -230,12 +230,12 @@ def _unread(secret: str, look: CredentialLook) -> Finding:
     return unknown(ConditionType.CERTIFICATE_CURRENT, TierReason.PROGRESSING, sentence)
 
 
-def _as_told(tier: CacheTier, finding: Finding) -> Finding:
+def _as_recorded(tier: CacheTier, finding: Finding) -> Finding:
     """Return the last condition: a new leader repeats it until its first look."""
-    told = tier.status.condition(finding.type)
-    if told is None or told.observed_generation != tier.generation:
+    reported = tier.status.condition(finding.type)
+    if reported is None or reported.observed_generation != tier.generation:
         return finding
-    return Finding(told.type, told.status, told.reason, told.message)
+    return Finding(reported.type, reported.status, reported.reason, reported.message)
 
 
 def _merged(steps: list[Step]) -> dict[str, tuple[Order, ...]]:
@@ -253,7 +253,7 @@ def _due_s(
     silent."""
     if look is None or any(name not in look.servers for name in running):
         return 0.0
-    if orders and not look.told:
+    if orders and not look.updated:
         return 0.0
     uneasy = bool(orders) or any(not look.servers[name].answered for name in running)
     return (look.at - now).total_seconds() + (ASK_AGAIN_S if uneasy else LOOK_EVERY_S)

@@ -23,7 +23,7 @@ from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true, unknown
-from kvstrata.plan.redis.backend import external_of, in_force, is_external, said_before
+from kvstrata.plan.redis.backend import external_of, in_force, is_external, previous_condition
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import tier as tier_chain
 
@@ -40,7 +40,7 @@ class Checked:
     report: ExternalReport
     domain: str
 
-    def whose(self, servers: Iterable[ServerFacts]) -> str:
+    def owner_of(self, servers: Iterable[ServerFacts]) -> str:
         if not self.tier.spec.is_cluster:
             return "the server"
         named = sorted(server.address for server in servers)
@@ -59,13 +59,13 @@ def modes_agree(checked: Checked) -> Decision | None:
     what, remedy = ("is not", "remove") if wanted else ("is", "set")
     return Decision(
         TierReason.CLUSTER_MODE_MISMATCH,
-        f"{checked.whose(others)} {what} in cluster mode: {remedy} spec.redis.external.cluster: true, or name another "
-        "server",
+        f"{checked.owner_of(others)} {what} in cluster mode: {remedy} spec.redis.external.cluster: true, or name "
+        "another server",
     )
 
 
 def takes_writes(checked: Checked) -> Decision | None:
-    """A replica refuses blocks. In a cluster the primaries are checked, whatever the endpoints are."""
+    """A replica refuses blocks. In a cluster the primaries are checked, regardless of the endpoints."""
     if checked.tier.spec.is_cluster or not any(one.is_replica for one in checked.report.answering):
         return None
     return Decision(
@@ -80,8 +80,8 @@ def is_new_enough(checked: Checked) -> Decision | None:
     versions = ", ".join(sorted({one.version for one in old}))
     return Decision(
         TierReason.TOO_OLD,
-        f"{checked.whose(old)} runs Redis {versions}, and pods need the commands and script rules of 7.0 or later, or "
-        "Valkey",
+        f"{checked.owner_of(old)} runs Redis {versions}, and pods need the commands and script rules of 7.0 or later, "
+        "or Valkey",
     )
 
 
@@ -100,7 +100,7 @@ def user_may(checked: Checked) -> Decision | None:
     ]
     return Decision(
         TierReason.MISSING_PERMISSIONS,
-        f"{checked.whose(lacking)}: {'; '.join(parts)}. docs/how-to/external-tiers.md has the rules that a user needs",
+        f"{checked.owner_of(lacking)}: {'; '.join(parts)}. docs/how-to/external-tiers.md has a user's rules",
     )
 
 
@@ -130,11 +130,11 @@ def is_large_enough(checked: Checked) -> Decision | None:
     stored, bounds = stored_bytes(checked.tier.spec) or 0, [one.max_bytes for one in checked.report.answering]
     if not all(bounds) or not bounds or sum(bounds) >= stored or len(bounds) < len(checked.report.servers):
         return None
-    whose = "the servers' maxmemory together" if checked.tier.spec.is_cluster else "the server's maxmemory"
+    owner_of = "the servers' maxmemory together" if checked.tier.spec.is_cluster else "the server's maxmemory"
     return Decision(
         TierReason.SERVER_TOO_SMALL,
-        f"{whose} is {readable(sum(bounds))}, and blocks may take {readable(stored)} of the tier's capacity: raise it, "
-        "or lower capacity",
+        f"{owner_of} is {readable(sum(bounds))}, and blocks may take {readable(stored)} of the tier's capacity: raise "
+        "it, or lower capacity",
     )
 
 
@@ -146,7 +146,7 @@ def makes_no_room_itself(checked: Checked) -> Decision | None:
     policies = ", ".join(sorted({one.eviction for one in evicting}))
     return Decision(
         TierReason.NOT_NOEVICTION,
-        f"maxmemory-policy of {checked.whose(evicting)} is {policies}: when it is full it deletes blocks of any "
+        f"maxmemory-policy of {checked.owner_of(evicting)} is {policies}: when it is full it deletes blocks of any "
         "tenant, also guaranteed ones, and their accounting, which pods repair as drift, and it may forget which "
         "keyspaces are revoked. Set noeviction: pods make room themselves",
     )
@@ -159,7 +159,7 @@ def is_bounded(checked: Checked) -> Decision | None:
         return None
     return Decision(
         TierReason.MEMORY_UNBOUNDED,
-        f"{checked.whose(unbounded)} has no maxmemory, so index, buffers and whatever else is stored there can take "
+        f"{checked.owner_of(unbounded)} has no maxmemory, so index, buffers and other data on it can take "
         "all of its node's memory: set maxmemory to the tier's capacity or more",
     )
 
@@ -218,7 +218,7 @@ def is_awaited(world: World, tier: CacheTier) -> bool:
     without the tier."""
     if tier.metadata.deleting or in_force(tier) is not None or first(tier_chain.RULES, world, tier):
         return False
-    before = said_before(tier, ConditionType.SERVERS_SUITABLE)
+    before = previous_condition(tier, ConditionType.SERVERS_SUITABLE)
     return before is None or before.reason == TierReason.PROGRESSING
 
 
@@ -241,7 +241,7 @@ def _first(checks: Iterable[Check], checked: Checked | None) -> Decision | None:
 def _untold(tier: CacheTier, kind: ConditionType, away: Decision | None) -> Finding:
     if away is not None:
         return unknown(kind, away.reason, away.message)
-    before = said_before(tier, kind)
+    before = previous_condition(tier, kind)
     if before is not None:
         return Finding(before.type, before.status, before.reason, before.message)
     return unknown(kind, TierReason.PROGRESSING, "the server has not been asked yet")
@@ -251,7 +251,9 @@ def _coverage(checked: Checked) -> Finding:
     kind = ConditionType.SLOTS_COVERED
     if not checked.report.mapped:
         why = _first(REQUIRED, checked)
-        reason, sentence = (why.reason, why.message) if why else (TierReason.ERROR, "no server told who has which slot")
+        reason, sentence = (
+            (why.reason, why.message) if why else (TierReason.ERROR, "no server reported the owners of slots")
+        )
         return unknown(kind, reason, sentence)
     failed = slots_are_covered(checked)
     if failed is not None:

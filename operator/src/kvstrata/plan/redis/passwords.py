@@ -51,7 +51,7 @@ class PasswordTerms:
 @dataclass(frozen=True, slots=True)
 class Step:
     """The next step: orders to servers or one turn of the Secret, and when to check again without events. Without both,
-    `decision` says what is waited for."""
+    `decision` is the reason for waiting."""
 
     decision: Decision
     orders: Mapping[str, tuple[Order, ...]]
@@ -86,7 +86,7 @@ def next_step(case: PasswordCase) -> Step | None:
     return next((step for rule in RULES if (step := rule(case)) is not None), None)
 
 
-def tell_servers(case: PasswordCase) -> Step | None:
+def send_to_servers(case: PasswordCase) -> Step | None:
     differing = [server.server for server in case.answering if not _has_users(case.facts, server)]
     if not differing:
         return None
@@ -94,8 +94,8 @@ def tell_servers(case: PasswordCase) -> Step | None:
     return Step(why, dict.fromkeys(differing, (Order.SET_USERS,)))
 
 
-def tell_followers(case: PasswordCase) -> Step | None:
-    """Servers follow their primary with the current password, which every server admits by now."""
+def send_to_followers(case: PasswordCase) -> Step | None:
+    """Servers follow their primary with the current password, which every server admits at this step."""
     wanted = case.facts.current.get(REPLICATION_USER)
     behind = [server.server for server in case.answering if server.master != wanted]
     if not behind:
@@ -125,14 +125,14 @@ def begin(case: PasswordCase) -> Step | None:
     if why is None:
         return None
     if case.silent:
-        waiting = f"{why}; a rotation begins when {listed(case.silent)} can be told"
+        waiting = f"{why}; a rotation begins when {listed(case.silent)} can be reached"
         return Step(Decision(TierReason.PASSWORDS_OVERDUE, waiting), {})
     return Step(Decision(TierReason.ROTATING_PASSWORDS, why), {}, Turn.STAGE)
 
 
 RULES: tuple[Callable[[PasswordCase], Step | None], ...] = (
-    tell_servers,
-    tell_followers,
+    send_to_servers,
+    send_to_followers,
     promote,
     retire,
     begin,
@@ -162,7 +162,7 @@ def password_finding(case: PasswordCase, step: Step | None) -> Finding:
             condition,
             TierReason.PASSWORDS_LOST,
             f"{listed(lost)} were started with passwords that no Secret holds any more: their pods are replaced, and "
-            "what they hold is lost, as misses",
+            "their blocks are lost, as misses",
         )
     if step is not None and step.decision.reason != TierReason.PASSWORDS_OVERLAP:
         return false(condition, step.decision.reason, step.decision.message)
@@ -193,12 +193,12 @@ def listed(servers: Iterable[str]) -> str:
 
 
 def _turn(case: PasswordCase, turn: Turn, why: Decision, pause_s: int) -> Step:
-    """Return the turn if its time has come and every server answered, else what it waits for."""
+    """Return the turn if its time has come and every server answered, else the reason for waiting."""
     left_s = (case.facts.changed_at - case.now).total_seconds() + pause_s
     if left_s > 0:
         return Step(why, {}, again_s=left_s)
     if case.silent:
-        waiting = f"{why.message}; the rotation goes on when {listed(case.silent)} can be told"
+        waiting = f"{why.message}; the rotation continues when {listed(case.silent)} can be reached"
         return Step(Decision(TierReason.ROTATING_PASSWORDS, waiting), {})
     return Step(why, {}, turn)
 

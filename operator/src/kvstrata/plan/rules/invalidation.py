@@ -38,7 +38,7 @@ def leaves_nothing_of_a_prefix(world: World, invalidation: CacheInvalidation) ->
     if spec.mode is not Mode.EAGER or spec.effective_hbm is not Hbm.RESET_ENGINE:
         why = "it takes mode Eager and hbm ResetEngine: set both"
     elif spec.tiers:
-        why = "what stays in other tiers would be found again: leave tiers out"
+        why = "blocks in other tiers would be found again: leave tiers out"
     elif folders := _kept_on_nodes(world):
         why = f"files that pods of before left on nodes, as CacheTier {folders[0]} keeps them, would be found again"
     if not why:
@@ -58,7 +58,7 @@ def is_of_a_policy_that_is_deleted(world: World, invalidation: CacheInvalidation
         InvalidationReason.POLICY_GONE,
         f"the TenantCachePolicy of tenant {invalidation.spec.scope.tenant or ''} that annotation {ERASES} names by its "
         f"uid is not being deleted in namespace {world.namespace}: nothing was done; without the annotation an "
-        "invalidation is about whatever policy the tenant has",
+        "invalidation is about the tenant's present policy",
     )
 
 
@@ -92,7 +92,7 @@ def names_something_that_exists(world: World, invalidation: CacheInvalidation) -
     return None
 
 
-def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalidation) -> Decision | None:
+def handles_shared_scopes(world: World, invalidation: CacheInvalidation) -> Decision | None:
     """Other tenants read a sharing tenant's blocks: the user must choose between their hits and its traces."""
     shared = _shared_with_others(world, invalidation)
     if not shared or invalidation.spec.shared_scopes is not None:
@@ -126,7 +126,7 @@ RULES = (
     leaves_nothing_of_a_prefix,
     is_of_a_policy_that_is_deleted,
     names_something_that_exists,
-    says_what_becomes_of_shared_scopes,
+    handles_shared_scopes,
     is_no_more_than_can_be_written_down,
 )
 

@@ -126,7 +126,7 @@ def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
                 kind,
                 ModelReason.NOT_FAST_TO_SLOW,
                 f"CacheTier {slower.name} ({slower.spec.medium}) is listed behind {faster.name}"
-                f" ({faster.spec.medium}), and serves before it all the same: list it first",
+                f" ({faster.spec.medium}), but serves before it: list it first",
             )
     for faster, slower in combinations(sorted(tiers, key=_rank), 2):
         larger, smaller = faster.spec.capacity_bytes, slower.spec.capacity_bytes
@@ -135,7 +135,8 @@ def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
                 kind,
                 ModelReason.LOWER_TIER_SMALLER,
                 f"CacheTier {slower.name} holds {readable(smaller)}{_where(slower)} and the faster {faster.name}"
-                f" {readable(larger)}{_where(faster)}: it has mostly let go of what {faster.name} has no room for",
+                f" {readable(larger)}{_where(faster)}: it has mostly evicted the blocks that {faster.name} has no "
+                f"room for",
             )
     return true(
         kind, ModelReason.TIERS_ORDERED, "tiers are listed from fast to slow, and none is smaller than a faster"

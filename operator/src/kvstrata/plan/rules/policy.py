@@ -56,7 +56,7 @@ def budget_problem(
 
 
 def _misfit(budget: Budget, tier: CacheTier, field: str) -> Decision | None:
-    """A budget may not promise what its tier cannot hold or keep."""
+    """A budget may not exceed its tier's capacity or retention."""
     if tier.spec.medium is Medium.HBM and (budget.limit is not None or budget.guaranteed is not None):
         return Decision(
             PolicyReason.BUDGET_NOT_SUPPORTED,

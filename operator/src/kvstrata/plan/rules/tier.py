@@ -24,14 +24,14 @@ def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | Non
         return None
     return Decision(
         TierReason.CLASSIFICATION_NOT_SUPPORTED,
-        "the engine's own memory holds every request, so nobody's data can be kept off it: remove "
+        "the engine's own memory holds every request, so no tenant's data can be kept off it: remove "
         "spec.allowedClassifications, or serve such tenants by another CachedModel",
     )
 
 
 def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
     """Two tiers on one server would count, limit and expire each other's blocks, which carry no tier name. All adapters
-    use database 0. The older tier keeps its servers, whichever models list it."""
+    use database 0. The older tier keeps its servers, regardless of the models that list it."""
     own, age = servers(tier), seniority(tier)
     for name, other in sorted(world.tiers.items()):
         if name == tier.name or (tier.spec.managed and other.spec.managed):

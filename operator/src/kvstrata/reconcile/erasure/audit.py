@@ -9,22 +9,22 @@ from kvstrata.contract.messages.audit import Action, Happened
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure import facts
 from kvstrata.model.erasure.record import ErasureRecord
-from kvstrata.reconcile.audit import tell
+from kvstrata.reconcile.audit import record
 from kvstrata.reconcile.metrics import count_look
 
 
-def tell_news(before: ErasureRecord, after: ErasureRecord) -> None:
+def record_news(before: ErasureRecord, after: ErasureRecord) -> None:
     """Log and count each fact that a write added."""
     name = f"{CacheInvalidation.INFO.kind}/{after.invalidation}"
     for key, fact in sorted(after.erasure.facts.items()):
         if before.erasure.facts.get(key) == fact:
             continue
         count_look(fact)
-        if (told := _told(fact)) is not None:
-            tell(replace(told, namespace=after.namespace, object=name, uid=after.erasure.order.uid))
+        if (event := _event_of(fact)) is not None:
+            record(replace(event, namespace=after.namespace, object=name, uid=after.erasure.order.uid))
 
 
-def _told(fact: facts.Fact) -> Happened | None:
+def _event_of(fact: facts.Fact) -> Happened | None:
     """Return the event of a fact; None if nothing changed."""
     match fact:
         case facts.Rolled():

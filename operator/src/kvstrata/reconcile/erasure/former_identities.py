@@ -23,7 +23,7 @@ from kvstrata.contract.receipt.facts import NOTHING
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
 from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
 from kvstrata.reconcile import metrics
@@ -63,7 +63,7 @@ class Reclaims(Background):
     def ask(self, namespace: str, question: ReclaimQuestion) -> None:
         """Publish the number of waiting caches, or start a round unless one is running."""
         match question:
-            case TellFormer():
+            case ReportFormer():
                 self._show(namespace, question)
             case ReclaimFormer():
                 failure = "a former cache was not deleted, which is tried again"
@@ -77,7 +77,7 @@ class Reclaims(Background):
         await self._jobs.remove(order.cache.order)
         self._forget(namespace, lambda known: known.order == order.cache.order)
 
-    def _show(self, namespace: str, question: TellFormer) -> None:
+    def _show(self, namespace: str, question: ReportFormer) -> None:
         if question.waiting:
             metrics.FORMER_IDENTITIES.labels(namespace, question.model).set(question.waiting)
             return
@@ -113,8 +113,10 @@ class Reclaims(Background):
         deleted = NOTHING
         keyspaces = keyspaces_in_force(domain.bundles.values())
         for tier in reclaimable_tiers(domain.objects["CacheTier"].values()):
-            told = f"its blocks are being deleted from CacheTier {tier.name}"
-            domain.reclaims[(cache.order, question.round)] = ReclaimReport(cache, JobState.RUNNING, self._now(), told)
+            reported = f"its blocks are being deleted from CacheTier {tier.name}"
+            domain.reclaims[(cache.order, question.round)] = ReclaimReport(
+                cache, JobState.RUNNING, self._now(), reported
+            )
             self._queue.add(Key("CachedModel", namespace, cache.model))
             for order in self._orders(namespace, question, tier, keyspaces):
                 run = await self._over(namespace, cache, order)

@@ -56,7 +56,7 @@ def judged(job: str, ended: Ended, lines: tuple[Line, ...]) -> DeletionRun:
     """Return the result of a Job (its uid) whose program exited with 0 or 3 and this report."""
     end = lines[-1]
     if not isinstance(end, End) or (end.outcome is Outcome.ERASED) != (ended.code == WHOLE):
-        problem = f"the program exited with {ended.code}, and its report says otherwise"
+        problem = f"the program exited with {ended.code}, and its report contradicts that"
         return DeletionRun(job, JobState.FAILED, ended.at, lines, problem)
     if end.outcome is Outcome.ERASED:
         return DeletionRun(job, JobState.DONE, ended.at, lines)
@@ -110,12 +110,12 @@ def over(job: Mapping[str, Any]) -> str:
 
 
 def readable(text: str) -> str:
-    """Return a text for a status: on one line, shortened, without what could be a keyspace."""
+    """Return a text for a status: on one line, shortened, without possible keyspaces."""
     shown = "".join(one if one.isprintable() else " " for one in _LONG_HEX.sub("…", text))
     return " ".join(shown.split())[:MAX_PROBLEM]
 
 
 def _state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    told = (pod.get("status") or {}).get("containerStatuses") or ()
-    state: Mapping[str, Any] = next((one["state"] for one in told if one["name"] == CONTAINER), {})
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    state: Mapping[str, Any] = next((one["state"] for one in statuses if one["name"] == CONTAINER), {})
     return state

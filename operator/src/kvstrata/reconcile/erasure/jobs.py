@@ -90,14 +90,14 @@ class Jobs:
         if _is_suspended(job):
             problem = "it has not begun: something that it needs is missing"
             return DeletionRun(uid, JobState.RUNNING, problem=problem, begun=False)
-        said, pod = job_result.over(job), await self._pod(uid, erasure)
+        answer, pod = job_result.over(job), await self._pod(uid, erasure)
         if pod is None:
-            if said:
-                return DeletionRun(uid, JobState.FAILED, problem=f"its pod is gone, and its report with it; {said}")
+            if answer:
+                return DeletionRun(uid, JobState.FAILED, problem=f"its pod is gone, and its report with it; {answer}")
             return DeletionRun(uid, JobState.RUNNING, problem="its pod has not been created yet")
         ended = job_result.ended_of(pod)
         if ended is None:
-            problem = job_result.lost(pod) or said
+            problem = job_result.lost(pod) or answer
             if problem:
                 return DeletionRun(uid, JobState.FAILED, problem=problem)
             return DeletionRun(uid, JobState.RUNNING, problem=job_result.held_up(pod))

@@ -2,7 +2,7 @@
 
 Observes: the age of the key, the annotation of the ConfigMap with public keys, all chains of receipts.
 Writes: the key's Secret, hand-overs into the chains, `status.receipts` of CacheDomains, Events about them.
-Runs again when: LOOK_S has passed. Each look completes what an earlier process left undone.
+Runs again when: LOOK_S has passed. Each look completes the unfinished work of an earlier process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRY_S = 10.0
 
 
 class KeyRotation:
-    """`max_age_s` is how long a key signs, 0 for ever."""
+    """`max_age_s` is how long a key signs, 0 for no limit."""
 
     def __init__(self, kube: Kube, store: Store, chains: Chains, max_age_s: float) -> None:
         self._kube, self._store, self._chains, self._max_age_s = kube, store, chains, max_age_s
@@ -52,20 +52,20 @@ class KeyRotation:
         if await self._chains.rotate(self._max_age_s):
             log.warning("another key signs receipts from now on")
             metrics.RECEIPT_KEY_ROTATIONS.inc()
-        done, problems = await self._chains.hand_over(self._told)
+        done, problems = await self._chains.hand_over(self._reported)
         for one in done:
-            await self._tell(one)
+            await self._publish(one)
         for problem in problems:
             log.warning("a chain of receipts was not handed over to the current key", extra={"problem": problem})
         metrics.RECEIPT_CHAINS_STUCK.set(len(problems))
-        if await self._chains.finish_rotation(self._told):
+        if await self._chains.finish_rotation(self._reported):
             log.info("every chain of receipts was handed over to the current key")
 
-    def _told(self, namespace: str, domain: str) -> ReceiptChain | None:
+    def _reported(self, namespace: str, domain: str) -> ReceiptChain | None:
         return receipt_count.counted(self._store, namespace, domain) if namespace else None
 
-    async def _tell(self, one: HandedOver) -> None:
+    async def _publish(self, one: HandedOver) -> None:
         found = await receipt_count.count(self._kube, self._store, one.namespace, one.domain, one.count, one.head)
         if found is not None:
             message = f"receipt {one.count} hands the chain over to the new signing key"
-            await self._events.tell(found, "ReceiptsKeyRotated", message)
+            await self._events.publish(found, "ReceiptsKeyRotated", message)

@@ -75,7 +75,7 @@ class KeyRevoker:
         except KubeError as error:
             raise CustodyError(f"a bundle could not be read: {error.status} {error.reason}") from error
         if full is not None:
-            raise CustodyError(f"Secret {full} still holds what a bundle said before, and is about to be emptied")
+            raise CustodyError(f"Secret {full} still holds an earlier bundle, and is about to be emptied")
         found = self._store.world(record.namespace).domain
         if found is None:
             # The Secrets went with the domain.

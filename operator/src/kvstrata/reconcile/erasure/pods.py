@@ -45,16 +45,16 @@ class Pods:
         if len(keyspaces) > MAX_ERASED_KEYSPACES:
             raise PodAnswerError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(keyspaces)}")
         named = () if OWN_MEMORY in order.tiers else order.tiers
-        said = await self._believed(record, pod, self._gates.erase, EraseRequest(keyspaces, named, WAIT_MS))
-        if said.outcome is not EraseOutcome.COMPLETE:
+        answer = await self._believed(record, pod, self._gates.erase, EraseRequest(keyspaces, named, WAIT_MS))
+        if answer.outcome is not EraseOutcome.COMPLETE:
             raise PodAnswerError(
-                f"pod {pod.name} has not erased everything: {'; '.join(said.held_by[:3]) or said.outcome}"
+                f"pod {pod.name} has not erased everything: {'; '.join(answer.held_by[:3]) or answer.outcome}"
             )
-        rows = {tier.tier: tier for tier in said.cache.tiers}
+        rows = {tier.tier: tier for tier in answer.cache.tiers}
         if missing := sorted(set(order.tiers) - rows.keys()):
-            raise PodAnswerError(f"pod {pod.name} says nothing of its tier {missing[0] or 'of memory'}")
+            raise PodAnswerError(f"pod {pod.name} does not report its tier {missing[0] or 'of memory'}")
         copies = {name: _copies(rows[name]) for name in order.tiers}
-        return PodErased(order.uid, order.round, said.gate_boot, said.cache.boot, self._now(), copies)
+        return PodErased(order.uid, order.round, answer.gate_boot, answer.cache.boot, self._now(), copies)
 
     async def verify(self, record: ErasureRecord, pod: Pod, order: AskPodToVerify) -> PodProbed:
         """Ask a pod for blocks of each keyspace: of the named chunks, or else of those that it remembers having
@@ -64,23 +64,23 @@ class Pods:
         for keyspace in record.erasure.order.keyspaces:
             named = record.named.get(keyspace, ())
             chunks = b"".join(map(bytes.fromhex, named))
-            said = await self._believed(record, pod, self._gates.verify, VerifyRequest(keyspace, chunks or None))
-            if said.in_force or said.found.in_force:
+            answer = await self._believed(record, pod, self._gates.verify, VerifyRequest(keyspace, chunks or None))
+            if answer.in_force or answer.found.in_force:
                 raise PodAnswerError(f"pod {pod.name} has a policy in force that was revoked")
-            boots.add((said.gate_boot, said.found.boot))
-            there = max((max(tier.found, tier.kept or 0) for tier in said.found.tiers), default=0)
-            known += max(said.asked, len(named))
-            asked += said.asked
-            missed += said.asked - there
+            boots.add((answer.gate_boot, answer.found.boot))
+            there = max((max(tier.found, tier.kept or 0) for tier in answer.found.tiers), default=0)
+            known += max(answer.asked, len(named))
+            asked += answer.asked
+            missed += answer.asked - there
         if len(boots) != 1:
-            raise PodAnswerError(f"pod {pod.name} started anew while it was asked")
+            raise PodAnswerError(f"pod {pod.name} restarted while it was asked")
         ((gate_boot, cache_boot),) = boots
         return PodProbed(order.uid, order.round, gate_boot, cache_boot, self._now(), known, asked, missed)
 
     async def reset(self, record: ErasureRecord, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
         """Have a pod's engine empty its prefix cache; EngineKept if it cannot. Raises PodAnswerError to be retried."""
-        said = await self._believed(record, pod, self._gates.reset, ResetRequest(WAIT_MS))
-        match said.outcome:
+        answer = await self._believed(record, pod, self._gates.reset, ResetRequest(WAIT_MS))
+        match answer.outcome:
             case ResetOutcome.RESET:
                 return EngineReset(order.uid, self._now())
             case ResetOutcome.CANNOT:

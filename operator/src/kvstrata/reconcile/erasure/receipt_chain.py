@@ -10,7 +10,7 @@ a second writer, which reads again and appends behind the first. Results are rea
 
 A rotation has three repeatable steps: the Secret gets a new current key and keeps the previous one (`rotate`), each
 chain gets a record that both keys sign (`hand_over`), and the previous key leaves the Secret when no chain needs it
-(`finish_rotation`). Public keys stay for good.
+(`finish_rotation`). Public keys stay.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, 
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure import receipt_chain
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, ChainState, KeysInUse, Receipted
-from kvstrata.reconcile.audit import tell_secret
+from kvstrata.reconcile.audit import record_secret
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import require_lead
 
@@ -57,7 +57,7 @@ class _CannotGoOnError(Exception):
     """Only an administrator can repair this. The message names the object and the remedy."""
 
 
-ToldChain = Callable[[str, str], ReceiptChain | None]
+RecordedChain = Callable[[str, str], ReceiptChain | None]
 """Maps namespace and domain id to the chain in the CacheDomain's status."""
 
 
@@ -82,7 +82,7 @@ class Chains:
         self._lock = asyncio.Lock()
 
     async def issue(
-        self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
+        self, namespace: str, domain: str, recorded: ReceiptChain | None, facts: Erasure
     ) -> Receipted | ChainConflict:
         """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
         chain in the CacheDomain's status. A chain that only an administrator can repair is a conflict, without any
@@ -91,7 +91,7 @@ class Chains:
             try:
                 plan = partial(receipt_chain.plan_receipt, erasure=facts)
                 done: tuple[Receipted | ChainConflict, ChainState]
-                done = await self._append(domain, plan, lambda *_: told, namespace)
+                done = await self._append(domain, plan, lambda *_: recorded, namespace)
                 return done[0]
             except (_CannotGoOnError, SigningError, ReceiptError) as error:
                 return ChainConflict(str(error))
@@ -112,10 +112,10 @@ class Chains:
         rotated = keys.rotated(format_timestamp(self._now()))
         await self._put_key(stored, rotated, {labels.ROTATED_FOR: wish} if wish else {})
         await self._publish(rotated, public)
-        tell_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=1)
+        record_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=1)
         return True
 
-    async def hand_over(self, told: ToldChain) -> tuple[list[HandedOver], list[str]]:
+    async def hand_over(self, recorded: RecordedChain) -> tuple[list[HandedOver], list[str]]:
         """Give each chain that the previous key signed a record that both keys sign. Returns the chains that end
         with such a record, and why others could not get one: those keep the previous key in the Secret. Does nothing
         outside a rotation. Raises KubeError, NotLeadingError and SigningError."""
@@ -125,13 +125,13 @@ class Chains:
             return done, problems
         for domain in await self._domains():
             try:
-                if (one := await self._handed_over(domain, told)) is not None:
+                if (one := await self._handed_over(domain, recorded)) is not None:
                     done.append(one)
             except (_CannotGoOnError, SigningError, ReceiptError) as error:
                 problems.append(str(error))
         return done, problems
 
-    async def finish_rotation(self, told: ToldChain) -> bool:
+    async def finish_rotation(self, recorded: RecordedChain) -> bool:
         """Remove the previous key from the Secret if no chain needs it; return whether it did. No receipt is written
         meanwhile: one signed by the previous key could not be continued. Raises KubeError and NotLeadingError."""
         async with self._lock:
@@ -143,17 +143,17 @@ class Chains:
                 if keys.previous is None:
                     return False
                 for domain in await self._domains():
-                    keys, chain = await self._chain(domain, told)
+                    keys, chain = await self._chain(domain, recorded)
                     if receipt_chain.plan_hand_over(chain, _in_use(keys)) is not None:
                         return False
             except (_CannotGoOnError, SigningError, ReceiptError):
                 return False
             await self._put_key(stored, keys.without_previous(), {})
-        tell_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=0, removed=1)
+        record_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=0, removed=1)
         return True
 
-    async def _handed_over(self, domain: str, told: ToldChain) -> HandedOver | None:
-        step, chain = await self._append(domain, receipt_chain.plan_hand_over, told)
+    async def _handed_over(self, domain: str, recorded: RecordedChain) -> HandedOver | None:
+        step, chain = await self._append(domain, receipt_chain.plan_hand_over, recorded)
         if step is not None:
             raise _CannotGoOnError(step.message)
         newest = max(chain.stored, key=lambda link: link.head.sequence, default=None)
@@ -161,11 +161,13 @@ class Chains:
             return None
         return HandedOver(chain.namespace, domain, newest.head.sequence, newest.digest)
 
-    async def _append(self, domain: str, plan: Plan[S], told: ToldChain, namespace: str = "") -> tuple[S, ChainState]:
+    async def _append(
+        self, domain: str, plan: Plan[S], recorded: RecordedChain, namespace: str = ""
+    ) -> tuple[S, ChainState]:
         """Write records as long as `plan` returns one; return its last result and the chain that it is of."""
         found: ConfigMaps = {}
         for _ in range(ATTEMPTS):
-            keys, chain = await self._chain(domain, told, namespace, found)
+            keys, chain = await self._chain(domain, recorded, namespace, found)
             step = plan(chain, _in_use(keys))
             if not isinstance(step, Record):
                 return step, chain
@@ -227,7 +229,7 @@ class Chains:
             if not error.is_conflict:
                 raise
         else:
-            tell_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=1)
+            record_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=1)
             return made
         return await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET) or {}
 
@@ -240,15 +242,15 @@ class Chains:
         data, about = public.get("data") or {}, public["metadata"]
         lost_is_accepted = labels.ACCEPT_LOST_KEY in (about.get("annotations") or {})
         if not built["data"].items() <= data.items() or lost_is_accepted:
-            told = (about.get("annotations") or {}).items()
-            kept = {name: text for name, text in told if name != labels.ACCEPT_LOST_KEY}
+            annotations = (about.get("annotations") or {}).items()
+            kept = {name: text for name, text in annotations if name != labels.ACCEPT_LOST_KEY}
             body = {**public, "metadata": {**about, "annotations": kept}, "data": {**data, **built["data"]}}
             require_lead(self._may_write)
             public = await self._kube.replace(CONFIG_MAP, self._namespace, body)
         return frozenset(name.removesuffix(".pem") for name in public["data"])
 
     async def _chain(
-        self, domain: str, told: ToldChain, namespace: str = "", found: ConfigMaps | None = None
+        self, domain: str, recorded: RecordedChain, namespace: str = "", found: ConfigMaps | None = None
     ) -> tuple[SigningKeys, ChainState]:
         """Return the signing keys and a domain's stored chain, with `found` objects by name whose labels were changed.
         Its namespace is that of its records, unless given."""
@@ -272,7 +274,7 @@ class Chains:
             name = names.receipt(domain, newest.head.sequence)
             raise _CannotGoOnError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
         namespace = namespace or (links[-1].head.namespace if links else "")
-        return keys, ChainState(domain, namespace, links, told(namespace, domain))
+        return keys, ChainState(domain, namespace, links, recorded(namespace, domain))
 
     async def _write(self, receipt: bytes, found: ConfigMaps) -> None:
         """Create a receipt's objects, the decisive one last; record existing ones in `found`."""
@@ -300,5 +302,5 @@ def _annotations(raw: Mapping[str, Any]) -> Mapping[str, str]:
 def _not_ours(name: str, why: str) -> str:
     return (
         f"the chain is not continued behind ConfigMap {name}: {why}. Keep a copy as evidence, and delete it: "
-        "the chain goes on, and shows the hole"
+        "the chain continues, and shows the gap"
     )

@@ -142,9 +142,9 @@ class _Stored:
 
 
 def encode(record: ErasureRecord) -> bytes:
-    told = tuple({"kind": type(fact).__name__, **to_wire(fact)} for _, fact in sorted(record.erasure.facts.items()))
+    rows = tuple({"kind": type(fact).__name__, **to_wire(fact)} for _, fact in sorted(record.erasure.facts.items()))
     plain = {one.name: getattr(record, one.name) for one in fields(record) if one.name != "erasure"}
-    return canonical_json(to_wire(_Stored(VERSION, order=record.erasure.order, facts=told, **plain)))
+    return canonical_json(to_wire(_Stored(VERSION, order=record.erasure.order, facts=rows, **plain)))
 
 
 def decode(data: bytes) -> ErasureRecord:
@@ -157,8 +157,8 @@ def decode(data: bytes) -> ErasureRecord:
     return ErasureRecord(erasure=erasure, **plain)
 
 
-def _fact(told: Mapping[str, Any]) -> Fact:
-    if (kind := _KINDS.get(str(told.get("kind")))) is None:
+def _fact(row: Mapping[str, Any]) -> Fact:
+    if (kind := _KINDS.get(str(row.get("kind")))) is None:
         raise ContractError("a record of an erasure has a fact of a kind that this version does not know")
-    fact: Fact = from_wire(kind, told, "a fact of an erasure")
+    fact: Fact = from_wire(kind, row, "a fact of an erasure")
     return fact

@@ -25,7 +25,7 @@ from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.plan.erasure.orders import Order
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import ordering_object
-from kvstrata.reconcile.erasure.audit import tell_news
+from kvstrata.reconcile.erasure.audit import record_news
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.executor import Executor
 from kvstrata.reconcile.erasure.record_store import StoredRecord
@@ -126,7 +126,7 @@ class ErasureRunner:
             case advance.WriteRecord(record):
                 self._deps.may_write()
                 stored = await self._deps.record_store.write(StoredRecord(state.record, state.version), record)
-                tell_news(state.record, stored.record)
+                record_news(state.record, stored.record)
                 await self._apply(state, advance.RecordWritten(stored.record, stored.version))
             case advance.StartOrder(order):
                 self._tasks[order] = asyncio.create_task(self._carry_out(state, order), name=f"erasure {self.name}")
@@ -157,7 +157,7 @@ class ErasureRunner:
         if not verdict.complete:
             self._deps.named.update(record.named)
         if (found := self.found) is not None:
-            await self._deps.events.tell(found, verdict.reason, verdict.message, warning=not verdict.complete)
+            await self._deps.events.publish(found, verdict.reason, verdict.message, warning=not verdict.complete)
 
     async def _pause(self) -> None:
         if self._pause_s > 0:

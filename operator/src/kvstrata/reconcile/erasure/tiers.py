@@ -45,8 +45,8 @@ class Looks:
             return TierNow((), "", False, error.why)
         found = await verifier.servers(record.domain, record.erasure.order.keyspaces)
         primaries = tuple(sorted(one.node for one in found.nodes if _serves(one)))
-        told = "; ".join(one.message for one in found.problems[:3])
-        return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, told)
+        reported = "; ".join(one.message for one in found.problems[:3])
+        return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, reported)
 
     async def look(self, record: ErasureRecord, tier: CacheTier) -> tuple[Look, tuple[str, ...]]:
         """Check every server of a tier, for all of the keyspaces or only blocks of the order's chunks. Raises LookError

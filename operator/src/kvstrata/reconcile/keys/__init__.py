@@ -4,7 +4,7 @@
 work that `plan.keys.kms` finds due: it draws, unwraps and ends keys by `kms_custody`. `key_ring` holds them in the
 clear, `delivery` sends them to pods, and `kms_domains` ends the keys of deleted domains.
 
-A custody reports only what it knows of a key's end; `contract.receipt.claims` derives the claims of receipts. Every
+A custody reports a key's end only if it knows it; `contract.receipt.claims` derives the claims of receipts. Every
 call can be repeated. Epochs are treated as secrets: no message, log or key name holds one.
 """
 

@@ -1,8 +1,8 @@
-"""Data keys that a key management service wraps: Secrets hold them wrapped, and the service can end them for good.
+"""Data keys that a key management service wraps: Secrets hold them wrapped, and the service can destroy them.
 
 Each epoch's data key has a wrapping key of its own in the service, the smallest unit that the service can delete:
 without it, copies of the data key in etcd's history and backups are useless. The deletion is verified by asking the
-service again, and only its "no such key" counts; a refusal, a wrong mount or a service that was set up anew do not.
+service again, and only its "no such key" counts; a refusal, a wrong mount or a service that was set up again do not.
 
 A restored backup of the service has its keys again: its answer describes its current state. Data keys in the memory of
 pods are outside this module.
@@ -30,9 +30,9 @@ from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, by_sha
 T = TypeVar("T")
 
 _OF_ONE_KEY = frozenset({KmsFailure.REFUSED, KmsFailure.TOO_LARGE, KmsFailure.MALFORMED})
-"""Failures that say nothing about other keys; after any other one they are not tried."""
+"""Failures that do not concern other keys; after any other one they are not tried."""
 
-UNRECORDED = Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, ("no record says which service wrapped it",))
+UNRECORDED = Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, ("no record names the service that wrapped it",))
 
 
 class OneKeyError(CustodyError):
@@ -118,8 +118,8 @@ class KmsCustody:
             raise CustodyError(f"{_another(strange)}; spec.kms is to be as it was as long as there are keys")
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Statement | None]:
-        """Remove the wrapped keys from their Secrets, and keep notes of what the service must delete. Returns who
-        removed each, None for one that is still there or whose record this version cannot read."""
+        """Remove the wrapped keys from their Secrets, and keep notes of keys that the service must delete. Returns the
+        statement of each removal, None for one that is still there or whose record this version cannot read."""
         wanted = tuple(epochs)
         at, shards = format_timestamp(self._now()), by_shard(wanted)
 

@@ -102,7 +102,9 @@ class KmsDomains:
         if kms_domain is None:
             held = await WrappedKeys(self._kube, self._namespace, domain_id).held()
             if held.unusable or any(record.wrapped for record in held.records.values()):
-                raise CustodyError("there are wrapped keys of the domain, and nothing says which service has the rest")
+                raise CustodyError(
+                    "there are wrapped keys of the domain, and no record names the service that has the others"
+                )
             return None
         return await self._custody(kms_domain)
 
@@ -115,9 +117,7 @@ class KmsDomains:
         revoked = await custody.revoke(wanted)
         gone = {epoch: statement for epoch, statement in revoked.items() if statement is not None}
         if kept := len(revoked) - len(gone):
-            raise CustodyError(
-                f"{kept} data keys are in Secrets still, or this version cannot read what is said of them"
-            )
+            raise CustodyError(f"{kept} data keys are in Secrets still, or this version cannot read their records")
         return gone
 
     async def run(self) -> None:
@@ -139,7 +139,7 @@ class KmsDomains:
         try:
             noted = await self._stored.all()
         except CustodyError as error:
-            log.info("what domains left could not be looked at", extra={"error": str(error)})
+            log.info("the keys of deleted domains could not be checked", extra={"error": str(error)})
             return
         if noted.unreadable:
             log.warning("notes of services are unreadable", extra={"secrets": noted.unreadable})
@@ -183,7 +183,7 @@ class KmsDomains:
         due = known - over
         await custody.revoke(due)
         ended = await custody.destroy(due)
-        tell_unended(kms_domain.namespace, ended.found.values())
+        record_unended(kms_domain.namespace, ended.found.values())
         confirmed = {epoch for epoch, end in ended.found.items() if end.confirmed is not None}
         over |= confirmed
         if over and (asked := await self._asked(kms_domain)) is not None:
@@ -209,7 +209,7 @@ class KmsDomains:
         return True
 
     async def _renew(self, noted: Iterable[str]) -> None:
-        """Write notes anew that are missing, or whose service is reached in another way by now."""
+        """Write notes again that are missing, or whose service is reached in another way now."""
         for namespace in self._store.namespaces:
             domain = self._store.world(namespace).domain
             if domain is None or domain.spec.kms is None or domain.status.domain_id is None:
@@ -219,7 +219,7 @@ class KmsDomains:
                     await self.of_namespace(namespace)
                 except CustodyError as error:
                     about = {"namespace": namespace, "problem": str(error)}
-                    log.info("what is noted of a domain's service is not what its CacheDomain says", extra=about)
+                    log.info("the recorded service of a domain differs from its CacheDomain", extra=about)
 
     async def _count_strays(self) -> int:
         """Return the number of missing domains with records of keys, but without a note. Raises CustodyError."""
@@ -231,7 +231,7 @@ class KmsDomains:
         strays = sorted(domain for domain in with_keys - there if names.kms_domain(domain) not in known)
         if strays:
             about = {"domains": strays}
-            log.warning("there are wrapped keys, and nothing says which service has the rest", extra=about)
+            log.warning("there are wrapped keys, and no record names the service that has the others", extra=about)
         return len(strays)
 
     async def _is_gone(self, kms_domain: KmsDomain) -> bool:
@@ -248,7 +248,7 @@ class KmsDomains:
         seen = self._store.world(kms_domain.namespace).domains.values()
         if any(kms_domain.uid == one.uid or kms_domain.domain == one.status.domain_id for one in seen):
             raise CustodyError(
-                "the API server lists the CacheDomain no more, and its watch has not said that it is gone"
+                "the API server lists the CacheDomain no more, and its watch has not reported its deletion"
             )
         return True
 
@@ -276,7 +276,7 @@ class KmsDomains:
     async def _kms_domain_of(self, namespace: str) -> KmsDomain:
         domain = self._domain_of(namespace)
         if domain is None or domain.status.domain_id is None:
-            raise CustodyError("there is no CacheDomain that says where the key management service is")
+            raise CustodyError("there is no CacheDomain that names the key management service")
         if domain.spec.kms is None:
             raise CustodyError("spec.kms of the CacheDomain is gone, and its keys are wrapped by a service")
         authority = await self._services.authority(namespace, domain.spec.kms)
@@ -303,7 +303,7 @@ def is_unreadable(world: World) -> bool:
     return Key("CacheDomain", world.namespace, DOMAIN_NAME) in world.unreadable
 
 
-def tell_unended(namespace: str, ends: Iterable[Destruction]) -> None:
+def record_unended(namespace: str, ends: Iterable[Destruction]) -> None:
     for end in ends:
         if end.why_not is not None:
             about = {"namespace": namespace, "why": str(end.why_not)}
@@ -312,5 +312,5 @@ def tell_unended(namespace: str, ends: Iterable[Destruction]) -> None:
 
 
 def _report(error: Exception) -> None:
-    log.error("what a domain left could not be settled; this is a defect", exc_info=error)
+    log.error("the keys of a deleted domain could not be settled; this is a defect", exc_info=error)
     metrics.FAILURES.labels("CacheDomain", "Bug").inc()

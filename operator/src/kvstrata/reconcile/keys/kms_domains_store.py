@@ -55,7 +55,7 @@ class KmsDomainStore:
         stored = await self._secrets.read(names.kms_domain(domain))
         known = _decoded(stored) if stored is not None else None
         if stored is not None and known is None:
-            raise CustodyError(f"Secret {names.kms_domain(domain)} says nothing that this version can read")
+            raise CustodyError(f"Secret {names.kms_domain(domain)} has no content that this version can read")
         return known
 
     async def all(self) -> Noted:
@@ -67,7 +67,7 @@ class KmsDomainStore:
         """Return why no key of a domain may be drawn: its keys are ending, or it has no note. Empty if it may."""
         name, known = names.kms_domain(domain), await self.of(domain)
         if known is None:
-            return f"Secret {name} is missing, which says where the keys are: it is written anew first"
+            return f"Secret {name} is missing, which names the keys' service: it is written again first"
         return "the CacheDomain is gone, and its keys are being ended" if known.ending else ""
 
     async def write(self, kms_domain: KmsDomain) -> None:

@@ -46,8 +46,8 @@ class KmsServices:
         """Return the client for a domain's keys. Raises CustodyError. A client that it replaces is closed: its users
         get a KmsError, and retry."""
         self._require_allowed(kms_domain.kms)
-        whose, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, kms_domain.authority)
-        known = self._clients.get(whose)
+        owner, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, kms_domain.authority)
+        known = self._clients.get(owner)
         if known is not None and known[0] == about:
             return known[1]
         if self._closed:
@@ -64,7 +64,7 @@ class KmsServices:
             )
         except (ValueError, ssl.SSLError) as error:
             raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
-        self._clients[whose] = (about, client)
+        self._clients[owner] = (about, client)
         if known is not None:
             await known[1].close()
         return client
@@ -92,6 +92,6 @@ class KmsServices:
     def _require_allowed(self, kms: KeyManagement) -> None:
         if not any(one.allows(kms) for one in self._allowed):
             raise CustodyError(
-                f"whoever runs the operator has not allowed {kms.address} with namespace {kms.namespace or 'none'}, "
-                f"authMount {kms.effective_auth_mount} and role {kms.role}: it is to be in kms.addresses of the chart"
+                f"the operator's configuration does not allow {kms.address} with namespace {kms.namespace or 'none'}, "
+                f"authMount {kms.effective_auth_mount} and role {kms.role}: add it to kms.addresses of the chart"
             )

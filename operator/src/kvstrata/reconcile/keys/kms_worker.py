@@ -4,8 +4,8 @@ Observes: the world, records of wrapped keys, and orders of the plan (`KeepInKms
 `kms_custody`; keys into the ring; their ids, lost epochs and problems into the store. Runs again when: a failure's
 pause has passed, or the plan orders another key. The task ends when nothing is due.
 
-A new leader has everything unwrapped; until then the plans see what bundles name, so that pods go on. It finds the
-unfinished work of a former process in the Secrets. `kms_domains` ends the keys of deleted domains.
+A new leader has everything unwrapped; until then the plans see the keys that bundles name, so that pods continue. It
+finds the unfinished work of a former process in the Secrets. `kms_domains` ends the keys of deleted domains.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kvstrata.plan.keys.custody import active_custody
 from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
 from kvstrata.plan.keys.kms import KeyNeeds, KeyWork, judge_unwrapped, named_in_bundles, plan_keys
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.audit import tell_data_keys
+from kvstrata.reconcile.audit import record_data_keys
 from kvstrata.reconcile.domain_store import DomainStore
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_custody import UNRECORDED, KmsCustody, OneKeyError
-from kvstrata.reconcile.keys.kms_domains import KmsDomains, is_unreadable, tell_unended
+from kvstrata.reconcile.keys.kms_domains import KmsDomains, is_unreadable, record_unended
 from kvstrata.reconcile.keys.wrapped_keys import by_shard
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
@@ -97,9 +97,9 @@ class NamespaceKeys:
             done = False
             try:
                 done = await self.turn()
-                self._tell("")
+                self._set_problem("")
             except CustodyError as error:
-                self._tell(str(error))
+                self._set_problem(str(error))
             except Exception:
                 log.exception("data keys could not be kept; this is a defect", extra={"namespace": self.namespace})
                 metrics.FAILURES.labels("CacheDomain", "Bug").inc()
@@ -111,7 +111,7 @@ class NamespaceKeys:
             failures = 0 if done else failures + 1
         # The keys of a deleted domain are ended elsewhere, and a new domain draws other epochs.
         self.domain.keys_unwrapping = self.wanted = self.spent = frozenset()
-        self._tell("")
+        self._set_problem("")
 
     async def turn(self) -> bool:
         """Do the due work, one Secret after the other, so that one failure delays no others for long. Returns whether
@@ -167,7 +167,7 @@ class NamespaceKeys:
         for epoch in found.keys() - self.settled:
             self.ring.add(self.namespace, epoch, found[epoch])
         lost, left = judge_unwrapped(due, self._needs(), none, refused)
-        tell_data_keys(self.namespace, made=len(found.keys() - domain.data_keys), removed=0)
+        record_data_keys(self.namespace, made=len(found.keys() - domain.data_keys), removed=0)
         domain.data_keys = {**domain.data_keys, **self.ring.ids(self.namespace, found)}
         domain.keys_unwrapping -= opened.found.keys()
         self.settled |= left
@@ -200,10 +200,10 @@ class NamespaceKeys:
         asked = {left.old for erasure in self.domain.erasures.values() for left in erasure.record.epochs}
         answered = {epoch for epoch, end in ended.found.items() if end.why_not is not Undestroyed.STILL_THERE}
         await custody.forget(epoch for epoch in (spent & answered) - asked if ended.found[epoch].confirmed is not None)
-        tell_unended(self.namespace, ended.found.values())
+        record_unended(self.namespace, ended.found.values())
         self.give_up(answered)
         self.spent -= answered
-        tell_data_keys(self.namespace, made=0, removed=len(spent & answered))
+        record_data_keys(self.namespace, made=0, removed=len(spent & answered))
         self._enqueue(self.store.key_holders(self.namespace))
         ended.whole()
 
@@ -214,7 +214,7 @@ class NamespaceKeys:
         if not self.leading():
             raise CustodyError("this process no longer leads")
 
-    def _tell(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if self.domain.keys_problem != problem:
             self.domain.keys_problem = problem
             if problem:

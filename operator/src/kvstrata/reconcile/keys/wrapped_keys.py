@@ -1,6 +1,6 @@
 """Records of wrapped data keys: sixteen Secrets for each domain, by epoch, written conditionally.
 
-A record names the service and its wrapping key, so a service that was set up anew cannot pass for the one that deleted
+A record names the service and its wrapping key, so a service that was set up again cannot pass for the one that deleted
 it. A revoked key's record stays, without the wrapped key, until the service's key is known to be gone.
 """
 

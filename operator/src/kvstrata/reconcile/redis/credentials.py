@@ -67,12 +67,12 @@ class CredentialWorker:
             unread = str(error)
             looks = [ServerCredentials(one.name, TierReason.SECRET_NOT_FOUND, unread) for one in order.servers]
         else:
-            told = (self._one(one, order, users, certificate) for one in order.servers)
-            looks = list(await asyncio.gather(*told))
+            questions = (self._one(one, order, users, certificate) for one in order.servers)
+            looks = list(await asyncio.gather(*questions))
         if not self._is_managed(namespace, order.tier):
             return
         look = CredentialLook(
-            {one.server: one for one in looks}, self._now(), tls, told=bool(order.orders), unread=unread
+            {one.server: one for one in looks}, self._now(), tls, updated=bool(order.orders), unread=unread
         )
         self._store.domain(namespace).credentials[order.tier] = look
         self._queue.add(Key(CacheTier.INFO.kind, namespace, order.tier))
@@ -91,11 +91,11 @@ class CredentialWorker:
         entry = Entry(ADMIN_USER, passwords.to_try(users, ADMIN_USER), authority)
         orders = order.orders.get(server.name, ()) if self._leading() else ()
         for one in orders:
-            log.info("server told", extra={"tier": order.tier, "server": server.name, "order": str(one)})
+            log.info("server updated", extra={"tier": order.tier, "server": server.name, "order": str(one)})
         calls = [self._call(one, admission, users) for one in orders]
         seen = await tend(server, entry, admission, calls)
         if orders and not seen.answered:
-            log.warning("server not told", extra={"tier": order.tier, "reason": seen.reason, "error": seen.message})
+            log.warning("server not updated", extra={"tier": order.tier, "reason": seen.reason, "error": seen.message})
         return seen
 
     def _call(self, order: Order, admission: Admission, users: Values) -> Callable[[Admin], Awaitable[None]]:

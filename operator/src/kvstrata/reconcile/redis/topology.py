@@ -46,10 +46,10 @@ WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 """Limit of the growing wait: pulling an image takes long."""
 RETRY_S = 1.0
-TELL_MOVES_S = 0.25
+REPORT_MOVES_S = 0.25
 """Delay of the tier's plan after slots have moved, to merge further moves."""
 
-TELL_WITHIN_S = 5.0
+REPORT_WITHIN_S = 5.0
 """How long forming a cluster that lost everything waits for its status to report the loss: a new leader must know of
 it, but an operator that cannot write must not block the tier."""
 
@@ -86,7 +86,7 @@ class Topologies:
             tending = self._tended[slot] = _Tending(self, events, namespace, order, found.uid if found else "")
         # A waiting task looks soon anyway; a look at every plan would find nothing new.
         if not tending.waited or order != tending.order or self._pods(tending) != tending.pods:
-            tending.told(order)
+            tending.follow(order)
 
     def forget_untended(self, namespace: str, tier: str) -> None:
         found = self._tier(namespace, tier)
@@ -167,11 +167,13 @@ class Topologies:
         tending.waited = 0
         if not self._may_write():
             return RETRY_S
-        if tending.events.forms_again(step) and not self._loss_is_told(tending, cluster, verdict):
+        if tending.events.forms_again(step) and not self._loss_is_reported(tending, cluster, verdict):
             return WAIT_S
-        log.info("a cluster's next step", extra={"tier": tending.name, "step": str(step.reason), "told": step.message})
+        log.info(
+            "a cluster's next step", extra={"tier": tending.name, "step": str(step.reason), "detail": step.message}
+        )
         failed = await self._do(tending, nodes, cluster, step)
-        # Must not be cut short: the same step taken twice would undo what the first began.
+        # Must not be cut short: the same step taken twice would undo the first one.
         await asyncio.sleep(step.pause_s)
         if failed:
             tending.failed_step, tending.failed = step, failed
@@ -181,17 +183,17 @@ class Topologies:
             return RETRY_S
         return 0.0
 
-    def _loss_is_told(self, tending: _Tending, cluster: Cluster, verdict: Verdict) -> bool:
+    def _loss_is_reported(self, tending: _Tending, cluster: Cluster, verdict: Verdict) -> bool:
         """Whether the tier's status reports that everything was lost, or was waited for long enough."""
-        told = tending.loss_told
-        if told is None:
+        loss = tending.reported_loss
+        if loss is None:
             now = utc_now()
-            told = tending.loss_told = tending.lost = Loss(now.replace(microsecond=0), SLOTS)
-            tending.tell_until_s = cluster.at_s + TELL_WITHIN_S
+            loss = tending.reported_loss = tending.lost = Loss(now.replace(microsecond=0), SLOTS)
+            tending.report_until_s = cluster.at_s + REPORT_WITHIN_S
             self._report(tending, _looked(tending, cluster), verdict)
         tier = self._tier(tending.namespace, tending.order.tier)
         known = tier.status.last_loss if tier is not None else None
-        return (known is not None and known.at >= told.at) or cluster.at_s >= tending.tell_until_s
+        return (known is not None and known.at >= loss.at) or cluster.at_s >= tending.report_until_s
 
     async def _do(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
         namespace, tier = tending.namespace, tending.order.tier
@@ -206,7 +208,7 @@ class Topologies:
             pod = cluster.pods[step.remove_pod]
             failed = await self._evict(namespace, pod) if self._may_write() else f"{pod.name} is another leader's"
         if not failed:
-            tending.loss_told = None
+            tending.reported_loss = None
             if lost := tending.events.lost_with(step):
                 tending.lost = Loss(utc_now().replace(microsecond=0), lost)
             await tending.events.done(step)
@@ -219,9 +221,9 @@ class Topologies:
         count = MoveCount((tending.namespace, tending.order.tier), lambda slots: self._note_moved(tending, slots))
 
         async def carry_out(order: MoveOrder) -> MoveReport:
-            told = count.of(order)
-            report = await mover.carry_out(order, cluster, told)
-            told(report.tally)
+            on_progress = count.of(order)
+            report = await mover.carry_out(order, cluster, on_progress)
+            on_progress(report.tally)
             return report
 
         reports = await asyncio.gather(*map(carry_out, step.moves))
@@ -233,7 +235,7 @@ class Topologies:
         clusters = self._store.domain(namespace).clusters
         if (known := clusters.get(tier)) is not None:
             clusters[tier] = replace(known, moved=slots)
-            self._queue.add(Key("CacheTier", namespace, tier), TELL_MOVES_S)
+            self._queue.add(Key("CacheTier", namespace, tier), REPORT_MOVES_S)
 
     async def _evict(self, namespace: str, pod: ServerPod) -> str:
         """Evict a pod; a PodDisruptionBudget may refuse for now."""
@@ -257,9 +259,9 @@ class Topologies:
         report = replace(report, lost=tending.lost)
         self._store.domain(namespace).clusters[tier] = report
         self._store.domain(namespace).backends[tier] = _backend(tending.order, report)
-        told = (report.reason, report.message, report.lost, verdict)
-        if told != tending.reported:
-            tending.reported = told
+        outcome = (report.reason, report.message, report.lost, verdict)
+        if outcome != tending.reported:
+            tending.reported = outcome
             self._queue.add(Key("CacheTier", namespace, tier))
 
     def _pods(self, tending: _Tending) -> dict[str, ServerPod]:
@@ -296,8 +298,8 @@ class _Tending:
         self.namespace, self.order, self.events, self.tier_uid = namespace, order, events, tier_uid
         self.reported: object = None
         self.lost: Loss | None = None
-        self.loss_told: Loss | None = None
-        self.tell_until_s = 0.0
+        self.reported_loss: Loss | None = None
+        self.report_until_s = 0.0
         self.failed_step: Step | None = None
         self.failed = ""
         self.waited = 0
@@ -323,7 +325,7 @@ class _Tending:
     def access_refused(self) -> None:
         self._access_read = None
 
-    def told(self, order: ReconcileCluster) -> None:
+    def follow(self, order: ReconcileCluster) -> None:
         self.order = order
         self._woken.set()
 
@@ -371,5 +373,5 @@ def _backend(order: ReconcileCluster, report: ClusterReport) -> BackendReport:
 
 
 def _failure(sent: Sent, cluster: Cluster) -> str:
-    said = f"{' '.join(sent.command.words[:2])}: {sent.answer or sent.failure}"
-    return f"{cluster.pods[sent.command.pod_uid].name} refuses {said}" if sent.failure == REFUSED else said
+    detail = f"{' '.join(sent.command.words[:2])}: {sent.answer or sent.failure}"
+    return f"{cluster.pods[sent.command.pod_uid].name} refuses {detail}" if sent.failure == REFUSED else detail

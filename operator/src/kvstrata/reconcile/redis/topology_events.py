@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.clients.redis.move_report import MoveStats, Told
+from kvstrata.clients.redis.move_report import MoveStats, OnProgress
 from kvstrata.clients.redis.nodes import IDENTITY_CHANGED, NOT_SENT, REFUSED, Sent
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal
 from kvstrata.plan.redis.cluster import holds_anything, was_formed
@@ -72,15 +72,15 @@ class TopologyEvents:
             return
         before, self._before = self._before, cluster
         if before is not None:
-            await self._tell_failovers(before, cluster, goal)
+            await self._publish_failovers(before, cluster, goal)
         if verdict.slots_covered:
             self._served = True
             if self._is_being_formed:
-                await self._tell_formed("all slots are given out, which was begun before")
+                await self._publish_formed("all slots are given out, which was begun before")
             # Otherwise the slots to move are unknown, or wait for a repair.
             self._to_move = verdict.slots_to_move
             self.moved(0)
-            await self._tell_work(verdict)
+            await self._publish_work(verdict)
 
     def moved(self, slots: int) -> None:
         metrics.SLOTS_TO_MOVE.labels(*self._where).set(max(0, self._to_move - slots))
@@ -97,12 +97,12 @@ class TopologyEvents:
         if lost:
             metrics.SLOTS_LOST.labels(*self._where).inc(lost)
         if step.reason is StepReason.FORMING:
-            everything = "all servers lost what they held: the cluster is formed anew, empty"
-            await self._tell_formed(everything if lost else step.message, lost)
+            everything = "all servers lost their content: the cluster is formed again, empty"
+            await self._publish_formed(everything if lost else step.message, lost)
         elif lost:
-            await self._tell("SlotsLost", step.message, lost)
+            await self._publish("SlotsLost", step.message, lost)
         elif step.remove_pod is not None:
-            await self._tell("Replaced", step.message)
+            await self._publish("Replaced", step.message)
 
     def lost_with(self, step: Step) -> int:
         """Return how many slots a step gives to a server without their data. Slots of a deleted pod are lost only if
@@ -145,51 +145,53 @@ class TopologyEvents:
         for reason in StepReason:
             metrics.TOPOLOGY_STEPS.remove(*self._where, str(reason))
 
-    async def _tell_formed(self, message: str, lost: int = 0) -> None:
+    async def _publish_formed(self, message: str, lost: int = 0) -> None:
         self._is_being_formed = False
         metrics.FORMATIONS.labels(*self._where).inc()
-        await self._tell("EverythingLost" if lost else "Formed", message, lost)
+        await self._publish("EverythingLost" if lost else "Formed", message, lost)
 
-    async def _tell_failovers(self, before: Cluster, cluster: Cluster, goal: Goal) -> None:
+    async def _publish_failovers(self, before: Cluster, cluster: Cluster, goal: Goal) -> None:
         for one in failovers(before, cluster, goal):
             by, at_s = self._ordered.pop(one.node_id, (SERVERS, 0.0))
             if cluster.at_s - at_s > ORDER_HOLDS_S:
                 by = SERVERS
             metrics.FAILOVERS.labels(*self._where, by).inc()
-            await self._tell("FailedOver", one.message, warning=by != PLANNED)
+            await self._publish("FailedOver", one.message, warning=by != PLANNED)
 
-    async def _tell_work(self, verdict: Verdict) -> None:
+    async def _publish_work(self, verdict: Verdict) -> None:
         moving, replacing = verdict.slots_to_move > 0, verdict.pods_to_replace > 0
         if moving != self._moving and (moving or self._moving):
             begun = f"{verdict.slots_to_move} slots are to go to another shard"
-            await self._tell(
+            await self._publish(
                 "MigrationStarted" if moving else "MigrationEnded",
                 begun if moving else "all slots are where they belong",
             )
         if replacing != self._replacing and (replacing or self._replacing):
             begun = f"{verdict.pods_to_replace} pods are of a former template, and are replaced one by one"
             ended = "all pods are of the newest template"
-            await self._tell("ReplacementStarted" if replacing else "ReplacementEnded", begun if replacing else ended)
+            await self._publish(
+                "ReplacementStarted" if replacing else "ReplacementEnded", begun if replacing else ended
+            )
         self._moving, self._replacing = moving, replacing
 
-    async def _tell(self, reason: str, message: str, lost: int = 0, *, warning: bool = False) -> None:
-        log.info("told of a cluster", extra={"tier": "/".join(self._where), "event": reason, "told": message})
+    async def _publish(self, reason: str, message: str, lost: int = 0, *, warning: bool = False) -> None:
+        log.info("a cluster event", extra={"tier": "/".join(self._where), "event": reason, "detail": message})
         tier = self._tier()
         if tier is not None:
-            await self._events.tell(tier, reason, message, warning=warning or lost > 0)
+            await self._events.publish(tier, reason, message, warning=warning or lost > 0)
 
 
 class MoveCount:
-    """Counts the moves of one step, for a tier given by namespace and name. `told` gets the number of moved slots
+    """Counts the moves of one step, for a tier given by namespace and name. `on_moved` gets the number of moved slots
     whenever it grows."""
 
-    def __init__(self, where: tuple[str, str], told: Callable[[int], None]) -> None:
+    def __init__(self, where: tuple[str, str], on_moved: Callable[[int], None]) -> None:
         self._slots, self._dropped = metrics.SLOTS_MOVED.labels(*where), metrics.MOVE_DROPPED.labels(*where)
-        self._told = told
+        self._on_moved = on_moved
         self._moved = 0
 
-    def of(self, order: MoveOrder) -> Told:
-        """Return a callback for an order's progress, to be called once more at its end."""
+    def of(self, order: MoveOrder) -> OnProgress:
+        """Return a callback for an order's progress, to be called again at its end."""
         slots = dropped = 0
 
         def take(tally: MoveStats) -> None:
@@ -201,6 +203,6 @@ class MoveCount:
             if more:
                 self._slots.inc(more)
                 self._moved += more
-                self._told(self._moved)
+                self._on_moved(self._moved)
 
         return take

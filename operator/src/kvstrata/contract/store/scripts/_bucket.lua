@@ -1,4 +1,4 @@
--- What the scripts of a bucket have in common. KEYS[1] is `<bucket>:#s`.
+-- Common part of a bucket's scripts. KEYS[1] is `<bucket>:#s`.
 local state = KEYS[1]
 local base = string.sub(state, 1, -3)
 local expiries, entries, reservations = base .. '#x', base .. '#m', base .. '#r'
@@ -34,7 +34,7 @@ local function counted_until()
   return recounted
 end
 
--- What a recount has passed already changes under it, and so does its sum.
+-- Entries that a recount has passed still change, and so does its sum.
 local function recount(expiry, amount)
   if counted_until() and expiry and tonumber(expiry) <= recounted then
     redis.call('HINCRBY', state, 'rc_sum', whole(amount))
@@ -57,7 +57,7 @@ local function size_of(record)
   return tonumber(string.match(record, '^(%d+):'))
 end
 
--- Whether a value's body is encrypted, by the byte of its header that says so: see block_value.py.
+-- Whether a value's body is encrypted, by a byte of its header: see block_value.py.
 local function encrypted(member)
   return redis.call('GETRANGE', base .. member, '4', '4') == '\1'
 end
@@ -107,7 +107,7 @@ end
 local longest_write = 60000
 
 -- Ends the reservations of writers that did not finish in time, a step of them; returns how many, their bytes and where
--- to go on.
+-- to continue.
 local function reap(cursor)
   local count, freed = 0, 0
   local found = redis.call('HSCAN', reservations, cursor or '0', 'COUNT', '256')
@@ -162,7 +162,7 @@ local function evict(wanted, before, count)
   return freed, number, table.concat(ages, ' ')
 end
 
--- An index outlives its blocks for a while; then all of it expires at one moment.
+-- An index outlives its blocks; then all of it expires at one moment.
 local function live_for(milliseconds)
   local moment = whole(now + milliseconds)
   for _, key in ipairs({state, reservations, entries, expiries, uses}) do

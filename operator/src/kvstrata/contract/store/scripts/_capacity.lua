@@ -1,7 +1,7 @@
--- What the scripts of a tier's capacity have in common. KEYS[1] is `#t`: for each keyspace
--- `<guaranteed>:<granted>:<sequence>:<moment>:<walk>`, granted being what its ledger may lease out. A scope is charged
--- the larger of its guarantee and its grant; `sum` is what all are charged. From time to time a walk over all of them
--- adds it up anew: `walk` is its number, `counted` its sum so far, while one is under way, and each entry names the walk
+-- Common part of the scripts of a tier's capacity. KEYS[1] is `#t`: for each keyspace
+-- `<guaranteed>:<granted>:<sequence>:<moment>:<walk>`, granted being the bytes that its ledger may lease out. A scope is charged
+-- the larger of its guarantee and its grant; `sum` is the total of all charges. From time to time a walk over all of them
+-- adds it up again: `walk` is its number, `counted` its sum so far, while one is under way, and each entry names the walk
 -- that counted it.
 local tier = KEYS[1]
 local totals = redis.call('HMGET', tier, 'sum', 'walk', 'counted')

@@ -1,4 +1,4 @@
--- What all scripts have in common. The server's clock is the only one; `now` is in milliseconds.
+-- Common part of all scripts. The server's clock is the only one; `now` is in milliseconds.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 

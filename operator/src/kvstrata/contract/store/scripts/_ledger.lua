@@ -1,4 +1,4 @@
--- What the scripts of a ledger have in common. KEYS[1] is `#l`. A ledger that lived under another replication id may
+-- Common part of a ledger's scripts. KEYS[1] is `#l`. A ledger that lived under another replication id may
 -- have lost its last leases, so it counts for nothing until it is rebuilt from the buckets.
 local ledger = KEYS[1]
 local replication = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') or ''

@@ -5,7 +5,7 @@ if version >= of_version then
 end
 free_first()
 redis.call('HSET', state, 'version', whole(of_version))
--- A bucket that nothing was ever stored in lives as long as its ledger; a tombstone, for ever.
+-- A bucket that nothing was ever stored in lives as long as its ledger; a tombstone does not expire.
 if redis.call('PTTL', state) == -1 and fields('tombstone') == 0 then
   redis.call('PEXPIREAT', state, whole(now + 2 * keep_ms))
 end

@@ -1,4 +1,4 @@
--- Records a scope's guarantee and what its ledger has. Answers as `answer`.
+-- Records a scope's guarantee and its ledger's grant. Answers as `answer`.
 local entry = take(keyspace)
 begin(entry, leased, ledger_granted, ledger_sequence)
 entry.guaranteed = guaranteed

@@ -39,7 +39,7 @@ if found[1] ~= '0' then
   return {'more', found[1], whole(since)}
 end
 if cap_since > since then
-  -- The cap lapsed or was lowered anew in the middle: entries may have slipped in behind the cursor.
+  -- The cap lapsed or was lowered again in the middle: entries may have slipped in behind the cursor.
   return {'again', '0', '0'}
 end
 redis.call('HSET', state, 'retention', whole(life_ms))

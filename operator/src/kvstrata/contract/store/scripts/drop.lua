@@ -21,7 +21,7 @@ end
 local all = redis.call('HSCAN', reservations, '0', 'COUNT', '256')[2]
 local ended = 0
 for i = 1, #all, 2 do
-  -- What is committed goes with its index.
+  -- Committed values are deleted with their index.
   if not redis.call('ZSCORE', expiries, all[i]) then
     weigh(all[i])
   end
@@ -60,7 +60,7 @@ local function remove_some(members)
   return #some
 end
 for _, index in ipairs({expiries, uses}) do
-  -- However late it is, what a call was to do is at least begun.
+  -- However late it is, a call at least begins its work.
   while removed < count and (removed == 0 or not is_over()) do
     local members = redis.call('ZRANGE', index, '0', whole(math.min(count - removed, 32) - 1))
     if #members == 0 then
@@ -69,7 +69,7 @@ for _, index in ipairs({expiries, uses}) do
     remove_some(members)
   end
 end
--- Entries that nothing else names are walked through: what lies in front of the cursor is empty.
+-- Entries that nothing else names are walked through: buckets in front of the cursor are empty.
 if removed == 0 and count > 0 and redis.call('HLEN', entries) > 0 then
   local cursor = redis.call('HGET', state, 'dropped_at') or '0'
   repeat

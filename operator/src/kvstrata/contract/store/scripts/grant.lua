@@ -1,4 +1,4 @@
--- Tells a ledger what the tier grants it, unless it knows of a later change. Answers `ok` or `void`, bytes leased out.
+-- Sets a ledger's grant from the tier, unless the ledger knows of a later change. Answers `ok` or `void`, bytes leased out.
 if not live then
   return {'void', '0'}
 end

@@ -12,7 +12,7 @@ end
 
 local expiry = redis.call('ZSCORE', expiries, member)
 if expiry then
-  -- What is there in another form, as a tier left it that was deleted, could not be read: it makes room.
+  -- A value in another form, left by a deleted tier, could not be read: it makes room.
   local fits = redis.call('STRLEN', base .. member) == size and encrypted(member) == encrypts
   local alive = tonumber(expiry) > now and (longest == 0 or tonumber(expiry) <= now + longest)
   if alive and fits then
@@ -44,7 +44,7 @@ if limited then
     local _, late = expire(64)
     missing = missing - dead - late
   end
-  -- Not in vain: what is held by other writers cannot be evicted.
+  -- Only where it helps: reservations of other writers cannot be evicted.
   if missing > 0 and held + size <= lease then
     evicted_bytes, evicted, ages = evict(missing, evict_before_ms, 256)
     missing = missing - evicted_bytes

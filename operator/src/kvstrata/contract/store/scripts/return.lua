@@ -1,4 +1,4 @@
--- Takes back what a bucket yielded under `of_version`. Answers `ok` or `void`.
+-- Takes back the bytes that a bucket yielded under `of_version`. Answers `ok` or `void`.
 local field = 'b:' .. bucket
 if not live or version ~= of_version then
   return 'void'

@@ -11,8 +11,7 @@ shift 3
 
 if [ -e "$data/started" ]; then
     # Others still take this address for the server that was here before. Its replica would load an empty data set from
-    # here, and others that find another name here forget the former one's address, and what has none is never failed
-    # over: so they must first see it fail, and promote its replica.
+    # here, and others that find another name here forget the former one's address, and a server without one is never failed over: so they must first see it fail, and promote its replica.
     trap 'kill $!; exit 143' TERM INT
     sleep "$wait_s" &
     wait $!

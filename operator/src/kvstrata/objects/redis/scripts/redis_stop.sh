@@ -2,7 +2,7 @@
 #
 #     sh -c "<this>" redis-stop PATIENCE_S AUTH HOST PORT [option of the client ...]
 #
-# AUTH has the password of the user admin. Whatever goes wrong, the server stops; the others then promote by themselves.
+# AUTH has the password of the user admin. In case of any error the server stops; the others then promote by themselves.
 set -u
 patience_s=$1 auth=$2 host=$3 port=$4
 shift 4

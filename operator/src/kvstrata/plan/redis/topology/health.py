@@ -23,14 +23,14 @@ def covered(view: View) -> Step | None:
         )
     strangers = [one for one, other in permutations(view.servers.values(), 2) if not view.knows(one, other)]
     if strangers:
-        return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, strangers)} have yet to hear of others")
+        return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, strangers)} do not know all servers yet")
     # A server redirects clients by name: to "?" while it knows none.
     unnamed = [one for one, other in permutations(view.servers.values(), 2) if not view.can_redirect(one, other)]
     if unnamed:
         return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, unnamed)} do not know the names of others yet")
     behind = [server for server in view.servers.values() if not _agrees(view, server)]
     if behind:
-        return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, behind)} have yet to hear who has which slots")
+        return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, behind)} do not know the owners of all slots yet")
     refusing = [view.servers[owner] for owner in view.slots if not view.servers[owner].cluster_ok]
     if refusing:
         return Step(StepReason.WAITING_FOR_SERVERS, f"{_names(view, refusing)} do not serve yet")

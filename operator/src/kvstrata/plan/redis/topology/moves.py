@@ -17,7 +17,7 @@ SLOTS_AT_ONCE = 256
 """Slots per order that are moved key by key, or dropped."""
 
 SLOTS_PER_JOB = 1_024
-"""Slots per atomic job: each job forks its source once, whatever its size."""
+"""Slots per atomic job: each job forks its source once, regardless of its size."""
 
 
 def jobs_under_way(view: View) -> Step | None:
@@ -93,7 +93,7 @@ def spread(view: View) -> Step | None:
     going = sorted({view.name(one.target) for one in found if view.leaves(view.pod(view.servers[one.target]))})
     if going:
         return Step(StepReason.WAITING_FOR_PODS, f"before slots go there: {', '.join(going)} is being deleted")
-    # A new server refuses requests until it has been with the majority for a while.
+    # A new server refuses requests for some seconds after it joined the majority.
     refusing = sorted({view.name(one.target) for one in found if not view.servers[one.target].cluster_ok})
     if refusing:
         return Step(StepReason.WAITING_FOR_SERVERS, f"before slots go there: {', '.join(refusing)} does not serve yet")
@@ -225,7 +225,9 @@ def _behind(view: View, pairs: Iterable[tuple[str, str]]) -> Step | None:
     if not found:
         return None
     names = ", ".join(sorted({view.name(target) for target in found}))
-    return Step(StepReason.WAITING_FOR_GOSSIP, f"before slots go there: {names} has yet to hear of their owner's epoch")
+    return Step(
+        StepReason.WAITING_FOR_GOSSIP, f"before slots move there: {names} does not know their owner's epoch yet"
+    )
 
 
 def _epoch(view: View, node: str) -> int:
@@ -329,6 +331,6 @@ def stand_still(rules: Sequence[Rule]) -> Rule:
             return found
         first, *more = view.goal.erased_by
         whom = f"CacheInvalidation {first}" + (f" and {len(more)} more" if more else "")
-        return Step(StepReason.STANDING_STILL, f"{found.message}: begins when {whom} has erased what is here")
+        return Step(StepReason.STANDING_STILL, f"{found.message}: begins when {whom} has erased the blocks here")
 
     return rule

@@ -47,9 +47,9 @@ def replace_useless(view: View) -> Step | None:
 def replace_locked_out(view: View) -> Step | None:
     """Delete the next pod with a server that admits no known password, after the loss of their Secret.
 
-    Such a server accepts no command, so its data is lost. One goes at a time, so that connected clients keep what they
-    can. Only an outdated pod, or one with a server that restarted on former files, is replaced: others would be refused
-    again.
+    Such a server accepts no command, so its data is lost. One goes at a time, so that connected clients keep the other
+    servers. Only an outdated pod, or one with a server that restarted on former files, is replaced: others would be
+    refused again.
     """
     refused = [pod for pod in view.pods if _is_locked_out(view, pod)]
     if any(pod.deleting or not pod.ready for pod in view.pods):
@@ -59,7 +59,7 @@ def replace_locked_out(view: View) -> Step | None:
     if pod is None:
         return None
     held = [owner for owner in _held(view, pod) if not view.replicas(owner)]
-    message = f"{pod.name} is replaced: its server admits no password that anybody has; {len(refused)} to go"
+    message = f"{pod.name} is replaced: its server admits no known password; {len(refused)} to go"
     return Step(StepReason.REPLACING, message, remove_pod=pod.uid, lost=_pieces(view, held))
 
 
@@ -96,7 +96,7 @@ def roll(view: View) -> Step | None:
             return handed
     if due:
         lost = view.slots[view.cluster.servers[due[0].uid].node_id]
-        message = f"{due[0].name} is replaced, with what {count(lost)} slots hold; {len(due)} to go"
+        message = f"{due[0].name} is replaced, with the content of {count(lost)} slots; {len(due)} to go"
         return Step(StepReason.ROLLING, message, remove_pod=due[0].uid, lost=lost)
     return None
 

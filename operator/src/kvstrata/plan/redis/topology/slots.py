@@ -44,7 +44,7 @@ def assign(view: View) -> Step | None:
     least = sorted(there, key=lambda shard: (_held(view, shard), shard))[:1]
     shares = _shares(view.unowned, lacking or least)
     takers = {shard: server for shard in shares if (server := _taker(view, shard)) is not None}
-    # A server without the highest epoch would claim slots in vain.
+    # A server without the highest epoch would claim slots without effect.
     epoch = max(server.current_epoch for server in view.servers.values())
     given = {shard: server for shard, server in takers.items() if server.current_epoch >= epoch and shares[shard]}
     if not given:
@@ -52,7 +52,7 @@ def assign(view: View) -> Step | None:
     commands = tuple(command for shard, server in given.items() for command in _give(server, shares[shard]))
     lost = tuple(piece for shard in given for piece in shares[shard])
     names = ", ".join(view.name(server.node_id) for server in given.values())
-    message = f"{count(lost)} slots that nobody has are given, empty, to {names}"
+    message = f"{count(lost)} slots without an owner are given, empty, to {names}"
     return Step(StepReason.SLOTS_LOST, message, commands, lost=lost)
 
 

@@ -58,11 +58,11 @@ def judge(view: View, found: Step | None, moved: int = 0) -> Verdict:
         replicas_missing=replicas_missing(view),
         settled=found is None,
         reason=found.reason if found else "",
-        progress=f"{ready} of {shards} shards ready" + (f"; {_told(view, found, moved)}" if found else ""),
+        progress=f"{ready} of {shards} shards ready" + (f"; {_reported(view, found, moved)}" if found else ""),
     )
 
 
-def _told(view: View, found: Step, moved: int) -> str:
+def _reported(view: View, found: Step, moved: int) -> str:
     return progress(view, moved) if found.reason is StepReason.MOVING_SLOTS else found.message
 
 
@@ -95,8 +95,8 @@ def _failovers(then: View, now: View) -> Iterator[Failover]:
 def _primary_of(view: View, node_id: str) -> str:
     """Return a node's primary, by its own report or else by others'; empty for none."""
     server = view.servers.get(node_id)
-    said = [server.itself.primary] if server is not None else [word.primary for word in view.known.get(node_id, ())]
-    return next((primary for primary in said if primary), "")
+    answer = [server.itself.primary] if server is not None else [word.primary for word in view.known.get(node_id, ())]
+    return next((primary for primary in answer if primary), "")
 
 
 def _whereabouts(view: View, node_id: str) -> str:
