@@ -257,7 +257,7 @@ def policy_name(number: int) -> str:
 
 def _world() -> list[Request]:
     """Return the requests that make tiers, model, API keys and policies."""
-    tiers = (("hbm", {"medium": "HBM"}), ("cpu", {"medium": "CPU", "capacityPerPod": "8Gi"}))
+    tiers = (("cpu", {"medium": "CPU", "capacityPerPod": "8Gi"}),)
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -292,11 +292,11 @@ def own(kind: str, name: str, spec: Mapping[str, Any]) -> Request:
 
 
 def model_spec() -> dict[str, Any]:
-    """Return the spec of a CachedModel on the tiers `hbm` and `cpu`."""
+    """Return the spec of a CachedModel on the tier `cpu`."""
     return {
         "model": {"name": "tiny", "source": {"path": "/opt/tiny"}, "dtype": "bfloat16", "maxModelLen": 2048},
         "engine": {"image": "localhost/engine:bench", "replicas": 2},
-        "tiers": [{"name": "hbm"}, {"name": "cpu"}],
+        "tiers": [{"name": "cpu"}],
         "cacheServer": {"image": "localhost/engine:bench", "chunkSize": 64},
         "gate": {"authentication": {"apiKeys": {"secretRef": {"name": API_KEYS}}}},
         # The gates here are stand-ins that cannot.

@@ -137,7 +137,7 @@ def _of_models(watch: Watch) -> int:
 
 
 def _tiers() -> list[Request]:
-    tiers = (("hbm", {"medium": "HBM"}), ("cpu", {"medium": "CPU", "capacityPerPod": "8Gi"}))
+    tiers = (("cpu", {"medium": "CPU", "capacityPerPod": "8Gi"}),)
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": API_KEYS}, "stringData": {"keys.json": "{}"}}
     return [created(SECRET, NAMESPACE, secret), *(own("CacheTier", name, spec) for name, spec in tiers)]
 

@@ -55,7 +55,7 @@ def test_a_wrong_password_is_named_and_the_right_one_heals(kubectl: Kubectl, ext
 
 def test_a_tier_that_names_the_operators_secret_is_stalled_and_gets_no_server(kubectl: Kubectl) -> None:
     servers = {"managed": {"tls": {"mode": "Secret", "secretRef": {"name": "kvs-ca"}}}}
-    spec = {"medium": "Redis", "capacity": "10Mi", "redis": servers}
+    spec = {"medium": "Redis", "capacity": "16Mi", "redis": servers}
     kubectl.apply(_object("CacheTier", "sealed", spec))
     try:
         wait_until("the tier is stalled", lambda: _stalled(kubectl, "sealed") == "SecretNotAllowed", 30)

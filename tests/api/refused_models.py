@@ -14,24 +14,27 @@ def argument(text: str) -> dict[str, Any]:
 OWNED = "this flag belongs to the operator"
 MODEL = [
     *(
-        Row(f"arg {text}", "CachedModel", argument(text), "spec.engine.args[2]", OWNED)
-        for text in (
-            "--host",
-            "--port=1",
-            "--uds",
-            "--kv-transfer-config",
-            "--kv-transfer-config.kv_role",
-            "--kv_transfer_config={}",
-            "--model",
-            "--served_model_name=x",
-            "--api-key",
-            "--no-enable-prefix-caching",
-            "--served-model",
-            "-tp",
-            "--config=/tmp/x",
-            "--grpc",
-            "--weight-transfer-config={}",
-            "--",
+        Row(f"arg {text}", "CachedModel", argument(text), "spec.engine.args[2]", f"{OWNED} ({remedy}")
+        for text, remedy in (
+            ("--host", "--host: the engine listens only for the gate)"),
+            ("--port=1", "--port: the engine listens only for the gate)"),
+            ("--uds", "--uds: "),
+            ("--kv-transfer-config", "--kv-transfer-config: the operator connects"),
+            ("--kv-transfer-config.kv_role", "--kv-transfer-config: "),
+            ("--kv_transfer_config={}", "--kv-transfer-config: "),
+            ("--kv-cache-dtype", "--kv-cache-dtype: set engine.kvCacheDtype)"),
+            ("--gpu_memory_utilization=0.5", "--gpu-memory-utilization: set engine.gpuMemoryUtilizationPercent)"),
+            ("--middleware", "--middleware: the operator's is the only middleware)"),
+            ("--model", "--model: set model.source)"),
+            ("--served_model_name=x", "--served-model-name: set model.name)"),
+            ("--api-key", "--api-key: the gate authenticates: set gate.authentication)"),
+            ("--no-enable-prefix-caching", "--no-enable-prefix-caching: set reuse.mode)"),
+            ("--served-model", "--served-model-name: set model.name)"),
+            ("-tp", "-tp: set engine.tensorParallelSize)"),
+            ("--config=/tmp/x", "--config: a file could set any other flag of this list)"),
+            ("--grpc", "--grpc: "),
+            ("--weight-transfer-config={}", "--weight-transfer-config: "),
+            ("--", "--host: "),
         )
     ),
     Row(
@@ -81,10 +84,10 @@ MODEL = [
         "no_authentication",
         "CachedModel",
         {"spec.gate.authentication": {}},
-        "spec.gate.authentication",
-        "exactly one of apiKeys, jwt and trustedHeader",
+        "spec.gate.authentication.apiKeys",
+        "Required value",
     ),
-    Row("reuse", "CachedModel", {"spec.reuse": {"mode": "Blend"}}, "spec.reuse.mode", '"Prefix", "Off"'),
+    Row("reuse", "CachedModel", {"spec.reuse": {"mode": "Blend"}}, "spec.reuse.mode", '"Prefix", "Disabled"'),
     Row(
         "timeout",
         "CachedModel",
@@ -278,8 +281,32 @@ OTHERS = [
     Row(
         "prefix_content",
         "CacheInvalidation",
-        {"spec.scope": {"prefix": {"modelRef": {"name": "tiny"}, "content": {}}}},
+        {
+            "spec.scope": {"prefix": {"modelRef": {"name": "tiny"}, "content": {}}},
+            "spec.mode": "Eager",
+            "spec.hbm": "ResetEngine",
+        },
         "spec.scope.prefix.content",
         "exactly one of text, messages and tokenIDs",
+    ),
+    Row(
+        "lazy_reset", "CacheInvalidation", {"spec.hbm": "ResetEngine"}, "spec.hbm", "set mode Eager, or hbm RollScopes"
+    ),
+    *(
+        Row(
+            f"prefix_{number}",
+            "CacheInvalidation",
+            {"spec.scope": {"prefix": {"modelRef": {"name": "tiny"}, "content": {"text": "x"}}}, **changes},
+            "spec.scope.prefix",
+            "a prefix takes mode Eager and hbm ResetEngine, and no tiers",
+        )
+        for number, changes in enumerate(
+            (
+                {"spec.mode": "Lazy"},
+                {"spec.mode": "Eager"},
+                {"spec.mode": "Eager", "spec.hbm": "RollScopes"},
+                {"spec.mode": "Eager", "spec.hbm": "ResetEngine", "spec.tiers": [{"name": "cpu"}]},
+            )
+        )
     ),
 ]

@@ -63,7 +63,6 @@ NVME: dict[str, Any] = {
     "spec.redis": REMOVE,
     "spec.capacityPerPod": "1Gi",
 }
-HBM: dict[str, Any] = {**CPU, "spec.medium": "HBM"}
 EXTERNAL: dict[str, Any] = {
     "spec.redis.managed": REMOVE,
     "spec.redis.external": {"endpoints": ["a.example:6379", "b.example:6379"]},
@@ -72,7 +71,7 @@ EXTERNAL: dict[str, Any] = {
 TIER = [
     Row("long_name", "CacheTier", {"metadata.name": LONG_NAME}, "metadata.name", "at most 40 characters"),
     Row("dotted_name", "CacheTier", {"metadata.name": "a.b"}, "metadata.name", "must not contain dots"),
-    Row("medium", "CacheTier", {"spec.medium": "Tape"}, "spec.medium", '"HBM", "CPU", "NVMe", "Redis"'),
+    Row("medium", "CacheTier", {"spec.medium": "Tape"}, "spec.medium", '"CPU", "NVMe", "Redis"'),
     Row("no_medium", "CacheTier", {"spec.medium": REMOVE}, "spec.medium", "Required value"),
     Row("cpu_no_capacity", "CacheTier", CPU, "spec.capacityPerPod", "capacityPerPod is required for the media CPU"),
     Row(
@@ -80,7 +79,7 @@ TIER = [
         "CacheTier",
         {**CPU, "spec.capacityPerPod": "1Gi", "spec.capacity": "1Gi"},
         "spec.capacity",
-        "capacity is only for the medium Redis",
+        "not allowed for CPU and NVMe, which take capacityPerPod",
     ),
     Row(
         "redis_no_capacity",
@@ -94,28 +93,7 @@ TIER = [
         "CacheTier",
         {"spec.capacityPerPod": "1Gi"},
         "spec.capacityPerPod",
-        "capacityPerPod is only for the media CPU and NVMe",
-    ),
-    Row(
-        "hbm_capacity",
-        "CacheTier",
-        {**HBM, "spec.capacityPerPod": "1Gi"},
-        "spec.capacityPerPod",
-        "capacityPerPod is only for the media CPU and NVMe",
-    ),
-    Row(
-        "hbm_eviction",
-        "CacheTier",
-        {**HBM, "spec.eviction": {"highWatermarkPercent": 80}},
-        "spec.eviction",
-        "the engine evicts",
-    ),
-    Row(
-        "hbm_encryption",
-        "CacheTier",
-        {**HBM, "spec.encryption": "Required"},
-        "spec.encryption",
-        "encryption is only for the media Redis and NVMe",
+        "not allowed for Redis, which takes capacity",
     ),
     Row(
         "cpu_encryption",
@@ -124,7 +102,46 @@ TIER = [
         "spec.encryption",
         "encryption is only for the media Redis and NVMe",
     ),
-    Row("capacity_zero", "CacheTier", {"spec.capacity": 0}, "spec.capacity", "must be above 0"),
+    Row("capacity_zero", "CacheTier", {"spec.capacity": 0}, "spec.capacity", "must be at least 16Mi: even of a model"),
+    Row("capacity_small", "CacheTier", {"spec.capacity": "16383Ki"}, "spec.capacity", "must be at least 16Mi"),
+    Row(
+        "capacity_of_cpu",
+        "CacheTier",
+        {**CPU, "spec.capacityPerPod": 16_777_215},
+        "spec.capacityPerPod",
+        "a chunk of 256 tokens takes 8Mi",
+    ),
+    Row(
+        "capacity_of_shards",
+        "CacheTier",
+        {"spec.capacity": "47Mi", "spec.redis.managed": {"shards": 3}},
+        "spec.capacity",
+        "must be at least 16Mi for each of redis.managed.shards",
+    ),
+    Row(
+        "watermark_of_redis",
+        "CacheTier",
+        {"spec.eviction": {"highWatermarkPercent": 81}},
+        "spec.eviction",
+        "at most 80 percent of the capacity, of several servers 65",
+    ),
+    Row(
+        "watermark_of_shards",
+        "CacheTier",
+        {"spec.redis.managed": {"shards": 3}, "spec.eviction": {"highWatermarkPercent": 66}},
+        "spec.eviction",
+        "lower eviction.highWatermarkPercent",
+    ),
+    Row(
+        "watermark_of_a_cluster",
+        "CacheTier",
+        {
+            "spec.redis": {"external": {"endpoints": ["a:1"], "cluster": True}},
+            "spec.eviction": {"highWatermarkPercent": 66},
+        },
+        "spec.eviction",
+        "lower eviction.highWatermarkPercent",
+    ),
     Row("capacity_negative", "CacheTier", {"spec.capacity": -5}, "spec.capacity", "greater than or equal to 0"),
     Row("capacity_milli", "CacheTier", {"spec.capacity": "100m"}, "spec.capacity", "should match"),
     Row("no_redis", "CacheTier", {"spec.redis": REMOVE}, "spec.redis", "required for the medium Redis"),
@@ -133,7 +150,7 @@ TIER = [
         "CacheTier",
         {**CPU, "spec.capacityPerPod": "1Gi", "spec.redis": {"managed": {}}},
         "spec.redis",
-        "the redis block is only for the medium Redis",
+        "required for the medium Redis and not allowed for others",
     ),
     Row("redis_neither", "CacheTier", {"spec.redis": {}}, "spec.redis", "exactly one of managed and external"),
     Row(
@@ -174,8 +191,7 @@ TIER = [
         "spec.nvme.hostPath.path",
         "should match",
     ),
-    Row("nvme_on_redis", "CacheTier", {"spec.nvme": {"emptyDir": {}}}, "spec.nvme", "only for the medium NVMe"),
-    Row("hbm_on_redis", "CacheTier", {"spec.hbm": {}}, "spec.hbm", "only for the medium HBM"),
+    Row("nvme_on_redis", "CacheTier", {"spec.nvme": {"emptyDir": {}}}, "spec.nvme", "not allowed for others"),
     Row(
         "watermark",
         "CacheTier",

@@ -14,7 +14,7 @@ from kvstrata.api import KINDS, InvalidObjectError
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.api.objects import Row, changed, valid
 from tests.api.refused_models import MODEL, OTHERS, POLICY, argument
-from tests.api.refused_tiers import DOMAIN, HBM, KMS, TIER
+from tests.api.refused_tiers import DOMAIN, KMS, TIER
 
 ROWS: list[Row] = [*DOMAIN, *TIER, *MODEL, *POLICY, *OTHERS]
 BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
@@ -56,6 +56,7 @@ def test_an_unknown_field_is_refused_by_both(api: ApiServer, kind: str, changes:
         BY_KIND[kind].parse(changed(valid(kind), changes))
 
 
+PREFIX = {"modelRef": {"name": "m"}, "content": {"tokenIDs": [1, 2]}}
 ACCEPTED = [
     ("TenantCachePolicy", {"spec.tenant": "Zürich Büro / 部門 7"}),
     ("TenantCachePolicy", {"spec.tenant": "x"}),
@@ -68,7 +69,11 @@ ACCEPTED = [
     ("CachedModel", argument("--model-impl=auto")),
     ("CachedModel", {"spec.engine.replicas": 0}),
     ("CacheTier", {"metadata.name": "a" * 40}),
-    ("CacheTier", HBM),
+    ("CacheTier", {"spec.capacity": "16Mi"}),
+    ("CacheTier", {"spec.capacity": 50_331_648, "spec.redis.managed": {"shards": 3}}),
+    ("CacheTier", {"spec.eviction": {"highWatermarkPercent": 80}}),
+    ("CacheTier", {"spec.redis.managed": {"shards": 3}, "spec.eviction": {"highWatermarkPercent": 65}}),
+    ("CachedModel", {"spec.engine.gpuMemoryUtilizationPercent": 92, "spec.engine.kvCacheDtype": "fp8"}),
     ("CacheTier", {"spec.redis.managed": {"shards": 1, "replicasPerShard": 0}}),
     ("CacheTier", {"spec.redis.managed": {"shards": 3}}),
     ("CacheTier", {"spec.redis.managed": {"shards": 64, "replicasPerShard": 5, "rebalance": "Migrate"}}),
@@ -77,7 +82,7 @@ ACCEPTED = [
     ("CacheTier", {"metadata.name": "a" * 40, "spec.redis.managed": {"shards": 10}}),
     ("CacheTier", {"metadata.name": "a" * 39, "spec.redis.managed": {"shards": 64}}),
     ("CacheInvalidation", {"spec.mode": "Eager", "spec.tiers": [{"name": "shared"}], "spec.allowResidue": True}),
-    ("CacheInvalidation", {"spec.scope": {"prefix": {"modelRef": {"name": "m"}, "content": {"tokenIDs": [1, 2]}}}}),
+    ("CacheInvalidation", {"spec.mode": "Eager", "spec.hbm": "ResetEngine", "spec.scope": {"prefix": PREFIX}}),
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "tokenIDs": [1, 2, 3]}}),
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "configMapKeyRef": {"name": "c", "key": "k"}, "format": "Chat"}}),
     ("CacheDomain", {"spec": {}}),
@@ -97,7 +102,7 @@ IMMUTABLE = [
     ("TenantCachePolicy", {"tenant": "globex"}, "spec.tenant", "tenant is immutable"),
     (
         "CacheTier",
-        {"medium": "HBM", "capacity": None, "redis": None, "encryption": None},
+        {"medium": "CPU", "capacity": None, "capacityPerPod": "1Gi", "redis": None, "encryption": None},
         "spec.medium",
         "is immutable",
     ),

@@ -66,9 +66,7 @@ def test_all_references_within_the_demo_resolve() -> None:
     assert policies
     for model in models:
         assert set(model.spec.tier_names) <= tiers
-        keys = model.spec.gate.authentication.api_keys
-        assert keys is not None
-        assert ("Secret", keys.secret_ref.name) in objects
+        assert ("Secret", model.spec.gate.authentication.api_keys.secret_ref.name) in objects
     for policy in policies:
         assert {budget.tier for budget in policy.spec.budgets} <= tiers
         group = policy.spec.group_name

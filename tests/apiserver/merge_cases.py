@@ -231,7 +231,7 @@ def random_deployment(chance: random.Random) -> Raw:
 def random_policy(chance: random.Random) -> Raw:
     """Return a policy as one of several managers applies it."""
     budgets = []
-    for name in _some(chance, "cpu shared hbm2"):
+    for name in _some(chance, "cpu shared disk"):
         budget = {"tier": name, "limit": chance.choice(["1Mi", "1Mi", "2Mi"])}
         if chance.random() < 0.4:
             budget["retention"] = chance.choice(["1h", "2h"])

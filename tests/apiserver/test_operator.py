@@ -38,7 +38,6 @@ def test_the_samples_end_ready_or_with_the_documented_reason(server: Server, ope
     at_rest(server)
     expected = {
         ("CacheDomain", "default"): ("True", "DomainReady"),
-        ("CacheTier", "hbm"): ("True", "InPod"),
         ("CacheTier", "cpu"): ("True", "InPod"),
         ("CachedModel", "tiny"): ("False", "RollingOut"),
         **{

@@ -91,7 +91,7 @@ async def test_a_keyspace_that_the_policy_in_force_has_is_refused_by_name(gate: 
     own = entry("acme", suspended=state == "suspended")
     version = PoolVersion(keyspace("docs"), "f" * 16, PoolState.WARMING, pack_hashes([bytes(32)]), ("shared",))
     pools = {0: PoolShard("docs", "uid-docs", (version,))} if state == "a pool's" else None
-    rules = Rules(drain_timeout_s=1, reuse="Off") if state == "switched off" else None
+    rules = Rules(drain_timeout_s=1, reuse="Disabled") if state == "switched off" else None
     await gate.acked(await gate.publish([own], rules, pools=pools))
     asked = keyspace("docs" if state == "a pool's" else "acme")
     said = await erased(gate, OLD, asked, wait_s=30)

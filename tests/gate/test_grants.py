@@ -41,10 +41,10 @@ KEYSPACE = Grant(keyspace("acme"), True)
         ({"on_stale": "Fence"}, True, {}, KEYSPACE),
         ({"on_stale": "Fence"}, False, {}, Grant("random", False, "stale")),
         ({"on_stale": "ServeStale"}, False, {}, KEYSPACE),
-        ({"reuse": "Off"}, True, {}, Grant("random", False, "reuse_off")),
-        ({"reuse": "Off", "on_stale": "Fence"}, False, {}, Grant("random", False, "reuse_off")),
+        ({"reuse": "Disabled"}, True, {}, Grant("random", False, "reuse_off")),
+        ({"reuse": "Disabled", "on_stale": "Fence"}, False, {}, Grant("random", False, "reuse_off")),
         ({}, True, {"suspended": True}, Grant("random", False, "suspended")),
-        ({"reuse": "Off"}, False, {"suspended": True}, Grant("random", False, "suspended")),
+        ({"reuse": "Disabled"}, False, {"suspended": True}, Grant("random", False, "suspended")),
         ({"unknown_tenants": "Refuse"}, True, {}, KEYSPACE),
     ],
     ids=str,
@@ -72,7 +72,7 @@ def test_a_warm_up_writes_under_the_version_with_its_manifest() -> None:
     assert warming_version(made, "uid-docs", "", one) == first
     assert warming_version(made, "uid-docs", first.keyspace[:8], two) is None
     assert warming_version(made, "uid-more", second.keyspace[:8], two) is None
-    assert warming_version(bundle(versions=(first,), reuse="Off"), "uid-docs", "", one) is None
+    assert warming_version(bundle(versions=(first,), reuse="Disabled"), "uid-docs", "", one) is None
     assert warming_version(None, "uid-docs", "", one) is None
 
 
@@ -83,7 +83,7 @@ def test_a_warm_up_writes_under_the_version_with_its_manifest() -> None:
         (bundle(entry("acme", "other")), False),
         (bundle(entry("globex", "acme")), False),
         (bundle(entry("acme", suspended=True)), False),
-        (bundle(entry("acme"), reuse="Off"), False),
+        (bundle(entry("acme"), reuse="Disabled"), False),
     ],
     ids=["as before", "another keyspace", "another tenant", "suspended", "reuse is off"],
 )
@@ -96,7 +96,7 @@ def test_a_warm_up_stays_while_its_version_is_in_the_policy() -> None:
     assert still_granted(bundle(versions=kept), docs, keyspace("docs-2"))
     assert not still_granted(bundle(versions=kept[:1]), docs, keyspace("docs-2"))
     assert not still_granted(bundle(versions=kept), PoolSubject("uid-more"), keyspace("docs-1"))
-    assert not still_granted(bundle(versions=kept, reuse="Off"), docs, keyspace("docs-1"))
+    assert not still_granted(bundle(versions=kept, reuse="Disabled"), docs, keyspace("docs-1"))
 
 
 BEARER, KEY = b"authorization", b"x-api-key"

@@ -115,7 +115,7 @@ async def test_reuse_that_is_off_leaves_nothing_of_pools(world: World) -> None:
     await world.publish([entry("acme", pools=("docs",))], pools={0: shard})
     async with world.started():
         await world.acked(1)
-        revision = await world.publish([entry("acme", pools=("docs",))], Rules(reuse="Off", drain_timeout_s=1))
+        revision = await world.publish([entry("acme", pools=("docs",))], Rules(reuse="Disabled", drain_timeout_s=1))
         await world.acked(revision)
         policy = world.directory / "policy"
         assert (listing(policy), list((policy / KEYS_DIRECTORY).iterdir())) == ({}, [])

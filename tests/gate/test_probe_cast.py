@@ -56,7 +56,7 @@ def played(made: Bundle, readers: int = 8, below: Callable[[int], int] = first) 
 
 
 def test_nobody_plays_where_nothing_is_reused() -> None:
-    assert cast(bundle(entry("a"), entry("b"), reuse="Off"), 8, first) is None
+    assert cast(bundle(entry("a"), entry("b"), reuse="Disabled"), 8, first) is None
     assert cast(bundle(entry("a", suspended=True)), 8, first) is None
     assert cast(bundle(), 8, first) is None
 

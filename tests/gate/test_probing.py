@@ -327,7 +327,7 @@ async def test_a_pool_that_the_writer_may_not_read_looks_too(pod: World) -> None
         ([entry("acme")], Rules(), ProbeOutcome.ONE_SCOPE),
         ([entry("acme"), entry("globex", suspended=True)], Rules(), ProbeOutcome.ONE_SCOPE),
         ([entry("acme", suspended=True)], Rules(), ProbeOutcome.NO_REUSE),
-        ([entry("acme"), entry("globex")], Rules(reuse="Off"), ProbeOutcome.NO_REUSE),
+        ([entry("acme"), entry("globex")], Rules(reuse="Disabled"), ProbeOutcome.NO_REUSE),
     ],
     ids=["one tenant", "one that is not suspended", "none", "reuse is off"],
 )

@@ -140,13 +140,13 @@ async def test_an_operator_verifies_isolation_and_fences_reuse_when_keyspaces_ar
                 assert "which have one keyspace in Engine, shared" in cluster.message()
                 await come(lambda: [reason for reason, _ in cluster.events()] == ["IsolationBroken"], cluster.events)
                 await come(lambda: faulty.metric("kvstrata_isolation_broken", model="tiny") == 1, faulty.log_tail)
-                await come(lambda: reuse(world) == "Off", faulty.log_tail)
+                await come(lambda: reuse(world) == "Disabled", faulty.log_tail)
                 await asyncio.to_thread(faulty.stop)
 
                 # Whoever leads next fences by what status says, though it derives keyspaces as it should.
                 following = await asyncio.to_thread(cluster.start_operator, "next")
                 await come(lambda: world.gate.enforcement.term == 3, following.log_tail)
-                assert reuse(world) == "Off"
+                assert reuse(world) == "Disabled"
                 assert cluster.isolation() == ("False", "ForeignHit")
         finally:
             await asyncio.to_thread(cluster.close)

@@ -73,7 +73,7 @@ async def test_a_suspended_tenant_is_answered_without_reuse(gate: World) -> None
 
 
 async def test_reuse_off_gives_every_request_its_own_salt(gate: World) -> None:
-    revision = await gate.publish([entry("acme")], Rules(reuse="Off"))
+    revision = await gate.publish([entry("acme")], Rules(reuse="Disabled"))
     await gate.acked(revision)
     for _ in range(2):
         await gate.ask(post("/v1/completions", {"prompt": "a"}))

@@ -192,7 +192,7 @@ async def test_a_version_that_the_bundle_does_not_have_is_not_warmed(pod: World,
 
 
 async def test_with_reuse_off_nothing_is_warmed(pod: World) -> None:
-    await pod.acked(await pod.publish([entry("acme")], Rules(drain_timeout_s=1, reuse="Off")))
+    await pod.acked(await pod.publish([entry("acme")], Rules(drain_timeout_s=1, reuse="Disabled")))
     assert await warmed(pod, TEXT) is WarmOutcome.NO_VERSION
 
 

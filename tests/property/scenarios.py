@@ -226,7 +226,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         TEAM, (edit(DOMAIN, "default", staleAfter="1m", onStale="ServeStale", unknownTenants="Refuse"),)
     ),
     "reuse is switched off and on": Scenario(
-        SOLO, (edit(MODEL, "tiny", reuse={"mode": "Off"}), edit(MODEL, "tiny", reuse=None))
+        SOLO, (edit(MODEL, "tiny", reuse={"mode": "Disabled"}), edit(MODEL, "tiny", reuse=None))
     ),
     "a policy is stalled and repaired": Scenario(
         TEAM, (edit(POLICY, "c", **NOWHERE), edit(POLICY, "c", budgets=None, suspend=True))

@@ -72,7 +72,7 @@ PAIRS: Mapping[str, Pair] = {
     "a model without reuse and without TLS": Pair(
         model(
             tiers=("cpu",),
-            reuse={"mode": "Off"},
+            reuse={"mode": "Disabled"},
             gate={
                 "authentication": {"apiKeys": {"secretRef": {"name": "keys"}}},
                 "tls": {"mode": "Disabled"},

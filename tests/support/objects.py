@@ -30,11 +30,6 @@ def cpu_tier(name: str = "cpu", **spec: Any) -> Raw:
     return own("CacheTier", name, {"medium": "CPU", "capacityPerPod": "1Gi", **spec})
 
 
-def hbm_tier(name: str = "hbm", **spec: Any) -> Raw:
-    """Return the tier that is the engine's own memory."""
-    return own("CacheTier", name, {"medium": "HBM", **spec})
-
-
 def redis_tier(name: str = "shared", **spec: Any) -> Raw:
     """Return a managed Redis tier that this version can run."""
     base = {"medium": "Redis", "capacity": "64Mi", "encryption": "Disabled", "redis": {"managed": {}}}

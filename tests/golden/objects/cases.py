@@ -30,7 +30,7 @@ def read(case: str) -> tuple[CachedModel, tuple[CacheTier, ...]]:
 def render(case: str) -> list[dict[str, Any]]:
     """Return every object that a case becomes, in the order in which they are applied."""
     model, tiers = read(case)
-    identity = cache_identity(model, tiers)
+    identity = cache_identity(model)
     objects = [built for tier in tiers for built in redis_tier_children(CONTEXT, tier, restart_token="1")]
     return [
         *objects,

@@ -121,7 +121,7 @@ ENTRY = Entry(
 )  # fmt: skip
 NAMED = replace(ENTRY, tenant="globex", keys=(KeyReference(255, key_id(SECRET)),), pools=(), resumes=False)
 BARE = Entry("public", B, PUBLIC_SCOPE, "policy-uid", budgets=(EnforcedBudget("fast"),))
-RULES = Rules(60, 10, "ServeStale", "Refuse", "Off", audit_tenants=True)
+RULES = Rules(60, 10, "ServeStale", "Refuse", "Disabled", audit_tenants=True)
 ROOT = Root(
     "0123456789abcdef", "chat", "model-uid", 7, 2, RULES, (ShardRef(0, "a", "0" * 64), ShardRef(1, "b", "1" * 64)), 5,
     (PoolRef(0, "a", "2" * 64, 3), PoolRef(2, "b", "3" * 64, 7)),

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from kvstrata.api.cachetier import LEAST_CAPACITY
+from kvstrata.api.scalars import Quantity
 from tests.support.generated import values
 
 Raw = dict[str, Any]
@@ -40,12 +42,11 @@ REFERENCES = {
     "pool": "PrefixPool",
 }
 ALLOWED_MEDIUM = {
-    "HBM": {"hbm"},
     "CPU": {"capacityPerPod", "eviction"},
     "NVMe": {"capacityPerPod", "eviction", "encryption", "nvme"},
     "Redis": {"capacity", "eviction", "encryption", "redis"},
 }
-ONLY_OF_A_MEDIUM = {"hbm", "capacityPerPod", "capacity", "eviction", "encryption", "nvme", "redis"}
+ONLY_OF_A_MEDIUM = {"capacityPerPod", "capacity", "eviction", "encryption", "nvme", "redis"}
 
 
 def load_schemas(folder: Path) -> dict[str, Schema]:
@@ -117,9 +118,7 @@ class Generator:
         required = set(schema.get("required", ()))
         chosen = {name for name in properties if name in required or self._rng.random() < self._richness}
         for choice in _choices(schema):
-            # API keys are what this version authenticates by: half of the models should get past that.
-            likely = [name for name in choice if name == "apiKeys"]
-            chosen = (chosen - set(choice)) | {self._rng.choice([*choice, *likely, *likely])}
+            chosen = (chosen - set(choice)) | {self._rng.choice(choice)}
         return {name: self._value(properties[name], (*path, name)) for name in properties if name in chosen}
 
     def _list(self, schema: Schema, path: tuple[str, ...]) -> list[Any]:
@@ -183,6 +182,9 @@ class Generator:
                 }
                 for name in needed.get(medium, ()):
                     spec.setdefault(name, self._value(self._schema["properties"][name], (name,)))
+                for name in spec.keys() & {"capacity", "capacityPerPod"}:
+                    if Quantity(spec[name]).in_bytes < Quantity(LEAST_CAPACITY).in_bytes:
+                        spec[name] = self._rng.choice((LEAST_CAPACITY, "64Mi", "1Gi"))
                 if medium == "Redis" and self._rng.random() < 0.7:
                     spec["encryption"] = "Disabled"
             case "TenantCachePolicy":
@@ -207,7 +209,10 @@ class Generator:
             case "CacheInvalidation":
                 if not spec["scope"].keys() & {"tenant", "prefix"}:
                     spec.pop("sharedScopes", None)
+                if "prefix" in spec["scope"]:
+                    spec |= {"mode": "Eager", "hbm": "ResetEngine", "tiers": []}
                 if spec["mode"] != "Eager":
+                    spec.pop("hbm", None)
                     spec.pop("tiers", None)
                     spec.pop("allowResidue", None)
             case "CachedModel":

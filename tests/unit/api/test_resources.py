@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from kvstrata.api import KINDS, InvalidObjectError
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode, Transfer
-from kvstrata.api.cachedmodel_gate import TimingMode
 from kvstrata.api.cachedmodel_source import DType
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationScope, Phase
@@ -143,7 +142,7 @@ def test_a_model_has_the_documented_defaults() -> None:
     assert spec.model.effective_dtype is DType.AUTO
     assert spec.reuse_mode is ReuseMode.PREFIX
     assert spec.probe_interval_s == 300
-    assert (spec.gate.tls_mode, spec.gate.timing_mode) == (TlsMode.ISSUED, TimingMode.EXACT)
+    assert spec.gate.tls_mode is TlsMode.ISSUED
     assert spec.tier_names == ("cpu",)
     assert spec.effective_cache_generation == 0
 

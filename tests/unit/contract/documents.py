@@ -20,7 +20,7 @@ rules = st.builds(
     counts,
     st.sampled_from(["Fence", "ServeStale"]),
     st.sampled_from(["NoReuse", "Refuse"]),
-    st.sampled_from(["Prefix", "Off"]),
+    st.sampled_from(["Prefix", "Disabled"]),
 )
 shard_lists = st.lists(st.tuples(st.sampled_from("ab"), hex32), max_size=5).map(
     lambda slots: tuple(ShardRef(index, slot, digest) for index, (slot, digest) in enumerate(slots))

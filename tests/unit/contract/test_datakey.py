@@ -103,7 +103,7 @@ def test_the_view_names_the_generations_of_allowed_keyspaces_in_order() -> None:
     view = CacheView.of(bundle(ENTRY, replace(ENTRY, tenant="globex", keyspace="b" * 32, suspended=True)))
     assert view.generations == {KEYSPACE: (2, 1)}
     assert CacheView.decode(view.encode()) == view
-    assert data_keys(bundle(ENTRY, reuse="Off")) == {}
+    assert data_keys(bundle(ENTRY, reuse="Disabled")) == {}
 
 
 def test_a_view_of_the_version_before_names_no_generations() -> None:

@@ -227,7 +227,7 @@ def test_a_view_allows_pools_and_lets_readers_read_published_versions_in_order()
 
 
 def test_nothing_of_a_pool_is_allowed_while_reuse_is_off() -> None:
-    off = bundle([entry("acme", "a", "docs")], [PoolShard("docs", "u", (version("b", keys=(KEY,)),))], "Off")
+    off = bundle([entry("acme", "a", "docs")], [PoolShard("docs", "u", (version("b", keys=(KEY,)),))], "Disabled")
     view = CacheView.of(off)
     assert (view.keyspaces, view.pools, view.reads, data_keys(off), manifests(off)) == ({}, {}, {}, {}, {})
 

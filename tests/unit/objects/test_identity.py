@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.objects.pod.identity import KV_NEUTRAL_FLAGS, KV_NEUTRAL_VARIABLES, cache_identity, kv_relevant_arguments
-from tests.unit.objects.builders import cpu_tier, model, redis_tier, tier
+from tests.unit.objects.builders import model
 
 
 def identity(*args: str, **parts: Any) -> str:
-    return cache_identity(model(**parts, engine={"args": list(args), **parts.pop("engine", {})}), ())
+    return cache_identity(model(**parts, engine={"args": list(args), **parts.pop("engine", {})}))
 
 
 def with_engine(**engine: Any) -> str:
-    return cache_identity(model(engine=engine), ())
+    return cache_identity(model(engine=engine))
 
 
 def test_an_identity_is_sixteen_hexadecimal_digits() -> None:
@@ -125,7 +125,7 @@ def test_two_identities_are_equal_only_if_what_matters_is(one: list[str], other:
     ids=str,
 )
 def test_whatever_changes_kv_bytes_is_another_identity(changed: dict[str, Any]) -> None:
-    assert cache_identity(model(**changed), ()) != cache_identity(model(), ())
+    assert cache_identity(model(**changed)) != cache_identity(model())
 
 
 @pytest.mark.parametrize(
@@ -139,22 +139,21 @@ def test_whatever_changes_kv_bytes_is_another_identity(changed: dict[str, Any]) 
         {"model": {"dtype": "auto"}},
         {"cacheServer": {"chunkSize": 256, "image": "engine:1", "resources": {"limits": {"memory": "9Gi"}}}},
         {"gate": {"tls": {"mode": "Disabled"}}},
-        {"reuse": {"mode": "Off"}},
+        {"reuse": {"mode": "Disabled"}},
         {"cacheGeneration": 0},
     ],
     ids=str,
 )
 def test_what_leaves_kv_bytes_alone_keeps_the_identity(changed: dict[str, Any]) -> None:
-    assert cache_identity(model(**changed), ()) == cache_identity(model(), ())
+    assert cache_identity(model(**changed)) == cache_identity(model())
 
 
 def test_the_name_that_callers_use_does_not_count() -> None:
-    assert cache_identity(model(model={"name": "other"}), ()) == cache_identity(model(), ())
+    assert cache_identity(model(model={"name": "other"})) == cache_identity(model())
 
 
-def test_of_the_tiers_only_the_type_of_cached_values_counts() -> None:
-    plain = cache_identity(model(), ())
-    assert cache_identity(model(), (cpu_tier(), redis_tier())) == plain
-    assert cache_identity(model(), (tier("hbm", medium="HBM", hbm={"gpuMemoryUtilizationPercent": 50}),)) == plain
-    assert cache_identity(model(), (tier("hbm", medium="HBM", hbm={"kvCacheDtype": "auto"}),)) == plain
-    assert cache_identity(model(), (tier("hbm", medium="HBM", hbm={"kvCacheDtype": "fp8"}),)) != plain
+def test_the_type_of_cached_values_counts_and_the_share_of_memory_does_not() -> None:
+    plain = with_engine()
+    assert with_engine(gpuMemoryUtilizationPercent=50) == plain
+    assert with_engine(kvCacheDtype="auto") == plain
+    assert with_engine(kvCacheDtype="fp8") != plain

@@ -97,8 +97,8 @@ def test_memory_is_the_shards_part_with_room_for_replication_and_fragmentation()
 
 
 def test_all_shards_together_hold_the_capacity_however_it_divides() -> None:
-    spec = cluster(capacity="1000").spec
-    assert sizing.shard_bytes(spec) == 334
+    spec = cluster(capacity="64Mi").spec
+    assert sizing.shard_bytes(spec) == 22_369_622
 
 
 def test_blocks_may_take_as_much_as_in_a_cluster_of_someone_else() -> None:

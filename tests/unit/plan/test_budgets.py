@@ -10,19 +10,18 @@ import pytest
 from kvstrata.api.common import Budget
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.plan.bundle.compile import as_admitted, enforced
-from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
+from tests.support.objects import cpu_tier, domain, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 WRONG = [
     ({"tier": "gone", "limit": "1Mi"}, "TierNotFound"),
-    ({"tier": "hbm", "limit": "1Mi"}, "BudgetNotSupported"),
     ({"tier": "cpu", "guaranteed": "2Gi"}, "GuaranteeExceedsCapacity"),
     ({"tier": "shared", "retention": "2h"}, "RetentionExceedsTier"),
 ]
 
 
 def at_rest(*objects: Any) -> Simulation:
-    tiers = (cpu_tier(), hbm_tier(), redis_tier(maxRetention="1h"))
+    tiers = (cpu_tier(), redis_tier(maxRetention="1h"))
     simulation = Simulation(*tiers, model(tiers=("cpu",)), pod("pod-0"), *objects)
     simulation.come_to_rest()
     return simulation

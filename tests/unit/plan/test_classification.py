@@ -14,7 +14,7 @@ from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.refs import Key
 from kvstrata.plan.budgets.classification import denied_tiers
-from tests.support.objects import NAMESPACE, cpu_tier, group, hbm_tier, model, pod, policy, pool, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, group, model, pod, policy, pool, redis_tier
 from tests.support.worlds import Simulation
 
 TIER, POLICY, GROUP, DOMAIN = "CacheTier", "TenantCachePolicy", "TenantGroup", "CacheDomain"
@@ -229,13 +229,6 @@ def test_what_one_entry_of_a_keyspace_denies_is_denied_to_the_whole_keyspace() -
         view = CacheView.of(simulation.bundle())
         (budgets,) = view.keyspaces.values()
         assert [(budget.tier, budget.denied) for budget in budgets] == [("shared", True)]
-
-
-def test_the_engines_memory_cannot_keep_anybody_off() -> None:
-    simulation = Simulation(hbm_tier(allowedClassifications=["Public"]), model(tiers=("hbm",)), policy("acme"))
-    simulation.come_to_rest()
-    assert simulation.condition(TIER, "hbm", "Stalled") == ("True", "ClassificationNotSupported")
-    assert simulation.entry("acme").budgets == ()
 
 
 def test_pools_are_kept_off_every_tier_that_asks_for_a_classification() -> None:

@@ -158,7 +158,7 @@ class TestRendering:
         _, cache = self.container(file_tier(), model(tiers=("disk",), cacheServer=chosen))
         assert cache["resources"]["requests"] == {"ephemeral-storage": "5Gi"}
 
-    @pytest.mark.parametrize(("capacity", "blocks"), [("1Mi", 1 << 14), ("100Gi", 409_600), ("4Ti", 1 << 20)])
+    @pytest.mark.parametrize(("capacity", "blocks"), [("16Mi", 1 << 14), ("100Gi", 409_600), ("4Ti", 1 << 20)])
     def test_the_index_is_bounded_and_paid_for(self, capacity: str, blocks: int) -> None:
         simulation = Simulation(file_tier(capacityPerPod=capacity))
         tier = simulation.world.tiers["disk"]

@@ -116,7 +116,7 @@ def test_a_group_that_is_not_enforced_any_more_says_so_at_once() -> None:
 
 def test_rules_that_changed_must_be_acknowledged_for_the_group_too() -> None:
     simulation = at_rest(*lab("a", "b"))
-    simulation.edit("CachedModel", "tiny", reuse={"mode": "Off"})
+    simulation.edit("CachedModel", "tiny", reuse={"mode": "Disabled"})
     simulation.settle()
     assert enforced(simulation) == AWAITING
 

@@ -19,7 +19,7 @@ from kvstrata.plan.actions import CommitBundle, Plan
 from kvstrata.plan.bundle.commit import plan_bundle
 from kvstrata.plan.bundle.compile import compile_policy, gather
 from tests.support.amounts import examples
-from tests.support.objects import NAMESPACE, domain, group, hbm_tier, model, policy, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, domain, group, model, policy, redis_tier
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
@@ -41,7 +41,7 @@ EDITS: dict[str, Any] = {
     "tier": lambda s: s.edit("CacheTier", "shared", maxRetention="30m"),
     "tier again": lambda s: s.edit("CacheTier", "shared", maxRetention="2h"),
     "public budget": lambda s: s.edit("CacheDomain", "default", publicBudgets=[{"tier": "shared"}]),
-    "new tier": lambda s: s.put(hbm_tier("nowhere")),
+    "new tier": lambda s: s.put(cpu_tier("nowhere")),
     "new model": lambda s: s.put(model("other")),
     "rival": lambda s: s.put(policy("acme", name="acme-again")),
     "no rival": lambda s: ("acme-again" in s.world.policies) and s.delete(TCP, "acme-again"),

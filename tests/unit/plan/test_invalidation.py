@@ -71,12 +71,8 @@ EXACT = {"mode": "Eager", "hbm": "ResetEngine"}
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"scope": {"tenant": "acme"}, "hbm": "ResetEngine"}, "ResetNotReconciled"),
         ({"scope": {"model": "nobody"}}, "ModelNotFound"),
         ({"scope": {"pool": "p"}}, "PoolNotFound"),
-        ({"scope": PREFIX}, "PrefixNotErasable"),
-        ({"scope": PREFIX, "mode": "Eager"}, "PrefixNotErasable"),
-        ({"scope": PREFIX, **EXACT, "tiers": [{"name": "cpu"}]}, "PrefixNotErasable"),
         ({"scope": {"prefix": {**PREFIX["prefix"], "modelRef": {"name": "no"}}}, **EXACT}, "ModelNotFound"),
         ({"scope": {"prefix": {**PREFIX["prefix"], "tenants": ["acme", "no"]}}, **EXACT}, "TenantNotFound"),
         ({"scope": {"prefix": {**PREFIX["prefix"], "tenants": ["member"]}}, **EXACT}, "SharedScopeChoiceRequired"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.adapter import TierState
-from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
+from tests.support.objects import cpu_tier, domain, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
@@ -69,11 +69,6 @@ def test_the_end_of_the_pod_that_did_not_say_so_is_noticed() -> None:
     simulation.delete("Pod", "pod-1")
     simulation.come_to_rest()
     assert within(simulation) == ("True", "BudgetsEnforced")
-
-
-def test_budgets_of_other_media_are_reported_by_nobody() -> None:
-    budgets = [{"tier": "hbm", "retention": "1h"}]
-    assert within(settled(hbm_tier(), policy("acme", budgets=budgets))) == ("Unknown", "BudgetsNotEnforced")
 
 
 class TestTheTiersLongestRetention:

@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
-from tests.support.objects import NAMESPACE, cpu_tier, group, hbm_tier, model, pod, policy, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
@@ -172,7 +172,6 @@ def test_a_deleted_policy_leaves_the_bundle_and_a_recreated_one_reaches_nothing_
     ("change", "reason"),
     [
         ({"budgets": [{"tier": "gone", "limit": "1Mi"}]}, "TierNotFound"),
-        ({"budgets": [{"tier": "hbm", "limit": "1Mi"}]}, "BudgetNotSupported"),
         ({"budgets": [{"tier": "cpu", "guaranteed": "2Gi"}]}, "GuaranteeExceedsCapacity"),
         ({"budgets": [{"tier": "short", "retention": "2h"}]}, "RetentionExceedsTier"),
         ({"budgets": [{"tier": "open", "limit": "1Mi"}], "classification": "Restricted"}, "ClassificationNotAllowed"),
@@ -180,7 +179,7 @@ def test_a_deleted_policy_leaves_the_bundle_and_a_recreated_one_reaches_nothing_
     ],
 )
 def test_while_a_spec_is_invalid_the_last_one_stays_in_force(change: dict[str, Any], reason: str) -> None:
-    tiers = (hbm_tier(), redis_tier("short", maxRetention="1h"), redis_tier("open", allowedClassifications=["Public"]))
+    tiers = (redis_tier("short", maxRetention="1h"), redis_tier("open", allowedClassifications=["Public"]))
     simulation = settled(*tiers, policy("acme", budgets=[{"tier": "cpu", "limit": "1Mi"}]))
     before = simulation.bundle()
     simulation.edit(TCP, "acme", **change)
@@ -333,14 +332,9 @@ def test_a_tenant_that_left_a_shared_scope_is_remembered_there_until_its_epoch_i
     assert not simulation.status(TCP, "a").get("formerScopes")
 
 
-def test_a_retention_that_this_version_does_not_keep_is_not_silent() -> None:
-    simulation = settled(hbm_tier(), policy("acme", budgets=[{"tier": "hbm", "retention": "1h"}]))
-    assert simulation.condition(TCP, "acme", "WithinBudget") == ("Unknown", "BudgetsNotEnforced")
-
-
 def test_a_change_of_the_rules_is_enforced_only_once_pods_acknowledged_it() -> None:
     simulation = settled(policy("acme"))
-    simulation.edit("CachedModel", "tiny", reuse={"mode": "Off"})
+    simulation.edit("CachedModel", "tiny", reuse={"mode": "Disabled"})
     simulation.step(Key("CachedModel", NAMESPACE, "tiny"))
     assert simulation.status("CachedModel", "tiny")["observedGeneration"] == 1
     simulation.settle()

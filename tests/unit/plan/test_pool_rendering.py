@@ -14,7 +14,7 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.wire import digest_bytes
 from kvstrata.plan.pools.content import READ_AGAIN_S
 from kvstrata.plan.pools.rendering import ASK_AGAIN_S, RENDER_AGAIN_S
-from tests.support.objects import Raw, config_map, cpu_tier, hbm_tier, model, pod, redis_tier
+from tests.support.objects import Raw, config_map, cpu_tier, model, pod, redis_tier
 from tests.support.worlds import Killed, Simulation
 from tests.unit.plan.rendered_pools import (
     KIND,
@@ -126,7 +126,6 @@ class TestSpec:
             ((), {"tiers": [{"name": "gone"}]}, PoolReason.TIER_NOT_FOUND),
             ((redis_tier(),), {"tiers": [{"name": "shared"}]}, PoolReason.TIER_NOT_IN_MODEL),
             ((model(),), {}, PoolReason.TIER_NOT_IN_MODEL),
-            ((hbm_tier(), model(tiers=("hbm", "cpu"))), {"tiers": [{"name": "hbm"}]}, PoolReason.TIER_NOT_SUPPORTED),
             ((cpu_tier(allowedClassifications=["Public"]),), {}, PoolReason.TIER_NOT_ALLOWED),
         ],
     )

@@ -156,12 +156,15 @@ class TestVersions:
 
     def test_what_is_pinned_is_guaranteed_as_much_as_was_measured_and_counts_in_its_tier(self) -> None:
         simulation = at_rest(manual(pinned=True))
-        rows = [{"name": "shared", "stored": 3, "expected": 3, "bytes": 3 * MIB}]
+        rows = [{"name": "shared", "stored": 3, "expected": 3, "bytes": 15 * MIB}]
         say(simulation, tiers=rows)
         assert {b.guaranteed_bytes for b in versions(simulation)[0].budgets} == {None}
         say(simulation, published=True, tiers=rows)
-        assert {b.tier: b.guaranteed_bytes for b in versions(simulation)[0].budgets} == {"cpu": None, "shared": 3 * MIB}
-        simulation.edit("CacheTier", "shared", capacity="3Mi")
+        assert {b.tier: b.guaranteed_bytes for b in versions(simulation)[0].budgets} == {
+            "cpu": None,
+            "shared": 15 * MIB,
+        }
+        simulation.edit("CacheTier", "shared", capacity="16Mi")
         simulation.come_to_rest()
         assert simulation.condition("CacheTier", "shared", "CapacityCommitted")[1] == "GuaranteesWaiting"
         assert {b.guaranteed_bytes for b in versions(simulation)[0].budgets} == {None}

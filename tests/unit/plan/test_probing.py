@@ -176,7 +176,7 @@ def test_what_was_shown_stands_while_a_pod_does_not_answer_and_not_for_ever() ->
 
 
 def test_without_reuse_nothing_is_probed_or_claimed() -> None:
-    scene = Scene(reuse={"mode": "Off"})
+    scene = Scene(reuse={"mode": "Disabled"})
     assert scene.asked() == []
     assert scene.verdict() == ("Unknown", "ReuseOff")
 
@@ -213,13 +213,13 @@ def test_a_failure_stands_though_later_probes_find_nothing_and_the_operator_star
 def test_with_fence_reuse_nothing_is_reused_after_a_failure_until_the_generation_is_raised() -> None:
     scene = Scene(probe={"onFailure": "FenceReuse"})
     scene.answer("pod-1", **FOUND)
-    assert scene.reuse() == "Off"
+    assert scene.reuse() == "Disabled"
     assert scene.verdict() == ("False", "ForeignHit")
     scene.simulation.come_to_rest()
     assert scene.asked() == []
     scene.simulation.restart()
     scene.simulation.come_to_rest()
-    assert scene.reuse() == "Off"
+    assert scene.reuse() == "Disabled"
     scene.simulation.edit("CachedModel", "tiny", cacheGeneration=1)
     scene.simulation.come_to_rest()
     scene.simulation.roll_out()
@@ -239,7 +239,7 @@ def test_a_failure_of_a_later_generation_is_recorded_with_it_and_stands_until_th
     scene.simulation.restart()
     scene.simulation.come_to_rest()
     assert scene.verdict() == ("False", "ForeignHit")
-    assert scene.reuse() == "Off"
+    assert scene.reuse() == "Disabled"
     scene.simulation.edit("CachedModel", "tiny", cacheGeneration=3)
     scene.simulation.come_to_rest()
     scene.answer()
@@ -262,7 +262,7 @@ def test_fencing_may_be_declared_after_the_failure() -> None:
     scene.answer(**FOUND)
     scene.simulation.edit("CachedModel", "tiny", probe={"onFailure": "FenceReuse"})
     scene.simulation.come_to_rest()
-    assert scene.reuse() == "Off"
+    assert scene.reuse() == "Disabled"
     scene.simulation.edit("CachedModel", "tiny", probe={"onFailure": "Report"})
     scene.simulation.come_to_rest()
     assert scene.reuse() == "Prefix"

@@ -17,7 +17,7 @@ from kvstrata.plan.actions import ProbeBackend
 from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
 from kvstrata.reconcile.secrets import decode
 from tests.support.memory_secret_store import CERTIFICATE_LIFE
-from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, hbm_tier, model, pod, redis_tier
+from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, pod, redis_tier
 from tests.support.worlds import Simulation, finish
 
 
@@ -83,7 +83,6 @@ def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
     [
         (redis_tier("t", maxRetention="1h"), ("True", "ExpiresByItself")),
         (cpu_tier("t", maxRetention="1h"), ("Unknown", "NoLivePods")),
-        (hbm_tier("t", maxRetention="1h"), ("False", "RetentionNotReconciled")),
         (redis_tier("t"), ("", "")),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.objects.pod.identity import cache_identity
-from tests.support.objects import cpu_tier, hbm_tier, model, redis_tier
+from tests.support.objects import cpu_tier, model, redis_tier
 from tests.support.worlds import Simulation
 
 WARMUP = {"warmup": {"bytes": "1Gi", "timeout": "90s"}}
@@ -22,7 +22,7 @@ def ready_reason(*tiers: dict[str, Any]) -> str:
     return reason if status == "True" else ""
 
 
-@pytest.mark.parametrize("tiers", [(), (cpu_tier(),), (redis_tier(),), (hbm_tier(), redis_tier())])
+@pytest.mark.parametrize("tiers", [(), (cpu_tier(),), (redis_tier(),)])
 def test_it_needs_memory_to_load_into_and_a_tier_to_load_from(tiers: tuple[dict[str, Any], ...]) -> None:
     assert ready_reason(*tiers) == "WarmupNeedsTiers"
 
@@ -34,4 +34,4 @@ def test_with_both_it_is_carried_out() -> None:
 def test_it_is_no_part_of_what_blocks_mean() -> None:
     plain = CachedModel.parse(model())
     warmed = CachedModel.parse(model(cacheServer=WARMUP))
-    assert cache_identity(plain, ()) == cache_identity(warmed, ())
+    assert cache_identity(plain) == cache_identity(warmed)

@@ -18,12 +18,12 @@ from tests.support.audit import lines
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import (
     NAMESPACE,
+    STALLED_REDIS,
     cpu_tier,
     domain,
     group,
     invalidation,
     model,
-    own,
     pod,
     policy,
     pool,
@@ -92,7 +92,7 @@ def test_an_operator_that_starts_again_tells_nothing_anew(
     simulation: Simulation, caplog: pytest.LogCaptureFixture
 ) -> None:
     simulation.put(policy("acme", group="cooks"), policy("globex", group="cooks"), group("cooks", "acme", "globex"))
-    simulation.put(own("CacheTier", "wrong", {"medium": "HBM", "allowedClassifications": ["Public"]}))
+    simulation.put(redis_tier("wrong", redis=STALLED_REDIS))
     simulation.come_to_rest()
     caplog.clear()
     simulation.restart()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -32,7 +32,7 @@ from kvstrata.api.cachedmodel_status import (
 )
 from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
-from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, Positive, SchemaDefault
+from kvstrata.api.markers import VALIDATIONS, AtLeast, AtomicList, Between, MapList, SchemaDefault
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import Generation, Image, Quantity, ShortText
 
@@ -45,7 +45,7 @@ MAX_WITNESSES = 1000
 def _unowned_argument(argument: str) -> str:
     owned = owned_flag(argument)
     if owned is not None:
-        raise ValueError(_OWNED_FLAG_MESSAGE)
+        raise ValueError(f"{_OWNED_FLAG_MESSAGE} ({owned}: {OWNED_FLAGS[owned]})")
     return argument
 
 
@@ -55,16 +55,18 @@ def _unowned_variable(variable: EnvVar) -> EnvVar:
     return variable
 
 
-_OWNED_FLAG_MESSAGE = (
-    "this flag belongs to the operator, which sets it from model, engine, gate, reuse and the tiers; "
-    "see the reference of engine.args"
-)
-_OWNED_FLAG_CEL = (
+_OWNED_FLAG_MESSAGE = "this flag belongs to the operator"
+_FLAG_NAME_CEL = "self.split('=')[0].split('.')[0].replace('_', '-')"
+_OWNED_FLAG_RULE = {
     # The name of the flag is worked out once, in a list of one: the cost of a rule counts against the CRD's budget.
-    "!self.startsWith('-') || [self.split('=')[0].split('.')[0].replace('_', '-')].all(name, !["
+    "rule": f"!self.startsWith('-') || [{_FLAG_NAME_CEL}].all(name, !["
     + ", ".join(f"'{flag}'" for flag in OWNED_FLAGS)
-    + "].exists(flag, flag.startsWith(name)))"
-)
+    + "].exists(flag, flag.startsWith(name)))",
+    "message": _OWNED_FLAG_MESSAGE,
+    "messageExpression": f"'{_OWNED_FLAG_MESSAGE} (' + [{_FLAG_NAME_CEL}].map(name, ["
+    + ", ".join(f'"{flag}: {remedy}"' for flag, remedy in OWNED_FLAGS.items())
+    + "].filter(owned, owned.startsWith(name))[0])[0] + ')'",
+}
 _OWNED_ENV_MESSAGE = f"these variables belong to the operator: {', '.join(sorted(OWNED_ENV))}"
 _OWNED_ENV_CEL = "!(self.name in [" + ", ".join(f"'{name}'" for name in sorted(OWNED_ENV)) + "])"
 
@@ -72,7 +74,7 @@ EngineArgument = Annotated[
     str,
     StringConstraints(min_length=1, max_length=1024),
     AfterValidator(_unowned_argument),
-    Field(json_schema_extra={VALIDATIONS: [{"rule": _OWNED_FLAG_CEL, "message": _OWNED_FLAG_MESSAGE}]}),
+    Field(json_schema_extra={VALIDATIONS: [_OWNED_FLAG_RULE]}),
 ]
 EngineVariable = Annotated[
     EnvVar,
@@ -101,6 +103,12 @@ class EngineSpec(ApiModel):
 
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
     """Accelerators that one replica spans. Absent means 1."""
+
+    gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Share of the accelerator's memory that the engine may use. Absent leaves the choice to the engine."""
+
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
+    """Type of the KV cache's elements; part of the cache identity. Absent means auto."""
 
     resources: ResourceRequirements | None = None
     """Resources of the engine container."""
@@ -132,7 +140,7 @@ class Transfer(StrEnum):
 class WarmupSpec(ApiModel):
     """What a new pod's memory tier is loaded with before requests come: what was used last in slower tiers."""
 
-    bytes: Annotated[Quantity, Positive()]
+    bytes: Annotated[Quantity, AtLeast("1", "must be above 0")]
     """How much is loaded at most. More than the memory tier has room for does no harm."""
 
     timeout: Annotated[Duration, Between("1s", "1h")]
@@ -175,14 +183,14 @@ class ReuseMode(StrEnum):
     """What may be reused between requests."""
 
     PREFIX = "Prefix"
-    OFF = "Off"
+    DISABLED = "Disabled"
 
 
 class ReuseSpec(ApiModel):
     """Reuse of KV blocks."""
 
     mode: ReuseMode
-    """Prefix: equal beginnings. Off: nothing, the way out in an emergency."""
+    """Prefix: requests reuse the blocks of equal beginnings. Disabled: no reuse for this model (kill switch)."""
 
 
 class CachedModelSpec(ApiModel):
@@ -195,7 +203,7 @@ class CachedModelSpec(ApiModel):
     """The engine."""
 
     tiers: TierNames = ()
-    """CacheTiers from fast to slow. Absent means that only the engine's own memory is used."""
+    """CacheTiers from fast to slow, behind the engine's own memory. Absent means that only that is used."""
 
     cache_server: CacheServerSpec = CacheServerSpec()
     """The cache server."""

@@ -41,7 +41,7 @@ class ProbeSpec(ApiModel):
 
     on_failure: OnProbeFailure | None = None
     """When one scope finds what another one stored. Report: say so by condition, event and metric. FenceReuse: also
-    reuse nothing any more, as with reuse.mode Off, until cacheGeneration is raised. Absent means Report."""
+    reuse nothing any more, as with reuse.mode Disabled, until cacheGeneration is raised. Absent means Report."""
 
     @property
     def interval_s(self) -> int:

@@ -178,6 +178,24 @@ class CacheInvalidationSpec(ApiModel):
             field_path=".allowResidue",
             holds=lambda spec: spec.mode is Mode.EAGER or spec.allow_residue is None,
         ),
+        Rule(
+            cel="self.mode == 'Eager' || !has(self.hbm) || self.hbm != 'ResetEngine'",
+            message="hbm ResetEngine is only for mode Eager, which waits for the engines: set mode Eager, or hbm "
+            "RollScopes",
+            field_path=".hbm",
+            holds=lambda spec: spec.mode is Mode.EAGER or spec.hbm is not Hbm.RESET_ENGINE,
+        ),
+        Rule(
+            cel="!has(self.scope.prefix) || (self.mode == 'Eager' && has(self.hbm) && self.hbm == 'ResetEngine' && "
+            "(!has(self.tiers) || size(self.tiers) == 0))",
+            message="a prefix takes mode Eager and hbm ResetEngine, and no tiers, because its scopes stay in use and "
+            "copies that are left would be found again: set both and remove tiers, or name the tenants or the model",
+            field_path=".scope.prefix",
+            holds=lambda spec: (
+                spec.scope.prefix is None
+                or (spec.mode is Mode.EAGER and spec.hbm is Hbm.RESET_ENGINE and not spec.tiers)
+            ),
+        ),
     )
 
     @property

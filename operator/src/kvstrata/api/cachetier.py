@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
@@ -17,10 +17,16 @@ from kvstrata.api.common import (
     SecretKeyRef,
     Status,
 )
-from kvstrata.api.markers import Immutable, Positive, SetList
+from kvstrata.api.markers import AtLeast, Immutable, SetList
 from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, ShortText, Text, Timestamp
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
+REDIS_HIGH_WATERMARK_PERCENT = 80
+"""Part of a Redis tier's capacity for blocks; the rest is for their index and the allocator's rounding."""
+
+CLUSTER_HIGH_WATERMARK_PERCENT = 65
+"""The same of several servers: a scope's sixteen buckets fall on them by chance, on some more than their share."""
+
 MAX_SHOWN_SHARDS = 1024
 CLUSTER_SLOTS = 16_384
 
@@ -28,7 +34,6 @@ CLUSTER_SLOTS = 16_384
 class Medium(StrEnum):
     """What a tier is made of."""
 
-    HBM = "HBM"
     CPU = "CPU"
     NVME = "NVMe"
     REDIS = "Redis"
@@ -45,8 +50,8 @@ class Eviction(ApiModel):
     """When a tier makes room: the least recently used blocks go first."""
 
     high_watermark_percent: Annotated[int, Field(ge=10, le=100)] | None = None
-    """Share of the capacity at which eviction starts, and up to which guarantees are possible. Absent means 90. On
-    Redis 80 at the most (of several servers 65), because index and allocator take room, too."""
+    """Share of the capacity at which eviction starts, and up to which guarantees are possible. Absent means 90; for
+    Redis 80, or 65 of several servers, which is also the most, because index and allocator take room, too."""
 
 
 class RedisClientTls(ApiModel):
@@ -147,56 +152,62 @@ class Nvme(ApiModel):
     )
 
 
-class Hbm(ApiModel):
-    """The accelerator's memory, which the engine manages itself."""
-
-    gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Share of the accelerator's memory that the engine may use. Absent leaves the choice to the engine."""
-
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
-    """Type of the KV cache's elements. Absent means auto."""
-
-
-def _only_for(field: str, media: tuple[Medium, ...], message: str, attribute: str) -> Rule:
-    names = ", ".join(f"'{medium}'" for medium in media)
+def _only_for(field: str, attribute: str, media: tuple[Medium, ...], message: str) -> Rule:
+    fits = ", ".join(f"'{medium}'" for medium in media)
     return Rule(
-        cel=f"!has(self.{field}) || self.medium in [{names}]",
+        cel=f"!has(self.{field}) || self.medium in [{fits}]",
         message=message,
         field_path=f".{field}",
         holds=lambda spec: getattr(spec, attribute) is None or spec.medium in media,
     )
 
 
-def _required_for(field: str, media: tuple[Medium, ...], message: str, attribute: str) -> Rule:
-    names = ", ".join(f"'{medium}'" for medium in media)
+def _member(field: str, attribute: str, media: tuple[Medium, ...], message: str) -> Rule:
+    """A member of the union: required for these media, not allowed for others."""
+    fits = ", ".join(f"'{medium}'" for medium in media)
     return Rule(
-        cel=f"has(self.{field}) || !(self.medium in [{names}])",
+        cel=f"has(self.{field}) == (self.medium in [{fits}])",
         message=message,
         field_path=f".{field}",
-        holds=lambda spec: getattr(spec, attribute) is not None or spec.medium not in media,
+        holds=lambda spec: (getattr(spec, attribute) is not None) == (spec.medium in media),
     )
 
 
 _PER_POD = (Medium.CPU, Medium.NVME)
 _AT_REST = (Medium.NVME, Medium.REDIS)
 
+LEAST_CAPACITY = "16Mi"
+_WHY_NOT_LESS = (
+    f"must be at least {LEAST_CAPACITY}: even of a model with a billion parameters a chunk of 256 tokens takes 8Mi, "
+    "and in less every chunk evicts the one before"
+)
+
+
+def _watermark_fits(spec: CacheTierSpec) -> bool:
+    chosen = spec.eviction.high_watermark_percent if spec.eviction is not None else None
+    return chosen is None or spec.medium is not Medium.REDIS or chosen <= spec.default_high_watermark_percent
+
+
+def _has_room_in_each_shard(spec: CacheTierSpec) -> bool:
+    shards = spec.managed.effective_shards if spec.managed is not None else 1
+    return spec.capacity is None or spec.capacity.in_bytes >= shards * Quantity(LEAST_CAPACITY).in_bytes
+
 
 class CacheTierSpec(ApiModel):
-    """One layer of memory or storage."""
+    """One layer of memory or storage. The medium says which of the other fields belong to it."""
 
     medium: Annotated[Medium, Immutable("medium is immutable: create another CacheTier and move the models to it")]
-    """HBM: the accelerator's memory. CPU: memory of each pod. NVMe: local files of each pod. Redis: shared by all
-    pods."""
+    """CPU: memory of each pod. NVMe: local files of each pod. Redis: servers that all pods share."""
 
-    capacity_per_pod: Annotated[Quantity, Positive()] | None = None
-    """Bytes in each pod; for CPU and NVMe."""
+    capacity_per_pod: Annotated[Quantity, AtLeast(LEAST_CAPACITY, _WHY_NOT_LESS)] | None = None
+    """Bytes in each pod, at least 16Mi; for CPU and NVMe."""
 
-    capacity: Annotated[Quantity, Positive()] | None = None
-    """Bytes in total; for Redis: of all servers together, of external ones what they may hold for this tier. Another
-    capacity restarts the models' pods."""
+    capacity: Annotated[Quantity, AtLeast(LEAST_CAPACITY, _WHY_NOT_LESS)] | None = None
+    """Bytes in total, at least 16Mi for each shard; for Redis: of all servers together, of external ones what they may
+    hold for this tier. Another capacity restarts the models' pods."""
 
     eviction: Eviction | None = None
-    """How the tier makes room; not for HBM, where the engine evicts."""
+    """How the tier makes room."""
 
     encryption: Encryption | None = None
     """Whether blocks at rest must be encrypted; for Redis and NVMe, where absent means Required. Immutable."""
@@ -207,8 +218,8 @@ class CacheTierSpec(ApiModel):
     """Classifications of data that may be stored here. Absent means all."""
 
     max_retention: Duration | None = None
-    """Longest life of any block on this tier; kept on all media but HBM, as condition RetentionKept says. Absent
-    means no limit of the tier's own; on Redis, blocks without a retention then expire after 24 h."""
+    """Longest life of any block on this tier, as condition RetentionKept reports. Absent means no limit of the tier's
+    own; on Redis, blocks without a retention then expire after 24 h."""
 
     redis: Redis | None = None
     """Servers; for Redis."""
@@ -216,42 +227,57 @@ class CacheTierSpec(ApiModel):
     nvme: Nvme | None = None
     """Files; for NVMe."""
 
-    hbm: Hbm | None = None
-    """Settings for HBM."""
-
     RULES = (
-        _required_for(
-            "capacityPerPod", _PER_POD, "capacityPerPod is required for the media CPU and NVMe", "capacity_per_pod"
-        ),
-        _only_for(
+        _member(
             "capacityPerPod",
-            _PER_POD,
-            "capacityPerPod is only for the media CPU and NVMe; Redis takes capacity",
             "capacity_per_pod",
+            _PER_POD,
+            "capacityPerPod is required for the media CPU and NVMe and not allowed for Redis, which takes capacity",
         ),
-        _required_for("capacity", (Medium.REDIS,), "capacity is required for the medium Redis", "capacity"),
-        _only_for(
+        _member(
+            "capacity",
             "capacity",
             (Medium.REDIS,),
-            "capacity is only for the medium Redis; CPU and NVMe take capacityPerPod",
-            "capacity",
+            "capacity is required for the medium Redis and not allowed for CPU and NVMe, which take capacityPerPod",
         ),
-        _required_for("redis", (Medium.REDIS,), "the redis block is required for the medium Redis", "redis"),
-        _only_for("redis", (Medium.REDIS,), "the redis block is only for the medium Redis", "redis"),
-        _required_for("nvme", (Medium.NVME,), "the nvme block is required for the medium NVMe", "nvme"),
-        _only_for("nvme", (Medium.NVME,), "the nvme block is only for the medium NVMe", "nvme"),
-        _only_for("hbm", (Medium.HBM,), "the hbm block is only for the medium HBM", "hbm"),
+        _member(
+            "redis",
+            "redis",
+            (Medium.REDIS,),
+            "the redis block is required for the medium Redis and not allowed for others: set it, or remove it",
+        ),
+        _member(
+            "nvme",
+            "nvme",
+            (Medium.NVME,),
+            "the nvme block is required for the medium NVMe and not allowed for others: set it, or remove it",
+        ),
         _only_for(
+            "encryption",
             "encryption",
             _AT_REST,
-            "encryption is only for the media Redis and NVMe; memory of a pod is not encrypted",
-            "encryption",
+            "encryption is only for the media Redis and NVMe: remove it, memory of a pod is not encrypted",
         ),
-        _only_for(
-            "eviction",
-            (Medium.CPU, Medium.NVME, Medium.REDIS),
-            "eviction is not for the medium HBM, where the engine evicts on its own",
-            "eviction",
+        Rule(
+            cel="!has(self.capacity) || !has(self.redis) || !has(self.redis.managed) || "
+            "!has(self.redis.managed.shards) || quantity(string(self.capacity)).asApproximateFloat() >= "
+            f"{Quantity(LEAST_CAPACITY).in_bytes}.0 * double(self.redis.managed.shards)",
+            message=f"capacity must be at least {LEAST_CAPACITY} for each of redis.managed.shards: in less "
+            "every chunk evicts the one before; raise capacity, or lower shards",
+            field_path=".capacity",
+            holds=_has_room_in_each_shard,
+        ),
+        Rule(
+            cel="!has(self.redis) || !has(self.eviction) || !has(self.eviction.highWatermarkPercent) || "
+            "self.eviction.highWatermarkPercent <= "
+            "((has(self.redis.managed) ? has(self.redis.managed.shards) && self.redis.managed.shards > 1 : "
+            "has(self.redis.external) && has(self.redis.external.cluster) && self.redis.external.cluster) ? "
+            f"{CLUSTER_HIGH_WATERMARK_PERCENT} : {REDIS_HIGH_WATERMARK_PERCENT})",
+            message=f"on Redis blocks can take at most {REDIS_HIGH_WATERMARK_PERCENT} percent of the capacity, of "
+            f"several servers {CLUSTER_HIGH_WATERMARK_PERCENT}, because index and allocator need the rest: lower "
+            "eviction.highWatermarkPercent, or remove it",
+            field_path=".eviction",
+            holds=_watermark_fits,
         ),
         Rule(
             cel="(has(self.encryption) ? self.encryption : 'Required') == "
@@ -262,10 +288,9 @@ class CacheTierSpec(ApiModel):
     )
 
     @property
-    def capacity_bytes(self) -> int | None:
-        """Bytes in each pod for CPU and NVMe, in total for Redis; None for HBM."""
-        chosen = self.capacity if self.capacity is not None else self.capacity_per_pod
-        return chosen.in_bytes if chosen is not None else None
+    def capacity_bytes(self) -> int:
+        """Bytes in each pod for CPU and NVMe, in total for Redis."""
+        return (self.capacity or self.capacity_per_pod or Quantity("0")).in_bytes
 
     @property
     def per_pod(self) -> bool:
@@ -289,10 +314,17 @@ class CacheTierSpec(ApiModel):
         return self.is_cluster if self.managed is None else self.managed.effective_shards > 1
 
     @property
+    def default_high_watermark_percent(self) -> int:
+        """highWatermarkPercent when it is absent; for Redis also the most."""
+        if self.medium is not Medium.REDIS:
+            return DEFAULT_HIGH_WATERMARK_PERCENT
+        return CLUSTER_HIGH_WATERMARK_PERCENT if self.has_several_primaries else REDIS_HIGH_WATERMARK_PERCENT
+
+    @property
     def high_watermark_percent(self) -> int:
         """eviction.highWatermarkPercent, or its default."""
         chosen = self.eviction.high_watermark_percent if self.eviction is not None else None
-        return chosen if chosen is not None else DEFAULT_HIGH_WATERMARK_PERCENT
+        return chosen if chosen is not None else self.default_high_watermark_percent
 
     @property
     def encryption_required(self) -> bool:
@@ -363,9 +395,9 @@ class CacheTierStatus(Status):
 
 
 class CacheTier(Resource):
-    """A CacheTier is one layer that holds KV blocks: the accelerator's memory, memory or local files of each pod, or
-    Redis servers that all pods share. CachedModels list their tiers from fast to slow; policies give tenants budgets
-    on them."""
+    """A CacheTier is one layer that holds KV blocks behind the engine's own memory: memory or local files of each
+    pod, or Redis servers that all pods share. CachedModels list their tiers from fast to slow; policies give tenants
+    budgets on them."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="CacheTier",

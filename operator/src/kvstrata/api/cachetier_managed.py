@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvstrata.api.base import ApiModel, Rule
 from kvstrata.api.common import Duration, Quantity, ServerTls, TlsMode
-from kvstrata.api.markers import Between, Positive
+from kvstrata.api.markers import AtLeast, Between
 from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import Image
 
@@ -40,7 +40,7 @@ class RedisManaged(ApiModel):
     """What becomes of blocks when the number of shards changes: Migrate moves them, Drop makes them misses, which is
     quicker. Absent means Migrate."""
 
-    migrate_max_bytes: Annotated[Quantity, Positive()] | None = None
+    migrate_max_bytes: Annotated[Quantity, AtLeast("1", "must be above 0")] | None = None
     """Largest value that is moved to another shard where servers move keys one by one, as all but Valkey 9 do: a server
     answers nobody else meanwhile. Larger ones become misses. Absent means 8Mi."""
 

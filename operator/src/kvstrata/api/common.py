@@ -133,8 +133,7 @@ class Budget(ApiModel):
 
     retention: Duration | None = None
     """How long a block may live after it was computed, at most the tier's maxRetention. Absent means the tier's
-    maxRetention; without one 24 h on Redis, and no end in memory of pods. Kept on Redis and CPU tiers. On a tier of
-    medium HBM this is the only field allowed."""
+    maxRetention; without one 24 h on Redis, and no end in memory of pods."""
 
     RULES = (
         Rule(

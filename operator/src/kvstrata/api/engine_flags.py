@@ -1,8 +1,7 @@
 """Engine arguments and variables that belong to the operator.
 
 They decide who may reach the engine, which cache it uses and under which identity its blocks are stored. A user who
-could set them could step around the gate or the isolation of tenants, so they are refused at admission. The planner
-that renders the engine's command line draws on the same lists.
+could set them could step around the gate or the isolation of tenants, so they are refused at admission.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ OWNED_FLAGS: dict[str, str] = {
     "--weight-transfer-config": "weights that change while the engine runs would keep their cache identity",
     "--tensor-parallel-size": "set engine.tensorParallelSize",
     "-tp": "set engine.tensorParallelSize",
-    "--gpu-memory-utilization": "set it on the CacheTier of medium HBM",
-    "--device-memory-utilization": "set it on the CacheTier of medium HBM",
-    "--kv-cache-dtype": "set it on the CacheTier of medium HBM",
+    "--gpu-memory-utilization": "set engine.gpuMemoryUtilizationPercent",
+    "--device-memory-utilization": "set engine.gpuMemoryUtilizationPercent",
+    "--kv-cache-dtype": "set engine.kvCacheDtype",
     "--kv-transfer-config": "the operator connects the engine to its cache server",
     "--kv-events-config": "the operator connects the engine to its cache server",
     "--ec-transfer-config": "the operator connects the engine to its cache server",

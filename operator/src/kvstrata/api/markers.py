@@ -108,17 +108,19 @@ class Between(Marker):
 
 
 @dataclass(frozen=True, slots=True)
-class Positive(Marker):
-    """A quantity above zero."""
+class AtLeast(Marker):
+    """A least quantity; `message` says which, and why."""
+
+    least: str
+    message: str
 
     def _schema_keys(self) -> dict[str, Any]:
-        return {
-            VALIDATIONS: [{"rule": "quantity(string(self)).isGreaterThan(quantity('0'))", "message": "must be above 0"}]
-        }
+        cel = f"!quantity(string(self)).isLessThan(quantity('{self.least}'))"
+        return {VALIDATIONS: [{"rule": cel, "message": self.message}]}
 
     def _check(self, value: Any) -> None:
-        if Quantity(value).in_bytes <= 0:
-            raise ValueError("must be above 0")
+        if Quantity(value).in_bytes < Quantity(self.least).in_bytes:
+            raise ValueError(self.message)
 
 
 @dataclass(frozen=True, slots=True)

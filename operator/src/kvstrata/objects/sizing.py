@@ -34,12 +34,6 @@ MANIFESTS_BYTES = 2 * MAX_POOLS * MAX_VERSIONS * MAX_CHUNKS * CHUNK_HASH_BYTES
 GATE_REQUEST_BYTES = 96 * MIB
 GATE_LIMIT_BYTES = 384 * MIB
 
-REDIS_STORED_PERCENT = 80
-"""Part of a Redis tier's capacity for blocks; the rest is for their index and the allocator's rounding."""
-
-CLUSTER_STORED_PERCENT = 65
-"""The same of several servers: a scope's sixteen buckets fall on them by chance, on some more than their share."""
-
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
 
@@ -66,19 +60,13 @@ def gate_limit_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
 
 
 def l1_bytes(tiers: Sequence[CacheTier]) -> int:
-    sizes = [tier.spec.capacity_bytes or 0 for tier in tiers if tier.spec.medium is Medium.CPU]
-    return sum(sizes) or STAGING_BYTES
+    return sum(tier.spec.capacity_bytes for tier in tiers if tier.spec.medium is Medium.CPU) or STAGING_BYTES
 
 
-def stored_bytes(spec: CacheTierSpec) -> int | None:
-    """Return the bytes that all blocks of a tier may take, per pod or in all of Redis; None without a capacity.
-    Guarantees add up to this at most."""
-    if spec.capacity_bytes is None:
-        return None
-    percent = spec.high_watermark_percent
-    if spec.medium is Medium.REDIS:
-        percent = min(percent, CLUSTER_STORED_PERCENT if spec.has_several_primaries else REDIS_STORED_PERCENT)
-    return spec.capacity_bytes * percent // 100
+def stored_bytes(spec: CacheTierSpec) -> int:
+    """Return the bytes that all blocks of a tier may take, per pod or in all of Redis. Guarantees add up to this at
+    most."""
+    return spec.capacity_bytes * spec.high_watermark_percent // 100
 
 
 def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
@@ -91,7 +79,7 @@ def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
 
 def shard_bytes(spec: CacheTierSpec) -> int:
     """Return the capacity of one shard of a managed Redis tier."""
-    return -(-(spec.capacity_bytes or 0) // (spec.managed.effective_shards if spec.managed is not None else 1))
+    return -(-spec.capacity_bytes // (spec.managed.effective_shards if spec.managed is not None else 1))
 
 
 def replication_backlog_bytes(part_bytes: int) -> int:

@@ -74,7 +74,12 @@ def probes_due(
         (ReportIsolation(model.name, failure_stands(model)),) if reported is not None and reported.failure else ()
     )
     committed = world.bundles.get(model.name)
-    if not model.spec.is_probed or committed is None or committed.bundle.root.rules.reuse == "Off" or is_fenced(model):
+    if (
+        not model.spec.is_probed
+        or committed is None
+        or committed.bundle.root.rules.reuse == "Disabled"
+        or is_fenced(model)
+    ):
         return exported, None
     keyspaces, revision = _keyspaces(world, model), committed.bundle.root.revision
     due, next_s = list[ProbePod](), list[float]()
@@ -136,8 +141,8 @@ def _objection(
 ) -> Finding | None:
     """Return why isolation is neither shown nor broken, or None."""
     committed = world.bundles.get(model.name)
-    off = committed is not None and committed.bundle.root.rules.reuse == "Off"
-    if model.spec.reuse_mode is ReuseMode.OFF or off:
+    off = committed is not None and committed.bundle.root.rules.reuse == "Disabled"
+    if model.spec.reuse_mode is ReuseMode.DISABLED or off:
         return unknown(KIND, ModelReason.REUSE_OFF, "nothing is reused, so there is nothing to probe")
     if not model.spec.is_probed:
         return unknown(KIND, ModelReason.PROBES_OFF, "probe.mode is Never, so nothing is shown")

@@ -17,7 +17,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import CommitBundle
-from kvstrata.plan.budgets.capacity import BUDGETED, keeps_budgets, overcommitted
+from kvstrata.plan.budgets.capacity import keeps_budgets, overcommitted
 from kvstrata.plan.budgets.classification import affected_sharers
 from kvstrata.plan.budgets.usage import holders_of_news
 from kvstrata.plan.pools.readers import with_narrowed_pools
@@ -271,8 +271,7 @@ def _tiers_of(world: World, model: str) -> tuple[str, ...]:
 
 
 def _budgeted(world: World, model: str) -> list[CacheTier]:
-    listed = (world.tiers[name] for name in _tiers_of(world, model) if name in world.tiers)
-    return [tier for tier in listed if tier.spec.medium in BUDGETED]
+    return [world.tiers[name] for name in _tiers_of(world, model) if name in world.tiers]
 
 
 def _keys(world: World, kind: str, chosen: Callable[[Any], object] = lambda _: True) -> set[Key]:

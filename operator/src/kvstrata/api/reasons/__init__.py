@@ -68,7 +68,6 @@ class DomainReason(Reason):
     INSUFFICIENT_CAPACITY = texts.INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = texts.GUARANTEES_EXCEED_CAPACITY
     TIER_NOT_FOUND = texts.TIER_NOT_FOUND
-    BUDGET_NOT_SUPPORTED = texts.BUDGET_NOT_SUPPORTED
     GUARANTEE_EXCEEDS_CAPACITY = texts.GUARANTEE_EXCEEDS_CAPACITY
     RETENTION_EXCEEDS_TIER = texts.RETENTION_EXCEEDS_TIER
     CLASSIFICATION_NOT_ALLOWED = texts.CLASSIFICATION_NOT_ALLOWED
@@ -104,11 +103,6 @@ class ModelReason(Reason):
         "LowerTierSmaller",
         "A tier holds less than a faster one, so it has mostly let go of what that one has no room for.",
     )
-    AUTHENTICATION_NOT_RECONCILED = (
-        "AuthenticationNotReconciled",
-        "This version authenticates callers by API keys only.",
-    )
-    TIMING_NOT_RECONCILED = "TimingNotReconciled", "This version does not pad the time of the first token."
     WARMUP_NEEDS_TIERS = (
         "WarmupNeedsTiers",
         "A warm start is asked for, and the model has no memory tier or no slower one to load it from.",
@@ -162,7 +156,6 @@ class PolicyReason(Reason):
     TIER_NOT_FOUND = texts.TIER_NOT_FOUND
     MODEL_NOT_FOUND = texts.MODEL_NOT_FOUND
     NO_MODELS = texts.NO_MODELS
-    BUDGET_NOT_SUPPORTED = texts.BUDGET_NOT_SUPPORTED
     GUARANTEE_EXCEEDS_CAPACITY = texts.GUARANTEE_EXCEEDS_CAPACITY
     RETENTION_EXCEEDS_TIER = texts.RETENTION_EXCEEDS_TIER
     CLASSIFICATION_NOT_ALLOWED = texts.CLASSIFICATION_NOT_ALLOWED
@@ -251,10 +244,6 @@ class PoolReason(Reason):
     MODEL_NOT_FOUND = texts.MODEL_NOT_FOUND
     TIER_NOT_FOUND = texts.TIER_NOT_FOUND
     TIER_NOT_IN_MODEL = "TierNotInModel", "A CacheTier that is named is none of the model's, or the model has none."
-    TIER_NOT_SUPPORTED = (
-        "TierNotSupported",
-        "Pools cannot be kept on a tier of medium HBM, where blocks cannot be shared.",
-    )
     TIER_NOT_ALLOWED = (
         "TierNotAllowed",
         "A CacheTier that is named takes data of some classifications only, and pools have none.",

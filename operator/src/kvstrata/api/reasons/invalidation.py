@@ -37,10 +37,6 @@ class InvalidationReason(Reason):
     PREFIX_REFUSED = "PrefixRefused", "The prefix has no chunks that pods agree on, or too many."
     NAMING_CHUNKS = "NamingChunks", "Pods are naming the chunks of the prefix."
     NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
-    RESET_NOT_RECONCILED = (
-        "ResetNotReconciled",
-        "Engines' prefix caches are emptied with mode Eager only, which waits for what engines say.",
-    )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
     REVOKING_KEYS = "RevokingKeys", "Data keys are being removed from their custody."
     DESTROYING_KEYS = "DestroyingKeys", "Whoever had the data keys is asked whether they are gone."

@@ -47,7 +47,7 @@ CHILD_REFUSED = (
 SECRET_NOT_ALLOWED = ("SecretNotAllowed", "A Secret that is named belongs to the operator.")
 BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
-    "Nobody says that budgets are kept: this version keeps none on this medium, or a pod does not say so.",
+    "A serving pod does not report that it enforces budgets on a tier.",
 )
 BUDGETS_ENFORCED = ("BudgetsEnforced", "Every serving pod keeps within the budgets.")
 MEMORY_NOT_GOVERNED = (
@@ -67,8 +67,7 @@ INSUFFICIENT_CAPACITY = (
 )
 BUDGET_NOT_SUPPORTED = (
     "BudgetNotSupported",
-    "A budget on a tier of medium HBM has guaranteed or limit, where only retention is possible; or a group that "
-    "shares pools only has budgets.",
+    "A group that shares pools only has budgets.",
 )
 GUARANTEE_EXCEEDS_CAPACITY = (
     "GuaranteeExceedsCapacity",

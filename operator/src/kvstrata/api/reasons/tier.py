@@ -27,10 +27,6 @@ class TierReason(Reason):
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
     NOT_AT_REST = "NotAtRest", "The medium is memory of a pod, which is not encrypted."
     TIERS_CONFLICT = texts.TIERS_CONFLICT
-    CLASSIFICATION_NOT_SUPPORTED = (
-        "ClassificationNotSupported",
-        "The engine's own memory holds every request, so that no data can be kept off it by its classification.",
-    )
     NAME_CONFLICT = texts.NAME_CONFLICT
     PREDECESSOR_REMAINS = (
         "PredecessorRemains",
@@ -47,7 +43,6 @@ class TierReason(Reason):
     EVICTS_OWN_BLOCKS = "EvictsOwnBlocks", "A scope that finds no room makes it among its own blocks."
     SERVER_TOO_SMALL = "ServerTooSmall", "The server may hold less than blocks may take of the tier's capacity."
     REMOVED_IN_TIME = "RemovedInTime", "Pods remove blocks that have reached the tier's maxRetention."
-    RETENTION_NOT_RECONCILED = "RetentionNotReconciled", "This version does not keep maxRetention on this medium."
     EXPIRES_BY_ITSELF = "ExpiresByItself", "Each block gets its time to live when it is stored."
     ROOM_LEFT = "RoomLeft", "The server has memory for new blocks, or makes room itself."
     OUT_OF_MEMORY = "OutOfMemory", "The server holds all that it may and refuses new blocks for now."

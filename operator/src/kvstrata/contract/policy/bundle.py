@@ -92,7 +92,7 @@ class Rules:
     drain_timeout_s: int = 30
     on_stale: Annotated[str, Form("Fence|ServeStale", "mode that this version knows")] = "Fence"
     unknown_tenants: Annotated[str, Form("NoReuse|Refuse", "mode that this version knows")] = "NoReuse"
-    reuse: Annotated[str, Form("Prefix|Off", "mode that this version knows")] = "Prefix"
+    reuse: Annotated[str, Form("Prefix|Disabled", "mode that this version knows")] = "Prefix"
     audit_tenants: bool = False
 
 

@@ -76,7 +76,7 @@ class CacheView(Message):
         """Tenants of one scope share a keyspace: the last tenant's budgets apply, and denials of any tenant apply to
         all."""
         root, allowed, pools = bundle.root, dict[str, tuple[EnforcedBudget, ...]](), dict[str, PoolView]()
-        if root.rules.reuse != "Off":
+        if root.rules.reuse != "Disabled":
             for entry in bundle.entries.values():
                 if not entry.suspended:
                     allowed[entry.keyspace] = _with_denials_of(allowed.get(entry.keyspace, ()), entry.budgets)
@@ -89,7 +89,7 @@ class CacheView(Message):
 
 
 def data_keys(bundle: Bundle) -> dict[str, tuple[BundledKey, ...]]:
-    if bundle.root.rules.reuse == "Off":
+    if bundle.root.rules.reuse == "Disabled":
         return {}
     keys = {entry.keyspace: entry.keys for entry in bundle.entries.values() if entry.keys and not entry.suspended}
     versions = (version for shard in bundle.pools.values() for version in shard.versions)
@@ -97,7 +97,7 @@ def data_keys(bundle: Bundle) -> dict[str, tuple[BundledKey, ...]]:
 
 
 def manifests(bundle: Bundle) -> dict[str, bytes]:
-    if bundle.root.rules.reuse == "Off":
+    if bundle.root.rules.reuse == "Disabled":
         return {}
     versions = (version for shard in bundle.pools.values() for version in shard.versions)
     return {version.manifest: version.hashes for version in versions}
@@ -125,7 +125,7 @@ def effective_pools(entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
 
 def reads_of(bundle: Bundle) -> dict[str, tuple[str, ...]]:
     """Return the keyspaces of published versions that each tenant's keyspace may read, in the order of lookup."""
-    if bundle.root.rules.reuse == "Off" or not bundle.pools:
+    if bundle.root.rules.reuse == "Disabled" or not bundle.pools:
         return {}
     published = {
         name: tuple(version.keyspace for version in shard.versions if version.published)

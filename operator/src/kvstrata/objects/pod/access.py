@@ -97,10 +97,7 @@ def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False)
     shards = [names.bundle_shard(model.name, index, slot) for index in range(shard_count) for slot in SLOTS]
     if has_pools:
         shards += [names.pool_shard(model.name, index, slot) for index in range(MAX_POOLS) for slot in SLOTS]
-    watched = [names.bundle_root(model.name)]
-    keys = model.spec.gate.authentication.api_keys
-    if keys is not None:
-        watched.append(keys.secret_ref.name)
+    watched = [names.bundle_root(model.name), model.spec.gate.authentication.api_keys.secret_ref.name]
     rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": watched, "verbs": ["get", "watch"]}]
     if shards:
         rules.append({"apiGroups": [""], "resources": ["secrets"], "resourceNames": shards, "verbs": ["get"]})

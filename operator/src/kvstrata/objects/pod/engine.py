@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, Transfer
 from kvstrata.api.cachedmodel_source import DType, WeightsSource
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
@@ -59,7 +59,7 @@ def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str,
             "image": spec.image,
             "imagePullPolicy": chosen.image_pull_policy,
             "command": list(COMMAND),
-            "args": arguments(model, tiers),
+            "args": arguments(model),
             "env": environment(_variables(model), [(variable.name, variable.value) for variable in spec.env]),
             "startupProbe": exec_probe(
                 probe,
@@ -82,9 +82,9 @@ def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str,
     )
 
 
-def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
+def arguments(model: CachedModel) -> list[str]:
     """Return the operator's arguments, then the user's, which cannot override them."""
-    spec = model.spec.model
+    spec, engine = model.spec.model, model.spec.engine
     flags = [
         *("--model", weights(spec.source)),
         *("--served-model-name", spec.name),
@@ -101,9 +101,13 @@ def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
         flags += ["--tokenizer", spec.tokenizer]
     if spec.max_model_len is not None:
         flags += ["--max-model-len", str(spec.max_model_len)]
-    if model.spec.engine.effective_tensor_parallel_size > 1:
-        flags += ["--tensor-parallel-size", str(model.spec.engine.effective_tensor_parallel_size)]
-    return [*flags, *_hbm_flags(tiers), "--kv-transfer-config", transfer_config(model), *model.spec.engine.args]
+    if engine.effective_tensor_parallel_size > 1:
+        flags += ["--tensor-parallel-size", str(engine.effective_tensor_parallel_size)]
+    if engine.gpu_memory_utilization_percent is not None:
+        flags += ["--gpu-memory-utilization", f"{engine.gpu_memory_utilization_percent / 100:g}"]
+    if engine.kv_cache_dtype is not None:
+        flags += ["--kv-cache-dtype", engine.kv_cache_dtype]
+    return [*flags, "--kv-transfer-config", transfer_config(model), *engine.args]
 
 
 def transfer_config(model: CachedModel) -> str:
@@ -197,17 +201,6 @@ def _variables(model: CachedModel) -> dict[str, str]:
         if source.hub.token_secret_ref is not None:
             variables["HF_TOKEN_PATH"] = f"{paths.HUB_TOKEN}/token"
     return variables
-
-
-def _hbm_flags(tiers: Sequence[CacheTier]) -> list[str]:
-    for tier in tiers:
-        if tier.spec.medium is Medium.HBM and tier.spec.hbm is not None:
-            percent, dtype = tier.spec.hbm.gpu_memory_utilization_percent, tier.spec.hbm.kv_cache_dtype
-            return [
-                *(("--gpu-memory-utilization", f"{percent / 100:g}") if percent is not None else ()),
-                *(("--kv-cache-dtype", dtype) if dtype is not None else ()),
-            ]
-    return []
 
 
 def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:

@@ -77,7 +77,6 @@ def caller_port(model: CachedModel) -> int:
 
 
 def _variables(model: CachedModel, identity: str) -> dict[str, str]:
-    keys = model.spec.gate.authentication.api_keys
     mode = model.spec.gate.tls_mode
     port = caller_port(model)
     warmup = model.spec.cache_server.warmup
@@ -87,7 +86,7 @@ def _variables(model: CachedModel, identity: str) -> dict[str, str]:
         "KVSTRATA_IDENTITY": identity,
         "KVSTRATA_RENDER_ID": render_id(model),
         "KVSTRATA_BUNDLE_SECRET": names.bundle_root(model.name),
-        **({"KVSTRATA_API_KEYS_SECRET": keys.secret_ref.name} if keys is not None else {}),
+        "KVSTRATA_API_KEYS_SECRET": model.spec.gate.authentication.api_keys.secret_ref.name,
         **({"KVSTRATA_WARM_PATIENCE_S": str(warmup.timeout.in_seconds)} if warmup is not None else {}),
         "KVSTRATA_ENGINE_SOCKET": paths.ENGINE_SOCKET,
         "KVSTRATA_POLICY_DIR": paths.POLICY,

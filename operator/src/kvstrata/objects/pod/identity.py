@@ -13,7 +13,6 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_source import WeightsSource
-from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.contract.wire import digest
 
 IDENTITY_HEX_DIGITS = 16
@@ -121,9 +120,9 @@ SHORT_FLAGS = {
 _FLAG = re.compile(r"-{1,2}[A-Za-z]")
 
 
-def cache_identity(model: CachedModel, tiers: Sequence[CacheTier]) -> str:
-    """Return the cache identity, 16 hexadecimal digits. `tiers` are the model's, in any order."""
-    return digest(_inputs(model, tiers))[:IDENTITY_HEX_DIGITS]
+def cache_identity(model: CachedModel) -> str:
+    """Return the cache identity, 16 hexadecimal digits."""
+    return digest(_inputs(model))[:IDENTITY_HEX_DIGITS]
 
 
 def render_id(model: CachedModel) -> str:
@@ -164,16 +163,15 @@ def kv_relevant_arguments(arguments: Sequence[str]) -> tuple[tuple[str, tuple[st
     return tuple(sorted(relevant))
 
 
-def _inputs(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
+def _inputs(model: CachedModel) -> dict[str, Any]:
     spec = model.spec
-    hbm = next((tier.spec.hbm for tier in tiers if tier.spec.medium is Medium.HBM), None)
     inputs: dict[str, Any] = {
         "weights": _weights(spec.model.source),
         "revision": spec.model.revision,
         "tokenizer": spec.model.tokenizer,
         "dtype": str(spec.model.effective_dtype),
         "maxModelLen": spec.model.max_model_len,
-        "kvCacheDtype": (hbm.kv_cache_dtype if hbm is not None else None) or "auto",
+        "kvCacheDtype": spec.engine.kv_cache_dtype or "auto",
         "tensorParallelSize": spec.engine.effective_tensor_parallel_size,
         "chunkSize": spec.cache_server.chunk_size_tokens,
         "chunkHash": CHUNK_HASH_ALGORITHM,

@@ -32,7 +32,7 @@ def file_tiers(tiers: Sequence[CacheTier]) -> list[CacheTier]:
 
 def max_blocks(tier: CacheTier) -> int:
     """Return the capacity of a pod's index of the tier, in blocks."""
-    return max(FEWEST_BLOCKS, min(MOST_BLOCKS, (tier.spec.capacity_bytes or 0) // BLOCK_BYTES_AT_LEAST))
+    return max(FEWEST_BLOCKS, min(MOST_BLOCKS, tier.spec.capacity_bytes // BLOCK_BYTES_AT_LEAST))
 
 
 def index_bytes(tiers: Sequence[CacheTier]) -> int:
@@ -42,7 +42,7 @@ def index_bytes(tiers: Sequence[CacheTier]) -> int:
 
 def node_bytes(tiers: Sequence[CacheTier]) -> int:
     """Return the space that the tiers take on the node's file system, for the scheduler."""
-    return sum(tier.spec.capacity_bytes or 0 for tier in file_tiers(tiers) if _is_of_the_node(tier))
+    return sum(tier.spec.capacity_bytes for tier in file_tiers(tiers) if _is_of_the_node(tier))
 
 
 def mounts(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def _volume_name(tier: CacheTier) -> str:
 
 
 def _volume(tier: CacheTier) -> dict[str, Any]:
-    spec, size_bytes = tier.spec.nvme, tier.spec.capacity_bytes or 0
+    spec, size_bytes = tier.spec.nvme, tier.spec.capacity_bytes
     if spec is not None and spec.ephemeral is not None:
         claimed_bytes = round_up(size_bytes + size_bytes * CLAIM_MARGIN_PERCENT // 100)
         template = without_empty(

@@ -42,9 +42,9 @@ def key_of(resource: Holder) -> Key:
 def line_for(world: World, tier: str) -> WaitingLine | None:
     """Return a tier's waiting line, or None if all that is declared or admitted fits, which is nearly always."""
     claims, found = world.claims.get(tier), world.tiers.get(tier)
-    room = stored_bytes(found.spec) if found is not None else None
-    if claims is None or found is None or room is None:
+    if claims is None or found is None:
         return None
+    room = stored_bytes(found.spec)
     pending = {holder: sizes[tier] for holder, sizes in world.granting.items() if tier in sizes}
     if claims.most_bytes + sum(pending.values()) <= room:
         return None

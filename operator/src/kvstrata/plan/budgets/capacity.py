@@ -20,9 +20,6 @@ from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.admission import waiting_for
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
-BUDGETED = (Medium.CPU, Medium.NVME, Medium.REDIS)
-"""Media with budgets that pods enforce and report."""
-
 
 def guaranteed_bytes(world: World, tier: CacheTier) -> int:
     """Return the guaranteed bytes of a tier in committed bundles: the maximum of one pod, or the sum for Redis."""
@@ -65,7 +62,7 @@ def capacity_committed(world: World, tier: CacheTier) -> Finding:
     """Return whether a tier has room for all guarantees, committed and waiting. Committed ones exceed it only briefly,
     after its capacity was lowered."""
     kind = ConditionType.CAPACITY_COMMITTED
-    room, promised = stored_bytes(tier.spec) or 0, guaranteed_bytes(world, tier)
+    room, promised = stored_bytes(tier.spec), guaranteed_bytes(world, tier)
     per_place, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
     if promised > room:
         return false(
@@ -121,8 +118,7 @@ def within_budget(
     """Return the condition WithinBudget of an object that declares `budgets`; `nothing` is the message without any.
 
     `wrong` is the error of its spec. `levels` are the classifications in a shared scope, empty for budgets that
-    are not shared. It is True only if every serving pod reports enforcement, and unknown for media without such
-    reports.
+    are not shared. It is True only if every serving pod reports enforcement.
     """
     kind = ConditionType.WITHIN_BUDGET
     if wrong:
@@ -132,8 +128,7 @@ def within_budget(
     ]
     if not known:
         return true(kind, PolicyReason.NO_BUDGET, nothing)
-    budgeted = [tier for _, tier in known if tier.spec.medium in BUDGETED]
-    closed = [tier.name for tier in budgeted if not all(map(tier.spec.admits, levels))]
+    closed = [tier.name for _, tier in known if not all(map(tier.spec.admits, levels))]
     if closed:
         return false(
             kind,
@@ -141,16 +136,9 @@ def within_budget(
             f"the budget on CacheTier {', '.join(closed)} is not used: the classification keeps data off it, see "
             "condition TiersAdmitted",
         )
-    untold = sorted({budget.tier for budget, tier in known if tier.spec.medium not in BUDGETED})
-    if untold:
-        return unknown(
-            kind,
-            PolicyReason.BUDGETS_NOT_ENFORCED,
-            f"budgets on CacheTier {', '.join(untold)} are declared; this version keeps none on that medium",
-        )
     concerned = list(models)
     serving = 0
-    silent: dict[Medium, set[str]] = {medium: set() for medium in BUDGETED}
+    silent: dict[Medium, set[str]] = {medium: set() for medium in Medium}
     for _, tier in known:
         pods, without = silent_pods(world, tier, concerned)
         serving += len(pods)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
@@ -145,7 +145,7 @@ def because_of_policy(policy: TenantCachePolicy, scope: Scope) -> Callable[[Clas
 
 
 def _restricts(tier: CacheTier) -> bool:
-    return tier.spec.allowed_classifications is not None and tier.spec.medium is not Medium.HBM
+    return tier.spec.allowed_classifications is not None
 
 
 def _strictest_first(levels: Iterable[Classification]) -> tuple[Classification, ...]:

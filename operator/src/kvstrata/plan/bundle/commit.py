@@ -26,7 +26,6 @@ from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.plan.actions import CommitBundle, Plan
-from kvstrata.plan.budgets.capacity import BUDGETED
 from kvstrata.plan.bundle import restore
 from kvstrata.plan.bundle.compile import desired_entries, rules_of
 from kvstrata.plan.ownership import foreign_of
@@ -82,11 +81,7 @@ def _tidy(world: World, model: CachedModel, committed: CommittedBundle) -> Plan:
 
 
 def _tiers_with_budgets(world: World, model: CachedModel) -> tuple[Key, ...]:
-    return tuple(
-        Key("CacheTier", world.namespace, name)
-        for name in model.spec.tier_names
-        if name in world.tiers and world.tiers[name].spec.medium in BUDGETED
-    )
+    return tuple(Key("CacheTier", world.namespace, name) for name in model.spec.tier_names if name in world.tiers)
 
 
 def _unchanged(current: Bundle, entries: tuple[Entry, ...]) -> bool:

@@ -291,14 +291,14 @@ def _declaring(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[H
 
 def rules_of(world: World, model: CachedModel) -> Rules:
     """Return the rules for all tenants of a model. A model with an invalid spec keeps the reuse in force, except that
-    Off always applies. A model fenced after a failed isolation probe has none."""
+    Disabled always applies. A model fenced after a failed isolation probe has none."""
     domain = world.domain_spec
     committed = world.bundles.get(model.name)
     reuse = str(model.spec.reuse_mode)
-    if reuse != ReuseMode.OFF and first(model_chain.RULES, world, model):
-        reuse = committed.bundle.root.rules.reuse if committed else str(ReuseMode.OFF)
+    if reuse != ReuseMode.DISABLED and first(model_chain.RULES, world, model):
+        reuse = committed.bundle.root.rules.reuse if committed else str(ReuseMode.DISABLED)
     if is_fenced(model):
-        reuse = str(ReuseMode.OFF)
+        reuse = str(ReuseMode.DISABLED)
     return Rules(
         stale_after_s=domain.stale_after_s,
         drain_timeout_s=domain.drain_timeout_s,

@@ -86,11 +86,7 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         started=started,
         keyspaces=tuple(sorted(keyspaces)),
         tiers=shared_tiers(tier for tier in world.tiers.values() if is_meant(tier) and not tier.metadata.deleting),
-        excluded_tiers=tuple(
-            sorted(
-                tier.name for tier in world.tiers.values() if not is_meant(tier) and tier.spec.medium is not Medium.HBM
-            )
-        ),
+        excluded_tiers=tuple(sorted(tier.name for tier in world.tiers.values() if not is_meant(tier))),
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.residue_allowed,

@@ -74,7 +74,7 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
             _certificate(world, ctx, model), statuses=statuses, enqueue=_first_bundle(world, model), wake_after_s=1
         )
     usable = _usable(world, model)
-    identity = world.memo.get(cache_identity, model.name, (model.spec, usable), lambda: cache_identity(model, usable))
+    identity = world.memo.get(cache_identity, model.name, (model.spec,), lambda: cache_identity(model))
     children = _children(world, ctx, model, usable, identity)
     if conflict := name_conflict(world, model, children):
         return _conflicting(world, model, now, conflict)

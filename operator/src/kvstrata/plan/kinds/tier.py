@@ -18,7 +18,7 @@ from kvstrata.objects.quantities import binary
 from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.actions import Action, Decision, Plan, ProbeBackend, StatusWrite
 from kvstrata.plan.budgets.admission import next_in_line
-from kvstrata.plan.budgets.capacity import BUDGETED, guaranteed_bytes
+from kvstrata.plan.budgets.capacity import guaranteed_bytes
 from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, true, unknown, write_status
 from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promises, used_share
 from kvstrata.plan.ownership import FOREIGN_S, left_by_predecessor, name_conflict, no_longer_wanted, read_foreign
@@ -70,8 +70,7 @@ def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Pl
         return Plan(statuses=write_status(tier, now, findings, fields))
     if tier.spec.medium is not Medium.REDIS:
         in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
-        if tier.spec.medium in BUDGETED:
-            fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
+        fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
         reported: tuple[Finding, ...] = ()
         if tier.spec.medium is Medium.NVME:
             fields["used"] = used_share(world, tier)

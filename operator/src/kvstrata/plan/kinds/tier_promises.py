@@ -14,7 +14,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.budgets.capacity import BUDGETED, capacity_committed, not_reporting, serving_with, silent_pods
+from kvstrata.plan.budgets.capacity import capacity_committed, not_reporting, serving_with, silent_pods
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 
@@ -83,13 +83,9 @@ def _answer_of(world: World, pod: Pod, tier: str) -> list[TierState]:
 
 
 def _committed(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
-    if tier.spec.medium in BUDGETED and not unused:
-        return capacity_committed(world, tier)
-    return unknown(
-        ConditionType.CAPACITY_COMMITTED,
-        unused.reason if unused else TierReason.BUDGETS_NOT_ENFORCED,
-        "no pod uses the tier for now" if unused else "this version keeps no budgets on this medium",
-    )
+    if unused:
+        return unknown(ConditionType.CAPACITY_COMMITTED, unused.reason, "no pod uses the tier for now")
+    return capacity_committed(world, tier)
 
 
 def _eviction(
@@ -99,7 +95,7 @@ def _eviction(
     kind = ConditionType.EVICTS_WHEN_FULL
     if tier.spec.medium is not Medium.REDIS:
         return ()
-    stored = stored_bytes(tier.spec) or 0
+    stored = stored_bytes(tier.spec)
     too_small = report is not None and 0 < report.max_bytes < stored and not tier.spec.has_several_primaries
     if report is not None and too_small and not unused:
         return (
@@ -123,11 +119,6 @@ def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[
     if tier.spec.medium is Medium.REDIS:
         sentence = f"each block expires {tier.spec.max_retention} after it was stored, or sooner"
         return (true(kind, TierReason.EXPIRES_BY_ITSELF, sentence),)
-    if tier.spec.medium not in BUDGETED:
-        sentence = (
-            "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
-        )
-        return (false(kind, TierReason.RETENTION_NOT_RECONCILED, sentence + "their pod ends"),)
     sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
     kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
     content = "memory" if tier.spec.medium is Medium.CPU else "files"

@@ -163,7 +163,7 @@ def _budgets(
     budgets = []
     for name in sorted(model.spec.tier_names):
         tier = world.tiers.get(name)
-        if tier is None or tier.spec.medium is Medium.HBM:
+        if tier is None:
             continue
         if not chain.is_usable(world, model, name):
             budgets.append(EnforcedBudget.denying(name, POOL_RETENTION_S))

@@ -127,7 +127,7 @@ def slots_are_covered(checked: Checked) -> Decision | None:
 
 def is_large_enough(checked: Checked) -> Decision | None:
     """Guarantees are based on the tier's capacity, which the servers must have."""
-    stored, bounds = stored_bytes(checked.tier.spec) or 0, [one.max_bytes for one in checked.report.answering]
+    stored, bounds = stored_bytes(checked.tier.spec), [one.max_bytes for one in checked.report.answering]
     if not all(bounds) or not bounds or sum(bounds) >= stored or len(bounds) < len(checked.report.servers):
         return None
     owner_of = "the servers' maxmemory together" if checked.tier.spec.is_cluster else "the server's maxmemory"

@@ -1,4 +1,4 @@
-"""Scopes of a CacheInvalidation, and whether this version can carry it out."""
+"""Scopes of a CacheInvalidation, and problems of it that schema and CEL cannot see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvstrata.api.cacheinvalidation import MAX_SCOPES, CacheInvalidation, Shared
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
-from kvstrata.contract.receipt.vocabulary import Hbm, Mode
+from kvstrata.contract.receipt.vocabulary import Mode
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import Decision
@@ -19,34 +19,15 @@ MAX_ERASED_SCOPES = 2_048
 """Scopes of one erasure: its record, with keys, chunk names and reports, is a Secret of 1 MiB."""
 
 
-def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """Only an erasure waits for the reset of engines."""
-    if invalidation.spec.effective_hbm is Hbm.ROLL_SCOPES or invalidation.spec.mode is Mode.EAGER:
-        return None
-    return Decision(
-        InvalidationReason.RESET_NOT_RECONCILED,
-        "hbm ResetEngine is for mode Eager: nothing was done; create one with mode Eager or with hbm RollScopes",
-    )
-
-
 def leaves_nothing_of_a_prefix(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """The keyspaces of a prefix stay in use: copies left in an engine, a tier or on a node would be found again."""
-    spec = invalidation.spec
-    if spec.scope.prefix is None:
-        return None
-    why = ""
-    if spec.mode is not Mode.EAGER or spec.effective_hbm is not Hbm.RESET_ENGINE:
-        why = "it takes mode Eager and hbm ResetEngine: set both"
-    elif spec.tiers:
-        why = "blocks in other tiers would be found again: leave tiers out"
-    elif folders := _kept_on_nodes(world):
-        why = f"files that pods of before left on nodes, as CacheTier {folders[0]} keeps them, would be found again"
-    if not why:
+    """The keyspaces of a prefix stay in use: copies left on a node would be found again."""
+    folders = _kept_on_nodes(world)
+    if invalidation.spec.scope.prefix is None or not folders:
         return None
     return Decision(
         InvalidationReason.PREFIX_NOT_ERASABLE,
-        f"a prefix cannot be erased like this: {why}; or name the tenants, or the model, whose scopes are to be "
-        "forgotten as a whole; nothing was done",
+        f"CacheTier {folders[0]} keeps files of former pods on nodes, where a prefix would be found again: create one "
+        "that names the tenants or the model, whose scopes are invalidated as a whole; nothing was done",
     )
 
 
@@ -122,7 +103,6 @@ def is_no_more_than_can_be_written_down(world: World, invalidation: CacheInvalid
 
 
 RULES = (
-    resets_engines_only_to_erase,
     leaves_nothing_of_a_prefix,
     is_of_a_policy_that_is_deleted,
     names_something_that_exists,

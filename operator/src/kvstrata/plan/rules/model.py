@@ -1,4 +1,4 @@
-"""Problems of a CachedModel that schema and CEL cannot see, and features that this version lacks."""
+"""Problems of a CachedModel that schema and CEL cannot see."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachedmodel_gate import TimingMode
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import ModelReason
@@ -30,31 +29,12 @@ def tiers_exist(world: World, model: CachedModel) -> Decision | None:
 
 
 def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
-    for medium in (Medium.HBM, Medium.CPU):
-        names = [name for name in model.spec.tier_names if world.tiers[name].spec.medium is medium]
-        if len(names) > 1:
-            return Decision(
-                ModelReason.TIERS_CONFLICT,
-                f"CacheTiers {' and '.join(names)} are both {medium}, of which a pod has one: leave one in spec.tiers",
-            )
-    return None
-
-
-def callers_can_be_authenticated(world: World, model: CachedModel) -> Decision | None:
-    if model.spec.gate.authentication.api_keys is not None:
+    names = [name for name in model.spec.tier_names if world.tiers[name].spec.medium is Medium.CPU]
+    if len(names) <= 1:
         return None
     return Decision(
-        ModelReason.AUTHENTICATION_NOT_RECONCILED,
-        "this version authenticates callers by API keys only: set spec.gate.authentication.apiKeys",
-    )
-
-
-def timing_is_exact(world: World, model: CachedModel) -> Decision | None:
-    if model.spec.gate.timing_mode is TimingMode.EXACT:
-        return None
-    return Decision(
-        ModelReason.TIMING_NOT_RECONCILED,
-        "this version does not hide hits in the time of the first token: set spec.gate.timing.mode to Exact",
+        ModelReason.TIERS_CONFLICT,
+        f"CacheTiers {' and '.join(names)} are all of medium CPU, and a pod has one such tier: leave one in spec.tiers",
     )
 
 
@@ -87,8 +67,8 @@ def names_own_secrets(world: World, model: CachedModel) -> Decision | None:
     hub = spec.model.source.hub
     token = hub.token_secret_ref if hub else None
     tls = spec.gate.tls.secret_ref if spec.gate.tls else None
-    keys = spec.gate.authentication.api_keys
-    named = (token.name if token else None, tls.name if tls else None, keys.secret_ref.name if keys else None)
+    keys = spec.gate.authentication.api_keys.secret_ref
+    named = (token.name if token else None, tls.name if tls else None, keys.name)
     name = reserved(named)
     return Decision(ModelReason.SECRET_NOT_ALLOWED, sentence(name, "the model")) if name else None
 
@@ -106,22 +86,17 @@ def _block_size(arguments: Sequence[str]) -> int | None:
 RULES = (
     tiers_exist,
     tiers_fit_a_pod,
-    callers_can_be_authenticated,
-    timing_is_exact,
     chunks_are_whole_blocks,
     warms_memory_up_from_tiers,
     names_own_secrets,
 )
 
 
-_MEMORY = (Medium.HBM, Medium.CPU)
-
-
 def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
     """Return the warning TiersOrdered for `tiers` in the order of spec.tiers; pods work regardless."""
     kind = ConditionType.TIERS_ORDERED
     for faster, slower in combinations(tiers, 2):
-        if slower.spec.medium in _MEMORY and _rank(slower) < _rank(faster):
+        if _rank(slower) < _rank(faster):
             return false(
                 kind,
                 ModelReason.NOT_FAST_TO_SLOW,
@@ -130,7 +105,7 @@ def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
             )
     for faster, slower in combinations(sorted(tiers, key=_rank), 2):
         larger, smaller = faster.spec.capacity_bytes, slower.spec.capacity_bytes
-        if larger is not None and smaller is not None and _comparable(faster, slower) and smaller < larger:
+        if _comparable(faster, slower) and smaller < larger:
             return false(
                 kind,
                 ModelReason.LOWER_TIER_SMALLER,
@@ -144,8 +119,8 @@ def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
 
 
 def _rank(tier: CacheTier) -> int:
-    """Return the serving order of media; NVMe and Redis in the order of the spec."""
-    return _MEMORY.index(tier.spec.medium) if tier.spec.medium in _MEMORY else len(_MEMORY)
+    """Return the serving order of media: CPU, then NVMe and Redis in the order of the spec."""
+    return 0 if tier.spec.medium is Medium.CPU else 1
 
 
 def _comparable(faster: CacheTier, slower: CacheTier) -> bool:

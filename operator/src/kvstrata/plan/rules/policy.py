@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Budget
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
@@ -49,21 +49,16 @@ def budget_problem(
             )
     for budget in budgets:
         tier = world.tiers[budget.tier]
-        found = _misfit(budget, tier, field) or (_not_admitted(tier, policy) if policy is not None else None)
+        found = _misfit(budget, tier) or (_not_admitted(tier, policy) if policy is not None else None)
         if found:
             return found
     return None
 
 
-def _misfit(budget: Budget, tier: CacheTier, field: str) -> Decision | None:
+def _misfit(budget: Budget, tier: CacheTier) -> Decision | None:
     """A budget may not exceed its tier's capacity or retention."""
-    if tier.spec.medium is Medium.HBM and (budget.limit is not None or budget.guaranteed is not None):
-        return Decision(
-            PolicyReason.BUDGET_NOT_SUPPORTED,
-            f"CacheTier {tier.name} is HBM, where the engine knows no budgets: leave only retention in {field}",
-        )
     room_bytes = stored_bytes(tier.spec)
-    if room_bytes is not None and budget.guaranteed_bytes > room_bytes:
+    if budget.guaranteed_bytes > room_bytes:
         return Decision(
             PolicyReason.GUARANTEE_EXCEEDS_CAPACITY,
             f"guaranteed {budget.guaranteed} on CacheTier {tier.name} is more than the {readable(room_bytes)} of its "

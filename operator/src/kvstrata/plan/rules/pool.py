@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import Medium
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PoolReason
 from kvstrata.contract.messages.prefix import refused_argument
@@ -46,21 +45,8 @@ def tiers_are_the_models(world: World, pool: PrefixPool) -> Decision | None:
     if not tiers_of(world, pool):
         return Decision(
             PoolReason.TIER_NOT_IN_MODEL,
-            f"CachedModel {model.name} has no tier that could hold a pool: add one of medium CPU, NVMe or Redis to its "
-            "spec.tiers",
+            f"CachedModel {model.name} has no tier that could hold a pool: add one to its spec.tiers",
         )
-    return None
-
-
-def tiers_can_be_shared(world: World, pool: PrefixPool) -> Decision | None:
-    """The engine's own memory keeps blocks of readers apart."""
-    for name in tiers_of(world, pool):
-        if world.tiers[name].spec.medium is Medium.HBM:
-            return Decision(
-                PoolReason.TIER_NOT_SUPPORTED,
-                f"CacheTier {name} is the engine's own memory, which shares no blocks between readers: remove it from "
-                "spec.tiers",
-            )
     return None
 
 
@@ -107,22 +93,18 @@ def tiers_of(world: World, pool: PrefixPool) -> tuple[str, ...]:
         return tuple(tier.name for tier in pool.spec.tiers)
     model = world.models.get(pool.spec.model_ref.name)
     listed = model.spec.tier_names if model is not None else ()
-    able = [name for name in listed if name in world.tiers and world.tiers[name].spec.medium is not Medium.HBM]
-    return tuple(able[-1:])
+    return tuple([name for name in listed if name in world.tiers][-1:])
 
 
 def is_usable(world: World, model: CachedModel, tier: str) -> bool:
     found = world.tiers.get(tier)
-    if found is None or tier not in model.spec.tier_names or found.spec.medium is Medium.HBM:
-        return False
-    return found.spec.allowed_classifications is None
+    return found is not None and tier in model.spec.tier_names and found.spec.allowed_classifications is None
 
 
 RULES = (
     model_exists,
     tiers_exist,
     tiers_are_the_models,
-    tiers_can_be_shared,
     tiers_admit_pools,
     template_arguments_can_be_sent,
     has_room_in_the_bundle,

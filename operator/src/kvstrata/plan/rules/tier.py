@@ -1,6 +1,6 @@
-"""Problems of a CacheTier that schema and CEL cannot see, and features that this version lacks.
+"""Problems of a CacheTier that schema and CEL cannot see.
 
-No pod uses a tier with a decision, because its promises (encryption, classification) would not be kept.
+No pod uses a tier with a decision.
 
 Secrets in specs must be the user's own: the operator's keys, authority and passwords are in Secrets of the same
 namespace, and images chosen by a user could mount them.
@@ -10,23 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
 from kvstrata.objects.tier_link import servers
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.redis.backend import servers_held
-
-
-def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | None:
-    """The engine's memory holds every request that it serves."""
-    if tier.spec.medium is not Medium.HBM or tier.spec.allowed_classifications is None:
-        return None
-    return Decision(
-        TierReason.CLASSIFICATION_NOT_SUPPORTED,
-        "the engine's own memory holds every request, so no tenant's data can be kept off it: remove "
-        "spec.allowedClassifications, or serve such tenants by another CachedModel",
-    )
 
 
 def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
@@ -72,7 +61,6 @@ def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
 
 
 RULES = (
-    classifications_can_be_kept,
     has_servers_of_its_own,
     names_own_secrets,
 )

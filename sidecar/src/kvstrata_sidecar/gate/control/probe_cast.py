@@ -45,7 +45,7 @@ def cast(bundle: Bundle, readers: int, below: Callable[[int], int]) -> Cast | No
     tenants: dict[Scope, list[str]] = {}
     owners: dict[str, Scope] = {}
     clash: tuple[Scope, Scope] | None = None
-    if bundle.root.rules.reuse == "Off":
+    if bundle.root.rules.reuse == "Disabled":
         return None
     for entry in bundle.entries.values():
         if entry.suspended:

@@ -34,7 +34,7 @@ def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callabl
         return Grant(random_salt(), False, "unknown_tenant")
     if entry.suspended:
         return Grant(random_salt(), False, "suspended")
-    if rules.reuse == "Off":
+    if rules.reuse == "Disabled":
         return Grant(random_salt(), False, "reuse_off")
     if rules.on_stale == "Fence" and not fresh:
         return Grant(random_salt(), False, "stale")
@@ -50,7 +50,7 @@ class PoolSubject:
 
 def warming_version(bundle: Bundle | None, uid: str, scope: str, manifest: str) -> PoolVersion | None:
     """Return the version of a pool with this prefix of its keyspace and this manifest's digest, or None."""
-    if bundle is None or bundle.root.rules.reuse == "Off":
+    if bundle is None or bundle.root.rules.reuse == "Disabled":
         return None
     versions = (version for shard in bundle.pools.values() if shard.uid == uid for version in shard.versions)
     found = (one for one in versions if one.keyspace.startswith(scope) and one.manifest == manifest)
@@ -59,9 +59,10 @@ def warming_version(bundle: Bundle | None, uid: str, scope: str, manifest: str) 
 
 def still_granted(bundle: Bundle, subject: str | PoolSubject, keyspace: str) -> bool:
     """Whether `bundle` would give `subject`, a tenant or a pool's warmer, this keyspace again."""
+    if bundle.root.rules.reuse == "Disabled":
+        return False
     if isinstance(subject, PoolSubject):
         versions = (one for shard in bundle.pools.values() if shard.uid == subject.uid for one in shard.versions)
-        return bundle.root.rules.reuse != "Off" and any(one.keyspace == keyspace for one in versions)
-    tenant = subject
-    entry = bundle.entries.get(tenant)
-    return entry is not None and not entry.suspended and bundle.root.rules.reuse != "Off" and entry.keyspace == keyspace
+        return any(one.keyspace == keyspace for one in versions)
+    entry = bundle.entries.get(subject)
+    return entry is not None and not entry.suspended and entry.keyspace == keyspace
