@@ -247,7 +247,7 @@ def _is_logically_invalid(found: Seen) -> bool:
 
 def _has_nobody_to_enforce(found: Seen) -> bool:
     conditions = (found.get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "Enforced" and c["reason"] == "NoLivePods" for c in conditions)
+    return any(c["type"] == "Ready" and c["reason"] == "NoLivePods" for c in conditions)
 
 
 def policy_name(number: int) -> str:

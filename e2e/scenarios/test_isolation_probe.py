@@ -36,8 +36,12 @@ def test_every_pod_shows_in_every_tier_that_scopes_find_their_own_blocks_only(ku
 
 def verified(kubectl: Kubectl, reason: str) -> dict[str, Any] | None:
     """The condition IsolationVerified of the model once it has a reason."""
-    found = kubectl.condition("cachedmodel", MODEL, DEMO_NAMESPACE, "IsolationVerified")
+    found = _judged(kubectl)
     return found if found.get("reason") == reason else None
+
+
+def _judged(kubectl: Kubectl) -> dict[str, Any]:
+    return kubectl.condition("cachedmodel", MODEL, DEMO_NAMESPACE, "IsolationVerified")
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def probed(kubectl: Kubectl, probe: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         _patch(kubectl, {"mode": "Never"})
-        wait_until("it is probed no more", lambda: verified(kubectl, "ProbesOff"), SHOWN_WITHIN_S)
+        wait_until("it is probed no more", lambda: not _judged(kubectl), SHOWN_WITHIN_S)
 
 
 def _patch(kubectl: Kubectl, probe: dict[str, str]) -> None:

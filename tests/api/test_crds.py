@@ -22,9 +22,10 @@ def test_no_schema_is_refused_as_non_structural(installed_crds: dict[str, Any]) 
         assert conditions.get("NonStructuralSchema", "False") == "False", name
 
 
-def test_every_kind_is_in_the_category_cache_status(api: ApiServer) -> None:
+@pytest.mark.parametrize("category", ["cache-status", "kvstrata"])
+def test_every_kind_is_in_the_category(api: ApiServer, category: str) -> None:
     resources = api.get(f"/apis/{GROUP}/{VERSION}")["resources"]
-    kinds = {one["kind"] for one in resources if "cache-status" in one.get("categories", [])}
+    kinds = {one["kind"] for one in resources if category in one.get("categories", [])}
     assert kinds == {kind.INFO.kind for kind in KINDS}
 
 
@@ -58,16 +59,14 @@ def test_columns_of_a_policy_show_tenant_budget_and_conditions(api: ApiServer) -
     condition = {"reason": "AllPodsAcknowledged", "message": "x", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {
         "usage": {"guaranteed": "1Gi", "limit": "2Gi", "used": "512Mi"},
-        "conditions": [
-            {"type": "Enforced", "status": "True", **condition},
-            {"type": "Ready", "status": "False", **condition},
-        ],
+        "enforcedBy": "2/3",
+        "conditions": [{"type": "Ready", "status": "False", **condition}],
     }
     api.merge_patch(policy, {"status": status}, "/status")
     row = api.columns("tenantcachepolicies", "default")["columns"]
     visible = {"Tenant": "acme", "Isolation": "Isolated", "Guaranteed": "1Gi", "Limit": "2Gi", "Used": "512Mi"}
     assert {name: row[name] for name in visible} == visible
-    assert (row["Enforced"], row["Ready"], row["Reason"]) == ("True", "False", "AllPodsAcknowledged")
+    assert (row["Enforced"], row["Ready"], row["Reason"]) == ("2/3", "False", "AllPodsAcknowledged")
     api.delete(policy)
 
 
@@ -75,11 +74,8 @@ def test_columns_of_a_policy_show_tenant_budget_and_conditions(api: ApiServer) -
     ("kind", "names"),
     [
         ("CacheTier", ["Medium", "Capacity", "Used", "Ready", "Reason", "Age"]),
-        (
-            "TenantCachePolicy",
-            ["Tenant", "Isolation", "Guaranteed", "Limit", "Used", "Enforced", "Ready", "Age"],
-        ),
-        ("CacheInvalidation", ["Scope", "Mode", "Phase", "Keys", "Bytes", "Took", "Age"]),
+        ("TenantCachePolicy", ["Tenant", "Used", "Limit", "Enforced", "Ready", "Reason", "Age"]),
+        ("CacheInvalidation", ["Scope", "Mode", "Took", "Ready", "Reason", "Age"]),
     ],
 )
 def test_the_columns_are_those_that_are_promised(installed_crds: dict[str, Any], kind: str, names: list[str]) -> None:

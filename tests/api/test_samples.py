@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.images.catalogue import IMAGES, version
 from kvstrata.api import KINDS
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.plan.rules.model import tiers_ordered
 from tests.api.apiserver import ApiServer
 
 SAMPLES = Path(__file__).resolve().parents[2] / "manifests" / "samples"
@@ -27,6 +29,8 @@ def documents(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 DEMO = list(documents(SAMPLES))
 EXTRA = list(documents(SAMPLES / "extra"))
+GPU = list(documents(SAMPLES / "gpu"))
+LOCAL_IMAGES = {f"localhost/kvstrata-{image.name}:{tag}" for image in IMAGES for tag in ("local", version())}
 
 
 def label(pair: tuple[str, dict[str, Any]]) -> str:
@@ -41,7 +45,7 @@ def demo_namespace(api: ApiServer) -> None:
 
 
 @pytest.mark.usefixtures("demo_namespace")
-@pytest.mark.parametrize("sample", [*DEMO, *EXTRA], ids=label)
+@pytest.mark.parametrize("sample", [*DEMO, *EXTRA, *GPU], ids=label)
 def test_the_sample_is_accepted_and_read_as_it_stands(api: ApiServer, sample: tuple[str, dict[str, Any]]) -> None:
     document = sample[1]
     if document["kind"] == "Namespace":
@@ -55,6 +59,52 @@ def test_the_sample_is_accepted_and_read_as_it_stands(api: ApiServer, sample: tu
 
 def test_every_kind_has_a_sample() -> None:
     assert {document["kind"] for _, document in [*DEMO, *EXTRA]} >= BY_KIND.keys()
+
+
+def test_files_are_numbered_and_listed_in_the_order_of_reading() -> None:
+    paths = [*SAMPLES.glob("*.yaml"), *SAMPLES.glob("*/*.yaml")]
+    names = [str(path.relative_to(SAMPLES)) for path in sorted(paths, key=lambda path: path.name)]
+    numbers = [Path(name).name[:2] for name in names]
+    assert len(set(numbers)) == len(names)
+    assert all(number.isdigit() for number in numbers)
+    listed = [line.split("`")[1] for line in (SAMPLES / "README.md").read_text().splitlines() if line.startswith("| `")]
+    assert listed == names
+
+
+def test_samples_need_nothing_that_the_local_cluster_lacks() -> None:
+    services = {f"{d['metadata']['name']}.{d['metadata']['namespace']}.svc" for _, d in EXTRA if d["kind"] == "Service"}
+    assert services
+    for name, document in [*DEMO, *EXTRA]:
+        for key, value in leaves(document):
+            if key == "image":
+                assert value in LOCAL_IMAGES, name
+            if key == "endpoints":
+                assert value.rpartition(":")[0] in services, name
+            assert "gpu" not in key, name
+            assert key != "storageClassName", name
+
+
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every scalar below `node`, with the nearest key above it."""
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from leaves(child, name)
+    elif isinstance(node, list):
+        for child in node:
+            yield from leaves(child, key)
+    else:
+        yield key, str(node)
+
+
+@pytest.mark.parametrize("folder", [DEMO, GPU], ids=["demo", "gpu"])
+def test_samples_follow_the_advice_of_conditions(folder: list[tuple[str, dict[str, Any]]]) -> None:
+    tiers = {d["metadata"]["name"]: CacheTier.parse(d) for _, d in folder if d["kind"] == "CacheTier"}
+    models = [CachedModel.parse(d) for _, d in folder if d["kind"] == "CachedModel"]
+    assert models
+    for model in models:
+        ordered = tiers_ordered([tiers[name] for name in model.spec.tier_names])
+        assert ordered.status == "True", ordered.message
+        assert model.spec.is_probed
 
 
 def test_all_references_within_the_demo_resolve() -> None:

@@ -90,7 +90,7 @@ def operator(samples: list[dict[str, Any]], operators: Operators, server: Server
     running = operators.start("operator-a")
     running.wait_until_leading()
     deadline = time.monotonic() + 90
-    while server.condition("TenantCachePolicy", "speech", "Enforced")[0] != "Unknown":
+    while server.condition("TenantCachePolicy", "speech", "Ready") != ("True", "NoLivePods"):
         assert time.monotonic() < deadline, running.log_tail()
         time.sleep(0.2)
     return running

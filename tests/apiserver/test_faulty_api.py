@@ -132,7 +132,7 @@ def test_a_child_whose_apply_fails_comes_back_all_the_same(
     with faulty.proxy.fault(fault, path=CHILD, methods={"PATCH"}, times=1) as hit:
         faulty.delete("Service", "kvs-tiny")
         faulty.wait("the Service", lambda: hit.hits == 1 and bool(faulty.get("Service", "kvs-tiny")))
-    faulty.wait("the model", lambda: faulty.condition("CachedModel", "tiny", "Stalled") == "False")
+    faulty.wait("the model", lambda: faulty.condition("CachedModel", "tiny", "Stalled") != "True")
     assert_well(running)
 
 

@@ -58,7 +58,7 @@ def settled(server: Server) -> None:
     for name in (policy["metadata"]["name"] for policy in listed):
         server.wait(
             f"policy {name} to settle",
-            lambda name=name: server.condition("TenantCachePolicy", name, "Reconciling")[0] == "False",  # type: ignore[misc]
+            lambda name=name: server.condition("TenantCachePolicy", name, "Ready")[0] == "True",  # type: ignore[misc]
         )
     before = server.versions()
     deadline = time.monotonic() + 90

@@ -119,7 +119,7 @@ async def cluster(plane: RestorablePlane, world: World, tmp_path: Path) -> Async
     await asyncio.to_thread(_install, server)
     cluster.start_operator()
     try:
-        await cluster.wait("the policy", "TenantCachePolicy", "acme", "Enforced", ("Unknown", "NoLivePods"))
+        await cluster.wait("the policy", "TenantCachePolicy", "acme", "Ready", ("True", "NoLivePods"))
         await asyncio.to_thread(_start_pod, server)
         changes = await asyncio.to_thread(_settings, cluster, RealApi(plane.kubeconfig, world.directory))
         async with world.started(**changes):

@@ -8,7 +8,7 @@ from kvstrata.api import KINDS
 from kvstrata.api.base import GROUP, VERSION, Column, Resource
 from tools.generate.openapi import structural_schema
 
-CATEGORY = "cache-status"
+CATEGORIES = ["cache-status", "kvstrata"]
 """`kubectl get cache-status` lists every kind of the group."""
 
 _API_VERSION_TEXT = "Version of the schema of this object."
@@ -34,7 +34,7 @@ def build_crd(kind: type[Resource]) -> dict[str, Any]:
                 "plural": info.plural,
                 "singular": info.singular,
                 "shortNames": list(info.short_names),
-                "categories": [CATEGORY],
+                "categories": CATEGORIES,
             },
             "versions": [_version(kind)],
         },

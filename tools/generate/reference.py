@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import API_VERSION, Resource
-from kvstrata.api.conditions import ConditionType, condition_types
+from kvstrata.api.conditions import condition_types
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS
 from kvstrata.api.markers import VALIDATIONS
 from kvstrata.api.reasons import REASONS
@@ -35,12 +35,12 @@ def _index() -> str:
         info = kind.INFO
         link = f"[{info.kind}]({info.singular}.md)"
         lines.append(f"| {link} | {', '.join(info.short_names)} | {_first_sentence(kind.__doc__ or '')} |")
-    lines += ["", "`kubectl get cache-status` lists all of them.", ""]
+    lines += ["", "`kubectl get cache-status` lists all of them; `kubectl get kvstrata` is the same.", ""]
     return "\n".join(lines)
 
 
 def _page(kind: type[Resource]) -> str:
-    schema = root_schema(kind)
+    schema, info = root_schema(kind), kind.INFO
     lines = [HEADER, "", f"# {kind.INFO.kind}", "", schema["description"], ""]
     lines += [f"`apiVersion: {API_VERSION}`, `kind: {kind.INFO.kind}`, short name `{kind.INFO.short_names[0]}`.", ""]
     for part in ("spec", "status"):
@@ -52,16 +52,12 @@ def _page(kind: type[Resource]) -> str:
     lines.append("")
     if kind.INFO.kind == "CachedModel":
         lines += _engine_section()
-    lines += ["## Conditions", "", "| Condition | True means |", "|---|---|"]
-    lines += [f"| {one.value} | {one.meaning} |" for one in _conditions(kind)]
+    lines += ["## Conditions", "", "| Condition | True means | Present |", "|---|---|---|"]
+    lines += [f"| {one} | {one.meaning} | {when or 'always'} |" for one, when in condition_types(info.kind).items()]
     lines += ["", "## Reasons", "", "| Reason | Meaning |", "|---|---|"]
     lines += [f"| {one.value} | {one.meaning} |" for one in sorted(REASONS[kind.INFO.kind])]
     lines.append("")
     return "\n".join(lines)
-
-
-def _conditions(kind: type[Resource]) -> tuple[ConditionType, ...]:
-    return condition_types(kind.INFO.kind)
 
 
 def _engine_section() -> list[str]:

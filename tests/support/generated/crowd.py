@@ -35,12 +35,14 @@ WAITS = {
         "NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "Error", "NotRedis",
         "SecretNotFound", "InvalidEndpoint",
     },
-    "PrefixPool": {"NoLivePods"},
-    "TenantCachePolicy": {"AwaitingKeys"},
+    "CacheDomain": {"InsufficientCapacity"},
+    "PrefixPool": {"InsufficientCapacity"},
+    "TenantCachePolicy": {"AwaitingKeys", "InsufficientCapacity"},
+    "TenantGroup": {"InsufficientCapacity"},
     "CacheInvalidation": {"TierAway", "NotVerified", "NamingChunks"},
 }  # fmt: skip
 """Why an object may wait although the operator has nothing left to do, where no pod runs: a model's pods do not come,
-nobody makes tokens of a prefix, the Redis of a tier does not answer, so that nothing can be erased there, and no key
+a tier has no room for a guarantee, the Redis of a tier does not answer, so that nothing can be erased there, and no key
 management service draws keys. Everything else must be Ready or Stalled."""
 
 WAITS_FOR_SERVERS = "slots wait for a server of shard"
@@ -220,12 +222,14 @@ def unsettled(kind: str, obj: Raw) -> str | None:
         if condition.get("observedGeneration") != generation:
             return f"{condition['type']} is of generation {condition.get('observedGeneration')}"
     ready, stalled = conditions.get("Ready"), conditions.get("Stalled")
-    if ready is None or stalled is None:
+    if ready is None:
         return f"conditions are {sorted(conditions)}"
-    if ready["status"] == "True" and stalled["status"] == "False":
-        return None
-    if stalled["status"] == "True" and ready["status"] == "False":
+    if stalled is not None:
+        if ready["status"] != "False" or stalled["status"] != "True":
+            return f"Ready is {ready['status']} and Stalled {stalled['status']}"
         return None if stalled["message"] else "Stalled without a message"
+    if ready["status"] == "True":
+        return None
     if ready["reason"] in WAITS.get(kind, ()) and ready["message"]:
         return None
     if kind == "CacheTier" and WAITS_FOR_SERVERS in ready["message"]:

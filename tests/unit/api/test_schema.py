@@ -13,6 +13,9 @@ from kvstrata.api.markers import VALIDATIONS, AtomicList, Immutable, SchemaDefau
 from tools.generate.crd import build_crd, build_crds
 from tools.generate.openapi import UnstructuralSchemaError, structural_problems, structural_schema
 
+MOST_COLUMNS = 6
+"""Shown by default besides name and age, so that `kubectl get cache-status -A` fits a terminal."""
+
 Short = Annotated[str, Field(max_length=5)]
 
 
@@ -110,7 +113,14 @@ def test_names_short_names_and_the_category_are_unique() -> None:
     names = [crd["spec"]["names"] for crd in build_crds().values()]
     spoken = [name for one in names for name in (one["plural"], one["singular"], *one["shortNames"])]
     assert len(spoken) == len(set(spoken))
-    assert all(one["categories"] == ["cache-status"] for one in names)
+    assert all(one["categories"] == ["cache-status", "kvstrata"] for one in names)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.INFO.kind)
+def test_every_kind_shows_ready_its_reason_and_few_columns_beside(kind: type[Resource]) -> None:
+    *shown, age = [column.name for column in kind.INFO.columns if not column.priority]
+    assert [*shown[-2:], age] == ["Ready", "Reason", "Age"]
+    assert len(shown) <= MOST_COLUMNS
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.INFO.kind)

@@ -72,7 +72,7 @@ class TestWaiting:
         assert "of 80Mi 20Mi is free for it" in said
         assert "(reserved for TenantCachePolicy a 40Mi, TenantCachePolicy b 20Mi)" in said
         assert told(simulation, "c") == EnforcedBudget("shared", 1000 << 20)
-        assert simulation.condition(TCP, "c", "Ready")[0] == "True"
+        assert simulation.condition(TCP, "c", "Ready") == ("False", "InsufficientCapacity")
         assert simulation.condition(TCP, "c", "Enforced")[0] == "True"
         assert simulation.status("CacheTier", "shared")["guaranteed"] == "60Mi"
         assert simulation.condition("CacheTier", "shared", "CapacityCommitted") == ("False", "GuaranteesWaiting")

@@ -101,11 +101,6 @@ def test_a_shard_that_does_not_answer_takes_readiness_away_and_is_counted_in_slo
     assert state.pending.reason == "SlotsUncovered"
 
 
-def test_without_replicas_the_spec_is_kept_and_its_price_is_named() -> None:
-    state = state_of(look(even(3), replicas=0), tier(replicasPerShard=0))
-    assert condition(state, ConditionType.REPLICATION_HEALTHY) == ("True", "NoReplicas")
-
-
 def test_a_shard_that_is_no_longer_wanted_keeps_its_servers_until_it_has_no_slots() -> None:
     of = tier()
     full, empty = look(even(4)), look([*even(3), ()])

@@ -190,7 +190,7 @@ class TestWhatPodsUse:
         assert (ready(simulation), bound(simulation)) == (("False", "ReadOnlyReplica"), ("False", "TierNotReady"))
         assert used(simulation) == []
         assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
-        assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == ("Unknown", "ReadOnlyReplica")
+        assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == ("", "")
         say(simulation, WELL)
         simulation.advance(5)
         assert (ready(simulation)[0], bound(simulation)[0], used(simulation)) == ("True", "True", [A])

@@ -43,7 +43,7 @@ class TestConditions:
         assert condition(simulation, "BackendReachable") == ("True", "Reachable")
         assert condition(simulation, "HasRoom") == ("True", "RoomLeft")
         assert condition(simulation, "Encrypted") == ("True", "KeysHeld")
-        assert condition(simulation, "CapacityCommitted") == ("True", "GuaranteesFit")
+        assert condition(simulation, "CapacityCommitted") == ("", ""), "nothing is guaranteed"
         assert simulation.status("CacheTier", "disk")["used"] == "~50%"
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
 
@@ -75,11 +75,11 @@ class TestConditions:
     def test_a_new_volume_holds_nothing_that_a_tier_left_behind(self) -> None:
         assert condition(serving(said=replace(USED, recovering=True)), "Encrypted") == ("True", "KeysHeld")
 
-    def test_without_pods_nobody_knows(self) -> None:
+    def test_without_pods_there_is_nothing_to_judge(self) -> None:
         simulation = Simulation(file_tier(), model(tiers=("disk",)))
         simulation.settle()
         for name in ("BackendReachable", "HasRoom", "Encrypted"):
-            assert condition(simulation, name) == ("Unknown", "NoLivePods")
+            assert condition(simulation, name) == ("", "")
 
     def test_its_retention_is_kept_by_pods(self) -> None:
         simulation = serving(file_tier(maxRetention="1h"), model(tiers=("disk",)), policy("acme"))

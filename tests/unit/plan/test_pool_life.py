@@ -317,7 +317,8 @@ class TestPinned:
         assert room - 50 * 2**20 < 3000
         assert reason(simulation, "Admitted") == ("False", "InsufficientCapacity")
         assert "TenantCachePolicy greedy 50Mi" in message(simulation, "Admitted")
-        assert reason(simulation, "Ready") == ("True", "Published")
+        assert reason(simulation, "Published") == ("True", "Published")
+        assert reason(simulation, "Ready") == ("False", "InsufficientCapacity")
         assert read(simulation) == 1
         assert guaranteed(simulation) == {"cpu": None, "shared": None}
         assert simulation.unsettled() == {}

@@ -248,7 +248,7 @@ class TestPods:
         assert "pod-1 (" in message(simulation)
 
     def test_no_pod_no_rendering(self) -> None:
-        assert reason(world(pods=0), "Reconciling") == ("True", "NoLivePods")
+        assert reason(world(pods=0), "Ready") == ("True", "NoLivePods")
 
     def test_pods_of_a_version_that_renders_nothing_are_too_old(self) -> None:
         simulation = world(pod("old"), pods=0)
@@ -299,7 +299,7 @@ class TestPods:
         simulation.edit(KIND, "manual", prefixes=prefixes(OTHER))
         simulation.settle()
         assert status(simulation)["chunks"] == 3
-        assert reason(simulation) == ("False", "Progressing")
+        assert reason(simulation) == ("", "")
         simulation.renderer.says = {"pod-0": {"seasoning": b"another tokenizer"}}
         restarted(simulation, engine_ready=True)
         simulation.settle()

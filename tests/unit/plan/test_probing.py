@@ -178,13 +178,13 @@ def test_what_was_shown_stands_while_a_pod_does_not_answer_and_not_for_ever() ->
 def test_without_reuse_nothing_is_probed_or_claimed() -> None:
     scene = Scene(reuse={"mode": "Disabled"})
     assert scene.asked() == []
-    assert scene.verdict() == ("Unknown", "ReuseOff")
+    assert scene.verdict() == ("", "")
 
 
-def test_a_model_whose_spec_wants_no_probes_is_not_probed_and_says_so() -> None:
+def test_a_model_whose_spec_wants_no_probes_is_not_probed_and_not_judged() -> None:
     scene = Scene(probe={"mode": "Never"})
     assert scene.asked() == []
-    assert scene.verdict() == ("Unknown", "ProbesOff")
+    assert scene.verdict() == ("", "")
 
 
 def test_a_failure_is_told_with_whose_blocks_were_found_by_whom_and_reuse_goes_on_if_so_declared() -> None:

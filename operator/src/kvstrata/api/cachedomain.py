@@ -7,7 +7,18 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, condition_column
+from kvstrata.api.base import (
+    AGE,
+    ENFORCED_BY,
+    READY,
+    ApiModel,
+    Column,
+    KindInfo,
+    Resource,
+    Rule,
+    StatusModel,
+    condition_column,
+)
 from kvstrata.api.common import (
     Admission,
     Budgets,
@@ -253,6 +264,9 @@ class CacheDomainStatus(Status):
     bundle_revision: Revision | None = None
     """Highest revision of any bundle of this domain."""
 
+    enforced_by: ShortText | None = None
+    """Serving pods that enforce the newest policy, of all (`2/3`); `no pods` where none serves."""
+
     pods_acked: PodCount | None = None
     """Pods of all models that acknowledged the newest revision of their bundle."""
 
@@ -279,13 +293,11 @@ class CacheDomain(Resource):
         plural="cachedomains",
         short_names=("cdom",),
         columns=(
-            Column("Revision", ".status.bundleRevision", "integer", "Highest bundle revision"),
-            Column("Acked", ".status.podsAcked", "integer", "Pods that acknowledged the newest policy"),
-            Column("Live", ".status.podsLive", "integer", "Pods that serve"),
-            condition_column("Ready", "Ready"),
-            condition_column("Reason", "Ready", "reason"),
-            Column("Domain", ".status.domainID", description="Random id of the domain", priority=1),
+            ENFORCED_BY,
+            *READY,
+            Column("Revision", ".status.bundleRevision", "integer", "Highest bundle revision", priority=1),
             condition_column("Admitted", "Admitted", priority=1),
+            Column("Domain", ".status.domainID", description="Random id of the domain", priority=1),
             AGE,
         ),
     )

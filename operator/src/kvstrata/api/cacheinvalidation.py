@@ -9,13 +9,13 @@ from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import (
     AGE,
+    READY,
     ApiModel,
     Column,
     KindInfo,
     Resource,
     Rule,
     StatusModel,
-    condition_column,
     exactly_one_of,
 )
 from kvstrata.api.common import Count, Duration, Hex, ObjectRef, PodCount, Revision, ScopeKind, Status, TierNames
@@ -369,12 +369,11 @@ class CacheInvalidation(Resource):
         columns=(
             Column("Scope", ".status.scopeSummary"),
             Column("Mode", ".spec.mode"),
-            Column("Phase", ".status.phase"),
-            Column("Keys", ".status.keys", "integer"),
-            Column("Bytes", ".status.bytes"),
             Column("Took", ".status.took"),
-            condition_column("Ready", "Ready", priority=1),
-            condition_column("Reason", "Ready", "reason", priority=1),
+            *READY,
+            Column("Phase", ".status.phase", priority=1),
+            Column("Keys", ".status.keys", "integer", priority=1),
+            Column("Bytes", ".status.bytes", priority=1),
             Column("Acked", ".status.pods.acked", "integer", priority=1),
             AGE,
         ),

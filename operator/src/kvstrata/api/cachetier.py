@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, condition_column, exactly_one_of
+from kvstrata.api.base import AGE, READY, ApiModel, Column, KindInfo, Resource, Rule, exactly_one_of
 from kvstrata.api.cachetier_managed import NAME_FITS, RedisManaged
 from kvstrata.api.common import (
     Classification,
@@ -407,8 +407,7 @@ class CacheTier(Resource):
             Column("Medium", ".spec.medium"),
             Column("Capacity", ".status.capacity", description="In each pod for CPU and NVMe, in total for Redis"),
             Column("Used", ".status.used"),
-            condition_column("Ready", "Ready"),
-            condition_column("Reason", "Ready", "reason"),
+            *READY,
             Column("Guaranteed", ".status.guaranteed", priority=1),
             Column("Shards", ".status.shardsReady", "integer", "Shards that answer", priority=1),
             AGE,

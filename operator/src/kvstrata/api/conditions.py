@@ -1,6 +1,7 @@
 """Condition types, and which kind has which.
 
 Ready, Reconciling and Stalled follow kstatus: tools that wait for an object understand them without knowing the kind.
+Reconciling and Stalled are True or absent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class ConditionType(StrEnum):
         member.meaning = meaning
         return member
 
-    READY = "Ready", "The object is in force as its spec says."
+    READY = "Ready", "The spec is admitted, and every live pod enforces it. Without a live pod it is admitted."
     RECONCILING = "Reconciling", "The operator is still working towards the spec."
     STALLED = "Stalled", "The operator cannot go on until someone changes something; reason and message say what."
 
@@ -35,7 +36,7 @@ class ConditionType(StrEnum):
     )
     SLOTS_COVERED = (
         "SlotsCovered",
-        "Every slot of the tier's cluster has a server that answers; of one external server, that it answers.",
+        "Every slot of the tier's cluster has a server that answers.",
     )
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
@@ -46,7 +47,7 @@ class ConditionType(StrEnum):
     )
     CERTIFICATE_CURRENT = (
         "CertificateCurrent",
-        "Every server that the operator runs shows the certificate of the Secret, and it is valid; absent without TLS.",
+        "Every server that the operator runs shows the certificate of the Secret, and it is valid.",
     )
 
     HAS_ROOM = "HasRoom", "The tier's server or files take new blocks; what is full serves those that it has."
@@ -65,27 +66,25 @@ class ConditionType(StrEnum):
     ADMITTED = (
         "Admitted",
         "The spec was accepted, and all guarantees that it declares are reserved. What waits for room runs without a "
-        "guarantee, within its limit, and Ready does not need it.",
+        "guarantee, within its limit, and the object is not Ready.",
     )
     ENFORCED = "Enforced", "Every live pod acknowledged this generation of the policy."
     WITHIN_BUDGET = "WithinBudget", "Everything that the object sets limits for stays below them."
     TIERS_ADMITTED = (
         "TiersAdmitted",
-        "Every tier of the models takes the data by its classification; absent where no tier asks for one. A warning: "
-        "Ready does not need it.",
+        "Every tier of the models takes the data by its classification. A warning: Ready does not need it.",
     )
     POOLS_RESOLVED = "PoolsResolved", "Every pool that the policy names exists and lists the tenant as a reader."
     ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases what the tenant has cached."
 
     KEYS_AT_HAND = (
         "KeysAtHand",
-        "The operator has the data key of every epoch in use; absent where keys are in Secrets. A warning: Ready does "
-        "not need it.",
+        "The operator has the data key of every epoch in use. A warning: Ready does not need it.",
     )
     RESTORED = (
         "Restored",
         "The API server was found to be older than pods: what was cached before can no longer be read, and pods "
-        "enforce the policy again. Absent where that was never found.",
+        "enforce the policy again.",
     )
 
     MEMBERS_RESOLVED = "MembersResolved", "A policy of every listed tenant names the group."
@@ -102,69 +101,74 @@ class ConditionType(StrEnum):
     FAILED = "Failed", "The invalidation ended without being complete."
 
 
-_COMMON = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
-_OF_KIND: dict[str, tuple[ConditionType, ...]] = {
-    "CacheDomain": (
-        ConditionType.ADMITTED,
-        ConditionType.ENFORCED,
-        ConditionType.WITHIN_BUDGET,
-        ConditionType.TIERS_ADMITTED,
-        ConditionType.KEYS_AT_HAND,
-        ConditionType.RESTORED,
-    ),
-    "CacheTier": (
-        ConditionType.BACKEND_REACHABLE,
-        ConditionType.SERVERS_SUITABLE,
-        ConditionType.SLOTS_COVERED,
-        ConditionType.REPLICATION_HEALTHY,
-        ConditionType.CAPACITY_COMMITTED,
-        ConditionType.ENCRYPTED,
-        ConditionType.PASSWORDS_CURRENT,
-        ConditionType.CERTIFICATE_CURRENT,
-        ConditionType.HAS_ROOM,
-        ConditionType.EVICTS_WHEN_FULL,
-        ConditionType.RETENTION_KEPT,
-    ),
-    "CachedModel": (
-        ConditionType.TIERS_BOUND,
-        ConditionType.TIERS_ORDERED,
-        ConditionType.POLICY_ENFORCED,
-        ConditionType.ISOLATION_VERIFIED,
-        ConditionType.ROLLED_OUT,
-    ),
-    "TenantCachePolicy": (
-        ConditionType.ADMITTED,
-        ConditionType.ENFORCED,
-        ConditionType.WITHIN_BUDGET,
-        ConditionType.TIERS_ADMITTED,
-        ConditionType.POOLS_RESOLVED,
-        ConditionType.ERASES_ON_DELETION,
-    ),
-    "TenantGroup": (
-        ConditionType.ADMITTED,
-        ConditionType.ENFORCED,
-        ConditionType.WITHIN_BUDGET,
-        ConditionType.TIERS_ADMITTED,
-        ConditionType.MEMBERS_RESOLVED,
-    ),
-    "PrefixPool": (
-        ConditionType.WARM,
-        ConditionType.PUBLISHED,
-        ConditionType.ADMITTED,
-        ConditionType.WITHIN_BUDGET,
-    ),
-    "CacheInvalidation": (
-        ConditionType.LOGICALLY_INVALID,
-        ConditionType.KEYS_REVOKED,
-        ConditionType.KEYS_DESTROYED,
-        ConditionType.ERASED,
-        ConditionType.VERIFIED,
-        ConditionType.COMPLETE,
-        ConditionType.FAILED,
-    ),
+_COMMON = {
+    ConditionType.READY: "",
+    ConditionType.RECONCILING: "while the operator works towards the spec or waits",
+    ConditionType.STALLED: "while someone has to change something",
 }
+_OF_KIND: dict[str, dict[ConditionType, str]] = {
+    "CacheDomain": {
+        ConditionType.ADMITTED: "while the spec declares guarantees",
+        ConditionType.ENFORCED: "while a pod serves",
+        ConditionType.WITHIN_BUDGET: "while a pod uses a tier for which the spec sets a budget",
+        ConditionType.TIERS_ADMITTED: "while a tier takes data of some classifications only, and a policy is Public",
+        ConditionType.KEYS_AT_HAND: "unless keys are in Secrets",
+        ConditionType.RESTORED: "after the API server was found to be older than pods",
+    },
+    "CacheTier": {
+        ConditionType.BACKEND_REACHABLE: "on Redis; with NVMe while a pod uses the tier",
+        ConditionType.SERVERS_SUITABLE: "with external servers",
+        ConditionType.SLOTS_COVERED: "with several primaries",
+        ConditionType.REPLICATION_HEALTHY: "with replicas that the operator runs",
+        ConditionType.CAPACITY_COMMITTED: "while a guarantee on the tier is declared",
+        ConditionType.ENCRYPTED: "on Redis and NVMe, while a pod uses the tier or encryption is Disabled",
+        ConditionType.PASSWORDS_CURRENT: "with servers that the operator runs",
+        ConditionType.CERTIFICATE_CURRENT: "with servers that the operator runs, unless TLS is Disabled",
+        ConditionType.HAS_ROOM: "on Redis; with NVMe while a pod uses the tier",
+        ConditionType.EVICTS_WHEN_FULL: "on Redis, while a pod uses the tier",
+        ConditionType.RETENTION_KEPT: "on CPU and NVMe with maxRetention, while a pod uses the tier",
+    },
+    "CachedModel": {
+        ConditionType.TIERS_BOUND: "with tiers",
+        ConditionType.TIERS_ORDERED: "with two tiers or more",
+        ConditionType.POLICY_ENFORCED: "while a pod serves",
+        ConditionType.ISOLATION_VERIFIED: "while a pod serves and is probed, and after a failure",
+        ConditionType.ROLLED_OUT: "",
+    },
+    "TenantCachePolicy": {
+        ConditionType.ADMITTED: "",
+        ConditionType.ENFORCED: "while a pod of the policy's models serves",
+        ConditionType.WITHIN_BUDGET: "while a pod uses a tier for which the spec sets a budget",
+        ConditionType.TIERS_ADMITTED: "while a tier takes data of some classifications only",
+        ConditionType.POOLS_RESOLVED: "with pools",
+        ConditionType.ERASES_ON_DELETION: "with deletionPolicy Erase",
+    },
+    "TenantGroup": {
+        ConditionType.ADMITTED: "while the spec declares guarantees",
+        ConditionType.ENFORCED: "while a pod serves, and a member has a policy",
+        ConditionType.WITHIN_BUDGET: "while a pod uses a tier for which the spec sets a budget",
+        ConditionType.TIERS_ADMITTED: "while a tier takes data of some classifications only, and members share blocks",
+        ConditionType.MEMBERS_RESOLVED: "",
+    },
+    "PrefixPool": {
+        ConditionType.WARM: "while a pod of the model serves",
+        ConditionType.PUBLISHED: "while a pod of the model serves",
+        ConditionType.ADMITTED: "while the pool is pinned and has a size",
+        ConditionType.WITHIN_BUDGET: "while the pool is pinned and published, and a pod uses its tiers",
+    },
+    "CacheInvalidation": {
+        ConditionType.LOGICALLY_INVALID: "",
+        ConditionType.KEYS_REVOKED: "with mode Eager, unless there is no key to revoke",
+        ConditionType.KEYS_DESTROYED: "with mode Eager, unless there is no key to destroy",
+        ConditionType.ERASED: "with mode Eager",
+        ConditionType.VERIFIED: "with mode Eager",
+        ConditionType.COMPLETE: "when all is done",
+        ConditionType.FAILED: "when it ended without being complete",
+    },
+}
+"""When each condition is present; empty for always. `plan/kinds/applicable.py` decides it."""
 
 
-def condition_types(kind: str) -> tuple[ConditionType, ...]:
-    """The condition types that objects of `kind` may carry, in the order of the documentation."""
-    return _COMMON + _OF_KIND[kind]
+def condition_types(kind: str) -> dict[ConditionType, str]:
+    """The condition types that objects of `kind` may have, and when, in the order of the documentation."""
+    return _COMMON | _OF_KIND[kind]

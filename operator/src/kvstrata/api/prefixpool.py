@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import (
     AGE,
+    READY,
     ApiModel,
     Column,
     KindInfo,
@@ -359,14 +360,13 @@ class PrefixPool(Resource):
         short_names=("ppool",),
         columns=(
             Column("Model", ".spec.modelRef.name"),
-            Column("Tokens", ".status.tokens", "integer"),
-            Column("Chunks", ".status.chunks", "integer"),
             Column("Bytes", ".status.bytes"),
             condition_column("Warm", "Warm"),
-            condition_column("Published", "Published"),
-            condition_column("Ready", "Ready"),
-            condition_column("Reason", "Ready", "reason"),
+            *READY,
+            condition_column("Published", "Published", priority=1),
             condition_column("Admitted", "Admitted", priority=1),
+            Column("Tokens", ".status.tokens", "integer", priority=1),
+            Column("Chunks", ".status.chunks", "integer", priority=1),
             AGE,
         ),
         selectable_fields=(".spec.modelRef.name",),

@@ -9,6 +9,8 @@ from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import (
     AGE,
+    ENFORCED_BY,
+    READY,
     ApiModel,
     Column,
     KindInfo,
@@ -193,6 +195,9 @@ class TenantCachePolicyStatus(Status):
     former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), AtomicList()] = ()
     """Other scopes that this tenant may have written to and whose epoch still lives."""
 
+    enforced_by: ShortText | None = None
+    """Serving pods that enforce this generation, of all (`2/3`); `no pods` where none serves."""
+
     enforced_generation: Generation | None = None
     """The metadata.generation that every live pod has acknowledged."""
 
@@ -219,14 +224,13 @@ class TenantCachePolicy(Resource):
         short_names=("tcpol",),
         columns=(
             Column("Tenant", ".spec.tenant"),
-            Column("Isolation", ".spec.isolation"),
-            Column("Guaranteed", ".status.usage.guaranteed"),
-            Column("Limit", ".status.usage.limit"),
             Column("Used", ".status.usage.used"),
+            Column("Limit", ".status.usage.limit"),
+            ENFORCED_BY,
+            *READY,
+            Column("Isolation", ".spec.isolation", priority=1),
+            Column("Guaranteed", ".status.usage.guaranteed", priority=1),
             condition_column("Admitted", "Admitted", priority=1),
-            condition_column("Enforced", "Enforced"),
-            condition_column("Ready", "Ready"),
-            condition_column("Reason", "Ready", "reason", priority=1),
             Column("Epoch", ".status.scope.epoch", priority=1),
             Column("Rolls", ".status.scope.rolls", "integer", priority=1),
             AGE,

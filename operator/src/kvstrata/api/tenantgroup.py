@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, condition_column
+from kvstrata.api.base import AGE, ENFORCED_BY, READY, ApiModel, Column, KindInfo, Resource, condition_column
 from kvstrata.api.common import Admission, Budget, Budgets, Count, ScopeStatus, Status, Usage
 from kvstrata.api.markers import SetList
-from kvstrata.api.scalars import Generation, TenantName
+from kvstrata.api.scalars import Generation, ShortText, TenantName
 
 
 class Sharing(StrEnum):
@@ -60,6 +60,9 @@ class TenantGroupStatus(Status):
     joined: Count | None = None
     """Members whose policy names this group; with sharing PoolsOnly those that have a policy."""
 
+    enforced_by: ShortText | None = None
+    """Serving pods that enforce this generation, of all (`2/3`); `no pods` where none serves."""
+
     enforced_generation: Generation | None = None
     """The metadata.generation that every live pod has acknowledged."""
 
@@ -86,15 +89,14 @@ class TenantGroup(Resource):
         plural="tenantgroups",
         short_names=("tgroup",),
         columns=(
-            Column("Sharing", ".spec.sharing"),
             Column("Joined", ".status.joined", "integer", "Members whose policy names this group"),
-            Column("Guaranteed", ".status.usage.guaranteed"),
-            Column("Limit", ".status.usage.limit"),
             Column("Used", ".status.usage.used"),
+            Column("Limit", ".status.usage.limit"),
+            ENFORCED_BY,
+            *READY,
+            Column("Sharing", ".spec.sharing", priority=1),
+            Column("Guaranteed", ".status.usage.guaranteed", priority=1),
             condition_column("Admitted", "Admitted", priority=1),
-            condition_column("Enforced", "Enforced"),
-            condition_column("Ready", "Ready"),
-            condition_column("Reason", "Ready", "reason", priority=1),
             Column("Rolls", ".status.scope.rolls", "integer", priority=1),
             AGE,
         ),

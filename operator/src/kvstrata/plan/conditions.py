@@ -43,26 +43,21 @@ def unknown(kind: str, reason: str, message: str = "") -> Finding:
     return Finding(kind, ConditionStatus.UNKNOWN, reason, message)
 
 
-def kstatus(stalled: Decision | None, pending: Decision | None, ready: Decision) -> tuple[Finding, Finding, Finding]:
-    """Return consistent Ready, Reconciling and Stalled. `stalled` needs a person, `pending` is what the operator waits
-    for, `ready` holds otherwise."""
+def kstatus(stalled: Decision | None, pending: Decision | None, ready: Decision) -> tuple[Finding, ...]:
+    """Return Ready, with Stalled beside it if a person must act, or Reconciling while the operator waits; absent means
+    False for both (kstatus). `stalled` is the problem, `pending` what the operator waits for, `ready` holds otherwise.
+    """
     if stalled:
         return (
             false(READY, stalled.reason, stalled.message),
-            false(RECONCILING, stalled.reason, "waiting for the problem that Stalled names to be resolved"),
             true(STALLED, stalled.reason, stalled.message),
         )
     if pending:
         return (
             false(READY, pending.reason, pending.message),
             true(RECONCILING, pending.reason, pending.message),
-            false(STALLED, "Progressing"),
         )
-    return (
-        true(READY, ready.reason, ready.message),
-        false(RECONCILING, "Settled"),
-        false(STALLED, "Settled"),
-    )
+    return (true(READY, ready.reason, ready.message),)
 
 
 def write_status(
@@ -77,7 +72,8 @@ def write_status(
     """Return the status write of `resource`, or nothing if its status is the same.
 
     `fields` are in API form; a None value removes its field. A condition keeps its transition time while its status
-    stays. Conditions are in the order of `findings`, then unchanged those of `kept` that no finding replaces.
+    stays. Conditions are in the order of `findings`, then unchanged those of `kept` that no finding replaces, besides
+    Ready, Reconciling and Stalled. A condition in neither leaves the status.
     `can_wait`: progress only, which the next status may replace.
     """
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
@@ -97,7 +93,7 @@ def write_status(
                 "lastTransitionTime": format_timestamp(since),
             }
         )
-    found = {condition["type"] for condition in conditions}
+    found = {READY, RECONCILING, STALLED} | {condition["type"] for condition in conditions}
     conditions += [condition.to_kubernetes() for condition in kept if condition.type not in found]
     desired = {**fields, "observedGeneration": resource.generation, "conditions": conditions}
     changed = {name: value for name, value in desired.items() if not _same(current.get(name), value)}

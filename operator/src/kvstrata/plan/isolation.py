@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_status import OnProbeFailure
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import ModelReason
@@ -98,8 +98,8 @@ def probes_due(
 def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
     """Return the proven isolation of a model.
 
-    In this order: a standing or new failure; no reuse, or no probe wanted; no pods; a pod that cannot be probed, was
-    not yet, or not recently; a missed control, or a single scope; success.
+    In this order: a standing or new failure; no reuse; no pods; a pod that cannot be probed, was not yet, or not
+    recently; a missed control, or a single scope; success.
     """
     reported = model.status.probe
     before = reported.to_kubernetes() if reported is not None else None
@@ -141,13 +141,10 @@ def _objection(
 ) -> Finding | None:
     """Return why isolation is neither shown nor broken, or None."""
     committed = world.bundles.get(model.name)
-    off = committed is not None and committed.bundle.root.rules.reuse == "Disabled"
-    if model.spec.reuse_mode is ReuseMode.DISABLED or off:
+    if committed is not None and committed.bundle.root.rules.reuse == "Disabled":
         return unknown(KIND, ModelReason.REUSE_OFF, "nothing is reused, so there is nothing to probe")
-    if not model.spec.is_probed:
-        return unknown(KIND, ModelReason.PROBES_OFF, "probe.mode is Never, so nothing is shown")
     if not reports:
-        return unknown(KIND, ModelReason.NO_LIVE_PODS, "no pod serves, so there is no pod to probe")
+        return unknown(KIND, ModelReason.NOT_PROBED, "no pod serves")
     old = [pod.name for pod, one in reports if one is not None and one.problem is NoProbe.TOO_OLD]
     if old:
         return unknown(KIND, ModelReason.PROBE_UNSUPPORTED, f"pod {old[0]} runs a version that cannot be probed")

@@ -28,8 +28,6 @@ __all__ = [
 class DomainReason(Reason):
     """Reasons on a CacheDomain."""
 
-    SETTLED = texts.SETTLED
-    PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     CREATING = "Creating", "The domain's identity and key are being drawn."
     READY = "DomainReady", "The domain has its identity and key."
@@ -77,15 +75,12 @@ class DomainReason(Reason):
     AWAITING_ACKS = texts.AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = texts.ALL_ACKED
     NO_LIVE_PODS = texts.NO_LIVE_PODS
-    NO_BUDGET = texts.NO_BUDGET
 
 
 class ModelReason(Reason):
     """Reasons on a CachedModel."""
 
     SECRET_NOT_ALLOWED = texts.SECRET_NOT_ALLOWED
-    SETTLED = texts.SETTLED
-    PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     SECRET_NOT_FOUND = texts.SECRET_NOT_FOUND
@@ -135,7 +130,6 @@ class ModelReason(Reason):
         "ControlMissed",
         "In a tier nothing was found where it should be, or no other scope may look, so that misses show nothing.",
     )
-    PROBES_OFF = "ProbesOff", "The spec asks for no probes, so nothing is shown."
     ONE_SCOPE = "OneScope", "One scope uses the model, so there is nobody to be told apart."
     REUSE_OFF = "ReuseOff", "Nothing is reused, so there is nothing to probe."
     PROBE_UNANSWERED = "ProbeUnanswered", "A pod has not answered a probe for three intervals."
@@ -145,8 +139,6 @@ class ModelReason(Reason):
 class PolicyReason(Reason):
     """Reasons on a TenantCachePolicy."""
 
-    SETTLED = texts.SETTLED
-    PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     ACCEPTED = "Accepted", "The policy was accepted."
@@ -167,14 +159,12 @@ class PolicyReason(Reason):
     AWAITING_ACKS = texts.AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = texts.ALL_ACKED
     NO_LIVE_PODS = texts.NO_LIVE_PODS
-    NO_BUDGET = texts.NO_BUDGET
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = texts.BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = texts.MEMORY_NOT_GOVERNED
     GUARANTEES_ADMITTED = texts.GUARANTEES_ADMITTED
     INSUFFICIENT_CAPACITY = texts.INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = texts.GUARANTEES_EXCEED_CAPACITY
-    NO_POOLS = "NoPools", "The policy reads no PrefixPool."
     POOLS_RESOLVED = "PoolsResolved", "The tenant may read every PrefixPool that the policy lists."
     POOL_NOT_FOUND = texts.POOL_NOT_FOUND
     POOL_OF_OTHER_MODEL = "PoolOfOtherModel", "A PrefixPool is of a CachedModel that the policy does not select."
@@ -203,8 +193,6 @@ class PolicyReason(Reason):
 class GroupReason(Reason):
     """Reasons on a TenantGroup."""
 
-    SETTLED = texts.SETTLED
-    PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     NO_MEMBERS = "NoMembers", "No policy of a listed tenant names the group, or none is there with sharing PoolsOnly."
     ALL_MEMBERS_JOINED = (
@@ -227,7 +215,6 @@ class GroupReason(Reason):
     GUARANTEES_ADMITTED = texts.GUARANTEES_ADMITTED
     INSUFFICIENT_CAPACITY = texts.INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = texts.GUARANTEES_EXCEED_CAPACITY
-    NO_BUDGET = texts.NO_BUDGET
     NOT_COMMITTED = texts.NOT_COMMITTED
     AWAITING_ACKS = texts.AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = texts.ALL_ACKED
@@ -237,8 +224,6 @@ class GroupReason(Reason):
 class PoolReason(Reason):
     """Reasons on a PrefixPool."""
 
-    SETTLED = texts.SETTLED
-    PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     MODEL_NOT_FOUND = texts.MODEL_NOT_FOUND
@@ -294,7 +279,6 @@ class PoolReason(Reason):
     BUDGETS_ENFORCED = texts.BUDGETS_ENFORCED
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     MEMORY_NOT_GOVERNED = texts.MEMORY_NOT_GOVERNED
-    NO_BUDGET = texts.NO_BUDGET
 
 
 CHILD_REFUSED, NAME_CONFLICT = texts.CHILD_REFUSED[0], texts.NAME_CONFLICT[0]

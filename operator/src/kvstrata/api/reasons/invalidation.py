@@ -9,8 +9,6 @@ from kvstrata.api.reasons.texts import Reason
 class InvalidationReason(Reason):
     """Reasons on a CacheInvalidation."""
 
-    SETTLED = texts.SETTLED
-    PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     ROLLING_EPOCHS = "RollingEpochs", "New epochs are being written."
@@ -43,8 +41,6 @@ class InvalidationReason(Reason):
     CUSTODY_AWAY = "CustodyAway", "The custody of the data keys does not answer; it is waited for."
     KEYS_REVOKED = "KeysRevoked", "The data keys are gone from their custody and from every pod."
     KEYS_DESTROYED = "KeysDestroyed", "The custody says that no copy of the data keys exists."
-    NO_DATA_KEYS = "NoDataKeys", "Nothing of it was encrypted, so there is no key to revoke."
-    KEYS_STAY = "KeysStay", "The scopes of a prefix live on, and so do their data keys."
     KEYS_IN_SECRETS = "KeysInSecrets", "Data keys were in Secrets: etcd's history and backups may have copies."
     NOT_CONFIRMED = "NotConfirmed", "Nobody who can know has said so."
     WAITING_OUT_WRITES = "WaitingOutWrites", "Writes that had begun before may still arrive in shared tiers."

@@ -19,13 +19,12 @@ class Reason(StrEnum):
         return member
 
 
-SETTLED = ("Settled", "There is nothing left to do for this generation.")
 PROGRESSING = ("Progressing", "The operator is still working towards the spec.")
 INVALID_SPEC = ("InvalidSpec", "This version cannot read the spec; the last enforced one stays in force.")
 NOT_COMMITTED = ("NotCommitted", "The change is not in every bundle yet; it is being written.")
 AWAITING_ACKS = ("AwaitingAcks", "Some live pods have not acknowledged yet.")
 ALL_ACKED = ("AllPodsAcknowledged", "Every live pod acknowledged.")
-NO_LIVE_PODS = ("NoLivePods", "No pod serves, so there is nobody to enforce anything.")
+NO_LIVE_PODS = ("NoLivePods", "No pod serves: there is nothing to enforce.")
 NO_MODELS = ("NoModels", "There is no CachedModel that this is for.")
 WAITING_FOR_DOMAIN = ("WaitingForDomain", "The domain's identity, key or epochs are being drawn.")
 ERASING = ("Erasing", "Servers and pods are deleting what was cached.")
@@ -78,7 +77,6 @@ TIERS_CONFLICT = (
     "TiersConflict",
     "Two CacheTiers exclude each other: a pod can have only one of their medium, or both are on one Redis server.",
 )
-NO_BUDGET = ("NoBudget", "No limit is set.")
 CLASSIFICATION_NOT_ALLOWED = (
     "ClassificationNotAllowed",
     "A tier does not take data of this classification; pods keep it off.",

@@ -10,7 +10,6 @@ class TierReason(Reason):
     """Reasons on a CacheTier."""
 
     SECRET_NOT_ALLOWED = texts.SECRET_NOT_ALLOWED
-    SETTLED = texts.SETTLED
     PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     SECRET_NOT_FOUND = texts.SECRET_NOT_FOUND
@@ -23,9 +22,7 @@ class TierReason(Reason):
         "PlaintextLeft",
         "A folder of a node may hold plain files of a tier that was deleted; pods read it and delete them.",
     )
-    NO_LIVE_PODS = texts.NO_LIVE_PODS
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
-    NOT_AT_REST = "NotAtRest", "The medium is memory of a pod, which is not encrypted."
     TIERS_CONFLICT = texts.TIERS_CONFLICT
     NAME_CONFLICT = texts.NAME_CONFLICT
     PREDECESSOR_REMAINS = (
@@ -43,7 +40,6 @@ class TierReason(Reason):
     EVICTS_OWN_BLOCKS = "EvictsOwnBlocks", "A scope that finds no room makes it among its own blocks."
     SERVER_TOO_SMALL = "ServerTooSmall", "The server may hold less than blocks may take of the tier's capacity."
     REMOVED_IN_TIME = "RemovedInTime", "Pods remove blocks that have reached the tier's maxRetention."
-    EXPIRES_BY_ITSELF = "ExpiresByItself", "Each block gets its time to live when it is stored."
     ROOM_LEFT = "RoomLeft", "The server has memory for new blocks, or makes room itself."
     OUT_OF_MEMORY = "OutOfMemory", "The server holds all that it may and refuses new blocks for now."
     DISK_FULL = "DiskFull", "The disk of a pod's files has no room for new blocks for now."
@@ -91,9 +87,6 @@ class TierReason(Reason):
     SLOTS_COVERED = "SlotsCovered", "All slots of the cluster have a server that answers."
     REPLICAS_IN_STEP = "ReplicasInStep", "Every primary has all its replicas in step."
     REPLICAS_MISSING = "ReplicasMissing", "Servers of the cluster are missing, do not answer, or are not in step."
-    NO_REPLICAS = "NoReplicas", "The spec asks for no replicas: what a lost server held are misses."
-    NOT_A_CLUSTER = "NotACluster", "The tier has one external server, which has everything."
-    NOT_MANAGED = "NotManaged", "Someone else runs the servers, and their replicas are not asked."
     COMMAND_FAILED = "CommandFailed", "A server of the cluster refused a command; it is tried again."
     SLOTS_UNCOVERED = "SlotsUncovered", "Slots of the cluster belong to no server."
     EVERYTHING_LOST = (

@@ -100,6 +100,13 @@ class AdmissionDecision:
     def findings(self) -> tuple[Finding, ...]:
         return (self.finding,) if self.finding is not None else ()
 
+    @property
+    def waiting(self) -> Decision | None:
+        """Why a declared guarantee is not reserved; None if all are."""
+        if self.finding is None or self.finding.status == "True":
+            return None
+        return Decision(self.finding.reason, self.finding.message)
+
     def status(self, *, let_go: bool = True) -> dict[str, Any] | None:
         """Return the field `admission` of status, always complete because patches merge. Without `let_go` guarantees
         that are no longer declared stay reserved until no bundle promises them. Lost ones go at once."""

@@ -102,20 +102,18 @@ def serving_with(world: World, tier: CacheTier, models: Iterable[CachedModel]) -
     return [pod for model in models if tier.name in model.spec.tier_names for pod in world.serving_pods(model.name)]
 
 
-def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> tuple[list[Pod], list[Pod]]:
-    serving = serving_with(world, tier, models)
-    return serving, [pod for pod in serving if not keeps_budgets(_answer_of(world, pod.uid), tier)]
+def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> list[Pod]:
+    return [pod for pod in serving_with(world, tier, models) if not keeps_budgets(_answer_of(world, pod.uid), tier)]
 
 
 def within_budget(
     world: World,
     budgets: Sequence[Budget],
     models: Iterable[CachedModel],
-    nothing: str,
     wrong: Decision | None = None,
     levels: Sequence[Classification] = (),
 ) -> Finding:
-    """Return the condition WithinBudget of an object that declares `budgets`; `nothing` is the message without any.
+    """Return the condition WithinBudget of an object that declares `budgets` on tiers that pods use.
 
     `wrong` is the error of its spec. `levels` are the classifications in a shared scope, empty for budgets that
     are not shared. It is True only if every serving pod reports enforcement.
@@ -126,8 +124,6 @@ def within_budget(
     known = [
         (budget, world.tiers[budget.tier]) for budget in budgets if budget.tier in world.tiers and budget.is_bounded
     ]
-    if not known:
-        return true(kind, PolicyReason.NO_BUDGET, nothing)
     closed = [tier.name for _, tier in known if not all(map(tier.spec.admits, levels))]
     if closed:
         return false(
@@ -137,16 +133,9 @@ def within_budget(
             "condition TiersAdmitted",
         )
     concerned = list(models)
-    serving = 0
     silent: dict[Medium, set[str]] = {medium: set() for medium in Medium}
     for _, tier in known:
-        pods, without = silent_pods(world, tier, concerned)
-        serving += len(pods)
-        silent[tier.spec.medium] |= {pod.name for pod in without}
-    if not serving:
-        return unknown(
-            kind, PolicyReason.NO_LIVE_PODS, "no pod serves a model with these tiers, so nothing is stored there"
-        )
+        silent[tier.spec.medium] |= {pod.name for pod in silent_pods(world, tier, concerned)}
     if silent[Medium.CPU]:
         return unknown(
             kind,

@@ -33,6 +33,11 @@ class Coverage:
     def complete(self) -> bool:
         return not self.missing
 
+    @property
+    def shown(self) -> str:
+        """The status field `enforcedBy`."""
+        return f"{self.acked}/{self.live}" if self.live else "no pods"
+
     def __str__(self) -> str:
         return f"{self.acked} of {self.live} pods"
 
@@ -48,13 +53,19 @@ def coverage(world: World, model: str, revision: int) -> Coverage:
     return Coverage(len(pods) - len(missing), len(pods), missing)
 
 
+def unenforced(world: World, models: Iterable[str]) -> Coverage:
+    """Return the coverage of something that no pod of `models` enforces."""
+    names = tuple(pod.name for model in models for pod in world.serving_pods(model))
+    return Coverage(0, len(names), names)
+
+
 def _enforces(world: World, pod: Pod, revision: int) -> bool:
     return world.acked_revision(pod) >= revision
 
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """The state of one policy in the data plane. `finding` is its condition Enforced."""
+    """The state of one policy in the data plane. `finding` is its condition Enforced, `coverage` is of its models."""
 
     finding: Finding
     committed: bool
@@ -64,9 +75,9 @@ class Enforcement:
 def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) -> Enforcement:
     """Return whether all live pods of the policy's models enforce `desired`.
 
-    Enforced is True when every bundle holds the entry and every live pod acknowledged its revision, Unknown/NoLivePods
-    without pods, False otherwise. An entry without the key for a tier that encrypts is not enforced: the tier refuses
-    its keyspace.
+    Enforced is True when every bundle holds the entry and every live pod acknowledged its revision, False otherwise;
+    Unknown without pods, where it does not apply. An entry without the key for a tier that encrypts is not enforced:
+    the tier refuses its keyspace.
     """
     models = [model for _, model in sorted(world.models.items()) if selects(policy, model)]
     if not models:
@@ -75,7 +86,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             committed=True,
         )
     settled = policy.status.enforced_generation == policy.generation
-    total = Coverage()
+    total, left = Coverage(), Coverage()
     keyless = [model.name for model in models if not (desired.keys or desired.suspended) and seals(world, model)]
     uncommitted = _bundles_that_still_hold(world, policy, frozenset(model.name for model in models))
     for model in models:
@@ -89,6 +100,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             or replace(entry, since=0) != entry_in(world, model, desired)
         ):
             uncommitted.append(model.name)
+            total += unenforced(world, [model.name])
             continue
         since = max(entry.since, committed.bundle.root.rules_since)
         if not settled:
@@ -100,7 +112,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         chosen = {model.name for model in models}
         for name, committed in sorted(world.bundles.items()):
             if name in world.models and name not in chosen:
-                total += coverage(world, name, committed.holds_since(policy.uid, policy.generation))
+                left += coverage(world, name, committed.holds_since(policy.uid, policy.generation))
     if uncommitted:
         names = ", ".join(uncommitted)
         return Enforcement(
@@ -124,7 +136,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             committed=False,
             coverage=total,
         )
-    return Enforcement(enforced_finding(total), committed=True, coverage=total)
+    return Enforcement(enforced_finding(total + left), committed=True, coverage=total)
 
 
 def bundles_lack(world: World, keyspaces: Set[str]) -> bool:

@@ -273,6 +273,8 @@ def _findings(case: work.ErasureCase, step: ErasureStep) -> Iterable[Finding]:
         (ConditionType.ERASED, ReceiptClaim.ERASED, R.ERASED),
         (ConditionType.VERIFIED, ReceiptClaim.VERIFIED, R.VERIFIED),
     ):
+        if claim in _OF_KEYS and not _has_keys(case):
+            continue
         lacking = _keys_lacking(case, claim) or why
         holds = claim in case.holds
         yield true(kind, reason, claim.meaning) if holds else false(kind, lacking.reason, lacking.message)
@@ -281,15 +283,20 @@ def _findings(case: work.ErasureCase, step: ErasureStep) -> Iterable[Finding]:
         yield true(kind, why.reason, why.message)
 
 
+_OF_KEYS = (ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED)
+
+
+def _has_keys(case: work.ErasureCase) -> bool:
+    """Whether there may be keys to revoke: scopes of a prefix live on with theirs, and plain blocks have none."""
+    rolled = case.erasure.only(Rolled)
+    return case.erasure.order.prefix is None and (rolled is None or bool(rolled.keys))
+
+
 def _keys_lacking(case: work.ErasureCase, claim: ReceiptClaim) -> Decision | None:
     """Return why keys are not revoked or destroyed, if another cause than the present step."""
     rolled = case.erasure.only(Rolled)
-    if rolled is None or claim not in (ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED):
+    if rolled is None or claim not in _OF_KEYS:
         return None
-    if case.erasure.order.prefix is not None:
-        return Decision(R.KEYS_STAY, "the scopes of a prefix live on, and so do their data keys")
-    if not rolled.keys:
-        return Decision(R.NO_DATA_KEYS, "nothing of it was encrypted, so there is no data key")
     if claim is ReceiptClaim.KEYS_DESTROYED and any(key.custody is KeyCustody.SECRET for key in rolled.keys):
         return Decision(R.KEYS_IN_SECRETS, "data keys were in Secrets: etcd's history and backups may have copies")
     if claim is ReceiptClaim.KEYS_DESTROYED and ReceiptClaim.KEYS_REVOKED in case.holds:

@@ -228,7 +228,7 @@ def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Pl
     if why is None:
         return Plan(actions=actions, enqueue=bundles)
     stuck = why.reason in STUCK
-    findings = (*(kstatus(why, None, why) if stuck else kstatus(None, why, why)), _no_access(), *erases(policy))
+    findings = (*(kstatus(why, None, why) if stuck else kstatus(None, why, why)), _no_access())
     return Plan(
         actions=actions,
         statuses=write_status(policy, now, findings, {}),
@@ -244,7 +244,7 @@ def plan_creation_refused(policy: TenantCachePolicy, child: str, sentence: str, 
         f"{child}, which is to erase the tenant's cached blocks, is refused: {sentence}; admit it (it is tried "
         f"again), or annotate the policy with {ABANDON}: <reason> to give the erasure up, which the receipt will state",
     )
-    return Plan(statuses=write_status(policy, now, (*kstatus(why, None, why), _no_access(), *erases(policy)), {}))
+    return Plan(statuses=write_status(policy, now, (*kstatus(why, None, why), _no_access()), {}))
 
 
 def plan_departed(world: World, name: str) -> Plan:
@@ -265,20 +265,16 @@ def ends_of_predecessors(world: World, name: str) -> tuple[EndErasure, ...]:
     )
 
 
-def erases(policy: TenantCachePolicy) -> tuple[Finding, ...]:
-    """Return whether deleting a policy erases something; empty if its deletion policy is not Erase."""
-    if policy.spec.effective_deletion_policy is not DeletionPolicy.ERASE:
-        return ()
+def erases(policy: TenantCachePolicy) -> Finding:
+    """Return whether deleting a policy whose deletion policy is Erase erases something."""
     if FINALIZER in policy.metadata.finalizers:
-        reported = "deleting this policy erases the tenant's cached blocks; it is removed when the receipt is written"
-        return (true(ERASES_ON_DELETION, PolicyReason.ERASES, reported),)
-    return (
-        false(
-            ERASES_ON_DELETION,
-            PolicyReason.SHARES_ALL,
-            "all that the tenant caches it shares: deleting this policy ends its access and erases nothing; a "
-            "CacheInvalidation with sharedScopes Roll erases it for everyone",
-        ),
+        sentence = "deleting this policy erases the tenant's cached blocks; it is removed when the receipt is written"
+        return true(ERASES_ON_DELETION, PolicyReason.ERASES, sentence)
+    return false(
+        ERASES_ON_DELETION,
+        PolicyReason.SHARES_ALL,
+        "all that the tenant caches it shares: deleting this policy ends its access and erases nothing; a "
+        "CacheInvalidation with sharedScopes Roll erases it for everyone",
     )
 
 

@@ -24,6 +24,7 @@ from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enfor
 from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
 from kvstrata.plan.keys.data_keys import LOOK_AGAIN_S, is_lost, plan_data_keys
+from kvstrata.plan.kinds.applicable import applicable
 from kvstrata.plan.ownership import FOREIGN_S, name_conflict, read_foreign
 from kvstrata.plan.rules.policy import budget_problem
 from kvstrata.plan.scopes import fresh_epoch, held
@@ -115,7 +116,12 @@ def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision
         revision = max(revision, committed.bundle.root.revision)
     enforced = enforced_finding(total)
     if not world.models:
-        enforced = Finding(ENFORCED, enforced.status, DomainReason.NO_MODELS, "no CachedModel exists in this namespace")
+        enforced = Finding(
+            ENFORCED,
+            enforced.status,
+            DomainReason.NO_MODELS,
+            "no CachedModel exists in this namespace: there is nothing to enforce",
+        )
     behind = sorted(model.name for model in world.models.values() if not rules_are_committed(world, model))
     if behind:
         enforced = false(
@@ -124,25 +130,28 @@ def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     fields: dict[str, object] = {
         "bundleRevision": revision,
+        "enforcedBy": total.shown,
         "podsAcked": total.acked,
         "podsLive": total.live,
         "usage": _usage(world, domain, now),
     }
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
+    if enforced.status == "Unknown":
+        ready = Decision(enforced.reason, enforced.message)
     wrong = budget_problem(world, domain.spec.public_budgets, "spec.publicBudgets")
     verdict = admission_of(world, domain, wrong)
     fields["admission"] = verdict.status()
     levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
     admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
-    nothing = "the public scope has no limit"
-    within = within_budget(world, domain.spec.public_budgets, models, nothing, wrong, levels)
+    within = within_budget(world, domain.spec.public_budgets, models, wrong, levels)
     restored = restore.restored_finding(world, domain, now)
     fields["restored"] = restore.record(domain, restored, now)
     stalled = conflict or wrong or keycustody.refused_change(world, domain)
     keys = _keys(world, domain)
-    findings = (*kstatus(stalled, pending, ready), *verdict.findings, enforced, within, *admitted, *keys, *restored)
+    awaited = pending or verdict.waiting
+    findings = (*kstatus(stalled, awaited, ready), *verdict.findings, enforced, within, *admitted, *keys, *restored)
     can_wait = pending is not None and stalled is None and not verdict.due
-    statuses = write_status(domain, now, findings, fields, can_wait=can_wait)
+    statuses = write_status(domain, now, applicable(world, domain, findings), fields, can_wait=can_wait)
     return Plan(statuses=statuses, wake_after_s=LOOK_AGAIN_S if restore.is_doubted(restored) else None)
 
 

@@ -19,10 +19,18 @@ from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.bundle.compile import as_admitted, compile_policy, enforced, entry_in, gather, selects
-from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
+from kvstrata.plan.bundle.enforcement import (
+    ENFORCED,
+    Coverage,
+    coverage,
+    enforced_finding,
+    needed_revision,
+    unenforced,
+)
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
-from kvstrata.plan.rules.policy import budget_problem, by_seniority
+from kvstrata.plan.kinds.applicable import applicable
+from kvstrata.plan.rules.policy import budget_problem, member_policies
 from kvstrata.plan.scopes import fresh_epoch, group_scope, held
 
 MEMBERS_RESOLVED = "MembersResolved"
@@ -61,14 +69,14 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
             *_of_tiers(world, group, stalled),
         )
         return Plan(
-            statuses=write_status(group, now, drawn, of_epoch),
+            statuses=write_status(group, now, applicable(world, group, drawn), of_epoch),
             enqueue=(Key(group.INFO.kind, world.namespace, name), *followers),
         )
     enforced, total = _enforced(world, group)
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     ready = Decision(enforced.reason, enforced.message)
     findings = (
-        *kstatus(stalled, pending, ready),
+        *kstatus(stalled, pending or verdict.waiting, ready),
         *verdict.findings,
         enforced,
         _members(world, group),
@@ -76,6 +84,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     )
     fields: dict[str, object] = {
         "joined": len(_joined(world, group)),
+        "enforcedBy": total.shown if total is not None else unenforced(world, world.models).shown,
         "usage": _usage(world, group, now),
         "admission": verdict.status(let_go=total is not None),
     }
@@ -84,7 +93,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     claims = group.status.is_true(ENFORCED) and group.status.observed_generation == group.generation
     can_wait = pending is not None and stalled is None and not claims
     return Plan(
-        statuses=write_status(group, now, findings, fields, can_wait=can_wait),
+        statuses=write_status(group, now, applicable(world, group, findings), fields, can_wait=can_wait),
         enqueue=() if total is not None else followers,
     )
 
@@ -111,7 +120,7 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     scopes of their own: their entries hold the group's grants."""
     scope = group_scope(group.name)
     total = Coverage()
-    members = _member_policies(world, group)
+    members = member_policies(world, group)
     joined = {policy.uid for policy in members}
     in_scope = joined if _shares_blocks(group) else set()
     settled = group.status.enforced_generation == group.generation
@@ -137,7 +146,7 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
 def _of_tiers(world: World, group: TenantGroup, stalled: Decision | None) -> tuple[Finding, ...]:
     scope, models = group_scope(group.name), world.models.values()
     levels = shared_levels(world, scope)
-    budgets = within_budget(world, group.spec.budgets, models, "the group sets no limit", stalled, levels)
+    budgets = within_budget(world, group.spec.budgets, models, stalled, levels)
     if not _shares_blocks(group):
         return (budgets,)
     return (budgets, *tiers_admitted(world, levels, because_of(world, scope), models))
@@ -159,7 +168,7 @@ def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object]
 
 
 def _joined(world: World, group: TenantGroup) -> frozenset[str]:
-    return frozenset(policy.spec.tenant for policy in _member_policies(world, group))
+    return frozenset(policy.spec.tenant for policy in member_policies(world, group))
 
 
 def _is_committed(world: World, model: str, policy: TenantCachePolicy, entries: Mapping[str, Entry]) -> bool:
@@ -184,19 +193,6 @@ def _members(world: World, group: TenantGroup) -> Finding:
             sentence = f"no TenantCachePolicy speaks for {named}; they read no pool until one does and lists it"
         return false(MEMBERS_RESOLVED, GroupReason.MEMBERS_WITHOUT_POLICY, sentence)
     return true(MEMBERS_RESOLVED, GroupReason.ALL_MEMBERS_JOINED, f"{len(joined)} members have joined")
-
-
-def _member_policies(world: World, group: TenantGroup) -> tuple[TenantCachePolicy, ...]:
-    """Return the policies of members: to share blocks each must name the group, to read pools it need not."""
-    members = set(group.spec.members)
-    if not _shares_blocks(group):
-        standing = (by_seniority(world, tenant)[:1] for tenant in sorted(members))
-        return tuple(policy for found in standing for policy in found if not policy.metadata.deleting)
-    return tuple(
-        policy
-        for policy in world.policies.values()
-        if policy.spec.group_name == group.name and policy.spec.tenant in members and not policy.metadata.deleting
-    )
 
 
 def _followers(world: World, name: str) -> tuple[Key, ...]:

@@ -23,6 +23,7 @@ from kvstrata.plan.actions import Decision, EnsureSecret, Material, Plan, Report
 from kvstrata.plan.bundle.enforcement import coverage, rules_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.isolation import isolation, probes_due
+from kvstrata.plan.kinds.applicable import applicable
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
 from kvstrata.plan.ownership import FOREIGN_S, name_conflict, no_longer_wanted, read_foreign
 from kvstrata.plan.redis.backend import in_force
@@ -166,7 +167,8 @@ def _report(
     children: tuple[Mapping[str, Any], ...],
     former: FormerCaches,
 ) -> tuple[Any, ...]:
-    rolled_out, enforced, isolated = _observed(world, model, now)
+    rolled_out, enforced = _rolled_out(world, model), _enforced(world, model)
+    isolated = isolation(world, model, now).finding
     if not _is_written(world, children):
         rolled_out = false(ConditionType.ROLLED_OUT, ModelReason.ROLLING_OUT, "the Deployment is being written")
     tiers_bound = _tiers_bound(world, model)
@@ -175,6 +177,8 @@ def _report(
         None,
     )
     ready = Decision(ModelReason.READY, "the model serves, and its pods enforce the newest policy")
+    if enforced.status == "Unknown":
+        ready = Decision(enforced.reason, enforced.message)
     scheme, port = ("http", 80) if model.gate_tls_mode is TlsMode.DISABLED else ("https", 443)
     fields = {
         **_counts(world, model, now),
@@ -186,7 +190,8 @@ def _report(
     if rolled_out.status == "True":
         fields["cacheGeneration"] = model.spec.effective_cache_generation
     ordered = tiers_ordered(_listed(world, model))
-    findings = (*kstatus(None, pending, ready), tiers_bound, ordered, enforced, isolated, rolled_out)
+    judged = (tiers_bound, ordered, enforced, isolated, rolled_out)
+    findings = applicable(world, model, (*kstatus(None, pending, ready), *judged))
     # The next leader must know which pods hold a policy, so a change is never delayed.
     same_witnesses = {witness["uid"] for witness in fields["witnesses"]} == {w.uid for w in model.status.witnesses}
     # The next leader fences reuse by a probe failure, so that is not delayed either.
@@ -207,8 +212,9 @@ def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
     return None
 
 
-def _observed(world: World, model: CachedModel, now: datetime) -> tuple[Finding, Finding, Finding]:
-    return _rolled_out(world, model), _enforced(world, model), isolation(world, model, now).finding
+def _observed(world: World, model: CachedModel, now: datetime) -> tuple[Finding, ...]:
+    findings = (_rolled_out(world, model), _enforced(world, model), isolation(world, model, now).finding)
+    return applicable(world, model, findings)
 
 
 def _rolled_out(world: World, model: CachedModel) -> Finding:
@@ -291,6 +297,7 @@ def _counts(world: World, model: CachedModel, now: datetime) -> dict[str, Any]:
         "readyReplicas": status.get("readyReplicas") or 0,
         "bundleRevision": revision,
         "probe": isolation(world, model, now).status,
+        "enforcedBy": total.shown,
         "podsAcked": total.acked,
         "podsLive": total.live,
         "witnesses": [

@@ -17,7 +17,7 @@ from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.classification import because_of_policy, levels_of, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.bundle.compile import PolicyInputs, compile_policy, gather, selects
-from kvstrata.plan.bundle.enforcement import ENFORCED, Enforcement, holds, policy_enforcement
+from kvstrata.plan.bundle.enforcement import ENFORCED, Enforcement, holds, policy_enforcement, unenforced
 from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
 from kvstrata.plan.erasure.policy_deletion import (
     ends_of_predecessors,
@@ -27,6 +27,7 @@ from kvstrata.plan.erasure.policy_deletion import (
     plan_departure,
 )
 from kvstrata.plan.keys.data_keys import is_lost
+from kvstrata.plan.kinds.applicable import applicable
 from kvstrata.plan.pools.readers import pools_resolved
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import policy as chain
@@ -77,7 +78,7 @@ def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Pla
             "usage": None,
         }
     return Plan(
-        statuses=write_status(policy, now, findings, fields),
+        statuses=write_status(policy, now, applicable(world, policy, findings), fields),
         enqueue=(Key(policy.INFO.kind, world.namespace, policy.name), *_bundles(world)),
     )
 
@@ -124,12 +125,14 @@ def _report(
     if not blocked:
         fields["formerScopes"] = _former(world, policy)
     stalled = blocked or first(chain.ISOLATING, world, policy)
+    none_enforces = unenforced(world, [name for name, model in world.models.items() if selects(policy, model)])
     if blocked:
-        enforcement = Enforcement(_last_enforced(world, policy), committed=True)
+        enforcement = Enforcement(_last_enforced(world, policy), committed=True, coverage=none_enforces)
     elif compiled.entry is None:
         enforcement = Enforcement(
             false(ENFORCED, PolicyReason.WAITING_FOR_DOMAIN, "the domain's key and epochs are being drawn"),
             committed=False,
+            coverage=none_enforces,
         )
     else:
         enforcement = policy_enforcement(world, policy, compiled.entry)
@@ -138,13 +141,20 @@ def _report(
             fields["enforcedGeneration"] = policy.generation
     shown = Decision(enforcement.finding.reason, enforcement.finding.message)
     pending = shown if enforcement.finding.status == "False" else None
-    fields["admission"] = verdict.status(let_go=enforcement.committed)
-    findings = (*kstatus(stalled, pending, shown), enforcement.finding, *_declared(world, policy, inputs, verdict))
+    fields |= {
+        "admission": verdict.status(let_go=enforcement.committed),
+        "enforcedBy": enforcement.coverage.shown,
+    }
+    findings = (
+        *kstatus(stalled, pending or verdict.waiting, shown),
+        enforcement.finding,
+        *_declared(world, policy, inputs, verdict),
+    )
     bundles = _bundles(world) if not blocked and not enforcement.committed else ()
     # Status must not claim enforcement of this generation any longer than true.
     claims = policy.status.is_true(ENFORCED) and policy.status.observed_generation == policy.generation
     can_wait = pending is not None and stalled is None and not claims
-    statuses = write_status(policy, now, findings, fields, can_wait=can_wait)
+    statuses = write_status(policy, now, applicable(world, policy, findings), fields, can_wait=can_wait)
     return Plan(statuses=statuses, enqueue=bundles, wake_after_s=LOOK_AGAIN_S if pending is not None else None)
 
 
@@ -166,10 +176,10 @@ def _declared(
     levels = levels_of(world, policy, inputs.scope)
     return (
         false(ADMITTED, blocked.reason, blocked.message) if blocked else admitted,
-        within_budget(world, policy.spec.budgets, models, "the policy sets no limit", blocked),
+        within_budget(world, policy.spec.budgets, models, blocked),
         *tiers_admitted(world, levels, because_of_policy(policy, inputs.scope), models),
         pools_resolved(world, policy, blocked),
-        *erases(policy),
+        erases(policy),
     )
 
 

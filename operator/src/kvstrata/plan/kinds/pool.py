@@ -23,6 +23,7 @@ from kvstrata.plan.budgets.admission import admission_of
 from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys.data_keys import is_lost
+from kvstrata.plan.kinds.applicable import applicable
 from kvstrata.plan.kinds.pool_publish import promotion, published, renewal, renewal_due, within_guarantee
 from kvstrata.plan.kinds.pool_warming import as_recorded, live
 from kvstrata.plan.pools.content import Content, read_sources
@@ -230,15 +231,19 @@ def _findings(
     world: World, pool: PrefixPool, stalled: Decision | None, pending: Decision | None, warm: Finding | None = None
 ) -> tuple[Finding, ...]:
     model = world.models.get(pool.spec.model_ref.name)
+    verdict = admission_of(world, pool, None)
     cause = stalled or pending or Decision(PoolReason.RENDERING, "pods make tokens of its prefixes")
     known, awaited = published(world, model, pool, cause)
     shown = Decision(known.reason, known.message)
+    if pending is not None and pending.reason == PoolReason.NO_LIVE_PODS:
+        shown, pending = pending, None
     if warm is None:
         warm = as_recorded(pool) if _slot(pool).published else false(ConditionType.WARM, cause.reason, cause.message)
-    return (
-        *kstatus(stalled, pending or awaited, shown),
+    findings = (
+        *kstatus(stalled, pending or awaited or verdict.waiting, shown),
         warm,
         known,
-        *admission_of(world, pool, None).findings,
+        *verdict.findings,
         within_guarantee(world, pool),
     )
+    return applicable(world, pool, findings)

@@ -44,7 +44,8 @@ def published(
         return false(kind, waiting.reason, waiting.message), waiting
     total = _coverage(world, model, versions[0][0])
     if not total.live:
-        return unknown(kind, PoolReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves"), None
+        sentence = f"no pod of CachedModel {model.name} serves: no content is stored or read"
+        return unknown(kind, PoolReason.NO_LIVE_PODS, sentence), None
     if total.complete:
         return true(kind, PoolReason.PUBLISHED, "every serving pod knows it"), None
     waiting = Decision(PoolReason.AWAITING_ACKS, f"{total} know it; waiting for {', '.join(sorted(total.missing)[:3])}")
@@ -86,14 +87,16 @@ def renewal(pool: PrefixPool, drawn: Epoch) -> dict[str, Any]:
     return {"next": {name: reported.get(name) for name in _OF_A_CONTENT} | {"scope": drawn.to_status()}}
 
 
-def within_guarantee(world: World, pool: PrefixPool) -> Finding:
+def guarantees_of(pool: PrefixPool) -> list[Budget]:
+    """Return the guarantees of published content; none unless the pool is pinned."""
     slot = next((slot for slot in contents(pool) if slot.published), None)
-    pinned = pool.spec.is_pinned and slot is not None
+    rows = slot.tiers if pool.spec.is_pinned and slot is not None else ()
+    return [Budget(tier=row.name, guaranteed=Quantity(str(row.bytes))) for row in rows if row.bytes]
+
+
+def within_guarantee(world: World, pool: PrefixPool) -> Finding:
     model = world.models.get(pool.spec.model_ref.name)
-    rows = slot.tiers if pinned and slot is not None else ()
-    budgets = [Budget(tier=row.name, guaranteed=Quantity(str(row.bytes))) for row in rows if row.bytes]
-    nothing = "the pool is pinned and has no size yet" if pool.spec.is_pinned else "the pool is not pinned"
-    return within_budget(world, budgets, [model] if model is not None else [], nothing)
+    return within_budget(world, guarantees_of(pool), [model] if model is not None else [])
 
 
 def _coverage(world: World, model: CachedModel, ref: PoolRef) -> Coverage:

@@ -13,14 +13,14 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan, StatusWrite
-from kvstrata.plan.conditions import READY, RECONCILING, STALLED, kstatus, status_from_nothing, write_status
+from kvstrata.plan.conditions import READY, STALLED, kstatus, status_from_nothing, write_status
 from kvstrata.plan.erasure.policy_deletion import plan_creation_refused
 
 MOST_CHARACTERS = 4000
 
 
 def plan_refused(world: World, key: Key, child: str, sentence: str, now: datetime) -> Plan:
-    """Return the plan that reports a rejection of `child`; only Ready, Reconciling and Stalled change.
+    """Return the plan that reports a rejection of `child` in Ready and Stalled; other conditions stay.
 
     `sentence` is from the API server. The next complete plan replaces the conditions. A deleted policy also reports
     that it gives no access.
@@ -45,7 +45,5 @@ def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
     if found.reported:
         return Plan()
     message = f"this version cannot read the object, so its last readable policy stays in force: {found.problem}"
-    status = status_from_nothing(
-        {READY: "False", RECONCILING: "False", STALLED: "True"}, REASON, message[:4000], found.generation, now
-    )
+    status = status_from_nothing({READY: "False", STALLED: "True"}, REASON, message[:4000], found.generation, now)
     return Plan(statuses=(StatusWrite(key, found.resource_version, status),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,7 @@ from kvstrata.api.cachetier import MAX_SHOWN_SHARDS, CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.pods import BackendReport
+from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
@@ -20,11 +21,12 @@ from kvstrata.plan.actions import Action, Decision, Plan, ProbeBackend, StatusWr
 from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import guaranteed_bytes
 from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, true, unknown, write_status
+from kvstrata.plan.kinds.applicable import applicable
 from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promises, used_share
 from kvstrata.plan.ownership import FOREIGN_S, left_by_predecessor, name_conflict, no_longer_wanted, read_foreign
 from kvstrata.plan.redis import external
-from kvstrata.plan.redis.backend import addresses, asked_as, is_external, previous_condition, report_of
-from kvstrata.plan.redis.cluster import cluster_state, hindrance, stuck_pod, without_cluster
+from kvstrata.plan.redis.backend import addresses, asked_as, in_force, is_external, previous_condition, report_of
+from kvstrata.plan.redis.cluster import cluster_state, hindrance, stuck_pod
 from kvstrata.plan.redis.credentials import (
     Tending,
     has_secrets,
@@ -66,8 +68,9 @@ def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Pl
     fields = {"capacity": str(tier.spec.capacity or tier.spec.capacity_per_pod or "") or None}
     if stalled:
         fields |= _UNKNOWN_USE
-        findings = (*kstatus(stalled, None, stalled), *promises(world, tier, stalled))
-        return Plan(statuses=write_status(tier, now, findings, fields))
+        return Plan(
+            statuses=_status(world, tier, now, (*kstatus(stalled, None, stalled), *promises(world, tier)), fields)
+        )
     if tier.spec.medium is not Medium.REDIS:
         in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
         fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
@@ -76,7 +79,7 @@ def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Pl
             fields["used"] = used_share(world, tier)
             reported = file_findings(world, tier)
         findings = (*kstatus(None, None, in_pod), *reported, *promises(world, tier))
-        return Plan(statuses=write_status(tier, now, findings, fields))
+        return Plan(statuses=_status(world, tier, now, findings, fields))
     return _redis(world, ctx, tier, now, fields)
 
 
@@ -88,7 +91,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     if world.domain_id is None:
         waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
         findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
-        return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
+        return Plan(statuses=_status(world, tier, now, findings, fields), wake_after_s=1)
     if conflict := name_conflict(world, tier):
         return _conflicting(world, tier, now, fields, conflict)
     if cluster is not None:
@@ -98,7 +101,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         if not has_secrets(world, tier):
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
             findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
-            return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
+            return Plan(actions=actions, statuses=_status(world, tier, now, findings, fields), wake_after_s=0.2)
         children = _children(world, ctx, tier, cluster.members)
         tended = tend_credentials(world, ctx, tier, world.domain_id, cluster.servers, now)
     if left := left_by_predecessor(world, tier, children):
@@ -118,16 +121,17 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     if pending is not None and tended is not None:
         pending = tended.hindrance or pending
     fields["external"] = external.servers_to_use(tier, report, domain)
+    # Conditions about pods follow from the servers in status.
+    is_adopting = fields["external"] is not None and in_force(tier) is None
     away = _why_away(world, tier, report) if report is not None and not report.reachable else None
-    unused = pending if fields["external"] is None and is_external(tier) else None
     findings = (
         *kstatus(None, pending, ready),
         reachable,
-        *(cluster.findings if cluster is not None else without_cluster(tier, reachable)),
+        *(cluster.findings if cluster is not None else ()),
         *(tended.findings if tended else ()),
         *external.suitability(tier, report, away, domain),
         room,
-        *promises(world, tier, unused, report),
+        *promises(world, tier, report),
     )
     interval_s = _interval_s(world, tier)
     return Plan(
@@ -138,9 +142,16 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             *no_longer_wanted(world, tier, children),
         ),
         apply=children,
-        statuses=_paced(tier, write_status(tier, now, findings, fields)),
+        statuses=_paced(tier, _status(world, tier, now, findings, fields)),
+        enqueue=(Key(tier.INFO.kind, tier.namespace, tier.name),) if is_adopting else (),
         wake_after_s=min(interval_s, tended.wake_after_s) if tended else interval_s,
     )
+
+
+def _status(
+    world: World, tier: CacheTier, now: datetime, findings: Iterable[Finding], fields: Mapping[str, Any]
+) -> tuple[StatusWrite, ...]:
+    return write_status(tier, now, applicable(world, tier, findings), fields)
 
 
 def _children(
@@ -163,13 +174,13 @@ def _after_predecessor(world: World, tier: CacheTier, now: datetime, fields: Map
         "made. If it stays, delete it",
     )
     findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
-    statuses = write_status(tier, now, findings, {**fields, **_UNKNOWN_USE})
+    statuses = _status(world, tier, now, findings, {**fields, **_UNKNOWN_USE})
     return Plan(statuses=statuses, wake_after_s=PREDECESSOR_S)
 
 
 def _conflicting(world: World, tier: CacheTier, now: datetime, fields: Mapping[str, Any], conflict: Decision) -> Plan:
     findings = (*kstatus(conflict, None, conflict), *promises(world, tier))
-    statuses = write_status(tier, now, findings, {**fields, **_UNKNOWN_USE})
+    statuses = _status(world, tier, now, findings, {**fields, **_UNKNOWN_USE})
     return Plan(actions=read_foreign(world, tier), statuses=statuses, wake_after_s=FOREIGN_S)
 
 

@@ -13,40 +13,30 @@ from kvstrata.model.pods import BackendReport, Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
-from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.capacity import capacity_committed, not_reporting, serving_with, silent_pods
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 
-def promises(
-    world: World, tier: CacheTier, unused: Decision | None = None, report: BackendReport | None = None
-) -> tuple[Finding, ...]:
-    """Return the conditions about a tier's blocks. `unused` is why no pod uses it, `report` the server's last
-    answer."""
+def promises(world: World, tier: CacheTier, report: BackendReport | None = None) -> tuple[Finding, ...]:
+    """Return the conditions about a tier's blocks in pods that use it. `report` is the server's last answer."""
     return (
-        _encrypted(world, tier, unused),
-        _committed(world, tier, unused),
-        *_eviction(world, tier, unused, report),
-        *_retention(world, tier, unused),
+        _encrypted(world, tier),
+        capacity_committed(world, tier),
+        _eviction(world, tier, report),
+        _retention(world, tier),
     )
 
 
-def _encrypted(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
+def _encrypted(world: World, tier: CacheTier) -> Finding:
     """Return whether stored blocks are encrypted, as reported by every serving pod of the models that list the tier.
 
     A pod that requires encryption stores nothing else, at any revision. One without a report may run an earlier
     adapter.
     """
     kind = ConditionType.ENCRYPTED
-    if tier.spec.medium not in (Medium.REDIS, Medium.NVME):
-        return false(kind, TierReason.NOT_AT_REST, "memory of a pod is not encrypted")
     if not tier.spec.encryption_required:
         return false(kind, TierReason.ENCRYPTION_DISABLED, "spec.encryption is Disabled")
-    if unused:
-        return unknown(kind, unused.reason, "no pod uses the tier for now")
     pods = serving_with(world, tier, world.models.values())
-    if not pods:
-        return unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier, so no pod stores on it")
     lacking = sorted(pod.name for pod in pods if not _has_keys(world, pod, tier.name))
     if lacking:
         return false(
@@ -82,56 +72,34 @@ def _answer_of(world: World, pod: Pod, tier: str) -> list[TierState]:
     return [one for one in reported.state.tiers if one.name == tier] if reported is not None else []
 
 
-def _committed(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
-    if unused:
-        return unknown(ConditionType.CAPACITY_COMMITTED, unused.reason, "no pod uses the tier for now")
-    return capacity_committed(world, tier)
-
-
-def _eviction(
-    world: World, tier: CacheTier, unused: Decision | None, report: BackendReport | None
-) -> tuple[Finding, ...]:
+def _eviction(world: World, tier: CacheTier, report: BackendReport | None) -> Finding:
     """Return whether a full Redis tier evicts; in pods the cache server does."""
     kind = ConditionType.EVICTS_WHEN_FULL
-    if tier.spec.medium is not Medium.REDIS:
-        return ()
     stored = stored_bytes(tier.spec)
-    too_small = report is not None and 0 < report.max_bytes < stored and not tier.spec.has_several_primaries
-    if report is not None and too_small and not unused:
-        return (
-            false(
-                kind,
-                TierReason.SERVER_TOO_SMALL,
-                f"the server's maxmemory is {readable(report.max_bytes)}, and scopes make room when together they have "
-                f"{readable(stored)}: raise it, or lower capacity",
-            ),
+    if report is not None and 0 < report.max_bytes < stored and not tier.spec.has_several_primaries:
+        return false(
+            kind,
+            TierReason.SERVER_TOO_SMALL,
+            f"the server's maxmemory is {readable(report.max_bytes)}, and scopes make room when together they have "
+            f"{readable(stored)}: raise it, or lower capacity",
         )
     sentence = f"each scope makes room among its own blocks when together they have {readable(stored)}"
     kept = true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence)
-    return (_if_pods_confirm(world, tier, unused, "divide the tier's capacity among scopes", kept),)
+    return _if_pods_confirm(world, tier, "divide the tier's capacity among scopes", kept)
 
 
-def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[Finding, ...]:
-    """Return whether blocks respect the tier's maxRetention; for a CPU tier it is in every bundle entry."""
+def _retention(world: World, tier: CacheTier) -> Finding:
+    """Return whether pods respect the tier's maxRetention, which is in every bundle entry."""
     kind = ConditionType.RETENTION_KEPT
-    if tier.spec.max_retention is None:
-        return ()
-    if tier.spec.medium is Medium.REDIS:
-        sentence = f"each block expires {tier.spec.max_retention} after it was stored, or sooner"
-        return (true(kind, TierReason.EXPIRES_BY_ITSELF, sentence),)
     sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
     kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
     content = "memory" if tier.spec.medium is Medium.CPU else "files"
-    return (_if_pods_confirm(world, tier, unused, f"keep their {content} under the policy", kept),)
+    return _if_pods_confirm(world, tier, f"keep their {content} under the policy", kept)
 
 
-def _if_pods_confirm(world: World, tier: CacheTier, unused: Decision | None, what: str, kept: Finding) -> Finding:
+def _if_pods_confirm(world: World, tier: CacheTier, what: str, kept: Finding) -> Finding:
     """Return `kept` if every serving pod of the tier reports that it does `what`, else unknown."""
-    if unused:
-        return unknown(kept.type, unused.reason, "no pod uses the tier for now")
-    pods, silent = silent_pods(world, tier, world.models.values())
-    if not pods:
-        return unknown(kept.type, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier")
+    silent = silent_pods(world, tier, world.models.values())
     if silent:
         return unknown(kept.type, TierReason.BUDGETS_NOT_ENFORCED, not_reporting({pod.name for pod in silent}, what))
     return kept
@@ -146,14 +114,10 @@ _NAMED = 3
 def file_findings(world: World, tier: CacheTier) -> tuple[Finding, Finding]:
     reported = _reported(world, tier)
     if not reported:
-        pods = serving_with(world, tier, world.models.values())
-        reason = TierReason.PROGRESSING if pods else TierReason.NO_LIVE_PODS
-        sentence = (
-            "no pod has reported its files yet" if pods else "no pod serves a model with this tier, so it has no files"
-        )
+        sentence = "no pod has reported its files yet"
         return (
-            unknown(ConditionType.BACKEND_REACHABLE, reason, sentence),
-            unknown(ConditionType.HAS_ROOM, reason, sentence),
+            unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, sentence),
+            unknown(ConditionType.HAS_ROOM, TierReason.PROGRESSING, sentence),
         )
     return _reachable(reported), _room(reported)
 

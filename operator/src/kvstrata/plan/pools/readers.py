@@ -52,8 +52,6 @@ def of_model(world: World, model: CachedModel, entry: Entry) -> Entry:
 
 def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding:
     names = policy.spec.pool_names
-    if not names:
-        return true(POOLS_RESOLVED, PolicyReason.NO_POOLS, "the policy reads no pool")
     if blocked:
         return false(POOLS_RESOLVED, blocked.reason, blocked.message)
     for rule in (_exists, _is_of_a_model_of_the_policy, _lists_the_tenant, _is_read_by_all_of_the_scope):

@@ -91,7 +91,7 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     locked = _why_locked(goal, len(pods))
     return ClusterState(
         members=_members(goal, pods, step, cluster),
-        findings=(_slots(tier, report, verdict, locked, stuck), _replication(tier, verdict, goal, locked, stuck)),
+        findings=(_slots(tier, report, verdict, locked, stuck), _replication(tier, verdict, locked, stuck)),
         fields={**_fields(tier, goal, verdict, report), **_history(tier, report, verdict)},
         pending=_pending(tier, report, verdict, locked, stuck),
         servers=_servers(tier, pods),
@@ -242,18 +242,6 @@ def _slots(
     return false(kind, why.reason, why.message)
 
 
-def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
-    """Return the conditions about slots and replicas of external servers. Slots of a cluster are among their checks."""
-    sentence = "replicas of external servers are managed by their owner; the operator does not check them"
-    replication = unknown(ConditionType.REPLICATION_HEALTHY, TierReason.NOT_MANAGED, sentence)
-    if tier.spec.is_cluster:
-        return (replication,)
-    slots = true(ConditionType.SLOTS_COVERED, TierReason.NOT_A_CLUSTER, "one server has everything, and it answers")
-    if reachable.status != "True":
-        slots = replace(reachable, type=ConditionType.SLOTS_COVERED)
-    return (slots, replication)
-
-
 def _why(
     tier: CacheTier, report: ClusterReport | None, verdict: Verdict, stuck: Decision | None, message: str
 ) -> Decision:
@@ -311,19 +299,13 @@ def _history(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | N
     return fields
 
 
-def _replication(
-    tier: CacheTier, verdict: Verdict | None, goal: Goal, locked: Decision | None, stuck: Decision | None
-) -> Finding:
+def _replication(tier: CacheTier, verdict: Verdict | None, locked: Decision | None, stuck: Decision | None) -> Finding:
     kind = ConditionType.REPLICATION_HEALTHY
     if verdict is None:
         return _unasked(tier, kind)
     if not verdict.replication_healthy:
         why = locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.replication_message)
         return false(kind, why.reason, why.message)
-    if not goal.replicas:
-        return true(
-            kind, TierReason.NO_REPLICAS, "the spec asks for no replicas: blocks of a lost server become misses"
-        )
     return true(kind, TierReason.REPLICAS_IN_STEP, "every primary has all its replicas in step")
 
 

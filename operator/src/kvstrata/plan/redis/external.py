@@ -188,7 +188,7 @@ def warning(tier: CacheTier, report: BackendReport | None, domain: str) -> Decis
 def suitability(
     tier: CacheTier, report: BackendReport | None, away: Decision | None, domain: str
 ) -> tuple[Finding, ...]:
-    """Return the conditions of an external tier; empty for others. `away` is why no server answers. Before the first
+    """Return the conditions about external servers; empty for others. `away` is why no server answers. Before the first
     answer the last conditions stand."""
     if not is_external(tier):
         return ()

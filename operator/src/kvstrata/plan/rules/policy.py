@@ -11,6 +11,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Budget
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
+from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
@@ -132,3 +133,16 @@ def by_seniority(world: World, tenant: str) -> list[TenantCachePolicy]:
 def seniority(policy: TenantCachePolicy) -> tuple[bool, float, str]:
     created = policy.metadata.creation_timestamp
     return (policy.metadata.deleting, created.timestamp() if created else 0.0, policy.uid)
+
+
+def member_policies(world: World, group: TenantGroup) -> tuple[TenantCachePolicy, ...]:
+    """Return the policies of members: to share blocks each must name the group, to read pools it need not."""
+    members = set(group.spec.members)
+    if group.spec.effective_sharing is not Sharing.FULL:
+        standing = (by_seniority(world, tenant)[:1] for tenant in sorted(members))
+        return tuple(policy for found in standing for policy in found if not policy.metadata.deleting)
+    return tuple(
+        policy
+        for policy in world.policies.values()
+        if policy.spec.group_name == group.name and policy.spec.tenant in members and not policy.metadata.deleting
+    )
