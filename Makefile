@@ -50,6 +50,10 @@ images: ## Build the images (operator, sidecar, Redis, CPU engine)
 generate: $(VENV)/installed ## Write CRDs, charts' copies and the reference pages from the code
 	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate
 
+.PHONY: baseline
+baseline: $(VENV)/installed ## Accept changes of the CRDs that break stored objects, before a release
+	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate --baseline
+
 .PHONY: format
 format: $(VENV)/installed ## Format the code
 	@$(BIN)/ruff format $(wildcard $(SOURCES))

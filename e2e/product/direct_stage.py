@@ -63,7 +63,7 @@ def everything(kubectl: Kubectl) -> dict[str, str]:
             says = str(metadata["resourceVersion"])
             if item["kind"] in TELL_USE:
                 known = {**metadata, "resourceVersion": None, "managedFields": None}
-                status = {**item.get("status", {}), "used": None, "usage": None}
+                status = {**item.get("status", {}), "used": None, "usage": None, "summary": None}
                 says = json.dumps([known, item["spec"], status], sort_keys=True)
             seen[f"{namespace}/{item['kind']}/{metadata['name']}"] = says
     return seen | restarts(kubectl)

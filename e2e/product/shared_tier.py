@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from kvstrata.api.scalars import Quantity
+
 from .chapters import ACME_KEY, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt
 from .install import DEMO_NAMESPACE
 from .kubectl import CommandError, Kubectl, wait_until
@@ -30,9 +32,11 @@ def empty(stage: Stage) -> None:
 
 
 def _used_percent(kubectl: Kubectl) -> int:
-    """Return how full the tier was when the operator looked last, as status says it (`~20%`)."""
-    used = str(kubectl.get("cachetier", TIER, DEMO_NAMESPACE)["status"].get("used") or "")
-    return int(used.strip("~%") or 100)
+    """Return the percentage of the tier's capacity that its status reports as used; 100 while it reports nothing."""
+    status = kubectl.get("cachetier", TIER, DEMO_NAMESPACE)["status"]
+    if not status.get("used"):
+        return 100
+    return 100 * Quantity(status["used"]).in_bytes // Quantity(status["capacity"]).in_bytes
 
 
 def _is_ready(kubectl: Kubectl) -> bool:

@@ -59,7 +59,9 @@ MODEL = [
         "spec.model.source",
         "exactly one of hub, pvc and path",
     ),
-    Row("relative", "CachedModel", {"spec.model.source": {"path": "x"}}, "spec.model.source.path", "should match"),
+    Row(
+        "relative", "CachedModel", {"spec.model.source": {"path": "x"}}, "spec.model.source.path", "absolute path such"
+    ),
     Row(
         "rollback_window",
         "CachedModel",
@@ -109,17 +111,25 @@ MODEL = [
         "spec.cacheServer.warmup.timeout",
         "must be between 1s and 1h",
     ),
-    Row("image", "CachedModel", {"spec.engine.image": "a b"}, "spec.engine.image", "should match"),
-    Row("salt_name", "CachedModel", {"spec.model.name": "tiny@1"}, "spec.model.name", "should match"),
+    Row("image", "CachedModel", {"spec.engine.image": "a b"}, "spec.engine.image", "reference of an image such"),
+    Row("salt_name", "CachedModel", {"spec.model.name": "tiny@1"}, "spec.model.name", "name of a model such"),
 ]
 
 POLICY = [
     Row("no_tenant", "TenantCachePolicy", {"spec.tenant": REMOVE}, "spec.tenant", "Required value"),
     Row("empty_tenant", "TenantCachePolicy", {"spec.tenant": ""}, "spec.tenant", "at least 1 chars"),
-    Row("padded_tenant", "TenantCachePolicy", {"spec.tenant": " acme"}, "spec.tenant", "should match"),
-    Row("padded_end", "TenantCachePolicy", {"spec.tenant": "acme\u00a0"}, "spec.tenant", "should match"),
-    Row("control_tenant", "TenantCachePolicy", {"spec.tenant": "ac\u0007me"}, "spec.tenant", "should match"),
-    Row("two_lines", "TenantCachePolicy", {"spec.tenant": "ac\nme"}, "spec.tenant", "should match"),
+    Row("padded_tenant", "TenantCachePolicy", {"spec.tenant": " acme"}, "spec.tenant", "must be printable characters"),
+    Row(
+        "padded_end", "TenantCachePolicy", {"spec.tenant": "acme\u00a0"}, "spec.tenant", "must be printable characters"
+    ),
+    Row(
+        "control_tenant",
+        "TenantCachePolicy",
+        {"spec.tenant": "ac\u0007me"},
+        "spec.tenant",
+        "must be printable characters",
+    ),
+    Row("two_lines", "TenantCachePolicy", {"spec.tenant": "ac\nme"}, "spec.tenant", "must be printable characters"),
     Row("long_tenant", "TenantCachePolicy", {"spec.tenant": "x" * 129}, "spec.tenant", "may not be more than 128"),
     Row(
         "group_missing",
@@ -173,9 +183,9 @@ POLICY = [
     Row(
         "retention",
         "TenantCachePolicy",
-        {"spec.budgets[0].retention": "7d"},
+        {"spec.budgets[0].retention": "7 days"},
         "spec.budgets[0].retention",
-        "should match",
+        "must be a duration of whole seconds such as 45s, 5m, 1h30m, 1.5h or 7d",
     ),
     Row("models", "TenantCachePolicy", {"spec.models": {}}, "spec.models", "exactly one of names and selector"),
     Row(
@@ -203,7 +213,7 @@ POLICY = [
 
 OTHERS = [
     Row("member_twice", "TenantGroup", {"spec.members": ["a", "a"]}, "spec.members[1]", "Duplicate value"),
-    Row("member_form", "TenantGroup", {"spec.members": ["a", "b "]}, "spec.members[1]", "should match"),
+    Row("member_form", "TenantGroup", {"spec.members": ["a", "b "]}, "spec.members[1]", "must be printable characters"),
     Row(
         "guarantee_of_group",
         "TenantGroup",
@@ -276,8 +286,16 @@ OTHERS = [
     ),
     Row("deadline", "CacheInvalidation", {"spec.deadline": "1s"}, "spec.deadline", "must be between 10s and 168h"),
     Row("deadline_at_once", "CacheInvalidation", {"spec.deadline": "0s"}, "spec.deadline", "must be between 10s and"),
-    Row("deadline_past", "CacheInvalidation", {"spec.deadline": "-10m"}, "spec.deadline", "should match"),
-    Row("deadline_date", "CacheInvalidation", {"spec.deadline": "2020-01-01"}, "spec.deadline", "should match"),
+    Row(
+        "deadline_past", "CacheInvalidation", {"spec.deadline": "-10m"}, "spec.deadline", "must be a duration of whole"
+    ),
+    Row(
+        "deadline_date",
+        "CacheInvalidation",
+        {"spec.deadline": "2020-01-01"},
+        "spec.deadline",
+        "must be a duration of whole",
+    ),
     Row(
         "prefix_content",
         "CacheInvalidation",

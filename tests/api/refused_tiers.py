@@ -13,7 +13,11 @@ DOMAIN = [
     Row("domain_name", "CacheDomain", {"metadata.name": "other"}, "metadata.name", "its name must be default"),
     Row("stale_after_low", "CacheDomain", {"spec.staleAfter": "4s"}, "spec.staleAfter", "must be between 5s and 24h"),
     Row("stale_after_high", "CacheDomain", {"spec.staleAfter": "25h"}, "spec.staleAfter", "must be between 5s and 24h"),
-    Row("stale_after_form", "CacheDomain", {"spec.staleAfter": "5 min"}, "spec.staleAfter", "should match"),
+    Row(
+        "stale_after_days", "CacheDomain", {"spec.staleAfter": "1.01d"}, "spec.staleAfter", "must be between 5s and 24h"
+    ),
+    Row("stale_after_hours", "CacheDomain", {"spec.staleAfter": "24.01h"}, "spec.staleAfter", "between 5s and 24h"),
+    Row("stale_after_form", "CacheDomain", {"spec.staleAfter": "5 min"}, "spec.staleAfter", "such as 45s, 5m, 1h30m"),
     Row("stale_after_empty", "CacheDomain", {"spec.staleAfter": ""}, "spec.staleAfter", "at least 2 chars"),
     Row("drain_timeout", "CacheDomain", {"spec.drainTimeout": "2h"}, "spec.drainTimeout", "must be between 1s and 1h"),
     Row("on_stale", "CacheDomain", {"spec.onStale": "Hope"}, "spec.onStale", '"Fence", "ServeStale"'),
@@ -26,14 +30,14 @@ DOMAIN = [
         "CacheDomain",
         {"spec.keyCustody": "KMS", "spec.kms": KMS | {"address": "http://bao:8200"}},
         "spec.kms.address",
-        "should match",
+        "must be https://HOST or https://HOST:PORT",
     ),
     Row(
         "kms_with_a_path",
         "CacheDomain",
         {"spec.keyCustody": "KMS", "spec.kms": KMS | {"address": "https://bao:8200/v1"}},
         "spec.kms.address",
-        "should match",
+        "must be https://HOST or https://HOST:PORT",
     ),
     *(
         Row(
@@ -41,7 +45,7 @@ DOMAIN = [
             "CacheDomain",
             {"spec.keyCustody": "KMS", "spec.kms": KMS | {field: path}},
             f"spec.kms.{field}",
-            "should match",
+            "must be a path such as transit",
         )
         for field in ("mount", "authMount", "namespace")
         for number, path in enumerate(("/keys", "keys/", "a//b", "..", "x/../../attacker", "x/./y"))
@@ -142,8 +146,8 @@ TIER = [
         "spec.eviction",
         "lower eviction.highWatermarkPercent",
     ),
-    Row("capacity_negative", "CacheTier", {"spec.capacity": -5}, "spec.capacity", "greater than or equal to 0"),
-    Row("capacity_milli", "CacheTier", {"spec.capacity": "100m"}, "spec.capacity", "should match"),
+    Row("capacity_negative", "CacheTier", {"spec.capacity": -5}, "spec.capacity", "must be a size such as 512Mi"),
+    Row("capacity_milli", "CacheTier", {"spec.capacity": "100m"}, "spec.capacity", "must be a size such as 512Mi"),
     Row("no_redis", "CacheTier", {"spec.redis": REMOVE}, "spec.redis", "required for the medium Redis"),
     Row(
         "redis_on_cpu",
@@ -173,7 +177,7 @@ TIER = [
         "CacheTier",
         {**EXTERNAL, "spec.redis.external": {"endpoints": ["redis://a:1"]}},
         "spec.redis.external.endpoints[0]",
-        "should match",
+        "must be HOST:PORT such as",
     ),
     Row("no_nvme", "CacheTier", NVME, "spec.nvme", "required for the medium NVMe"),
     Row("nvme_neither", "CacheTier", {**NVME, "spec.nvme": {}}, "spec.nvme", "exactly one of emptyDir, hostPath"),
@@ -189,7 +193,7 @@ TIER = [
         "CacheTier",
         {**NVME, "spec.nvme": {"hostPath": {"path": "x"}}},
         "spec.nvme.hostPath.path",
-        "should match",
+        "must be an absolute path",
     ),
     Row("nvme_on_redis", "CacheTier", {"spec.nvme": {"emptyDir": {}}}, "spec.nvme", "not allowed for others"),
     Row(
@@ -272,6 +276,6 @@ TIER = [
         "CacheTier",
         {"spec.redis.managed": {"podTemplate": {"labels": {"a b": "x"}}}},
         "spec.redis.managed.podTemplate.labels",
-        "every key must match",
+        "every key must be the key of a label",
     ),
 ]

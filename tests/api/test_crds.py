@@ -58,13 +58,13 @@ def test_columns_of_a_policy_show_tenant_budget_and_conditions(api: ApiServer) -
     api.create(policy)
     condition = {"reason": "AllPodsAcknowledged", "message": "x", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {
-        "usage": {"guaranteed": "1Gi", "limit": "2Gi", "used": "512Mi"},
+        "summary": {"guaranteed": "1024Mi", "limit": "2048Mi", "used": "512Mi"},
         "enforcedBy": "2/3",
         "conditions": [{"type": "Ready", "status": "False", **condition}],
     }
     api.merge_patch(policy, {"status": status}, "/status")
     row = api.columns("tenantcachepolicies", "default")["columns"]
-    visible = {"Tenant": "acme", "Isolation": "Isolated", "Guaranteed": "1Gi", "Limit": "2Gi", "Used": "512Mi"}
+    visible = {"Tenant": "acme", "Isolation": "Isolated", "Guaranteed": "1024Mi", "Limit": "2048Mi", "Used": "512Mi"}
     assert {name: row[name] for name in visible} == visible
     assert (row["Enforced"], row["Ready"], row["Reason"]) == ("2/3", "False", "AllPodsAcknowledged")
     api.delete(policy)

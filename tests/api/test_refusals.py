@@ -86,6 +86,11 @@ ACCEPTED = [
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "tokenIDs": [1, 2, 3]}}),
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "configMapKeyRef": {"name": "c", "key": "k"}, "format": "Chat"}}),
     ("CacheDomain", {"spec": {}}),
+    *(
+        ("CacheDomain", {"spec.staleAfter": text})
+        for text in ("5s", "1d", "0.01d", "23h60m", "1.5h", "0.05m2s", "24h0m")
+    ),
+    *(("TenantCachePolicy", {"spec.budgets[0].retention": text}) for text in ("7d", "1.5d", "1h30m", "0.25h", "0s")),
     ("CacheDomain", {"spec.keyCustody": "KMS", "spec.kms": KMS | {"mount": "a/b-c_d.e", "authMount": "team/k8s"}}),
     ("CacheDomain", {"spec.keyCustody": "Secret", "spec.kms": KMS}),
     ("CacheDomain", {"spec.staleAfter": "24h", "spec.drainTimeout": "1h"}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 from kvstrata.api.base import GROUP
+from tools.generate.compatibility import breaking_changes, reduced
 from tools.generate.contract_reference import build_audit_reference, build_receipt_reference
 from tools.generate.crd import build_crds
 from tools.generate.pictures import FOLDER as PICTURE_FOLDER
@@ -28,6 +30,7 @@ CRD_HEADER = "# Generated from the models in operator/src/kvstrata/api by `make 
 CRD_FOLDER = Path("crds")
 CHART_FOLDER = Path("charts/kvstrata-crds/files")
 REFERENCE_FOLDER = Path("docs/reference")
+BASELINE = Path("crds/baseline.json")
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -90,6 +93,23 @@ def check(root: Path) -> list[str]:
     return differences
 
 
+def baseline() -> dict[str, Any]:
+    """Return the reduced schema of each kind."""
+    return {
+        crd["spec"]["names"]["kind"]: reduced(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+        for crd in build_crds().values()
+    }
+
+
+def breaks(root: Path) -> list[str]:
+    """Return a line for each change since the baseline that would break stored objects."""
+    before, after = json.loads((root / BASELINE).read_text()), baseline()
+    found = [f"{kind}: was removed" for kind in before if kind not in after]
+    for kind in before.keys() & after.keys():
+        found += breaking_changes(before[kind], after[kind], kind)
+    return [f"{one}; before a release `make baseline` accepts it\n" for one in sorted(found)]
+
+
 def write(root: Path) -> list[Path]:
     """Write changed files and remove obsolete ones; return the touched paths."""
     wanted = generated_files(root)
@@ -109,10 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a file differs")
+    parser.add_argument("--baseline", action="store_true", help="make the CRDs the baseline of the compatibility check")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository (default: current folder)")
     options = parser.parse_args(arguments)
+    if options.baseline:
+        (options.root / BASELINE).write_text(json.dumps(baseline(), indent=1) + "\n")
+        return 0
     if options.check:
-        differences = check(options.root)
+        differences = [*check(options.root), *breaks(options.root)]
         sys.stdout.writelines(differences)
         return 1 if differences else 0
     for path in write(options.root):

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import GROUP, VERSION, Column, Resource
-from tools.generate.openapi import structural_schema
+from tools.generate.openapi import structural_schema, without_rules
 
 CATEGORIES = ["cache-status", "kvstrata"]
 """`kubectl get cache-status` lists every kind of the group."""
@@ -93,7 +93,7 @@ def root_schema(kind: type[Resource]) -> dict[str, Any]:
             "kind": {"type": "string", "description": _KIND_TEXT},
             "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": structural_schema(_model_of(kind, "spec")),
-            "status": structural_schema(_model_of(kind, "status")),
+            "status": without_rules(structural_schema(_model_of(kind, "status"))),
         },
     }
     if spec.is_required():

@@ -13,10 +13,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from kvstrata.api.markers import DEFAULT, VALIDATIONS
+from kvstrata.api.markers import DEFAULT
+from kvstrata.api.scalars import VALIDATIONS
 
 _DROPPED = frozenset({"title", "default", "$defs", "discriminator"})
-_FORBIDDEN = ("$ref", "anyOf", "allOf", "oneOf", "not", "const", "prefixItems", "exclusiveMinimum", "exclusiveMaximum")
+_FORBIDDEN = (
+    "$ref", "anyOf", "allOf", "oneOf", "not", "const", "prefixItems", "exclusiveMinimum", "exclusiveMaximum", "pattern",
+)  # fmt: skip
+"""A pattern would be refused by its expression alone: `Pattern` has a sentence, too."""
 
 
 class UnstructuralSchemaError(ValueError):
@@ -33,9 +37,23 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
+def without_rules(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`schema` without CEL rules, for status, which the operator alone writes: the API server would spend time on them
+    at each write."""
+    return {
+        key: {name: without_rules(child) for name, child in value.items()}
+        if key == "properties"
+        else without_rules(value)
+        if key in ("items", "additionalProperties") and isinstance(value, Mapping)
+        else value
+        for key, value in schema.items()
+        if key != VALIDATIONS
+    }
+
+
 def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     """One node with references inlined and everything dropped that a CRD does not know."""
-    node = _key_patterns_as_rules(_resolve(node, definitions))
+    node = _rules_of_keys(_resolve(node, definitions))
     result: dict[str, Any] = {}
     for key, value in node.items():
         if key in _DROPPED:
@@ -53,8 +71,6 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
         elif key == "additionalProperties":
             if isinstance(value, Mapping):
                 result[key] = _convert(value, definitions)
-        elif key == "propertyNames":
-            continue  # not part of structural schemas
         else:
             result[key] = value
     if result.get("type") == "integer":
@@ -64,15 +80,19 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
     return result
 
 
-def _key_patterns_as_rules(node: dict[str, Any]) -> dict[str, Any]:
-    """Express patternProperties as a CEL rule on keys: structural schemas do not have them."""
-    if "patternProperties" not in node:
+def _rules_of_keys(node: dict[str, Any]) -> dict[str, Any]:
+    """Make rules of a map's keys rules of the map: structural schemas have no propertyNames."""
+    if "propertyNames" not in node:
         return node
-    ((pattern, values),) = node["patternProperties"].items()
-    quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
-    rule = {"rule": f"self.all(key, key.matches('{quoted}'))", "message": f"every key must match {pattern}"}
-    rest = {key: value for key, value in node.items() if key != "patternProperties"}
-    return {**rest, "additionalProperties": values, VALIDATIONS: [rule, *node.get(VALIDATIONS, ())]}
+    rest = {key: value for key, value in node.items() if key != "propertyNames"}
+    rules = [
+        {
+            "rule": f"self.all(key, {rule['rule'].replace('self', 'key', 1)})",
+            "message": f"every key {rule['message']}",
+        }
+        for rule in node["propertyNames"].get(VALIDATIONS, ())
+    ]
+    return {**rest, VALIDATIONS: [*rules, *node.get(VALIDATIONS, ())]} if rules else rest
 
 
 def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:

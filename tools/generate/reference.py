@@ -10,8 +10,8 @@ from kvstrata.api import KINDS
 from kvstrata.api.base import API_VERSION, Resource
 from kvstrata.api.conditions import condition_types
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS
-from kvstrata.api.markers import VALIDATIONS
 from kvstrata.api.reasons import REASONS
+from kvstrata.api.scalars import VALIDATIONS
 from tools.generate.crd import root_schema
 
 HEADER = "<!-- Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit. -->"

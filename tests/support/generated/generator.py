@@ -21,6 +21,7 @@ from tests.support.generated import values
 Raw = dict[str, Any]
 Schema = Mapping[str, Any]
 ONE_OF = re.compile(r"^\[(has\(self\.\w+\)(?:, has\(self\.\w+\))+)\]\.filter\(x, x\)\.size\(\) == 1$")
+MATCHES = re.compile(r"(?:self|string\(self\))\.matches\('(.*)'\)")
 PREFIX = {
     "CacheTier": "t",
     "CachedModel": "m",
@@ -32,6 +33,7 @@ PREFIX = {
 """Names are these and a number, so that references can be to what exists."""
 REFERENCES = {
     "tiers": "CacheTier",
+    "tier": "CacheTier",
     "modelRef": "CachedModel",
     "model": "CachedModel",
     "models": "CachedModel",
@@ -153,7 +155,7 @@ class Generator:
         return str(self._rng.choice(fitting))
 
     def _pool(self, schema: Schema, path: tuple[str, ...]) -> tuple[str, ...]:
-        pattern = schema.get("pattern")
+        pattern = _pattern(schema)
         kind = next((REFERENCES[part] for part in reversed(path) if part in REFERENCES), None)
         if path[-1] in ("tenant", "members", "tenants"):
             # Few of them, so that policies conflict and groups find members.
@@ -193,7 +195,7 @@ class Generator:
                 else:
                     spec.setdefault("groupRef", {"name": f"g-{self._rng.randrange(self._neighbours)}"})
                 if spec["isolation"] != "Isolated":
-                    spec.pop("tiers", None)
+                    spec.pop("budgets", None)
                     spec.pop("cacheGeneration", None)
             case "PrefixPool":
                 if spec["readers"].get("public"):
@@ -263,6 +265,13 @@ def _choices(schema: Schema) -> Iterator[list[str]]:
         found = ONE_OF.match(" ".join(rule["rule"].split()))
         if found:
             yield re.findall(r"has\(self\.(\w+)\)", found.group(1))
+
+
+def _pattern(schema: Schema) -> str | None:
+    """The regular expression in the rule of a text, or None."""
+    rules = (MATCHES.fullmatch(rule["rule"]) for rule in schema.get("x-kubernetes-validations", ()))
+    found = next((rule.group(1) for rule in rules if rule), None)
+    return found.replace("\\\\", "\\") if found else None
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:

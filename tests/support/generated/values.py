@@ -11,7 +11,7 @@ QUANTITY = r"^[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DOTTED_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 TENANT = r"^[^\p{Z}\p{C}]([^\p{C}\p{Zl}\p{Zp}]*[^\p{Z}\p{C}])?$"
-DURATION = "^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
+DURATION = r"^([0-9]{1,4}(\.[0-9]{1,2})?d|([0-9]{1,6}(\.[0-9]{1,2})?h)?([0-9]{1,6}(\.[0-9][05]?)?m)?([0-9]{1,6}s)?)$"
 ANY_QUANTITY = r"^([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$"
 
 BY_PATTERN: Mapping[str, tuple[str, ...]] = {
@@ -20,7 +20,7 @@ BY_PATTERN: Mapping[str, tuple[str, ...]] = {
     NAME: ("a", "x-1", "0", "nobody", "a" * 40, "kvs-m-0", "default"),
     DOTTED_NAME: ("a", "keys", "a.b", "nobody.example", "kvstrata-domain", "kvs-m-0-bundle", "x" * 63),
     TENANT: ("acme", "a", "t" * 64, "with space inside", "a@b/c:d", "Über", *UNICODE),
-    DURATION: ("10s", "1m", "1h", "24h", "90m", "1h30m5s", "30s", "999999h", "0s", "5m", "10m"),
+    DURATION: ("10s", "1m", "1h", "24h", "90m", "1h30m5s", "30s", "999999h", "0s", "5m", "10m", "7d", "1.5h", "0.01d"),
     r"^/[^\p{C}]*$": ("/", "/opt/model", "/a b/ü", "/" + "d" * 100),
     r"^[^\p{C}]+$": ("x", "a b", *UNICODE),
     r"^[^\s\p{C}]+$": ("x", "user-1", "Ünï"),

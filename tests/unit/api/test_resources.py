@@ -64,7 +64,7 @@ def test_what_was_read_is_written_back_unchanged(kind: Any) -> None:
 
 def test_every_problem_is_named_with_its_field_in_api_form() -> None:
     broken = changed(
-        valid("TenantCachePolicy"), {"spec.budgets[0].retention": "7d", "spec.tenant": REMOVE, "spec.isolation": "None"}
+        valid("TenantCachePolicy"), {"spec.budgets[0].retention": "7w", "spec.tenant": REMOVE, "spec.isolation": "None"}
     )
     with pytest.raises(InvalidObjectError) as refused:
         TenantCachePolicy.parse(broken)

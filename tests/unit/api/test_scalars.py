@@ -84,9 +84,49 @@ def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, seconds: i
     assert duration.in_seconds == hours * 3600 + minutes * 60 + seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "5 m", "1d", "1.5h", "-5m", "5m1h", "100ms", "1234567h", 300, None])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7d", 604_800),
+        ("1.5d", 129_600),
+        ("0.29d", 25_056),
+        ("1.5h", 5400),
+        ("0.01h", 36),
+        ("1.5h30m", 7200),
+        ("2.05m", 123),
+        ("0.1m1s", 7),
+        ("0s", 0),
+    ],
+)
+def test_days_and_fractions_are_whole_seconds(text: str, seconds: int) -> None:
+    assert DURATION.validate_python(text).in_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "5",
+        "5 m",
+        "1w",
+        "1.5s",
+        "0.01m",
+        "0.001h",
+        "1d12h",
+        ".5h",
+        "1.h",
+        "-5m",
+        "5m1h",
+        "100ms",
+        "1234567h",
+        300,
+        None,
+    ],
+)
 def test_what_is_no_duration_is_refused_with_an_example(text: object) -> None:
-    with pytest.raises(ValidationError, match="must be a duration such as 45s"):
+    with pytest.raises(
+        ValidationError, match=r"must be a duration of whole seconds such as 45s, 5m, 1h30m, 1\.5h or 7d"
+    ):
         DURATION.validate_python(text)
 
 

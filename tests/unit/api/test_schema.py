@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, StringConstraints, ValidationError
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import ApiModel, Resource, Rule
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Immutable, SchemaDefault
+from kvstrata.api.scalars import Pattern
 from tools.generate.crd import build_crd, build_crds
 from tools.generate.openapi import UnstructuralSchemaError, structural_problems, structural_schema
 
@@ -17,6 +18,7 @@ MOST_COLUMNS = 6
 """Shown by default besides name and age, so that `kubectl get cache-status -A` fits a terminal."""
 
 Short = Annotated[str, Field(max_length=5)]
+Quoted = Annotated[Short, Pattern(r"^\d+'$", "must be digits")]
 
 
 class Inner(ApiModel):
@@ -55,6 +57,19 @@ def test_references_are_inlined_and_the_field_speaks_louder_than_its_type() -> N
     assert inner[VALIDATIONS] == [{"rule": "has(self.value)", "message": "value is required"}]
 
 
+def test_a_form_is_refused_with_its_sentence_by_both() -> None:
+    rule = {"rule": r"self.matches('^\\d+\'$')", "message": "must be digits"}
+    model: Any = type("Formed", (ApiModel,), {"__annotations__": {"field": Quoted}, "__module__": __name__})
+    assert structural_schema(model)["properties"]["field"] == {"type": "string", "maxLength": 5, VALIDATIONS: [rule]}
+    assert model(field="12'").field == "12'"
+    with pytest.raises(ValidationError, match="must be digits"):
+        model(field="12")
+    keys = {"field": Annotated[dict[Quoted, Short], Field(max_length=2)]}
+    mapped = structural_schema(type("Mapped", (ApiModel,), {"__annotations__": keys, "__module__": __name__}))
+    expected = {"rule": r"self.all(key, key.matches('^\\d+\'$'))", "message": "every key must be digits"}
+    assert mapped["properties"]["field"][VALIDATIONS] == [expected]
+
+
 def test_an_optional_field_is_one_that_may_be_absent() -> None:
     schema = structural_schema(Outer)
     assert schema["required"] == ["fixed"]
@@ -86,6 +101,7 @@ def test_immutability_is_a_transition_rule() -> None:
         (Annotated[tuple[Short, ...], Field(max_length=3)], "x-kubernetes-list-type"),
         (Annotated[int, Field(gt=0)], "exclusiveMinimum is not allowed"),
         (int | Short, "anyOf is not allowed"),
+        (Annotated[str, StringConstraints(max_length=3, pattern="^a$")], "pattern is not allowed"),
         (Any, "has no type"),
     ],
 )

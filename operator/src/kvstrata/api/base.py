@@ -24,8 +24,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from kvstrata.api.docstrings import field_docstrings
-from kvstrata.api.markers import VALIDATIONS
-from kvstrata.api.scalars import Timestamp
+from kvstrata.api.scalars import VALIDATIONS, Timestamp
 
 GROUP = "kvstrata.io"
 VERSION = "v1alpha1"

@@ -34,9 +34,9 @@ from kvstrata.api.cachedmodel_status import (
 )
 from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
-from kvstrata.api.markers import VALIDATIONS, AtLeast, AtomicList, Between, MapList, SchemaDefault
+from kvstrata.api.markers import AtLeast, AtomicList, Between, MapList, SchemaDefault
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import Generation, Image, Quantity, ShortText
+from kvstrata.api.scalars import VALIDATIONS, Generation, Image, Quantity, ShortText
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
 DEFAULT_STARTUP_TIMEOUT_S = 1800

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import ApiModel, exactly_one_of
 from kvstrata.api.common import SecretKeyRef
-from kvstrata.api.scalars import AbsolutePath, ForeignName, ModelName
+from kvstrata.api.scalars import AbsolutePath, ForeignName, ModelName, Pattern
 
 
 class HubSource(ApiModel):
@@ -47,7 +47,11 @@ class WeightsSource(ApiModel):
     RULES = (exactly_one_of(("hub", "pvc", "path"), "source needs exactly one of hub, pvc and path"),)
 
 
-RevisionText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")]
+RevisionText = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=128),
+    Pattern(r"^[A-Za-z0-9][-A-Za-z0-9._/]*$", "must be a branch, tag or commit such as main"),
+]
 
 
 class DType(StrEnum):
@@ -72,7 +76,14 @@ class ModelSpec(ApiModel):
     """Branch, tag or commit of a hub repository; otherwise any text that changes when the weights do. It is part of the
     cache identity."""
 
-    tokenizer: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\p{C}]+$")] | None = None
+    tokenizer: (
+        Annotated[
+            str,
+            StringConstraints(min_length=1, max_length=1024),
+            Pattern(r"^[^\p{C}]+$", "must be printable characters"),
+        ]
+        | None
+    ) = None
     """Repository or path of the tokenizer. Absent means that of the model."""
 
     dtype: DType | None = None

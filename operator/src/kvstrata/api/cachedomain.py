@@ -33,7 +33,7 @@ from kvstrata.api.common import (
     Usage,
 )
 from kvstrata.api.markers import AtomicList, Between
-from kvstrata.api.scalars import ObjectName, ShortText, Timestamp
+from kvstrata.api.scalars import ObjectName, Pattern, ShortText, Timestamp
 
 DOMAIN_NAME = "default"
 """The only name that a CacheDomain may have."""
@@ -58,18 +58,21 @@ class KeyCustody(StrEnum):
 
 ServiceAddress = Annotated[
     str,
-    StringConstraints(
-        max_length=261,
-        pattern=r"^https://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$",
+    StringConstraints(max_length=261),
+    Pattern(
+        r"^https://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$",
+        "must be https://HOST or https://HOST:PORT, without a path",
     ),
 ]
 ServicePath = Annotated[
     str,
-    StringConstraints(
-        min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$"
+    StringConstraints(min_length=1, max_length=128),
+    Pattern(
+        r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$",
+        "must be a path such as transit or team/keys: no part is empty or begins with a dot",
     ),
 ]
-"""No segment of it is empty or begins with a dot: none leads elsewhere."""
+"""Path at a service. No part of it leads upwards."""
 
 DEFAULT_AUTH_MOUNT = "kubernetes"
 
@@ -84,7 +87,11 @@ class KeyManagement(ApiModel):
     authority_config_map_ref: ConfigMapKeyRef
     """Certificate authority, in PEM, that alone is trusted to sign the service's certificate."""
 
-    role: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[-A-Za-z0-9_.]+$")]
+    role: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=128),
+        Pattern(r"^[-A-Za-z0-9_.]+$", "must be letters, digits, hyphens, underscores and dots"),
+    ]
     """What the service calls the operator's rights, at its authentication method."""
 
     mount: ServicePath | None = None
@@ -189,7 +196,9 @@ class CacheDomainSpec(ApiModel):
         return self.audit_names or AuditNames.SCOPES
 
 
-DomainId = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9a-f]+$")]
+DomainId = Annotated[
+    str, StringConstraints(max_length=32), Pattern(r"^[0-9a-f]+$", "must be hexadecimal digits in lower case")
+]
 
 
 class ReceiptChain(StatusModel):
@@ -256,7 +265,7 @@ class CacheDomainStatus(Status):
     """The Public scope and its epoch."""
 
     usage: Usage | None = None
-    """Usage of the Public scope, rounded and refreshed rarely."""
+    """Usage of the Public scope."""
 
     admission: Admission | None = None
     """The guarantees that were admitted; absent where none was ever declared."""

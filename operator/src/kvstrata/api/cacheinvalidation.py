@@ -21,7 +21,7 @@ from kvstrata.api.base import (
 from kvstrata.api.common import Count, Duration, Hex, ObjectRef, PodCount, Revision, ScopeKind, Status, TierNames
 from kvstrata.api.markers import AtomicList, Between, MapList, SetList
 from kvstrata.api.prefixpool import Messages, PrefixText, TokenIds
-from kvstrata.api.scalars import ObjectName, ShortText, TenantName, Text, Timestamp
+from kvstrata.api.scalars import ObjectName, Quantity, ShortText, TenantName, Text, Timestamp
 from kvstrata.contract.receipt.vocabulary import Hbm, Mode
 
 MAX_AWAITING = 1000
@@ -345,7 +345,7 @@ class CacheInvalidationStatus(Status):
     keys: Count | None = None
     """Keys deleted on all tiers."""
 
-    bytes: ShortText | None = None
+    bytes: Quantity | None = None
     """Bytes deleted on all tiers."""
 
     tiers: Annotated[tuple[TierErasure, ...], Field(max_length=MAX_ERASED_TIERS), MapList()] = ()
@@ -373,7 +373,7 @@ class CacheInvalidation(Resource):
             *READY,
             Column("Phase", ".status.phase", priority=1),
             Column("Keys", ".status.keys", "integer", priority=1),
-            Column("Bytes", ".status.bytes", priority=1),
+            Column("Bytes", ".status.summary.bytes", priority=1),
             Column("Acked", ".status.pods.acked", "integer", priority=1),
             AGE,
         ),

@@ -18,7 +18,7 @@ from kvstrata.api.common import (
     Status,
 )
 from kvstrata.api.markers import AtLeast, Immutable, SetList
-from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, ShortText, Text, Timestamp
+from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, Pattern, Text, Timestamp
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
 REDIS_HIGH_WATERMARK_PERCENT = 80
@@ -63,10 +63,10 @@ class RedisClientTls(ApiModel):
 
 Endpoint = Annotated[
     str,
-    StringConstraints(
-        min_length=3,
-        max_length=261,
-        pattern=r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$",
+    StringConstraints(min_length=3, max_length=261),
+    Pattern(
+        r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$",
+        "must be HOST:PORT such as redis.example.com:6379",
     ),
 ]
 
@@ -83,7 +83,14 @@ class RedisExternal(ApiModel):
     tls: RedisClientTls | None = None
     """TLS towards the servers. Absent means plain text."""
 
-    username: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\s\p{C}]+$")] | None = None
+    username: (
+        Annotated[
+            str,
+            StringConstraints(min_length=1, max_length=128),
+            Pattern(r"^[^\s\p{C}]+$", "must be printable characters without white space"),
+        ]
+        | None
+    ) = None
     """User of the server. Absent means its default user."""
 
     auth_secret_ref: LocalObjectRef | None = None
@@ -359,14 +366,14 @@ class SlotLoss(ApiModel):
 class CacheTierStatus(Status):
     """Observed state of a CacheTier."""
 
-    capacity: ShortText | None = None
+    capacity: Quantity | None = None
     """The capacity that spec asks for: in each pod or in total, as the medium has it. It is not measured."""
 
-    used: ShortText | None = None
-    """Share of the capacity that is in use, in steps of five percent (~45%); for Redis, as its server says, for NVMe
-    in the pod that uses most."""
+    used: Quantity | None = None
+    """Bytes in use: of Redis as its server reports, of NVMe in the pod that uses most. It is written when it differs by
+    a twentieth of the capacity."""
 
-    guaranteed: ShortText | None = None
+    guaranteed: Quantity | None = None
     """Sum of the guarantees that were admitted: in each pod for CPU and NVMe, in total for Redis."""
 
     shards: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
@@ -405,10 +412,12 @@ class CacheTier(Resource):
         short_names=("ctier",),
         columns=(
             Column("Medium", ".spec.medium"),
-            Column("Capacity", ".status.capacity", description="In each pod for CPU and NVMe, in total for Redis"),
-            Column("Used", ".status.used"),
+            Column(
+                "Capacity", ".status.summary.capacity", description="In each pod for CPU and NVMe, in total for Redis"
+            ),
+            Column("Used", ".status.summary.used"),
             *READY,
-            Column("Guaranteed", ".status.guaranteed", priority=1),
+            Column("Guaranteed", ".status.summary.guaranteed", priority=1),
             Column("Shards", ".status.shardsReady", "integer", "Shards that answer", priority=1),
             AGE,
         ),

@@ -19,6 +19,7 @@ from kvstrata.api.scalars import (
     LabelKey,
     LabelValue,
     ObjectName,
+    Pattern,
     Quantity,
     ShortText,
     Text,
@@ -52,6 +53,7 @@ __all__ = [
     "SecretKeyRef",
     "ServerTls",
     "Status",
+    "Summary",
     "TierName",
     "TierNames",
     "TierUsage",
@@ -286,7 +288,9 @@ class ScopeStatus(StatusModel):
     name: ShortText
     """The tenant, the TenantGroup, the PrefixPool, or the word public."""
 
-    epoch: Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9a-f]{32}$")]
+    epoch: Annotated[
+        str, StringConstraints(max_length=32), Pattern(r"^[0-9a-f]{32}$", "must be 32 hexadecimal digits in lower case")
+    ]
     """Random 128-bit value in hex. It is not a secret."""
 
     rolls: Count = 0
@@ -299,26 +303,26 @@ class TierUsage(StatusModel):
     tier: ShortText
     """Name of the CacheTier."""
 
-    used: ShortText | None = None
-    """Bytes in use, rounded (~14Mi): of a CPU tier in the pod that holds most."""
+    used: Quantity | None = None
+    """Bytes in use: of a CPU or NVMe tier in the pod that holds most."""
 
-    limit: ShortText | None = None
+    limit: Quantity | None = None
     """The limit in force."""
 
-    guaranteed: ShortText | None = None
+    guaranteed: Quantity | None = None
     """The guarantee in force."""
 
 
 class Usage(StatusModel):
-    """Usage of a scope over all tiers, quantised and refreshed rarely, so that status is not rewritten all the time."""
+    """Usage of a scope over all tiers. It is written when a size differs by a quarter, at most every five minutes."""
 
-    used: ShortText | None = None
-    """Bytes in use on all tiers together, rounded."""
+    used: Quantity | None = None
+    """Bytes in use on all tiers together."""
 
-    limit: ShortText | None = None
+    limit: Quantity | None = None
     """Sum of the limits in force."""
 
-    guaranteed: ShortText | None = None
+    guaranteed: Quantity | None = None
     """Sum of the guarantees in force."""
 
     observed_at: Timestamp | None = None
@@ -354,6 +358,25 @@ class Admission(StatusModel):
         return {row.tier: row.guaranteed.in_bytes for row in self.tiers}
 
 
+class Summary(StatusModel):
+    """Sizes of this status in whole mebibytes, rounded up, for the columns of `kubectl get`."""
+
+    capacity: ShortText | None = None
+    """The capacity."""
+
+    limit: ShortText | None = None
+    """The limit in force."""
+
+    guaranteed: ShortText | None = None
+    """The guarantee in force."""
+
+    used: ShortText | None = None
+    """Bytes in use."""
+
+    bytes: ShortText | None = None
+    """Bytes of a pool's content, or that an invalidation deleted."""
+
+
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=32), MapList("type")]
 
 
@@ -365,6 +388,9 @@ class Status(StatusModel):
 
     conditions: Conditions = ()
     """Ready, Reconciling and Stalled, and those of the kind."""
+
+    summary: Summary | None = None
+    """Sizes of this status in one unit."""
 
     def condition(self, condition_type: str) -> Condition | None:
         """The condition of that type, or None."""
@@ -378,4 +404,6 @@ class Status(StatusModel):
 
 PodCount = Annotated[int, Field(ge=0, le=1_000_000)]
 Revision = Annotated[int, Field(ge=0, le=2**53)]
-Hex = Annotated[str, StringConstraints(max_length=128, pattern=r"^[0-9a-f]*$")]
+Hex = Annotated[
+    str, StringConstraints(max_length=128), Pattern(r"^[0-9a-f]*$", "must be hexadecimal digits in lower case")
+]

@@ -13,10 +13,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
-from kvstrata.api.scalars import Duration, Quantity
-
-VALIDATIONS = "x-kubernetes-validations"
-"""Key under which a CRD schema holds its CEL rules."""
+from kvstrata.api.scalars import VALIDATIONS, Duration, Quantity, cel_text
 
 DEFAULT = "x-kvstrata-default"
 """Key under which a model says that the apiserver fills in a value; plain defaults of models stay out of CRDs."""
@@ -95,12 +92,19 @@ class Between(Marker):
     high: str
 
     def _schema_keys(self) -> dict[str, Any]:
-        cel = f"duration(self) >= duration('{self.low}') && duration(self) <= duration('{self.high}')"
+        malformed = f"!self.matches({cel_text(Duration.PATTERN)})"
+        # CEL knows no days: `7d` is compared as `7h` with a 24th of the bounds.
+        days, other = self._bounds("self.replace('d', 'h')", 24), self._bounds("self", 1)
+        cel = f"{malformed} || (self.endsWith('d') ? {days} : {other})"
         return {VALIDATIONS: [{"rule": cel, "message": self._message}]}
 
     def _check(self, value: Any) -> None:
         if not Duration(self.low).in_seconds <= Duration(value).in_seconds <= Duration(self.high).in_seconds:
             raise ValueError(self._message)
+
+    def _bounds(self, text: str, divisor: int) -> str:
+        low, high = (f"duration('{Duration(bound).in_seconds / divisor:.9f}s')" for bound in (self.low, self.high))
+        return f"duration({text}) >= {low} && duration({text}) <= {high}"
 
     @property
     def _message(self) -> str:

@@ -9,13 +9,17 @@ from pydantic import Field, StringConstraints
 from kvstrata.api.base import ApiModel, Rule
 from kvstrata.api.common import AnyObject, LocalObjectRef
 from kvstrata.api.markers import AtomicList, MapList
-from kvstrata.api.scalars import AnnotationValue, ForeignName, LabelKey, LabelValue, ResourceQuantity
+from kvstrata.api.scalars import AnnotationValue, ForeignName, LabelKey, LabelValue, Pattern, ResourceQuantity
 
 
 class EnvVar(ApiModel):
     """One environment variable with a plain value."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=128),
+        Pattern(r"^[A-Za-z_][A-Za-z0-9_]*$", "must be letters, digits and underscores, and begin with no digit"),
+    ]
     """Name of the variable."""
 
     value: Annotated[str, StringConstraints(max_length=4096)] = ""

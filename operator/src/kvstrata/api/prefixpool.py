@@ -33,7 +33,7 @@ from kvstrata.api.common import (
     Usage,
 )
 from kvstrata.api.markers import AtomicList, Between, Immutable, MapList, SetList
-from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName, Timestamp
+from kvstrata.api.scalars import Generation, ObjectName, Quantity, ShortText, TenantName, Timestamp
 
 PrefixText = Annotated[str, StringConstraints(min_length=1, max_length=262_144)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -316,7 +316,7 @@ class PrefixPoolStatus(Status):
     chunks: Count | None = None
     """Whole chunks of all prefixes; those that begin alike are counted once."""
 
-    bytes: ShortText | None = None
+    bytes: Quantity | None = None
     """Size of those chunks."""
 
     manifest_digest: Hex | None = None
@@ -360,7 +360,7 @@ class PrefixPool(Resource):
         short_names=("ppool",),
         columns=(
             Column("Model", ".spec.modelRef.name"),
-            Column("Bytes", ".status.bytes"),
+            Column("Bytes", ".status.summary.bytes"),
             condition_column("Warm", "Warm"),
             *READY,
             condition_column("Published", "Published", priority=1),

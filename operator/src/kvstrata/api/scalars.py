@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import lru_cache
@@ -24,6 +25,41 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
+
+VALIDATIONS = "x-kubernetes-validations"
+"""Key under which a CRD schema holds its CEL rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Text that matches the regular expression `regex`; `message` states the form in words.
+
+    The schema has a CEL rule instead of the keyword `pattern`, with which the API server's refusal would show the
+    expression alone.
+    """
+
+    regex: str
+    message: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        matched = core_schema.custom_error_schema(
+            core_schema.str_schema(pattern=self.regex), "pattern", custom_error_message=self.message
+        )
+        return core_schema.chain_schema([handler(source), matched])
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        produced = handler(schema)
+        rule = {"rule": f"self.matches({cel_text(self.regex)})", "message": self.message}
+        return {**produced, VALIDATIONS: [*produced.get(VALIDATIONS, ()), rule]}
+
+
+def cel_text(text: str) -> str:
+    """`text` as a literal of CEL."""
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{quoted}'"
+
 
 _MULTIPLIERS: dict[str, Fraction] = {
     "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 10**3), "": Fraction(1),
@@ -65,9 +101,8 @@ class _QuantityText(str):
         return {
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": cls.PATTERN,
             "maxLength": cls.MAX_LENGTH,
-            "minimum": 0,
+            VALIDATIONS: [{"rule": f"string(self).matches({cel_text(cls.PATTERN)})", "message": cls.EXPECTED}],
         }
 
     def _exact(self) -> Fraction:
@@ -121,22 +156,22 @@ class ResourceQuantity(_QuantityText):
 
 
 class Duration(str):
-    """A length of time in whole seconds, written as Go does: ``45s``, ``5m``, ``1h30m``. Days are hours: ``168h``."""
+    """A length of time in whole seconds, as Go writes it, or in days of 24 hours: ``45s``, ``1h30m``, ``1.5h``, ``7d``.
 
-    PATTERN = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
-    MAX_LENGTH = 21
-    EXPECTED = "must be a duration such as 45s, 5m or 1h30m"
+    Fractions have no more digits than keep the sum whole.
+    """
+
+    PATTERN = r"^([0-9]{1,4}(\.[0-9]{1,2})?d|([0-9]{1,6}(\.[0-9]{1,2})?h)?([0-9]{1,6}(\.[0-9][05]?)?m)?([0-9]{1,6}s)?)$"
+    MAX_LENGTH = 32
+    EXPECTED = "must be a duration of whole seconds such as 45s, 5m, 1h30m, 1.5h or 7d"
 
     __slots__ = ()
 
     @property
     def in_seconds(self) -> int:
         """The length in seconds."""
-        match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self)
-        if match is None or not self:
-            raise ValueError(f"{self!r} is not a duration")
-        hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return hours * 3600 + minutes * 60 + seconds
+        parts = re.findall(r"([0-9.]+)([dhms])", self)
+        return int(sum(Fraction(number) * _SECONDS[unit] for number, unit in parts))
 
     @classmethod
     def _validate(cls, value: object) -> Duration:
@@ -155,7 +190,11 @@ class Duration(str):
     def __get_pydantic_json_schema__(
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"type": "string", "pattern": cls.PATTERN, "minLength": 2, "maxLength": cls.MAX_LENGTH}
+        rule = {"rule": f"self.matches({cel_text(cls.PATTERN)})", "message": cls.EXPECTED}
+        return {"type": "string", "minLength": 2, "maxLength": cls.MAX_LENGTH, VALIDATIONS: [rule]}
+
+
+_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
 def _whole_seconds_utc(value: datetime) -> datetime:
@@ -176,34 +215,65 @@ Timestamp = Annotated[
 ]
 """A point in time in UTC with whole seconds."""
 
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+ObjectName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=40),
+    Pattern(
+        r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        "must be lower-case letters, digits and hyphens, with a letter or digit at both ends",
+    ),
+]
 """Name of an object of this API group: a DNS label of at most 40 characters, so that derived names fit 63."""
 
 ForeignName = Annotated[
     str,
-    StringConstraints(
-        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+    StringConstraints(min_length=1, max_length=253),
+    Pattern(
+        r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        "must be lower-case letters, digits, hyphens and dots, with a letter or digit at both ends of each part",
     ),
 ]
 """Name of an object of another kind (Secret, ConfigMap, claim, class): a DNS subdomain."""
 
-DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+DataKey = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=253),
+    Pattern(r"^[-._a-zA-Z0-9]+$", "must be letters, digits, hyphens, underscores and dots"),
+]
 """Key within a Secret or ConfigMap."""
 
 TenantName = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=128, pattern=r"^[^\p{Z}\p{C}]([^\p{C}\p{Zl}\p{Zp}]*[^\p{Z}\p{C}])?$"),
+    StringConstraints(min_length=1, max_length=128),
+    Pattern(
+        r"^[^\p{Z}\p{C}]([^\p{C}\p{Zl}\p{Zp}]*[^\p{Z}\p{C}])?$",
+        "must be printable characters, without white space at the ends",
+    ),
 ]
 """Identity of a caller: 1 to 128 printable characters, no white space at the ends."""
 
-Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9._/:@]*$")]
+Image = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=512),
+    Pattern(
+        r"^[a-zA-Z0-9][-a-zA-Z0-9._/:@]*$", "must be a reference of an image such as registry.example.com/engine:1.0"
+    ),
+]
 """Reference of a container image."""
 
-AbsolutePath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^/[^\p{C}]*$")]
+AbsolutePath = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024),
+    Pattern(r"^/[^\p{C}]*$", "must be an absolute path such as /opt/model"),
+]
 """Absolute path of a file or folder."""
 
 ModelName = Annotated[
-    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9._/]*[A-Za-z0-9])?$")
+    str,
+    StringConstraints(min_length=1, max_length=128),
+    Pattern(
+        r"^[A-Za-z0-9]([-A-Za-z0-9._/]*[A-Za-z0-9])?$", "must be the name of a model such as meta-llama/Llama-3.1-8B"
+    ),
 ]
 """Name of a model or repository, for example ``meta-llama/Llama-3.1-8B``."""
 
@@ -219,13 +289,20 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=32768)]
 """A sentence or more in status."""
 
-LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+LabelValue = Annotated[
+    str,
+    StringConstraints(max_length=63),
+    Pattern(
+        r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
+        "must be empty, or letters, digits, hyphens, underscores and dots with a letter or digit at both ends",
+    ),
+]
 LabelKey = Annotated[
     str,
-    StringConstraints(
-        min_length=1,
-        max_length=317,
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    StringConstraints(min_length=1, max_length=317),
+    Pattern(
+        r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        "must be the key of a label such as team or example.com/team",
     ),
 ]
 

@@ -208,7 +208,7 @@ class TenantCachePolicyStatus(Status):
     """The cacheGeneration that was last acted on."""
 
     usage: Usage | None = None
-    """Usage, rounded and refreshed rarely."""
+    """Usage of the scope."""
 
     admission: Admission | None = None
     """The guarantees that were admitted; absent where none was ever declared."""
@@ -224,12 +224,12 @@ class TenantCachePolicy(Resource):
         short_names=("tcpol",),
         columns=(
             Column("Tenant", ".spec.tenant"),
-            Column("Used", ".status.usage.used"),
-            Column("Limit", ".status.usage.limit"),
+            Column("Used", ".status.summary.used"),
+            Column("Limit", ".status.summary.limit"),
             ENFORCED_BY,
             *READY,
             Column("Isolation", ".spec.isolation", priority=1),
-            Column("Guaranteed", ".status.usage.guaranteed", priority=1),
+            Column("Guaranteed", ".status.summary.guaranteed", priority=1),
             condition_column("Admitted", "Admitted", priority=1),
             Column("Epoch", ".status.scope.epoch", priority=1),
             Column("Rolls", ".status.scope.rolls", "integer", priority=1),

@@ -73,7 +73,7 @@ class TenantGroupStatus(Status):
     """The cacheGeneration that was last acted on."""
 
     usage: Usage | None = None
-    """Usage, rounded and refreshed rarely."""
+    """Usage of the scope."""
 
     admission: Admission | None = None
     """The guarantees that were admitted; absent where none was ever declared."""
@@ -90,12 +90,12 @@ class TenantGroup(Resource):
         short_names=("tgroup",),
         columns=(
             Column("Joined", ".status.joined", "integer", "Members whose policy names this group"),
-            Column("Used", ".status.usage.used"),
-            Column("Limit", ".status.usage.limit"),
+            Column("Used", ".status.summary.used"),
+            Column("Limit", ".status.summary.limit"),
             ENFORCED_BY,
             *READY,
             Column("Sharing", ".spec.sharing", priority=1),
-            Column("Guaranteed", ".status.usage.guaranteed", priority=1),
+            Column("Guaranteed", ".status.summary.guaranteed", priority=1),
             condition_column("Admitted", "Admitted", priority=1),
             Column("Rolls", ".status.scope.rolls", "integer", priority=1),
             AGE,

@@ -58,6 +58,11 @@ def readable(size_bytes: int) -> str:
     return binary(size_bytes // MIB * MIB or size_bytes)
 
 
+def mebibytes(size_bytes: int) -> str:
+    """Return a size in whole mebibytes, rounded up."""
+    return f"{-(-size_bytes // MIB)}Mi"
+
+
 def round_up(size_bytes: int, unit_bytes: int = MIB) -> int:
     return -(-size_bytes // unit_bytes) * unit_bytes
 

@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from kvstrata.api.base import Resource
-from kvstrata.api.common import Condition, ConditionStatus
-from kvstrata.api.scalars import format_timestamp
+from kvstrata.api.common import Condition, ConditionStatus, Summary
+from kvstrata.api.scalars import Quantity, format_timestamp
 from kvstrata.model.refs import Key
+from kvstrata.objects.quantities import mebibytes
 from kvstrata.plan.actions import Decision, StatusWrite
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -71,9 +72,9 @@ def write_status(
 ) -> tuple[StatusWrite, ...]:
     """Return the status write of `resource`, or nothing if its status is the same.
 
-    `fields` are in API form; a None value removes its field. A condition keeps its transition time while its status
-    stays. Conditions are in the order of `findings`, then unchanged those of `kept` that no finding replaces, besides
-    Ready, Reconciling and Stalled. A condition in neither leaves the status.
+    `fields` are in API form; a None value removes its field. `summary` follows from the sizes among them. A condition
+    keeps its transition time while its status stays. Conditions are in the order of `findings`, then unchanged those of
+    `kept` that no finding replaces, besides Ready, Reconciling and Stalled. A condition in neither leaves the status.
     `can_wait`: progress only, which the next status may replace.
     """
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
@@ -95,12 +96,22 @@ def write_status(
         )
     found = {READY, RECONCILING, STALLED} | {condition["type"] for condition in conditions}
     conditions += [condition.to_kubernetes() for condition in kept if condition.type not in found]
-    desired = {**fields, "observedGeneration": resource.generation, "conditions": conditions}
+    summary = _summary({**current, **fields})
+    desired = {**fields, "observedGeneration": resource.generation, "conditions": conditions, "summary": summary}
     changed = {name: value for name, value in desired.items() if not _same(current.get(name), value)}
     if not changed:
         return ()
     key = Key(resource.INFO.kind, resource.namespace, resource.name)
     return (StatusWrite(key, resource.metadata.resource_version, changed, can_wait),)
+
+
+def _summary(status: Mapping[str, Any]) -> dict[str, str | None] | None:
+    """Return the sizes of a status in mebibytes, each None where the status has none, because patches merge."""
+    sizes = {**status, **(status.get("usage") or {})}
+    shown = {name: sizes.get(name) for name in Summary.model_fields}
+    if not any(shown.values()):
+        return None
+    return {name: mebibytes(Quantity(size).in_bytes) if size else None for name, size in shown.items()}
 
 
 def changes_only(resource: Resource, write: StatusWrite, fields: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Usage of scopes on each tier, as reported by pods: rounded and rarely updated.
+"""Usage of scopes on each tier, as reported by pods, and rarely updated.
 
 Pods report every minute or so, but a status is written only when a figure differs by `OFF_PERCENT` from the last one,
 and `TOLD_EVERY_S` after it. The first report about a tier is written at once: usage of memory is known before that of
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import Usage
-from kvstrata.api.scalars import Quantity, format_timestamp
+from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, EnforcedBudget
@@ -76,7 +76,7 @@ def usage_status(
     used = [size for size in known.values() if size is not None]
     observed_at = now if held else (seen_at if used else None)
     return {
-        "used": _rounded(sum(used)) if used else None,
+        "used": binary(sum(used)) if used else None,
         "limit": _total(budget.limit_bytes for budget in budgets),
         "guaranteed": _total(budget.guaranteed_bytes for budget in budgets),
         "observedAt": format_timestamp(observed_at) if observed_at is not None else None,
@@ -177,7 +177,7 @@ def _all_speak(world: World, models: Iterable[str]) -> bool:
 
 def _bytes_shown(shown: Usage | None) -> dict[str, int]:
     rows = shown.tiers if shown is not None else ()
-    return {row.tier: size for row in rows if (size := _size(row.used)) is not None}
+    return {row.tier: row.used.in_bytes for row in rows if row.used is not None}
 
 
 def _is_first(shown_bytes: Mapping[str, int], held: Mapping[str, int]) -> bool:
@@ -198,7 +198,7 @@ def _differ(before: int, size: int) -> bool:
 
 def _row(tier: str, used: int | None, budget: EnforcedBudget | None) -> dict[str, Any]:
     fields = {
-        "used": _rounded(used) if used is not None else None,
+        "used": binary(used) if used is not None else None,
         "limit": binary(budget.limit_bytes) if budget and budget.limit_bytes is not None else None,
         "guaranteed": binary(budget.guaranteed_bytes) if budget and budget.guaranteed_bytes else None,
     }
@@ -208,18 +208,3 @@ def _row(tier: str, used: int | None, budget: EnforcedBudget | None) -> dict[str
 def _total(amounts: Iterable[int | None]) -> str | None:
     known = [amount for amount in amounts if amount is not None]
     return binary(sum(known)) if known else None
-
-
-def _rounded(size_bytes: int) -> str:
-    if size_bytes < SMALLEST_BYTES:
-        return f"~{binary(SMALLEST_BYTES)}" if size_bytes else "~0"
-    step = max(SMALLEST_BYTES, 1 << (size_bytes.bit_length() - 3))
-    return f"~{binary((size_bytes + step // 2) // step * step)}"
-
-
-def _size(text: str | None) -> int | None:
-    """Return a size from status; None if this version did not write it."""
-    try:
-        return Quantity(text.removeprefix("~")).in_bytes if text else None
-    except ValueError:
-        return None

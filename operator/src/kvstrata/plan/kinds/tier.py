@@ -22,7 +22,7 @@ from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import guaranteed_bytes
 from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, true, unknown, write_status
 from kvstrata.plan.kinds.applicable import applicable
-from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promises, used_share
+from kvstrata.plan.kinds.tier_promises import file_findings, most_used, promises, used_now
 from kvstrata.plan.ownership import FOREIGN_S, left_by_predecessor, name_conflict, no_longer_wanted, read_foreign
 from kvstrata.plan.redis import external
 from kvstrata.plan.redis.backend import addresses, asked_as, in_force, is_external, previous_condition, report_of
@@ -76,7 +76,7 @@ def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Pl
         fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
         reported: tuple[Finding, ...] = ()
         if tier.spec.medium is Medium.NVME:
-            fields["used"] = used_share(world, tier)
+            fields["used"] = most_used(world, tier)
             reported = file_findings(world, tier)
         findings = (*kstatus(None, None, in_pod), *reported, *promises(world, tier))
         return Plan(statuses=_status(world, tier, now, findings, fields))
@@ -375,10 +375,7 @@ def _room(world: World, tier: CacheTier) -> Finding:
 
 
 def _used(world: World, tier: CacheTier) -> str | None:
-    report, capacity = report_of(world, tier), tier.spec.capacity_bytes
-    if report is not None and not report.version:
-        return None
-    if report is None or not capacity:
-        return tier.status.used if previous_condition(tier) else None
-    steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))
-    return f"~{steps * 100 // USED_STEPS}%"
+    report = report_of(world, tier)
+    if report is None:
+        return str(tier.status.used) if tier.status.used is not None and previous_condition(tier) else None
+    return used_now(tier, report.used_bytes) if report.version else None

@@ -11,7 +11,7 @@ from kvstrata.api.reasons import TierReason
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.pods import BackendReport, Pod
 from kvstrata.model.world import World
-from kvstrata.objects.quantities import readable
+from kvstrata.objects.quantities import binary, readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.budgets.capacity import capacity_committed, not_reporting, serving_with, silent_pods
 from kvstrata.plan.conditions import Finding, false, true, unknown
@@ -105,8 +105,8 @@ def _if_pods_confirm(world: World, tier: CacheTier, what: str, kept: Finding) ->
     return kept
 
 
-USED_STEPS = 20
-"""`used` is rounded to twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
+OFF_SHARE = 20
+"""`used` is rewritten when it is off by this part of the capacity, a twentieth: a busy tier has few writes."""
 
 _NAMED = 3
 
@@ -122,13 +122,19 @@ def file_findings(world: World, tier: CacheTier) -> tuple[Finding, Finding]:
     return _reachable(reported), _room(reported)
 
 
-def used_share(world: World, tier: CacheTier) -> str | None:
-    """Return the highest use of any pod as a share of the capacity, None without reports."""
-    reported, capacity_bytes = _reported(world, tier), tier.spec.capacity_bytes
-    if not reported or not capacity_bytes:
-        return None
-    most_bytes = max(state.used_bytes for state in reported.values())
-    return f"~{min(USED_STEPS, round(most_bytes * USED_STEPS / capacity_bytes)) * 100 // USED_STEPS}%"
+def most_used(world: World, tier: CacheTier) -> str | None:
+    """Return `used` of a tier of files: that of the pod that uses most, None without reports."""
+    reported = _reported(world, tier)
+    return used_now(tier, max(state.used_bytes for state in reported.values())) if reported else None
+
+
+def used_now(tier: CacheTier, used_bytes: int) -> str:
+    """Return `used` of status: the recorded size until it is off by a twentieth of the capacity."""
+    recorded = tier.status.used
+    off_bytes = abs(recorded.in_bytes - used_bytes) if recorded is not None else None
+    if off_bytes is not None and off_bytes * OFF_SHARE < (tier.spec.capacity_bytes or 0):
+        return str(recorded)
+    return binary(used_bytes)
 
 
 def _reachable(reported: dict[str, TierState]) -> Finding:

@@ -1,0 +1,65 @@
+"""Which changes of a CRD would break stored objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tools.generate.compatibility import breaking_changes, reduced
+
+BASE: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "maxLength": 10, "description": "A name."},
+        "mode": {"type": "string", "enum": ["A", "B"]},
+        "rows": {"type": "array", "maxItems": 3, "items": {"type": "integer", "minimum": 1}},
+    },
+}
+
+
+def changed(name: str, **fields: Any) -> dict[str, Any]:
+    """BASE with other keys in one property."""
+    properties = {**BASE["properties"], name: {**BASE["properties"].get(name, {}), **fields}}
+    return {**BASE, "properties": properties}
+
+
+def found(after: dict[str, Any]) -> list[str]:
+    return list(breaking_changes(reduced(BASE), reduced(after), "Kind"))
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ({**BASE, "properties": {"name": BASE["properties"]["name"]}}, "Kind.mode: was removed"),
+        (changed("name", type="integer"), "Kind.name: type string became integer"),
+        (changed("mode", enum=["A"]), "Kind.mode: no longer accepts B"),
+        (changed("name", enum=["A"]), "Kind.name: is limited to"),
+        ({**BASE, "required": ["name", "mode"]}, "Kind: requires mode"),
+        (changed("name", pattern="^a$"), "Kind.name: pattern became"),
+        (changed("name", maxLength=9), "Kind.name: maxLength was lowered to 9"),
+        (changed("name", minLength=1), "Kind.name: minLength was raised to 1"),
+        (changed("rows", items={"type": "integer", "minimum": 2}), "Kind.rows[]: minimum was raised to 2"),
+        (
+            changed("name", **{"x-kubernetes-validations": [{"rule": "self != 'a'", "message": "not a"}]}),
+            "Kind.name: has the new rule self != 'a'",
+        ),
+    ],
+)
+def test_a_change_that_refuses_or_drops_what_is_stored_is_named(after: dict[str, Any], expected: str) -> None:
+    assert any(line.startswith(expected) for line in found(after)), found(after)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        BASE,
+        changed("more", type="string", maxLength=3),
+        changed("mode", enum=["A", "B", "C"]),
+        changed("name", maxLength=11, description="Another text."),
+        {**BASE, "required": []},
+    ],
+)
+def test_a_change_that_accepts_more_breaks_nothing(after: dict[str, Any]) -> None:
+    assert found(after) == []
