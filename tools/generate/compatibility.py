@@ -21,7 +21,7 @@ KEPT = (
 
 
 def reduced(schema: Schema) -> dict[str, Any]:
-    """`schema` without what no stored object depends on: descriptions, and the sentences of rules."""
+    """`schema` without the parts on which no stored object depends: descriptions and the sentences of rules."""
     result: dict[str, Any] = {key: schema[key] for key in KEPT if key in schema}
     if rules := [rule["rule"] for rule in schema.get("x-kubernetes-validations", ())]:
         result["rules"] = rules
