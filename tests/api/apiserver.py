@@ -18,6 +18,8 @@ CORE_PATHS = {
     "Namespace": "/api/v1/namespaces",
     "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
 }
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

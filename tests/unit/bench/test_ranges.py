@@ -1,4 +1,4 @@
-"""Ranges against what README promises, and checked-in results against ranges."""
+"""Ranges against the claims of docs/proof.md, and checked-in results against ranges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from bench.__main__ import RESULTS
 from bench.result import ON_A_QUIET_MACHINE, RANGES, RATIO, Figure, Result, load_range
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+PROOF = (Path(__file__).parents[3] / "docs/proof.md").read_text()
 ONE_SECOND = "an edit is enforced, and an invalidation acknowledged, by all of them within a second (p99"
 NOTHING_WRITTEN = "no write at rest, none after a restart"
 DEAD_TIER = "a dead tier costs a lookup at most 2 ms"
@@ -54,19 +54,18 @@ PROMISES: list[tuple[str, str, str, dict[str, float]]] = [
     (SMALL_ANSWERS, "tier", "scaled_1mib_small_p99", {"max": 12}),
     (SMALL_ANSWERS, "tier", "scaled_valkey_16mib_small_p99", {"max": 12}),
 ]
-"""Words of README, the benchmark that shows them, its figure, and the figure's bounds."""
+"""Words of a claim, the benchmark that shows them, its figure, and the figure's bounds."""
 
 
 @pytest.mark.parametrize(("words", "benchmark", "figure", "bounds"), PROMISES)
-def test_a_range_is_what_readme_promises(words: str, benchmark: str, figure: str, bounds: dict[str, float]) -> None:
-    assert words in README
+def test_a_range_is_the_claim_of_the_proof(words: str, benchmark: str, figure: str, bounds: dict[str, float]) -> None:
+    assert words in PROOF
     found = load_range(benchmark)[figure]
     assert {name: found[name] for name in ("min", "max") if name in found} == bounds
 
 
-def test_every_benchmark_that_readme_names_in_its_costs_has_a_promise_here() -> None:
-    costs = README.partition("### What it costs")[2].partition("**Not yet**")[0]
-    named = {path.stem for path in RANGES.glob("*.json") if f"make bench BENCH={path.stem}`" in costs}
+def test_every_benchmark_of_the_proof_has_a_claim_here() -> None:
+    named = {path.stem for path in RANGES.glob("*.json") if f"make bench BENCH={path.stem}`" in PROOF}
     assert named
     assert named <= {benchmark for _, benchmark, _, _ in PROMISES}
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.api.conditions import condition_types
 from kvstrata.plan.kinds.applicable import APPLIES
-from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
+from tests.support.objects import cpu_tier, domain, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 POLICY, TIER, MODEL = "TenantCachePolicy", "CacheTier", "CachedModel"
@@ -56,7 +56,7 @@ def test_conditions_come_and_go_with_what_they_judge() -> None:
 
 
 def test_a_tier_in_memory_of_pods_has_nothing_to_judge_without_guarantees() -> None:
-    simulation = at_rest(cpu_tier(), hbm_tier(), model(tiers=("hbm", "cpu")), pod("pod-0"))
+    simulation = at_rest(cpu_tier(), redis_tier(), model(tiers=("cpu", "shared")), pod("pod-0"))
     assert present(simulation, TIER, "cpu") == {"Ready"}
     assert "TiersOrdered" in present(simulation, MODEL, "tiny")
 

@@ -172,7 +172,7 @@ def holds(bundle: Bundle, policy: TenantCachePolicy) -> bool:
 def enforced_finding(total: Coverage) -> Finding:
     if not total.live:
         return unknown(
-            ENFORCED, PolicyReason.NO_LIVE_PODS, "no pod serves these models, so no pod has to enforce the policy"
+            ENFORCED, PolicyReason.NO_LIVE_PODS, "no pod of these models serves: there is nothing to enforce"
         )
     if total.complete:
         return true(ENFORCED, PolicyReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces it")

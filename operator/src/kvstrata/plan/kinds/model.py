@@ -247,7 +247,7 @@ def _enforced(world: World, model: CachedModel) -> Finding:
         return false(kind, ModelReason.NOT_COMMITTED, "the model's bundle is being written")
     total = coverage(world, model.name, committed.bundle.root.revision)
     if not total.live:
-        return unknown(kind, ModelReason.NO_LIVE_PODS, "no pod serves, so no pod has to enforce a policy")
+        return unknown(kind, ModelReason.NO_LIVE_PODS, "no pod serves: there is nothing to enforce")
     if total.complete:
         return true(kind, ModelReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces the newest revision")
     return false(kind, ModelReason.AWAITING_ACKS, f"{total} enforce the newest revision")
