@@ -30,7 +30,7 @@ CRD_HEADER = "# Generated from the models in operator/src/kvstrata/api by `make 
 CRD_FOLDER = Path("crds")
 CHART_FOLDER = Path("charts/kvstrata-crds/files")
 REFERENCE_FOLDER = Path("docs/reference")
-BASELINE = Path("crds/baseline.json")
+BASELINE = Path(__file__).with_name("baseline.json")
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -101,9 +101,9 @@ def baseline() -> dict[str, Any]:
     }
 
 
-def breaks(root: Path) -> list[str]:
+def breaks() -> list[str]:
     """Return a line for each change since the baseline that would break stored objects."""
-    before, after = json.loads((root / BASELINE).read_text()), baseline()
+    before, after = json.loads(BASELINE.read_text()), baseline()
     found = [f"{kind}: was removed" for kind in before if kind not in after]
     for kind in before.keys() & after.keys():
         found += breaking_changes(before[kind], after[kind], kind)
@@ -133,10 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository (default: current folder)")
     options = parser.parse_args(arguments)
     if options.baseline:
-        (options.root / BASELINE).write_text(json.dumps(baseline(), indent=1) + "\n")
+        BASELINE.write_text(json.dumps(baseline(), indent=1) + "\n")
         return 0
     if options.check:
-        differences = [*check(options.root), *breaks(options.root)]
+        differences = [*check(options.root), *breaks()]
         sys.stdout.writelines(differences)
         return 1 if differences else 0
     for path in write(options.root):

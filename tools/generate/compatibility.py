@@ -1,7 +1,7 @@
 """Changes of CRDs after which stored objects would be refused or lose fields.
 
-`breaking_changes` compares the schemas of two versions of one CRD. `crds/baseline.json` has those that the next
-release has to accept: objects that passed them are stored.
+`breaking_changes` compares the schemas of two versions of one CRD. `baseline.json` beside this file has those that the
+next release has to accept: objects that passed them are stored.
 """
 
 from __future__ import annotations
