@@ -48,7 +48,7 @@ def main() -> int:
 def _run(name: str) -> Verdict:
     print(f"benchmark {name}", file=sys.stderr, flush=True)
     module = importlib.import_module(f"bench.{name.replace('-', '_')}")
-    result: Result = uvloop.run(_until_told(module.measure()))
+    result: Result = uvloop.run(_until_stopped(module.measure()))
     document = result.to_json(load_range(name))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -63,8 +63,8 @@ def _run(name: str) -> Verdict:
     return verdict
 
 
-async def _until_told(measuring: Coroutine[Any, Any, Result]) -> Result:
-    """Run a benchmark; SIGTERM ends it as Ctrl-C does, so that what it started is stopped on the way out."""
+async def _until_stopped(measuring: Coroutine[Any, Any, Result]) -> Result:
+    """Run a benchmark; SIGTERM ends it as Ctrl-C does, so that it stops the processes that it started."""
     task = asyncio.ensure_future(measuring)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task

@@ -1,7 +1,7 @@
 """A real API server for one benchmark, and the benchmark's own client.
 
-etcd and kube-apiserver run as processes of this machine; no controller of Kubernetes and no kubelet does, so what is
-written is written by the benchmark, its stand-ins or the operator.
+etcd and kube-apiserver run as processes of this machine; no controller of Kubernetes and no kubelet does, so all
+writes come from the benchmark, its stand-ins or the operator.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Connection:
             _request_timeout=aiohttp.ClientTimeout(total=None),
         )
         if not 200 <= answer.status <= 299:
-            told = (await answer.read())[:500].decode(errors="replace")
-            raise RefusedError(f"{request.method} {request.path}: {answer.status} {told}")
+            reason = (await answer.read())[:500].decode(errors="replace")
+            raise RefusedError(f"{request.method} {request.path}: {answer.status} {reason}")
         return answer
 
 

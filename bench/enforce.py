@@ -1,9 +1,9 @@
-"""`enforce`: from an edit of a TenantCachePolicy to the moment at which its status says that every pod enforces it.
+"""`enforce`: from an edit of a TenantCachePolicy to the moment at which its status reports that every pod enforces it.
 
 1,000 policies, one model, 20 pods whose gates are real programs (`stand_in_gates`). Edits are made one after another;
 then as many at once; then tenants are invalidated, one after another. Three moments of each edit are seen by watches:
-the first Secret that the operator writes for it, and the policy's status. The baseline is what the API server alone
-takes in the same run, between the same edits: a write of a ConfigMap until a watch shows it. Three such steps are the
+the first Secret that the operator writes for it, and the policy's status. The baseline is the time of the API server
+alone in the same run, between the same edits: a write of a ConfigMap until a watch shows it. Three such steps are the
 least that any operator needs (the edit's event, the bundle's event at the pods, the status).
 """
 
@@ -36,7 +36,7 @@ PODS = 20
 EDITS = 200
 INVALIDATIONS = 100
 PAUSE_S = (0.15, 0.25)
-"""Between two paced edits, drawn anew each time: longer than the operator gathers edits for one commit."""
+"""Between two paced edits, drawn each time: longer than the operator gathers edits for one commit."""
 
 CONNECTIONS = 16
 SETTLE_TIMEOUT_S = 300.0
@@ -55,7 +55,7 @@ class _Paced:
 
 @dataclass(slots=True)
 class _Bench:
-    """What the phases of one run share."""
+    """State shared by the phases of one run."""
 
     server: ApiServer
     operator: OperatorUnderTest
@@ -112,7 +112,7 @@ async def _first_operator(server: ApiServer) -> None:
         await operator.wait_until_synced()
         async with Watch(server, POLICY, NAMESPACE) as policies:
             for number in range(POLICIES):
-                await policies.seen(policy_name(number), _has_nobody_to_enforce, SETTLE_TIMEOUT_S)
+                await policies.seen(policy_name(number), _has_no_live_pods, SETTLE_TIMEOUT_S)
         await operator.wait_until_settled(2.0, SETTLE_TIMEOUT_S)
 
 
@@ -120,7 +120,7 @@ async def _measure(bench: _Bench, progress: Progress) -> Result:
     processes = (bench.operator, bench.gates)
     await bench.connection.send(created(CONFIG_MAP, NAMESPACE, _config_map("-")))
     for _ in range(5):
-        await _edit(bench, _Paced())  # what is loaded or connected at the first use is not what is measured
+        await _edit(bench, _Paced())  # first uses load modules and open connections; their times are not measured
     ids = [process.process.pid for process in processes] + bench.server.pids()
     before = [process.cpu_s() for process in processes]
     writes_before = await writes_so_far(bench.server)
@@ -222,7 +222,7 @@ async def _burst(bench: _Bench) -> float:
 
 
 async def _invalidate(bench: _Bench, number: int) -> float:
-    """Apply a CacheInvalidation of one tenant; return the seconds until its status says that all gates obey."""
+    """Apply a CacheInvalidation of one tenant; return the seconds until its status reports that all gates obey."""
     await asyncio.sleep(random.uniform(*PAUSE_S))
     name = f"invalidation-{number}"
     spec = {"scope": {"tenant": policy_name(number)}, "mode": "Lazy", "reason": "a benchmark"}
@@ -245,7 +245,7 @@ def _is_logically_invalid(found: Seen) -> bool:
     return condition_is_true(found, "LogicallyInvalid")
 
 
-def _has_nobody_to_enforce(found: Seen) -> bool:
+def _has_no_live_pods(found: Seen) -> bool:
     conditions = (found.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Ready" and c["reason"] == "NoLivePods" for c in conditions)
 

@@ -1,4 +1,4 @@
-"""What the product is compared with, each piece in an environment of its own, pinned by hash."""
+"""Programs to compare the product with, each in an environment of its own, pinned by hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARK = "kvstrata-installed"
 
 
 def install(name: str, progress: Progress) -> Path:
-    """Return the environment with what `requirements/bench-<name>.txt` locks; one that fits is left alone.
+    """Return the environment with the packages of `requirements/bench-<name>.txt`; one that fits is left alone.
 
     Raises ClusterError when the installation fails.
     """

@@ -47,7 +47,7 @@ class Busyness:
 
 
 def _with_ended_children_s(pid: int) -> float:
-    # What a child used passes to its parent's account when the parent has waited for it, so no second is lost or
+    # A child's time passes to its parent's account when the parent has waited for it, so no second is lost or
     # counted twice whenever a child ends. A process that ends just now is such a child.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The operator as a process of its own, and what it costs: processor time, memory, requests."""
+"""The operator as a process of its own, and its cost: processor time, memory, requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outages`: what a cache server that ends costs the requests of its engine.
+"""`outages`: cost of a cache server that ends for the requests of its engine.
 
 A real engine with a real cache server behind the connector guard. The server is killed, runs out of memory or is
 terminated, while no request runs; the requests after that are held against those before it.
@@ -57,7 +57,7 @@ def _ended(server: LMCacheServer, engine: EngineProcess, progress: Progress) -> 
         for _ in range(ROUNDS):
             with progress.step(f"{REQUESTS} requests before and after: {end.__name__}"), Busyness() as machine:
                 before += [pod.ask() for _ in range(REQUESTS)]
-                with pod.nobody_waits():
+                with pod.no_request_waits():
                     end(server)
                     after += [pod.ask() for _ in range(REQUESTS)]
             others.append(machine.others_percent)

@@ -1,4 +1,4 @@
-"""Pod objects of a CachedModel that look alive, with what the kubelet would mount into each, and gates to match."""
+"""Pod objects of a CachedModel that look alive, with the files that the kubelet would mount into each, and gates."""
 
 from __future__ import annotations
 

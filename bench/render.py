@@ -77,7 +77,7 @@ async def measure() -> Result:
 
 
 class _First:
-    """What the operator that saw the models come did."""
+    """Figures of the operator that ran when the models were applied."""
 
     def __init__(self, children: int, elapsed_s: float, others_percent: float, figures: Mapping[str, Figure]) -> None:
         self.children, self.children_per_s = children, children / elapsed_s

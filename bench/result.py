@@ -28,19 +28,19 @@ RATIO = "ratio"
 
 NOT_JUDGED: Final = "not judged"
 Verdict = bool | Literal["not judged"]
-"""Whether a figure, or all of a benchmark, is in its range; or that this run cannot tell."""
+"""Whether a figure, or all of a benchmark, is in its range; or that this run cannot judge it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number with its unit, and what it is held against, in the same unit, where it has such a thing."""
+    """One measured number with its unit, and its baseline in the same unit, where it has one."""
 
     value: float
     unit: str
     baseline: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, rounded to what a noisy machine can mean."""
+        """Return the JSON form, rounded to the digits that mean something on a noisy machine."""
         form: dict[str, Any] = {"value": round(self.value, 4), "unit": self.unit}
         if self.baseline:
             form |= {"baseline": round(self.baseline, 4), "ratio": round(self.value / self.baseline, 3)}
@@ -49,10 +49,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one benchmark measured. `ratio` is the main figure divided by the baseline of the same run.
+    """Figures of one benchmark. `ratio` is the main figure divided by the baseline of the same run.
 
-    `beside` are texts that are written beside the result, by the endings of their files' names. `not_measured` says
-    why figures are not there whose names begin with a word.
+    `beside` are texts that are written beside the result, by the endings of their files' names. `not_measured` holds,
+    by the first part of their names, the reason why figures are absent.
     """
 
     name: str

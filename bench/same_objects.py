@@ -1,9 +1,8 @@
 """The baseline of everything that is made: the same objects, written by a client that does nothing else.
 
-It sends prepared objects over as many connections as whoever applied what the operator made them of, by the operator's
-own library; with that, nothing that decides anything can be faster. Two ways: created, which is the cheapest write
-there is, and applied on the server's side, which is how the operator writes them, because only that takes back what it
-does not want any more.
+It sends prepared objects with the operator's own HTTP library, over as many connections as the benchmark applied their
+sources with, so no program that decides anything can be faster. Two ways: created, the cheapest write there is, and
+applied on the server's side, as the operator writes them, because only that removes fields that it no longer wants.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from kvstrata.clients.resources import CHILD_RESOURCES, SECRET, Resource
 from kvstrata.objects import labels
 
 MADE: tuple[Resource, ...] = (*CHILD_RESOURCES, SECRET)
-"""What the operator makes of other objects."""
+"""Objects that the operator creates from other objects."""
 
 SERVER_FIELDS = ("resourceVersion", "uid", "creationTimestamp", "generation", "managedFields", "ownerReferences")
 
 
 async def creates_per_second(server: ApiServer, label: str, connections: int) -> float:
-    """Create the operator's objects that carry `label` anew in another namespace; return how many a second."""
+    """Create copies of the operator's objects that carry `label` in another namespace; return how many a second."""
     return await _per_second(server, label, connections, "created", created)
 
 
@@ -55,7 +54,7 @@ async def _per_second(
 
 
 def _bare(item: dict[str, Any], resource: Resource, namespace: str) -> dict[str, Any]:
-    """Return an object as somebody would create it."""
+    """Return an object as a user would create it."""
     kept = {key: value for key, value in item["metadata"].items() if key not in SERVER_FIELDS}
     kept["namespace"] = namespace
     bare = {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": kept}

@@ -1,7 +1,7 @@
 """Watching objects, to see when a write took effect.
 
 The clock is read when the bytes of an event have arrived and before they are decoded. Where only names and versions
-matter a watch asks for metadata alone, which keeps its cost away from what is measured.
+matter a watch asks for metadata alone, which keeps its cost away from the measurement.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Watch:
             async with asyncio.timeout(timeout_s):
                 return await waiter.seen_at
         except TimeoutError:
-            told = json.dumps((self.objects.get(name) or {}).get("status"))[:2000]
+            status = json.dumps((self.objects.get(name) or {}).get("status"))[:2000]
             raise TimeoutError(
-                f"{self.resource.kind} {name} is not as expected after {timeout_s:g} s: {told}"
+                f"{self.resource.kind} {name} is not as expected after {timeout_s:g} s: {status}"
             ) from None
 
     async def _follow(self, connection: Connection, version: str) -> None:

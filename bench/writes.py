@@ -9,7 +9,7 @@ from kvstrata.clients.resources import CHILD_RESOURCES, EVENT, OWN_RESOURCES, SE
 
 WRITING_VERBS = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
 COUNTED = frozenset(resource.plural for resource in (*OWN_RESOURCES, *CHILD_RESOURCES, SECRET, EVENT))
-"""What an operator may write except its Lease; the API server's own loops write none of these after its start."""
+"""Resources an operator may write except its Lease; the API server's own loops write none of these after its start."""
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -25,7 +25,7 @@ async def writes_so_far(server: ApiServer) -> int:
 
 
 def _counted(line: str) -> float:
-    told = dict(_LABEL.findall(line))
-    if told["verb"] in WRITING_VERBS and told["resource"] in COUNTED:
+    labels = dict(_LABEL.findall(line))
+    if labels["verb"] in WRITING_VERBS and labels["resource"] in COUNTED:
         return float(line.rpartition(" ")[2])
     return 0.0

@@ -1,4 +1,4 @@
-"""How a measured process is told what to do: JSON objects, one a line, on standard input and output."""
+"""Commands to a measured process and its answers: JSON objects, one a line, on standard input and output."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer questions until standard input ends, then end the process; an error is an answer, too."""
-    # Whatever libraries print goes to the log, not among the answers.
+    # Output of libraries goes to the log, not among the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            said = answer(json.loads(line))
+            reply = answer(json.loads(line))
         except Exception as error:
-            said = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(said) + "\n")
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(reply) + "\n")
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The process that is measured: it holds the adapters and LMCache's memory, and does what it is told.
+"""The measured process: it holds the adapters and LMCache's memory, and carries out commands.
 
     python -m bench.adapter.client DIRECTORY
 
@@ -194,7 +194,7 @@ def block_of(raw: torch.Tensor) -> Any:
 
 
 def _wait(descriptor: int, fetch: Callable[[], Any]) -> Any:
-    """Return what `fetch` returns once `descriptor` was signalled, as LMCache's loops do."""
+    """Wait until `descriptor` is signalled, as LMCache's loops do, and return the result of `fetch`."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     give_up_at_s = time.monotonic() + ANSWER_TIMEOUT_S

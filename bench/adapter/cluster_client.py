@@ -4,7 +4,7 @@
 
 Runs with the interpreter that has GLIDE. Both store from and load into the same buffers, with as many threads; each
 thread has a connection to every server. GLIDE is used as LMCache's `valkey` adapter uses it, a client for each thread,
-but loads straight into the buffer, where that adapter copies once more.
+but loads straight into the buffer, where that adapter makes one more copy.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ PARTS = {
     "_load": ("load_s",),
     "_cpu": ("store_cpu_s", "load_cpu_s"),
 }
-"""By the middle of a ratio's name, what is added up."""
+"""By the middle of a ratio's name, the times that are added up."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ def _cluster(directory: Path) -> Iterator[tuple[RedisCluster, Path]]:
 async def _rounds(client: Client, size: int, count: int, rounds: int, progress: Progress) -> Rounds:
     results: dict[str, list[dict[str, Any]]] = {OURS: [], THEIRS: []}
     with progress.step(f"{count} blocks of {size} MiB, cluster with TLS: rounds of {', '.join(results)}"):
-        for number in range(-1, rounds):  # the first warms up, and compares what came back
+        for number in range(-1, rounds):  # the first warms up, and compares the loaded bytes
             for name, answers in results.items():
                 answer = await client.ask("transfer", name=name, size=size * MIB, count=count, check=number < 0)
                 if number >= 0:

@@ -41,7 +41,7 @@ Rounds = dict[str, list[dict[str, Any]]]
 
 
 async def measure(effort: Effort | None = None) -> Result:
-    """Install what is missing, start everything, run the rounds."""
+    """Install missing programs, start everything, run the rounds."""
     effort = effort or Effort()
     progress = Progress()
     python = lmcache_python(progress)
@@ -78,7 +78,7 @@ async def _transfers(client: Client, size: int, count: int, rounds: int, progres
     """Store and load the same buffers by each variant in turn, the order changing from round to round."""
     results: Rounds = {name: [] for name in VARIANTS}
     with progress.step(f"{count} blocks of {size} MiB: rounds of {', '.join(VARIANTS)}"):
-        for number in range(-1, rounds):  # the first warms up, and compares what came back
+        for number in range(-1, rounds):  # the first warms up, and compares the loaded bytes
             for name in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
                 answer = await client.ask("transfer", name=name, size=size * MIB, count=count, check=number < 0)
                 if number >= 0:

@@ -1,4 +1,4 @@
-"""What the benchmark needs around it: Redis servers, and the measured process with LMCache."""
+"""The benchmark's processes: Redis servers, and the measured process with LMCache."""
 
 from __future__ import annotations
 

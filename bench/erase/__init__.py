@@ -1,4 +1,4 @@
-"""How long it takes to delete index entries from a tier of several primaries and to show it, and what it costs them."""
+"""Time to delete index entries from a tier of several primaries and to prove it, and its cost for the servers."""
 
 from bench.erase.compare import measure
 

@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 
 class Used(NamedTuple):
-    """Seconds of processor time: of the whole process, and of it what threads used that serve nobody."""
+    """Seconds of processor time: of the whole process, and the part of its threads that serve no client."""
 
     whole_s: float
     beside_s: float
 
     @property
     def serving_s(self) -> float:
-        """What the thread used that carries commands out: while it works, the server answers nobody else."""
+        """Time of the thread that carries commands out: while it works, the server answers no other client."""
         return self.whole_s - self.beside_s
 
     def since(self, before: Used) -> Used:
-        """Return what was used after `before`."""
+        """Return the time used after `before`."""
         return Used(self.whole_s - before.whole_s, self.beside_s - before.beside_s)
 
 
@@ -27,17 +27,17 @@ class ServerClock:
     """Reads both for one server, whose threads do not change.
 
     The clock of the process is exact. The kernel brings the accounts of the other threads up to date when one of them
-    stops or at its next tick: what is not in there yet counts as the serving thread's.
+    stops or at its next tick: time that is not in there yet counts as the serving thread's.
     """
 
     def __init__(self, pid: int) -> None:
-        # What clock_getcpuclockid(3) returns for a process.
+        # As clock_getcpuclockid(3) returns it for a process.
         self._clock = (~pid << 3) | 2
         tasks = Path(f"/proc/{pid}/task")
         self._beside = [task / "schedstat" for task in tasks.iterdir() if task.name != str(pid)]
 
     def read(self) -> Used:
-        """Return what was used until now."""
+        """Return the time used until now."""
         beside = sum(int(account.read_text().split()[0]) for account in self._beside)
         return Used(time.clock_gettime(self._clock), beside / 1e9)
 

@@ -33,7 +33,7 @@ WHOLE = "KVSTRATA_BENCH_WHOLE"
 
 ENTRIES, WHOLE_ENTRIES = 200_000, 1_000_000
 SLOW_S = 0.01
-"""What no command may take."""
+"""Longest time of a command."""
 
 SLOW_COMMANDS = 10_000
 """Commands that took longer and are remembered by each server: on a busy machine many wait that long."""
@@ -63,7 +63,7 @@ def _measure(effort: Effort, progress: Progress) -> Result:
     with tempfile.TemporaryDirectory(prefix=NAME) as name, _cluster(Path(name), progress) as cluster:
         clients = [node.admin() for node in cluster.primaries]
         owners = _owners()
-        with progress.step(f"what the names of {effort.baseline_entries} entries cost by themselves"):
+        with progress.step(f"baseline: UNLINK of {effort.baseline_entries} entries by name"):
             baseline = _unlinked(clients, owners, effort)
         with progress.step(f"{filling.entries} entries of {filling.value_bytes} bytes on {PRIMARIES} primaries"):
             filling.put(clients, owners)
@@ -82,7 +82,7 @@ def _measure(effort: Effort, progress: Progress) -> Result:
 
 @contextmanager
 def _cluster(directory: Path, progress: Progress) -> Iterator[RedisCluster]:
-    # Whoever is starved on a busy machine is not taken for dead.
+    # A server without processor time on a busy machine is not taken for dead.
     patient = ("--cluster-node-timeout", "60000")
     cluster = RedisCluster(directory, PRIMARIES, options=lambda _: patient, command=server_command())
     try:
@@ -100,7 +100,7 @@ def _owners() -> list[int]:
 
 
 def _unlinked(clients: list[Any], owners: list[int], effort: Effort) -> float:
-    """Return what an UNLINK of values by name takes the servers, in seconds of processor time for one."""
+    """Return the servers' processor time for an UNLINK of values by name, in seconds for one value."""
     few = Filling.of("b", effort.keyspaces, effort.baseline_entries, effort.value_bytes)
     few.put(clients, owners)
     names = [[one for one in client.scan_iter(count=1000) if b"#" not in one] for client in clients]
@@ -139,8 +139,8 @@ def _delete(directory: Path, cluster: RedisCluster, filling: Filling) -> dict[st
         raise ClusterError(f"the deletion ended with {ended.returncode}")
     done: dict[str, Any] = json.loads(ended.stdout)
     if not done["whole"] or not done["empty"] or done["deleted"] != filling.entries:
-        told = {name: value for name, value in done.items() if name not in ("exchanges", "controls")}
-        raise ClusterError(f"{filling.entries} entries were to be deleted and shown to be gone: {told}")
+        outcome = {name: value for name, value in done.items() if name not in ("exchanges", "controls")}
+        raise ClusterError(f"{filling.entries} entries were to be deleted and shown to be gone: {outcome}")
     return done
 
 

@@ -1,9 +1,9 @@
 """The process that deletes and looks: `python -m bench.erase.deleter JOB`, with the product's own code.
 
 JOB is a file of JSON with the deletion's order and, by port, the process of each server. One line of JSON on standard
-output says how long it took, what was found, and of each exchange with a server how long it took as seen from here and
-how much processor time the server used meanwhile, in the thread that serves and beside it. The first is what its
-commands needed, whoever else had the processor: such a clock stands still while it waits for one.
+output holds the duration, the findings, and for each exchange with a server its duration as seen from here and the
+processor time that the server used meanwhile, in the thread that serves and beside it. The former processor time is
+the need of the commands themselves: such a clock stands still while the thread waits for a processor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.servers import Primary, Servers
 
 CONTROL_EVERY = 8
-"""After how many exchanges one is a PING, which tells what waiting alone takes."""
+"""Every so many exchanges one is a PING, which measures the waiting alone."""
 
 
 class WatchedServers(Servers):

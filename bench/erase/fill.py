@@ -1,4 +1,4 @@
-"""Entries as stores leave them, made by the servers themselves: what is filled this way is only there to be deleted."""
+"""Entries as stores leave them, made by the servers themselves, only to be deleted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for _, key in ipairs({KEYS[1], base .. '#x', base .. '#a', base .. '#m'}) do
   redis.call('PEXPIREAT', key, string.format('%.0f', now + 2 * ARGV[5]))
 end
 """
-"""What `reserve`, SET and `commit` leave of blocks of a scope with a budget; a bucket's state is KEYS[1]."""
+"""Creates the entries that `reserve`, SET and `commit` leave of a budgeted scope's blocks; KEYS[1]: bucket state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from e2e.cluster.settings import Paths
 
 NAME = "files"
 FULL = ("plain", "sealed")
-"""Tiers that are full, as tiers are once they have been in use for a while: every block makes another one go."""
+"""Full tiers, as tiers in use become: every stored block evicts another one."""
 
 TIERS = (*FULL, "filling")
 VARIANTS = (*ENGINES, *TIERS, "native")
@@ -55,7 +55,7 @@ class Effort:
 
 
 async def measure(effort: Effort | None = None) -> Result:
-    """Install what is missing, start everything, run the rounds."""
+    """Install missing programs, start everything, run the rounds."""
     effort = effort or Effort()
     progress = Progress()
     python = lmcache_python(progress)
@@ -108,7 +108,7 @@ async def _transfers(
     files.mkdir()
     fio = Fio(fio_command, files, size * MIB, count, WORKERS)
     with progress.step(f"{count} blocks of {size} MiB: rounds of {', '.join(effort.variants)}"):
-        for number in range(-effort.warm_ups, effort.rounds):  # the first fill the tiers, and compare what came back
+        for number in range(-effort.warm_ups, effort.rounds):  # the first fill the tiers, and compare the loaded bytes
             if number >= effort.least_rounds and time.monotonic() > give_up_at_s:
                 break
             turn = number % len(effort.variants)

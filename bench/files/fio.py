@@ -1,4 +1,4 @@
-"""What fio gets out of a directory: the limit that the disk, its file system and this machine set."""
+"""Throughput of fio in a directory: the limit that the disk, its file system and this machine set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS = {"store": "write", "load": "read"}
 
 
 def command() -> list[str]:
-    """Return what runs fio here. Raises ClusterError if nothing does."""
+    """Return the command that runs fio here. Raises ClusterError if there is none."""
     try:
         return fio_command()
     except ClusterError:
@@ -81,11 +81,11 @@ async def _output(argv: list[str]) -> str:
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        told, complained = await process.communicate()
+        output, errors = await process.communicate()
     except asyncio.CancelledError:
         process.kill()
         await process.wait()
         raise
     if process.returncode:
-        raise ClusterError(f"fio failed:\n{(complained or told).decode()[-2000:]}")
-    return told.decode()
+        raise ClusterError(f"fio failed:\n{(errors or output).decode()[-2000:]}")
+    return output.decode()

@@ -1,4 +1,4 @@
-"""`gate`: what the gate costs beside Envoy with a key check and a Lua rewrite, and beside LiteLLM's proxy."""
+"""`gate`: cost of the gate beside Envoy with a key check and a Lua rewrite, and beside LiteLLM's proxy."""
 
 from bench.gate.compare import measure
 

@@ -10,7 +10,7 @@ MODEL = "tiny"
 PATH = "/v1/chat/completions"
 _TURN_BYTES = 1000
 _TEXT = (
-    'The cache holds what the engine has computed before; a "prefix" that comes again is read and not computed.\n'
+    'The cache holds data the engine has computed before; a "prefix" that comes again is read and not computed.\n'
     "Zwei Mandanten teilen sich nichts, solange ihre Schlüssel verschieden sind: 2 · 64 blocks, 0.5 s, 100 %.\n"
     "def block(tokens: list[int]) -> bytes:\n\treturn digest(previous + pack(tokens))\n"
 )

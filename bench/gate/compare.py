@@ -1,4 +1,4 @@
-"""Rounds of all variants in turn, so that what else the machine does falls on each of them alike, and their medians."""
+"""Rounds of all variants in turn, so that other load of the machine affects all of them alike, and their medians."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ Samples = dict[str, list[Sample]]
 
 
 async def measure() -> Result:
-    """Install what is missing, start everything, run the rounds."""
+    """Install missing programs, start everything, run the rounds."""
     progress = Progress()
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="gate") as directory:

@@ -3,7 +3,7 @@
 `python -m bench.gate.engine --socket PATH --port PORT`: the same server on a unix socket and on a TCP port of the
 loopback. A request with `"stream": true` gets `max_tokens` events, the first at once and then one every
 `EVENT_INTERVAL_S`; each event's text is `@` and the time of CLOCK_MONOTONIC (nanoseconds) at which it was written.
-`GET /last` returns the body of the last request, so that a benchmark can see what a proxy made of it.
+`GET /last` returns the body of the last request, so that a benchmark can see how a proxy changed it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ANSWER = json.dumps(
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "a word and another " * 16},
+                "message": {"role": "assistant", "content": "one token, another " * 16},
                 "logprobs": None,
                 "finish_reason": "stop",
             }
@@ -73,7 +73,7 @@ class Engine(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
-        """Let running streams see that nobody listens."""
+        """Let running streams see that the caller has disconnected."""
         self._transport = None
 
     def data_received(self, data: bytes) -> None:

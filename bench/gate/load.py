@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(slots=True)
 class Sample:
-    """What a block took: times in seconds. `first_s` and `event_s` are empty unless the answers are streams.
+    """Times of a block's requests, in seconds. `first_s` and `event_s` are empty unless the answers are streams.
 
     `first_s` is from the request to the first event; `event_s` from the engine's write of an event to its arrival.
     """
@@ -156,7 +156,7 @@ async def _run(block: Block) -> Sample:
 
 
 def run(block: Block) -> Sample:
-    """Send a block and return what it took. Raises LoadError for a wrong answer, TimeoutError for none."""
+    """Send a block and return its times. Raises LoadError for a wrong answer, TimeoutError for none."""
     return uvloop.run(_run(block))
 
 

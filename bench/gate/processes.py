@@ -1,4 +1,4 @@
-"""Processes on a core of their own, and what they cost: CPU time to the nanosecond, resident memory."""
+"""Processes on a core of their own, and their cost: CPU time to the nanosecond, resident memory."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _TYPES = "type.googleapis.com/envoy.extensions."
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A way to the engine. `pid` is 0 and `tls_port` is 0 where there is none; `key` is what callers present."""
+    """A way to the engine. `pid` is 0 and `tls_port` is 0 where there is none; callers present `key`."""
 
     name: str
     port: int
@@ -65,13 +65,13 @@ class Stand:
 
 @contextlib.asynccontextmanager
 async def running(directory: Path, load_core: int, proxy_core: int, progress: Progress) -> AsyncIterator[Stand]:
-    """Start everything, check that each way does what it should, and stop it all at the end."""
+    """Start everything, check that each way works as it should, and stop it all at the end."""
     environments = {name: install(name, progress) for name in ("envoy", "litellm")}
     (directory / "logs").mkdir()
     world = World(directory)
     async with contextlib.AsyncExitStack() as stack:
         starter = _Starter(directory / "logs", stack)
-        await _start_surroundings(world, stack)
+        await _start_operator_stand_ins(world, stack)
         engine_port = free_port()
         starter.start(
             "engine",
@@ -115,7 +115,7 @@ class _Starter:
         return process
 
 
-async def _start_surroundings(world: World, stack: contextlib.AsyncExitStack) -> None:
+async def _start_operator_stand_ins(world: World, stack: contextlib.AsyncExitStack) -> None:
     """Give the gate its API server and adapter, with a bundle and keys of many tenants."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(world.gate_tls / "tls.crt", world.gate_tls / "tls.key")
@@ -268,7 +268,7 @@ async def _check(proxy: Proxy, engine_port: int) -> None:
     if not proxy.pid:
         return
     status, _ = await ask(proxy.port, bodies.post(bodies.chat(200), proxy.key + "x"))
-    # LiteLLM without a database says 400: it looks a key that is not its master key up there.
+    # LiteLLM without a database answers 400: it looks a key that is not its master key up there.
     if status not in (400, 401):
         raise ClusterError(f"{proxy.name} answers {status} to a wrong key")
     sent = bodies.chat(8000)
@@ -280,7 +280,7 @@ async def _check(proxy: Proxy, engine_port: int) -> None:
 
 
 async def ask(port: int, request: bytes) -> tuple[int, bytes]:
-    """Return status and body of an answer with a Content-Length; status 0 when nobody listens."""
+    """Return status and body of an answer with a Content-Length; status 0 when no process listens."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

@@ -1,5 +1,5 @@
--- What an operator of Envoy writes to give each tenant its own cache_salt: parse the body whole, set the salt and the
--- model, write it anew. Anything less (appending, patterns) lets a caller forge a salt by an escaped or repeated key.
+-- An administrator's Envoy filter to give each tenant its own cache_salt: parse the whole body, set the salt and the
+-- model, write it again. Anything less (appending, patterns) lets a caller forge a salt by an escaped or repeated key.
 -- The key itself was checked by Envoy's own filter, which names its client in the header x-tenant.
 
 local SALTS = { acme = "@SALT@" }

@@ -1,4 +1,4 @@
-"""What a tenant that scans costs its neighbours, under kvstrata's budgets and under one shared LRU."""
+"""Hits that neighbours lose to a tenant that scans, under kvstrata's budgets and under one shared LRU."""
 
 from bench.neighbours.compare import measure
 

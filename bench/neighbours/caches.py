@@ -1,7 +1,7 @@
 """The memories that are compared: kvstrata's adapter before a Redis, a Redis that evicts by itself, and exact LRU.
 
-All of them are asked for a prompt as an engine's connector asks: which of its first blocks are there, then for those,
-and what was not there is stored.
+All of them are asked for a prompt as an engine's connector asks: which of its first blocks are there, then for those;
+missing blocks are stored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cache(Protocol):
 
 
 class ExactLru:
-    """One least-recently-used list of so many blocks, without a server: what a shared LRU can be at best."""
+    """One least-recently-used list of so many blocks, without a server: the ideal of a shared LRU."""
 
     def __init__(self, capacity_blocks: int) -> None:
         self._capacity = capacity_blocks
@@ -156,7 +156,7 @@ class PolicyCache:
         return hits
 
     def counters(self) -> dict[str, int]:
-        """Return what the adapter counted."""
+        """Return the adapter's counters."""
         return self._tier.counters()
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ GUARANTEED_PERCENT = 6
 """Of the room, to each of the neighbours."""
 
 SCAN_LIMIT_PERCENT = 3
-"""Of the room, what the scanner may have at most."""
+"""The scanner's limit, as a share of the capacity."""
 
 Hits = Sequence[int]
 """Of each neighbour, by number."""
@@ -134,12 +134,12 @@ def lost_percent(alone: Hits, beside: Hits) -> float:
 
 
 def worst_percent(alone: Hits, beside: Hits) -> float:
-    """Return the same of the neighbour who lost most of its own."""
+    """Return the same of the neighbour that lost the largest share."""
     return max(lost_percent([before], [now]) for before, now in zip(alone, beside, strict=True) if before)
 
 
 def budgets(capacity_blocks: int) -> dict[int, EnforcedBudget]:
-    """Return what the tenants' policies say: neighbours have guarantees, who scans has a limit."""
+    """Return the budgets of the tenants' policies: neighbours have guarantees, the scanner has a limit."""
     room = capacity_blocks * VALUE_BYTES
     guaranteed = EnforcedBudget(TIER, guaranteed_bytes=room * GUARANTEED_PERCENT // 100)
     limited = EnforcedBudget(TIER, limit_bytes=room * SCAN_LIMIT_PERCENT // 100)

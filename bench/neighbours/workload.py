@@ -1,4 +1,4 @@
-"""What is replayed: a public trace's prompts as those of several tenants, and one who scans beside them. Pure."""
+"""The replayed load: a public trace's prompts as those of several tenants, and one that scans beside them. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.sharing.trace import PREFIX, Request, tenants_of
 
 TENANTS = 16
 SCANNER = TENANTS
-"""The number of the tenant who scans; its neighbours are 0 to TENANTS - 1."""
+"""The number of the tenant that scans; its neighbours are 0 to TENANTS - 1."""
 
 SCAN_RATE = 5
 """Blocks that the scanner sends for each block that all its neighbours together send."""
@@ -22,7 +22,7 @@ TRACE_BLOCKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: whose it is, and the names of its whole blocks in order, from 0. `at_s` is seconds from the first."""
+    """One prompt: its tenant, and the names of its whole blocks in order, from 0. `at_s` is seconds from the first."""
 
     tenant: int
     blocks: tuple[int, ...]
@@ -32,8 +32,7 @@ class Prompt:
 def prompts_of(requests: Sequence[Request], starts_s: Sequence[float]) -> list[Prompt]:
     """Return the neighbours' prompts, conversations dealt to them in turn; a block is named by the last of its parts.
 
-    The block that all requests of the trace begin with is left out: every tenant would find it all the time, whatever
-    else happens.
+    The block that all requests of the trace begin with is left out: every tenant would find it all the time.
     """
     owners = tenants_of(requests, TENANTS)
     return [
@@ -43,7 +42,7 @@ def prompts_of(requests: Sequence[Request], starts_s: Sequence[float]) -> list[P
 
 
 def with_scanner(prompts: Sequence[Prompt], rate: int = SCAN_RATE) -> Iterator[Prompt]:
-    """Return the prompts, each followed by one that is `rate` times as long, of blocks that nobody ever sent before."""
+    """Return the prompts, each followed by one that is `rate` times as long, of blocks that no tenant sent before."""
     fresh = 0
     for prompt in prompts:
         yield prompt

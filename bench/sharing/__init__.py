@@ -1,4 +1,4 @@
-"""What tenants with a shared prefix store and compute under each way of sharing, beside the arithmetic optimum."""
+"""Stored and computed blocks of tenants with a shared prefix by way of sharing, beside the arithmetic optimum."""
 
 from bench.result import Result
 

@@ -42,7 +42,7 @@ REPLAY_TOKEN_BYTES = 16
 """Blocks of 8 KiB: a replay is about how many there are."""
 
 HIT_TOKEN_BYTES = 2048
-"""Blocks of 1 MiB, less than models have: so what a block costs besides its bytes weighs more than it will."""
+"""Blocks of 1 MiB, less than models have: the cost of a block besides its bytes weighs more than with a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Effort:
 
 
 async def measure(effort: Effort | None = None) -> Result:
-    """Install what is missing, start everything, run the parts one after the other."""
+    """Install missing programs, start everything, run the parts one after the other."""
     effort = effort or Effort()
     progress = Progress()
     python = engine_python(progress)

@@ -1,4 +1,4 @@
-"""What a hit in a pool costs beside a private hit of the same prefix, in turn, on one cache server."""
+"""Cost of a hit in a pool beside a private hit of the same prefix, in turn, on one cache server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Hit:
 
     wall_s: float
     cpu_s: float
-    """Processor time of the cache server and of what keeps its tier."""
+    """Processor time of the cache server and of the server behind its tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""An engine without a model that does for each prompt what vLLM's connector does: look up, load, store the rest.
+"""An engine without a model that treats each prompt as vLLM's connector does: look up, load, store the rest.
 
 Run by the interpreter that has LMCache: `python engine.py RPC_PORT HTTP_PORT CHUNK_TOKENS BYTES_PER_TOKEN`. Reads one
-JSON object a line and answers each with one. A prompt is named by its chunks; equal names are equal tokens. What would
-have been computed for a chunk is a number of its name, so that whatever is loaded can be told to be right.
+JSON object a line and answers each with one. A prompt is named by its chunks; equal names are equal tokens. The values
+of a chunk are a number derived from its name, so that every loaded chunk can be checked.
 
     {"op": "serve", "salt": "…", "prompts": [[1, 2, 3], …]}   -> {"hits": [2, …], "wrong": 0}
     {"op": "read", "salt": "…", "prompts": [[1, 2, 3], …]}    -> the same, but nothing is stored
@@ -24,7 +24,7 @@ LOOKUP_TIMEOUT_S = 30.0
 MAX_CHUNKS = 256
 HEADS, PLANES, HALF_BYTES = 1, 2, 2
 DISTINCT = 2039
-"""Contents are whole numbers that a half float tells apart."""
+"""Contents are whole numbers that a half float can distinguish."""
 
 
 class Engine:
@@ -83,7 +83,7 @@ class Engine:
             if hits:
                 pages[:, :hits].zero_()
                 if not self._client.retrieve(context, 0, hits * size).succeeded:
-                    raise RuntimeError("what was found could not be loaded")
+                    raise RuntimeError("chunks were found but could not be loaded")
                 flat = pages[:, :hits].reshape(PLANES, hits, -1)
                 wrong = int((flat != expected[:hits, None]).any(dim=2).any(dim=0).sum())
             if stores and hits < len(chunks):
@@ -96,7 +96,7 @@ class Engine:
             self._client.end_session(context)
 
     def _lookup(self, context: Any) -> int:
-        """Return how many chunks the server has from the beginning on, however long it takes to say so."""
+        """Return how many chunks the server has from the beginning on, however long its answer takes."""
         key = helpers._make_key(context.token_ids, context.request_id, start=0, end=context.num_full_tokens)
         self._rpc.lookup(key, 1).result(timeout=LOOKUP_TIMEOUT_S)
         give_up_at_s = time.monotonic() + LOOKUP_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""Figures and table of what was measured, and what the plot draws. Pure."""
+"""Figures and table of the measurements, and the points of the plot. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = {Mode.ISOLATED: "isolated", Mode.POOL: "pool", Mode.GROUP: "group", Mode
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is shown of one mode and number of tenants, each beside the arithmetic optimum."""
+    """Values of one mode and number of tenants, each beside the arithmetic optimum."""
 
     hit_rate: float
     best_hit_rate: float
@@ -33,7 +33,7 @@ Points = Mapping[tuple[Mode, int], Point]
 
 
 def points(replays: Sequence[Replay], token_bytes: int) -> Points:
-    """Return what is shown of each replay; a token takes so many bytes."""
+    """Return the point of each replay; a token takes so many bytes."""
     return {
         (one.mode, one.tenants): Point(
             one.hit_rate, one.best.hit_tokens / one.best.prompt_tokens,
@@ -89,7 +89,7 @@ def memory_figures(replays: Sequence[Replay], token_bytes: int) -> dict[str, Fig
 
 
 def costs_of(costs: Mapping[str, Cost]) -> dict[str, Figure]:
-    """Return, for each tier, what a hit in the pool costs of a private one, and what that costs."""
+    """Return, for each tier, the cost of a hit in the pool as a share of a private hit's, and that hit's cost."""
     figures = {}
     for name, cost in costs.items():
         figures[f"{name}_pool_hit_cpu_of_private"] = Figure(cost.cpu_ratio, "ratio")
@@ -100,7 +100,7 @@ def costs_of(costs: Mapping[str, Cost]) -> dict[str, Figure]:
 
 
 def engine_figures(served: Served) -> dict[str, Figure]:
-    """Return what the real engine computed and answered."""
+    """Return figures of the real engine: computed tokens and equal answers."""
     return {
         "engine_outputs_equal": Figure(100 * served.equal / TENANTS, "%"),
         "engine_logprob_difference": Figure(served.logprob_difference, "nats"),
@@ -118,7 +118,7 @@ def table(cells: Points, requests: int, token_bytes: int, reproduce: str) -> str
     conditions = (
         f"{requests} prompts of an excerpt of the Mooncake conversation trace behind a shared prefix of "
         f"{PREFIX_TOKENS:,} tokens, dealt to tenants by conversation; groups have up to {GROUP_TENANTS} tenants; "
-        f"chunks have {CHUNK_TOKENS} tokens and {block_kib} KiB. Written by `{reproduce}`; what it means is in "
+        f"chunks have {CHUNK_TOKENS} tokens and {block_kib} KiB. Written by `{reproduce}`; it is explained in "
         "[Benchmarks](../../docs/development/benchmarks.md#sharing)."
     )
     lines = [

@@ -1,7 +1,7 @@
-"""What sharing can reach at best: sets of chunks, without any cache in mind. Pure.
+"""Optimum of sharing: sets of chunks, without any cache in mind. Pure.
 
-Whoever shares a scope needs each distinct chunk of its prompts computed once and kept once. A chunk's name stands for
-all tokens before it, so whatever was asked once is found by all later prompts of the scope that have it.
+Tenants that share a scope need each distinct chunk of their prompts computed once and kept once. A chunk's name stands
+for all tokens before it, so all later prompts of the scope find a chunk that was computed once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GROUP_TENANTS = 8
 
 
 class Mode(StrEnum):
-    """How tenants share, as policies say it."""
+    """How tenants share, as in policies."""
 
     ISOLATED = "Isolated"
     POOL = "Isolated + pool"
@@ -24,7 +24,7 @@ class Mode(StrEnum):
     PUBLIC = "Public"
 
     def scope(self, tenant: int) -> str:
-        """Return the name of what a tenant's own chunks are shared in."""
+        """Return the name of the scope in which a tenant's own chunks are shared."""
         if self is Mode.PUBLIC:
             return "public"
         return f"group-{tenant // GROUP_TENANTS}" if self is Mode.GROUP else f"tenant-{tenant}"

@@ -1,4 +1,4 @@
-"""A few tenants on the real engine: what it computes with a pool and without, and whether its answers are the same."""
+"""A few tenants on the real engine: tokens computed with a pool and without, and whether its answers are the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTSIDE = "0" * 32
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the engine said: tokens with their alternatives' log probabilities, and its own count of cached tokens."""
+    """The engine's answer: tokens with their alternatives' log probabilities, and its own count of cached tokens."""
 
     tokens: tuple[str, ...]
     logprobs: tuple[dict[str, float], ...]
@@ -62,7 +62,7 @@ class Served:
 
     @staticmethod
     def prefill_tokens(answers: Sequence[Answer]) -> int:
-        """Tokens that the engine says it did not have."""
+        """Tokens that the engine had to compute, by its own count."""
         return sum(answer.prompt_tokens - answer.cached_tokens for answer in answers)
 
 
@@ -82,7 +82,7 @@ class RealEngine:
         self._engine.wait_until_ready()
 
     def serve(self) -> Served:
-        """Serve the prompts three times. Raises ClusterError if the engine does not tell what it did."""
+        """Serve the prompts three times. Raises ClusterError if the engine does not report its counts."""
         random = Random(11)
         prompts = [(*PREFIX_IDS, *random.choices(range(3, 259), k=SUFFIX_TOKENS)) for _ in range(TENANTS)]
         uncached = [self._ask(prompt, OUTSIDE) for prompt in prompts]
@@ -122,9 +122,9 @@ class RealEngine:
 
     def _ask(self, prompt: Sequence[int], salt: str, output_tokens: int = OUTPUT_TOKENS) -> Answer:
         body: dict[str, Any] = {"prompt": list(prompt), "cache_salt": salt, "max_tokens": output_tokens}
-        said = self._engine.completion(**body, logprobs=TOP, ignore_eos=True)
+        completion = self._engine.completion(**body, logprobs=TOP, ignore_eos=True)
         try:
-            usage, logprobs = said["usage"], said["choices"][0]["logprobs"]
+            usage, logprobs = completion["usage"], completion["choices"][0]["logprobs"]
             details = usage.get("prompt_tokens_details") or {}
             return Answer(
                 tuple(logprobs["tokens"]), tuple(logprobs["top_logprobs"]),

@@ -20,7 +20,7 @@ WARM_UP = Request(-1, PREFIX, PREFIX_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What one replay measured, and the optimum for it."""
+    """Measurements of one replay, and the optimum for it."""
 
     mode: Mode
     tenants: int
@@ -33,7 +33,7 @@ class Replay:
     prefix_copies: int | None
     """How many copies of the shared prefix the tier holds; None where it cannot be asked."""
     reported_bytes: int
-    """What the adapter's usage report says of the same."""
+    """The same bytes in the adapter's usage report."""
 
     @property
     def hit_rate(self) -> float:
@@ -86,7 +86,7 @@ def replay(stand: Stand, requests: Sequence[Request], tenants: int, mode: Mode) 
 
 
 def _partition(requests: Sequence[Request], tenants: int, mode: Mode) -> Hashable:
-    """Return what a replay depends on: which requests share a scope, and whether there is a pool."""
+    """Return all that a replay depends on: which requests share a scope, and whether there is a pool."""
     numbers: dict[str, int] = {}
     scopes = (mode.scope(tenant) for tenant in tenants_of(requests, tenants))
     return mode is Mode.POOL, tuple(numbers.setdefault(scope, len(numbers)) for scope in scopes)
@@ -98,7 +98,7 @@ def _prefill(request: Request, hits: int) -> int:
 
 
 def _kept(stand: Stand, scopes: Scopes) -> tuple[int, int, int | None]:
-    """Blocks and bytes in the tier, and copies of the prefix there, as told by whoever is not the product."""
+    """Blocks and bytes in the tier, and copies of the prefix there, read without the product."""
     if stand.backing is None:
         return *stand.in_memory(), None
     kept = held(stand.backing, scopes.all)
@@ -108,7 +108,7 @@ def _kept(stand: Stand, scopes: Scopes) -> tuple[int, int, int | None]:
 
 
 def _reported(stand: Stand, scopes: Scopes, expected_bytes: int) -> int:
-    """What the adapter reports of these scopes; it tells of a shared tier what its sweeps saw, a moment later."""
+    """Bytes of these scopes by the adapter's report; of a shared tier it reports its last sweep, a moment later."""
     short = {keyspace[:SCOPE_DIGITS] for keyspace in scopes.all}
     stand.gate.enforce(scopes)
     give_up_at_s = time.monotonic() + REPORT_TIMEOUT_S

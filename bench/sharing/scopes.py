@@ -49,7 +49,7 @@ class Scopes:
         return frozenset(self.keyspaces) | ({self.pool} if self.pool else frozenset())
 
     def entries(self, budgets: tuple[EnforcedBudget, ...]) -> list[Entry]:
-        """Return what a bundle says of the tenants."""
+        """Return the tenants' entries in a bundle."""
         return [
             Entry(
                 f"tenant-{number}", keyspace, _scope(self.mode, number), f"uid-{number}", budgets=budgets,
@@ -75,7 +75,7 @@ class Gate:
     def enforce(self, scopes: Scopes, state: PoolState = PoolState.PUBLISHED) -> None:
         """Put the policies of these tenants in force; their pool, if they have one, is in `state`.
 
-        Every policy has another limit than the one before, so that the adapter looks at once at what each scope uses.
+        Every policy has another limit than the one before, so that the adapter measures each scope's usage at once.
         """
         self._limit_bytes += 1
         budgets = (EnforcedBudget(self._tier, limit_bytes=self._limit_bytes),)
@@ -97,8 +97,8 @@ class Gate:
     def hashes(self) -> list[bytes]:
         """Return the names that the cache server itself gives the prefix's chunks, as a pool's warmer learns them."""
         tokens = struct.pack(f"<{len(self._prefix)}I", *self._prefix)
-        told = self._stand_in.put(HashRequest(tokens), ChunkHashes).hashes
-        return [told[at : at + CHUNK_HASH_BYTES] for at in range(0, len(told), CHUNK_HASH_BYTES)]
+        hashes = self._stand_in.put(HashRequest(tokens), ChunkHashes).hashes
+        return [hashes[at : at + CHUNK_HASH_BYTES] for at in range(0, len(hashes), CHUNK_HASH_BYTES)]
 
 
 def _scope(mode: Mode, tenant: int) -> Scope:

@@ -1,4 +1,4 @@
-"""What the benchmark needs around it: a cache server with its gate, tiers and engine, and what Redis holds."""
+"""The benchmark's processes: a cache server with its gate, tiers and engine; and the contents of Redis."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENT = {
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is kept of some keyspaces: the names of their chunks, and the bytes of their values."""
+    """Contents of some keyspaces: the names of their chunks, and the bytes of their values."""
 
     chunks: dict[str, set[bytes]]
     value_bytes: dict[str, int]
@@ -109,7 +109,7 @@ class Stand:
         return hits
 
     def counters(self) -> dict[str, int]:
-        """What the adapter has counted."""
+        """The adapter's counters."""
         return dict(self.stand_in.state().counters)
 
     def quiet(self) -> None:
@@ -120,20 +120,20 @@ class Stand:
             controllers[:] = self.server.get("/status")["storage_manager"]["store_controllers"].values()
             return not any(one["pending_keys_count"] or one["in_flight_task_count"] for one in controllers)
 
-        # What was written last may be on its way to the controller.
+        # The last write may be on its way to the controller.
         time.sleep(0.1)
         until(idle, lambda: controllers)
 
     def in_memory(self) -> tuple[int, int]:
-        """Return how many blocks and bytes the cache server itself says it has in its memory."""
+        """Return how many blocks and bytes the cache server itself reports in its memory."""
         (manager,) = self.server.get("/status")["storage_manager"]["l1_managers"].values()
         return manager["total_object_count"], manager["memory_used_bytes"]
 
     def forget_memory(self) -> None:
-        """Empty the cache server's memory, and wait until what was in it is overwritten and free."""
+        """Empty the cache server's memory, and wait until its blocks are overwritten and free."""
 
         def empty() -> bool:
-            # Not by force: what is still read, as a prompt's blocks are for a moment after it, goes a moment later.
+            # Not by force: blocks that are still read, as a prompt's are for a moment after it, go a moment later.
             self.server.post("/cache/clear", {"tier": "l1"})
             return self.in_memory() == (0, 0)
 
@@ -150,12 +150,12 @@ class Stand:
 
 
 def _processor_clock(pid: int) -> int:
-    # What clock_getcpuclockid(3) returns: nanoseconds, where /proc counts in hundredths of a second.
+    # As clock_getcpuclockid(3) returns it: nanoseconds, where /proc counts in hundredths of a second.
     return (~pid << 3) | 2
 
 
 def until(condition: Callable[[], bool], what: Callable[[], Any]) -> None:
-    """Wait for a condition. Raises ClusterError with what `what` says if it does not come true."""
+    """Wait for a condition. Raises ClusterError with the result of `what` if it does not come true."""
     give_up_at_s = time.monotonic() + SETTLE_TIMEOUT_S
     while not condition():
         if time.monotonic() > give_up_at_s:
@@ -164,7 +164,7 @@ def until(condition: Callable[[], bool], what: Callable[[], Any]) -> None:
 
 
 def held(server: Redis, keyspaces: frozenset[str]) -> Held:
-    """Return what a Redis holds of these keyspaces, asked past the product: every key, every value's length."""
+    """Return the contents of these keyspaces, read from Redis without the product: every key, every value's length."""
     chunks: dict[str, set[bytes]] = {keyspace: set() for keyspace in keyspaces}
     value_bytes = dict.fromkeys(keyspaces, 0)
     with redis.Redis(port=server.port) as admin:

@@ -1,4 +1,4 @@
-"""What is replayed: prompts of a shared prefix and of what requests of a public trace had behind theirs. Pure.
+"""The replayed load: prompts of a shared prefix, continued as requests of a public trace continue theirs. Pure.
 
 The trace (see `trace/README.md`) names the blocks of each prompt by numbers; equal numbers are equal blocks with an
 equal beginning of the prompt before them. All its requests begin with one block, a system prompt. In the benchmark the

@@ -1,4 +1,4 @@
-"""`tier`: what tiers on Redis servers cost, how fast they are ready, and what becomes of requests meanwhile.
+"""`tier`: cost of tiers on Redis servers, their time to readiness, and the requests meanwhile.
 
 Each part is a module with `async def measure(progress) -> Part`; its figures carry its name in front.
 """
@@ -14,7 +14,7 @@ from . import external, in_pods, killed, rendered, scaled
 
 NAME = "tier"
 WHOLE = "KVSTRATA_BENCH_WHOLE"
-"""Set to measure also what takes minutes and gigabytes of memory: servers killed, and shards added."""
+"""Set to run also the parts that take minutes and gigabytes of memory: servers killed, and shards added."""
 
 PARTS = (external, rendered, in_pods)
 LONG_PARTS = (killed, scaled)

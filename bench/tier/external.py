@@ -1,8 +1,8 @@
 """100 external tiers, each on a redis-server of its own, applied at once to an operator at rest.
 
-From the first apply until every tier is Ready, which takes a whole check of each server; then, at rest, what the checks
-cost that go on every 15 s, and that they write nothing. The baseline does with the same servers what cannot be left out
-and decides nothing: it creates the objects, asks each server for INFO, and writes each status once.
+From the first apply until every tier is Ready, which takes a whole check of each server; then, at rest, the cost of the
+checks every 15 s, and that they write nothing. The baseline does only the necessary steps with the same servers and
+decides nothing: it creates the objects, asks each server for INFO, and writes each status once.
 """
 
 from __future__ import annotations

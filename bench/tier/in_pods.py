@@ -128,7 +128,7 @@ async def measure(progress: Progress) -> Part:
 
 
 class _World:
-    """What watches show of the cluster."""
+    """The cluster as watches show it."""
 
     def __init__(self, tiers: Watch, pods: Watch) -> None:
         self._tiers, self._pods = tiers, pods
@@ -139,7 +139,7 @@ class _World:
         return {name: pod for name, pod in found if (pod["metadata"].get("labels") or {}).get(labels.TIER) == TIER}
 
     def restarts(self, name: str) -> int:
-        """How often a pod's containers were started anew."""
+        """How often a pod's containers were restarted."""
         found = (self.pods()[name].get("status") or {}).get("containerStatuses") or ()
         return sum(int(one["restartCount"]) for one in found)
 
@@ -154,18 +154,18 @@ class _World:
         return whole and all(condition_is_true(pod, "Ready") for pod in found)
 
     def tier_is_ready(self) -> bool:
-        """Whether the tier says so, with nothing left to do."""
+        """Whether the tier reports so, with nothing left to do."""
         tier = self._tiers.objects.get(TIER)
         status = (tier or {}).get("status") or {}
         return tier is not None and condition_is_true(tier, "Ready") and not status.get("progress")
 
     async def until(self, what: str, holds: Callable[[], bool]) -> float:
-        """Return when something was first seen to hold. Raises TimeoutError that says what was waited for."""
+        """Return when a condition was first seen to hold. Raises TimeoutError that names the condition."""
         give_up_at_s = time.monotonic() + TIMEOUT_S
         while not holds():
             if time.monotonic() > give_up_at_s:
-                told = json.dumps((self._tiers.objects.get(TIER) or {}).get("status"))[:2000]
-                raise TimeoutError(f"{what}: not after {TIMEOUT_S:g} s; the tier says {told}")
+                status = json.dumps((self._tiers.objects.get(TIER) or {}).get("status"))[:2000]
+                raise TimeoutError(f"{what}: not after {TIMEOUT_S:g} s; the tier's status is {status}")
             await asyncio.sleep(POLL_S)
         return time.monotonic()
 
@@ -195,7 +195,7 @@ async def _form(api: ApiAccess, world: _World) -> _Formed:
 
 
 async def _replace(api: ApiAccess, kubectl: Kubectl, world: _World, shard: int) -> _Outage:
-    """Delete the pod of a shard's primary while somebody writes and reads."""
+    """Delete the pod of a shard's primary while a caller writes and reads."""
     name = await asyncio.to_thread(_primary, kubectl, world, shard)
     uid = world.pods()[name]["metadata"]["uid"]
     async with _caller(kubectl) as requests:
@@ -212,7 +212,7 @@ async def _replace(api: ApiAccess, kubectl: Kubectl, world: _World, shard: int) 
 
 
 async def _kill(kubectl: Kubectl, world: _World, shard: int) -> _Outage:
-    """Kill the server of a shard's primary (SIGKILL) while somebody writes and reads; the pod stays."""
+    """Kill the server of a shard's primary (SIGKILL) while a caller writes and reads; the pod stays."""
     name = await asyncio.to_thread(_primary, kubectl, world, shard)
     victim = Victim(kubectl, DEMO_NAMESPACE, name, "redis")
     restarts = world.restarts(name)
@@ -222,7 +222,7 @@ async def _kill(kubectl: Kubectl, world: _World, shard: int) -> _Outage:
         server = await asyncio.to_thread(victim.first_pid)
         killed_s = time.monotonic()
         os.kill(server, signal.SIGKILL)
-        await world.until("the pod starts it anew", lambda: world.restarts(name) > restarts and world.pods_are_ready())
+        await world.until("the pod restarts it", lambda: world.restarts(name) > restarts and world.pods_are_ready())
         ready_s = await world.until("the tier is ready again", world.tier_is_ready)
         hits = requests.hits
         await world.until("requests are served", lambda: requests.hits > hits + WARM_REQUESTS)
@@ -231,7 +231,7 @@ async def _kill(kubectl: Kubectl, world: _World, shard: int) -> _Outage:
 
 @asynccontextmanager
 async def _caller(kubectl: Kubectl) -> AsyncIterator[Any]:
-    """Somebody who writes and reads; what starts and ends it waits for other programs."""
+    """A caller that writes and reads; threads start and end it, because they wait for other programs."""
     caller = cluster_caller(kubectl, TIER, deadline_s=TIMEOUT_S)
     requests = await asyncio.to_thread(caller.__enter__)
     try:
@@ -247,7 +247,7 @@ async def _delete(api: ApiAccess, world: _World) -> None:
 
 
 def _primary(kubectl: Kubectl, world: _World, shard: int) -> str:
-    """Return the pod of a shard whose server says that it leads. Raises LookupError if none does."""
+    """Return the pod of a shard whose server reports that it leads. Raises LookupError if none does."""
     ask = (
         f"REDISCLI_AUTH=$(cat {paths.REDIS_AUTH}/admin-password) redis-cli -h 127.0.0.1 --tls "
         f"--cacert {paths.REDIS_TLS}/ca.crt --user admin role"

@@ -1,8 +1,8 @@
 """A primary of 3 x (1+1) servers is killed (SIGKILL) while a pod stores and loads by the real adapter.
 
-Until when is everything served again, and which hits are lost? Only blocks may be that the replica had not read yet:
-what it had is listed right after the kill. Servers have the node time-out of a tier, nobody starts the killed one anew,
-and the operator's rules, which have nothing to do here, are what looks on.
+Until when is everything served again, and which hits are lost? Only hits of blocks that the replica had not read yet
+may be lost: its blocks are listed right after the kill. Servers have the node time-out of a tier, the killed one is not
+restarted, and the operator's rules, which have nothing to do here, observe the servers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEPT = [block(KEYSPACE_A, number) for number in range(256)]
 """Stored long before, and only read."""
 BEFORE = [block(KEYSPACE_B, number) for number in range(0, 256, 2)]
 AFTER = [block(KEYSPACE_B, number) for number in range(1, 256, 2)]
-"""Stored anew group after group, until the kill, and from then on."""
+"""Stored again group after group, until the kill, and from then on."""
 GROUP = 16
 PAUSE_S = 0.01
 TIMEOUT_S = 60.0
@@ -89,7 +89,7 @@ async def measure(progress: Progress) -> Part:
 
 
 def _leads(rig: MoverRig, heir: ServerPod) -> float:
-    """Return when a server said that it leads. Raises TimeoutError."""
+    """Return when a server reported that it leads. Raises TimeoutError."""
     give_up_at_s = time.monotonic() + TIMEOUT_S
     with rig.admin(heir) as client:
         while client.info("replication")["role"] != "master":
@@ -122,11 +122,11 @@ class _Pod:
         self._bad_at_s = self._good_at_s = 0.0
 
     def prepare(self) -> None:
-        """Store what is kept."""
+        """Store the blocks that are kept."""
         connected_to_all(self._driver)
         for start in range(0, len(KEPT), GROUP):
             group = KEPT[start : start + GROUP]
-            if not any(self._stored_anew(group) for _ in range(TRIES)):
+            if not any(self._stored_again(group) for _ in range(TRIES)):
                 raise RuntimeError(f"blocks were not stored: {self._driver.tier.state()}")
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class _Pod:
         self._thread.start()
 
     async def served_since(self, since_s: float) -> float:
-        """Return from when on everything was served, if it was for a while; raises TimeoutError."""
+        """Return since when everything was served, once it was for `SETTLED_S`. Raises TimeoutError."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 first_good_s = self._good_at_s
@@ -170,7 +170,7 @@ class _Pod:
             self._ended.wait(PAUSE_S)
 
     def _round(self, written: list[Block], kept: list[Block]) -> None:
-        """Store a group anew and load it, and load one that was there."""
+        """Store a group again and load it, and load one that was there."""
         began_s = time.monotonic()
         for one in written:
             self.stored_at_s.pop(one.key, None)
@@ -187,7 +187,7 @@ class _Pod:
         elif self._good_at_s <= self._bad_at_s:
             self._good_at_s = ended_s
 
-    def _stored_anew(self, blocks: list[Block]) -> bool:
+    def _stored_again(self, blocks: list[Block]) -> bool:
         self._driver.tier.delete(blocks)
         return self._store(blocks)
 

@@ -11,10 +11,10 @@ from bench.result import Figure
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one part measured. `ratio` is its main figure held against its baseline, of the same run.
+    """Figures of one part. `ratio` is its main figure held against its baseline, of the same run.
 
     `others_percent` is the share of the machine that other programs took while times were measured. `not_measured`
-    says why figures are not there whose names begin with a word.
+    holds, by the first part of their names, the reason why figures are absent.
     """
 
     figures: Mapping[str, Figure]

@@ -1,4 +1,4 @@
-"""100 managed clusters, applied at once to an operator at rest: how fast their objects are made, and what that costs.
+"""100 managed clusters, applied at once to an operator at rest: how fast it creates their objects, and at which cost.
 
 No pod runs, so that nothing but the operator and the API server is measured: the clusters wait for their pods, and
 the operator, which looks after each of them by now, has nothing to write. The baselines are the same objects, created

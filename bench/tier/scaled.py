@@ -1,4 +1,4 @@
-"""Three shards become four with blocks in them, while a pod stores and loads at half of what it could.
+"""Three shards become four with blocks in them, while a pod stores and loads at half of its capacity.
 
 Once with blocks of 1 MiB, which go key by key, and once with blocks of 16 MiB on Valkey 9, which moves whole slots. How
 long do small commands take meanwhile, and does a pod meet anything but a hit or a miss? The operator's rules and mover
@@ -28,7 +28,7 @@ from tests.topology.mover_rig import MoverRig, total
 MIB = 1 << 20
 RESIDENT_BYTES = 2 << 30
 SERVER_BYTES = RESIDENT_BYTES
-"""What each server may take: room for all blocks, so that nothing is evicted or refused."""
+"""Memory limit of each server: room for all blocks, so that nothing is evicted or refused."""
 CAPACITY_S = 3.0
 BEFORE_S = 5.0
 SHARE = 0.5
@@ -94,14 +94,14 @@ async def _scaled(run: _Run, progress: Progress) -> Part:
                 await rig.settled(rig.mover(pause=asyncio.sleep))
                 took_s = time.monotonic() - began_s
                 during = await probe.ask("end")
-            told = await traffic.ask("end")
-    return _figures(run, rig, (before, during, told), capacity, took_s, busyness.others_percent)
+            answers = await traffic.ask("end")
+    return _figures(run, rig, (before, during, answers), capacity, took_s, busyness.others_percent)
 
 
 def _figures(
     run: _Run, rig: MoverRig, answers: tuple[Any, Any, Any], capacity: float, took_s: float, others_percent: float
 ) -> Part:
-    before, during, told = answers
+    before, during, ended = answers
     moved = total(rig.reports)
     return Part(
         figures={
@@ -109,20 +109,20 @@ def _figures(
             f"{run.name}_small_p999": Figure(during["p999_ms"], "ms", baseline=before["p999_ms"]),
             f"{run.name}_small_max": Figure(during["max_ms"], "ms", baseline=before["max_ms"]),
             f"{run.name}_took": Figure(took_s, "s"),
-            f"{run.name}_failed": Figure(told["wrong"] + bool(told["problem"]), "1"),
-            f"{run.name}_late": Figure(told["late"], "1"),
-            f"{run.name}_adapter_errors": Figure(told["errors"], "1"),
-            f"{run.name}_missed": Figure(told["missed"] / max(1, told["asked"]), "1"),
+            f"{run.name}_failed": Figure(ended["wrong"] + bool(ended["problem"]), "1"),
+            f"{run.name}_late": Figure(ended["late"], "1"),
+            f"{run.name}_adapter_errors": Figure(ended["errors"], "1"),
+            f"{run.name}_missed": Figure(ended["missed"] / max(1, ended["asked"]), "1"),
             f"{run.name}_dropped": Figure(moved.dropped, "1"),
         },
         baseline={f"{run.name}_small_p99_before": Figure(before["p99_ms"], "ms")},
         ratio=during["p99_ms"] / before["p99_ms"],
         conditions={
             f"{run.name}_requests_per_second": round(SHARE * capacity, 2),
-            f"{run.name}_requests": told["requests"],
+            f"{run.name}_requests": ended["requests"],
             f"{run.name}_answers": during["answers"],
             f"{run.name}_slots_moved": moved.slots,
-            f"{run.name}_problem": told["problem"],
+            f"{run.name}_problem": ended["problem"],
         },
         others_percent=others_percent,
     )

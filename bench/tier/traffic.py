@@ -28,7 +28,7 @@ TRIES = 20
 PRIMARIES = 3
 CONNECT_TIMEOUT_S = 30.0
 SLACK_S = 1.0
-"""What an answer may take beyond its deadline, on a busy machine."""
+"""Time that an answer may take beyond its deadline, on a busy machine."""
 
 
 class Traffic:
@@ -40,7 +40,7 @@ class Traffic:
         self._size = self._at_once = 0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._told: dict[str, Any] = {}
+        self._counts: dict[str, Any] = {}
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one question."""
@@ -67,7 +67,7 @@ class Traffic:
         self._size, self._at_once = size, max(1, BYTES_AT_ONCE // size)
         self._buffers = [bytearray(size) for _ in range(self._at_once)]
         for number in range(len(self._blocks) // self._at_once):
-            if not any(self._stored_anew(self._some(number)) for _ in range(TRIES)):
+            if not any(self._stored_again(self._some(number)) for _ in range(TRIES)):
                 raise RuntimeError(f"not all was stored: {self._driver.tier.state()}")
         return {"blocks": len(self._blocks)}
 
@@ -80,19 +80,19 @@ class Traffic:
         return {"per_second": number / (time.monotonic() - began_s)}
 
     def _begin(self, per_second: float) -> dict[str, Any]:
-        """Make so many requests a second until told to end."""
+        """Make so many requests a second until the command `end`."""
         self._ended.clear()
-        self._told = {"requests": 0, "asked": 0, "missed": 0, "late": 0, "wrong": 0, "problem": "", "longest_s": 0.0}
+        self._counts = {"requests": 0, "asked": 0, "missed": 0, "late": 0, "wrong": 0, "problem": "", "longest_s": 0.0}
         self._thread = threading.Thread(target=self._run, args=[1 / per_second], daemon=True)
         self._thread.start()
         return {}
 
     def _end(self) -> dict[str, Any]:
-        """Return what became of the requests; `errors` are the adapter's own, which nobody else sees."""
+        """Return the outcome of the requests; `errors` are the adapter's own, which no caller sees."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        return {**self._told, "errors": self._driver.tier.state().errors}
+        return {**self._counts, "errors": self._driver.tier.state().errors}
 
     def _run(self, every_s: float) -> None:
         number, due_s = 0, time.monotonic()
@@ -102,7 +102,7 @@ class Traffic:
                 number += 1
                 due_s = max(due_s + every_s, time.monotonic() - every_s)
         except Exception as problem:
-            self._told["problem"] = f"{type(problem).__name__}: {problem}"
+            self._counts["problem"] = f"{type(problem).__name__}: {problem}"
 
     def _request(self, number: int) -> None:
         some = self._some(number * 7)
@@ -112,25 +112,25 @@ class Traffic:
             return
         self._timed("lookup", lambda: self._driver.lookup(some))
         hits = self._timed("load", lambda: self._load(some))
-        if self._told:
-            self._told["asked"] += len(some)
-            self._told["missed"] += len(some) - sum(hits)
+        if self._counts:
+            self._counts["asked"] += len(some)
+            self._counts["missed"] += len(some) - sum(hits)
 
     def _timed(self, what: str, do: Any) -> Any:
         began_s = time.monotonic()
         result = do()
         took_s = time.monotonic() - began_s
-        if self._told:
-            self._told["requests"] += 1
-            self._told["longest_s"] = max(self._told["longest_s"], took_s)
-            self._told["late"] += took_s > self._limits[what] / 1000 + SLACK_S
+        if self._counts:
+            self._counts["requests"] += 1
+            self._counts["longest_s"] = max(self._counts["longest_s"], took_s)
+            self._counts["late"] += took_s > self._limits[what] / 1000 + SLACK_S
         return result
 
     def _some(self, number: int) -> list[Block]:
         start = number * self._at_once % len(self._blocks)
         return self._blocks[start : start + self._at_once]
 
-    def _stored_anew(self, blocks: list[Block]) -> bool:
+    def _stored_again(self, blocks: list[Block]) -> bool:
         self._driver.tier.delete(blocks)
         return self._store(blocks)
 
@@ -148,8 +148,8 @@ class Traffic:
         self._driver.wait(task)
         hits = list(tier.pop_found(task) or [0] * len(blocks))
         for one, hit, buffer in zip(blocks, hits, self._buffers, strict=False):
-            if hit and not buffer[:32] == buffer[-32:] == one.chunk_hash and self._told:
-                self._told["wrong"] += 1
+            if hit and not buffer[:32] == buffer[-32:] == one.chunk_hash and self._counts:
+                self._counts["wrong"] += 1
         return hits
 
 

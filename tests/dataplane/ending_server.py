@@ -69,7 +69,7 @@ class Pod:
             assert time.monotonic() < give_up_at_s, self.engine.log_file.read_text()[-6000:]
 
     @contextmanager
-    def nobody_waits(self) -> Iterator[list[int]]:
+    def no_request_waits(self) -> Iterator[list[int]]:
         """See that the engine hears of the server's end in the block, and that no timer runs out.
 
         Yields a list that holds, in the end, each wait for the server that was in vain, in milliseconds.

@@ -44,7 +44,7 @@ def pod(
 
 
 def test_before_an_engines_first_request(pod: Pod) -> None:
-    with pod.nobody_waits():
+    with pod.no_request_waits():
         pod.end(pod.server)
         first_s, second_s = pod.ask(), pod.ask()
     print(f"\n{pod.end.__name__}: the first request took {1000 * first_s:.0f} ms, the second {1000 * second_s:.0f}")
@@ -54,7 +54,7 @@ def test_before_an_engines_first_request(pod: Pod) -> None:
 
 def test_while_nobody_asks(pod: Pod) -> None:
     usual_s = sorted(pod.ask() for _ in range(5))
-    with pod.nobody_waits():
+    with pod.no_request_waits():
         pod.end(pod.server)
         after_s = [pod.ask() for _ in range(5)]
     print(f"\n{pod.end.__name__}: usually {_told(usual_s)}, after it {_told(after_s)}")
@@ -81,7 +81,7 @@ def test_while_requests_are_in_flight(pod: Pod) -> None:
     for asker in askers:
         asker.start()
     until(lambda: len(spans) >= 6 or failures)
-    with pod.nobody_waits() as waits_ms:
+    with pod.no_request_waits() as waits_ms:
         ended_at_s = time.monotonic()
         pod.end(pod.server)
         took_s = time.monotonic() - ended_at_s
