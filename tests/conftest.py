@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from tests.support.amounts import examples, told
+from tests.support.amounts import examples, sampled_lines
 
 if examples(1) > 1:
     settings.register_profile("soak", max_examples=examples(100), deadline=None)
@@ -13,4 +13,4 @@ if examples(1) > 1:
 
 def pytest_report_header() -> list[str]:
     """Say what is sampled."""
-    return list(told())
+    return list(sampled_lines())

@@ -137,7 +137,7 @@ def test_a_watch_that_says_what_nobody_understands_ends_the_process_and_the_next
     faulty: FaultyWorld, watching: OperatorProcess, said: Event | bytes
 ) -> None:
     running = watching if watching.process.poll() is None else faulty.start("watching-again")
-    faulty.proxy.say(said, POLICIES)
+    faulty.proxy.send(said, POLICIES)
     running.process.wait(30)  # and the kubelet starts it anew
     suspended = not faulty.entries()["tenant-5"].suspended
     faulty.edit("tenant-5", suspend=suspended)

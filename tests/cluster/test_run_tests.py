@@ -215,7 +215,7 @@ def test_what_failed_fails_beside_load_again_and_the_load_ends(tmp_path: Path, m
 
 
 def test_every_run_begins_with_what_it_samples_and_a_soak_samples_nothing() -> None:
-    told = "from tests.support.amounts import *; print(*told(), examples(3), seeds(2), sep='\\n')"
+    told = "from tests.support.amounts import *; print(*sampled_lines(), examples(3), seeds(2), sep='\\n')"
 
     def run(**environment: str) -> list[str]:
         variables = {"PATH": os.environ["PATH"], **environment}

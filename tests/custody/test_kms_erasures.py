@@ -79,7 +79,7 @@ async def until(w: World, condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             for name in w.addresses:
-                w.keys.say(name)
+                w.keys.acknowledge(name)
             await w.turn(1)
             await asyncio.sleep(0.005)
 

@@ -83,7 +83,7 @@ def test_no_pod_is_brought_a_key_whose_token_is_another_s(told: Callable[[Story]
 def test_a_pod_that_did_not_answer_is_asked_again_after_a_while(told: Callable[[Story], KeyPods]) -> None:
     async def story(pods: KeyPods) -> None:
         pods.start("pod-2")
-        pods.say("pod-2")
+        pods.acknowledge("pod-2")
         pods.away.add("pod-2")
         await pods.turn(20)
         assert pods.held["pod-2"] == {}

@@ -54,7 +54,7 @@ class History:
         self._simulation.put(policy(self._name()))
         self._go_on()
         left = set(self._cached)
-        self.world.restore(self._chance.choice(self._backups), heard=False)
+        self.world.restore(self._chance.choice(self._backups), reached=False)
         known = self._simulation.bundle().root.revision
         assert self.world.held[self._simulation.pod("pod-0").uid].root.revision > known, "a pod knows better"
         # Pods that start only now remember nothing, and would read what came back until the others were heard.

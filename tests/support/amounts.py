@@ -1,6 +1,6 @@
 """How much tests try: a sample that there is time for, or all of it with KVSTRATA_SOAK=1 (`make soak`).
 
-Each run of pytest begins with what it samples. In a soak, random examples begin with KVSTRATA_SEED.
+Each run of pytest begins with the sampled amounts. In a soak, random examples begin with KVSTRATA_SEED.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMES = 20
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So many of something: `sampled`, or the `whole` in a soak, or what the `variable` of the environment says."""
+    """So many of something: `sampled`, or the `whole` in a soak, or the value of the environment's `variable`."""
 
     what: str
     sampled: int
@@ -48,8 +48,8 @@ def seeds(count: int) -> range:
     return range(SEED, SEED + TIMES * count) if SOAK else range(count)
 
 
-def told() -> Iterator[str]:
-    """Say what is sampled, a line each."""
+def sampled_lines() -> Iterator[str]:
+    """Describe the sampled amounts, a line each."""
     if SOAK:
         yield f"soak: {TIMES} times the random examples, all tests on every kind of server, KVSTRATA_SEED={SEED}"
     else:

@@ -48,7 +48,7 @@ HOP_BY_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive",
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request: when it came and was answered (monotonic seconds), and with what. No status: never answered."""
+    """One request: when it came and was answered (monotonic seconds), and the answer. No status: never answered."""
 
     at: float
     method: str
@@ -66,7 +66,7 @@ class Exchange:
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """One running watch. A dead one carries nothing any more, in either direction, and nobody is told."""
+    """One running watch. A dead one carries nothing any more, in either direction; neither side is notified."""
 
     path: str
     response: web.StreamResponse
@@ -134,21 +134,21 @@ class ApiProxy:
             self._drops.remove(drop)
 
     def silence(self, path: str = "") -> int:
-        """Let all running watches of such paths die without a word; new ones live. Return how many."""
+        """Let all running watches of such paths die silently; new ones live. Return how many."""
         return self._each(path, self._silence)
 
     def reset(self, path: str = "") -> int:
         """Break the connections of all running watches of such paths; return how many."""
         return self._each(path, self._reset)
 
-    def say(self, event: Event | bytes, path: str = "") -> int:
+    def send(self, event: Event | bytes, path: str = "") -> int:
         """Send an event (or raw bytes) on all running watches of such paths and end them; return how many."""
         data = event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"
-        return self._each(path, lambda stream: self._say(stream, data))
+        return self._each(path, lambda stream: self._send(stream, data))
 
     def expire(self, path: str = "") -> int:
         """End all running watches of such paths with 410 Expired; return how many."""
-        return self.say(EXPIRED, path)
+        return self.send(EXPIRED, path)
 
     def requests(
         self,
@@ -195,7 +195,7 @@ class ApiProxy:
         _abort(stream.request)
 
     @staticmethod
-    async def _say(stream: _Stream, data: bytes) -> None:
+    async def _send(stream: _Stream, data: bytes) -> None:
         stream.dead = True
         await stream.response.write(data)
         stream.ended.set()
@@ -259,8 +259,8 @@ class ApiProxy:
                 return None
             case Delay(seconds=seconds):
                 await asyncio.sleep(seconds)
-            case Hold(tell=tell):
-                return await self._hold(request, body, tell)
+            case Hold(on_arrival=on_arrival):
+                return await self._hold(request, body, on_arrival)
         if watch:
             return await self._watch(request)
         async with self._forward(request, body) as answer:
@@ -282,11 +282,11 @@ class ApiProxy:
         return web.Response(status=answer.status, body=data, headers=headers)
 
     async def _hold(
-        self, request: web.BaseRequest, body: bytes, tell: Callable[[Held], None]
+        self, request: web.BaseRequest, body: bytes, on_arrival: Callable[[Held], None]
     ) -> web.StreamResponse | None:
         held = Held(body, request.method, request.path)
-        tell(held)
-        # A client that gives up, or dies, ends this handler; its request goes on.
+        on_arrival(held)
+        # A client that gives up, or dies, ends this handler; its request continues.
         return await asyncio.shield(asyncio.create_task(self._held(request, body, held)))
 
     async def _held(self, request: web.BaseRequest, body: bytes, held: Held) -> web.StreamResponse | None:
@@ -321,7 +321,7 @@ class ApiProxy:
             ending = asyncio.ensure_future(stream.ended.wait())
             leaving = asyncio.ensure_future(self._until_gone(request))
             try:
-                # A dead watch lasts until its client gives up, whatever the API server does.
+                # A dead watch lasts until its client gives up, also when the API server ends its side.
                 await asyncio.wait({reading, ending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self._streams.discard(stream)

@@ -1,4 +1,4 @@
-"""What a proxy in front of an API server can do to requests and to watches."""
+"""Faults that a proxy in front of an API server can apply to requests and to watches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer in the API server's place; it never hears of the request."""
+    """Answer in the API server's place; it never receives the request."""
 
     status: int
     reason: str = ""
@@ -27,7 +27,7 @@ class Answer:
             "kind": "Status",
             "apiVersion": "v1",
             "status": "Failure",
-            "message": "said by the proxy",
+            "message": "answered by the proxy",
             "reason": self.reason,
             "code": self.status,
         }
@@ -46,7 +46,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Garble:
-    """Let the API server carry the request out, and answer 200 with what is no JSON."""
+    """Let the API server carry the request out, and answer 200 with a body that is no JSON."""
 
     body: bytes = b"<html><body>Bad gateway, have a nice day \xff</body></html>"
 
@@ -80,9 +80,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep requests until each of them is let go; `tell` is given each when it comes."""
+    """Keep requests until each of them is released; `on_arrival` is called with each when it comes."""
 
-    tell: Callable[[Held], None]
+    on_arrival: Callable[[Held], None]
 
 
 Fault = Answer | BreakAfter | Truncate | Garble | Delay | Hang | Hold

@@ -23,7 +23,7 @@ TURNS = 20
 
 
 class KeyPods:
-    """Pods that keep what they are brought for as long as the bundle that they acknowledged last names it."""
+    """Pods that keep delivered keys for as long as the bundle that they acknowledged last names them."""
 
     def __init__(self, sim: Simulation, addresses: dict[str, str] | None = None) -> None:
         self.sim = sim
@@ -33,7 +33,7 @@ class KeyPods:
         self.away: set[str] = set()
         """Pods that do not answer."""
         self.token = ""
-        """What is sent instead of the pod's own token."""
+        """Sent instead of the pod's own token, if set."""
         self.brought: list[tuple[str, int]] = []
         self.delivery: KeyDelivery | None = None
 
@@ -62,21 +62,21 @@ class KeyPods:
             await asyncio.sleep(0)
 
     async def turn(self, seconds: float = 1.0) -> None:
-        """Let everybody acknowledge and say what they lack, visit whoever is to be visited, and let time pass."""
+        """Let every pod acknowledge and report the keys that it lacks, deliver those keys, and let time pass."""
         assert self.delivery is not None
         for _ in range(4):
             self.sim.settle()
             for name in self.addresses.keys() - self.away:
                 if name in self.sim.world.pods.get("tiny", {}):
-                    self.say(name)
+                    self.acknowledge(name)
             self.delivery.follow()
             for _ in range(TURNS):
                 await asyncio.sleep(0)
             self.sim.settle()
         self.sim.advance(seconds)
 
-    def say(self, name: str) -> None:
-        """Let a pod acknowledge its bundle, drop what that does not name, and tell how many keys lack."""
+    def acknowledge(self, name: str) -> None:
+        """Let a pod acknowledge its bundle, drop keys that it does not name, and report how many keys it lacks."""
         ids = self.named()
         self.held[name] = {one: key for one, key in self.held[name].items() if one in ids}
         lacking = len(ids - self.held[name].keys())
@@ -84,15 +84,15 @@ class KeyPods:
         known = self.sim.acks.get(found.uid)
         revision = self.bundle().root.revision
         if known is not None and (known.acked, known.keys_lacking) == (revision, lacking):
-            told = self.sim.store.domain(NAMESPACE).states.get(found.uid)
-            if told is not None and told.in_contact:
+            contact = self.sim.store.domain(NAMESPACE).states.get(found.uid)
+            if contact is not None and contact.in_contact:
                 return
         self.sim.ack(name)
         self.sim.acks[found.uid] = replace(self.sim.acks[found.uid], keys_lacking=lacking)
-        self.sim._say(found, self.sim.acks[found.uid])
+        self.sim._report(found, self.sim.acks[found.uid])
 
     def silence(self, name: str) -> None:
-        """Let a pod answer nobody any more."""
+        """Let a pod stop answering."""
         self.away.add(name)
         self.sim.store.lose_contact(NAMESPACE, self.sim.pod(name).uid)
 
@@ -113,22 +113,22 @@ class KeyPods:
         """The ids of the keys that it names."""
         return {key.id for keys in data_keys(self.bundle()).values() for key in keys if isinstance(key, KeyReference)}
 
-    # what the operator asks
+    # answers to the operator
 
     async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
-        """Tell which keys a pod lacks."""
+        """Return the keys that a pod lacks, and its token."""
         name, token = self._answering(pod_ip)
-        return self._word(name), token
+        return self._lacking(name), token
 
     async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]:
-        """Take what lacks."""
+        """Take the keys that the pod lacks; return the remaining ones, and its token."""
         name, token = self._answering(pod_ip)
         taken, _ = unpack_keys(message, self.named() - self.held[name].keys())
         self.held[name] |= {one: bytes(key) for one, key in taken.items()}
         self.brought.append((name, len(taken)))
-        return self._word(name), token
+        return self._lacking(name), token
 
-    def _word(self, name: str) -> KeysLacking:
+    def _lacking(self, name: str) -> KeysLacking:
         return KeysLacking(tuple(self.named() - self.held[name].keys()))
 
     def _answering(self, ip: str) -> tuple[str, str]:

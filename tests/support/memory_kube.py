@@ -41,12 +41,12 @@ class MemoryKube(Kube):
 
     @property
     def objects(self) -> dict[Slot, Raw]:
-        """What the server holds. Change it by requests only."""
+        """The server's objects. Change them by requests only."""
         return self.api.objects
 
     @property
     def events(self) -> list[Event]:
-        """The events that nobody has taken yet."""
+        """The events that were not taken yet."""
         return self.api.events
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Raw | None:
@@ -118,11 +118,11 @@ class MemoryKube(Kube):
         return namespace in self.api.ending
 
     async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
-        """Return whose token the test said that this is."""
+        """Return the identity that the test gave this token."""
         return self.tokens.get(token)
 
     async def container_log(self, namespace: str, pod: str, container: str, limit_bytes: int) -> bytes:
-        """Return what the test said that a pod printed; 404 for any other, as of a node that is away."""
+        """Return the output that the test gave a pod; 404 for any other, as of a node that is away."""
         if pod not in self.logs:
             raise KubeError(404, "NotFound", "the kubelet does not answer")
         return self.logs[pod][:limit_bytes]
@@ -141,8 +141,8 @@ class MemoryKube(Kube):
                 written = self.api.replace(slot, current, manager)
             else:
                 fresh = {name: value for name, value in body["metadata"].items() if name != "resourceVersion"}
-                told = {name: fresh[name] for name in ("uid", "creationTimestamp") if name in fresh}
-                written = self.api.create(slot, {**body, "metadata": fresh}, manager, told)
+                given = {name: fresh[name] for name in ("uid", "creationTimestamp") if name in fresh}
+                written = self.api.create(slot, {**body, "metadata": fresh}, manager, given)
             if "status" in body and written.get("status") != body["status"]:
                 written = self.api.replace_status(slot, body["status"], manager)
             return written

@@ -53,7 +53,7 @@ def model(name: str = "tiny", *, tiers: tuple[str, ...] = (), labels: dict[str, 
 
 
 def policy(tenant: str, *, name: str | None = None, group: str | None = None, **spec: Any) -> Raw:
-    """Return the policy of one tenant: isolated unless `group` or `isolation` says otherwise."""
+    """Return the policy of one tenant: isolated unless `group` or `isolation` is given."""
     isolation = {"isolation": "Group", "groupRef": {"name": group}} if group else {"isolation": "Isolated"}
     return own("TenantCachePolicy", name or tenant, {"tenant": tenant, **isolation, **spec})
 

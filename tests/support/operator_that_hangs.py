@@ -1,8 +1,7 @@
-"""The operator, whose event loop stands still for a while when a test says so by SIGUSR1.
+"""The operator, whose event loop stops when a test sends SIGUSR1.
 
-SIGUSR2 ends it; `KVSTRATA_TEST_STILL_S` says after how long it ends in any case, `KVSTRATA_TEST_SILENT_LIMIT_S` after
-how long the Lease is renewed no more. With `KVSTRATA_TEST_STAYS` a part of it ignores its
-cancellation.
+SIGUSR2 lets it continue, at the latest after `KVSTRATA_TEST_STILL_S`; `KVSTRATA_TEST_SILENT_LIMIT_S` is the time after
+which the Lease is renewed no more. With `KVSTRATA_TEST_STAYS` a part of it ignores its cancellation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The operator with a deliberate fault: keyspaces are derived from the kind of a scope alone.
 
-All tenants of a domain get one keyspace, that of an epoch which nobody drew: isolation is broken, and everything else
-works as it should.
+All tenants of a domain get one keyspace, that of an epoch that was never drawn: isolation is broken, and everything
+else works as it should.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of the questions for prefix pools in a simulation."""
+"""Answers to the questions for prefix pools in a simulation."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def subject(uid: str = "order-1", **changes: object) -> Subject:
 
 
 def pod(uid: str = "pod-1", **changes: object) -> PodFact:
-    """A pod that acknowledged, erased its memory and its files, and missed what it was asked for."""
+    """A pod that acknowledged, erased its memory and its files, and had no hit when the probe read its blocks."""
     whole = PodFact(
         model="chat",
         uid=uid,

@@ -1,4 +1,4 @@
-"""What pods make of prefixes in simulations, and what they say that they hold of pools."""
+"""Renderings of prefixes by pods in simulations, and their reports about stored pools."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class Renderer:
         """Pods and digests of prefixes."""
         self.computed: list[tuple[str, str]] = []
         """The same for warm-ups."""
-        self.says: dict[str, dict[str, Any]] = {}
+        self.overrides: dict[str, dict[str, Any]] = {}
         """Fields of the renderings of a pod that are others than those of all pods."""
         self.silent: set[str] = set()
         """Pods that do not answer."""
         self.outcome = WarmOutcome.STORED
-        """What becomes of every warm-up."""
+        """The outcome of every warm-up."""
         self.stored: dict[str, set[bytes]] = {}
         """The chunks that are stored, by the digits of their scope; a test may take some away."""
         self.seasoning = b""
-        """What decides which tokens a text becomes, beside the text."""
+        """Decides, beside the text, which tokens a text becomes."""
 
     def render(self, pod: Pod, state: PodState, prefix: PrefixSource) -> Rendered | None:
-        """Return what a pod makes of a prefix, None if it does not answer."""
+        """Return a pod's rendering of a prefix, None if it does not answer."""
         self.asked.append((pod.name, prefix.digest))
         return None if pod.name in self.silent else self._made(pod, state, prefix)
 
     def _made(self, pod: Pod, state: PodState, prefix: PrefixSource) -> Rendered:
-        seasoning = self.says.get(pod.name, {}).get("seasoning", self.seasoning)
+        seasoning = self.overrides.get(pod.name, {}).get("seasoning", self.seasoning)
         data = (prefix.text or "").encode() or prefix.encode()
         hashes, last = b"", seasoning
         for at in range(0, len(data) // 16 * 16, 16):
@@ -64,10 +64,10 @@ class Renderer:
         made = Rendered(
             state.gate_boot, state.cache_boot, pod.render_id, len(data), len(data), 16, 4096, hashes
         )  # fmt: skip
-        return replace(made, **{k: v for k, v in self.says.get(pod.name, {}).items() if k != "seasoning"})
+        return replace(made, **{k: v for k, v in self.overrides.get(pod.name, {}).items() if k != "seasoning"})
 
     def warm(self, pod: Pod, state: PodState, scope: str, prefix: PrefixSource) -> WarmOutcome | None:
-        """Compute a prefix, and say what became of it; None if the pod does not answer."""
+        """Compute a prefix, and return the outcome; None if the pod does not answer."""
         self.computed.append((pod.name, prefix.digest))
         if pod.name in self.silent:
             return None
@@ -80,7 +80,7 @@ class Renderer:
         return self.outcome
 
     def inspect(self, pod: Pod, state: PodState, uid: str, shards: Iterable[PoolShard]) -> PoolReport | None:
-        """Say what every tier holds of a pool's versions, a block of 1,000 bytes for each chunk."""
+        """Return each tier's blocks of a pool's versions, a block of 1,000 bytes for each chunk."""
         if pod.name in self.silent:
             return None
         versions = [version for shard in shards if shard.uid == uid for version in shard.versions]

@@ -1,4 +1,4 @@
-"""A simulation whose pods hold bundles as gates do, and whose API server may be put back to what it was."""
+"""A simulation whose pods hold bundles as gates do, and whose API server may be restored from a backup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.worlds import MAX_STEPS, Simulation, finish
 
 @dataclass
 class Backup:
-    """What a snapshot of etcd holds: every object, and the count of leaders."""
+    """A snapshot of etcd: every object, and the count of leaders."""
 
     api: MemoryApi
     boots: int
@@ -29,12 +29,12 @@ class Backup:
 
 @dataclass
 class RestoredWorld:
-    """One namespace whose pods read bundles by the gate's rule: nothing that does not supersede what they hold."""
+    """One namespace whose pods read bundles by the gate's rule: a new bundle must supersede the one that they hold."""
 
     simulation: Simulation
     held: dict[str, Bundle] = field(default_factory=dict)
     readable: set[str] = field(default_factory=set)
-    """Every keyspace that some pod was told to serve since the last restore."""
+    """Every keyspace in a bundle that some pod read since the last restore."""
 
     @classmethod
     def of(cls, *objects: Raw) -> RestoredWorld:
@@ -44,16 +44,16 @@ class RestoredWorld:
         return world
 
     def rest(self) -> None:
-        """Work until neither the operator nor any pod has anything to say."""
+        """Work until neither the operator nor any pod changes anything."""
         quiet = 0
         for _ in range(60):
             self.work()
-            # What a pod told may move the operator, and that the pod.
+            # A pod's report may move the operator, and that the pod.
             quiet = 0 if [pod for pod in self._pods() if self.speak(pod.name)] else quiet + 1
             if quiet > 1:
                 self.simulation.settle()
                 return
-        raise AssertionError("pods and operator go on for ever")
+        raise AssertionError("pods and operator do not come to rest")
 
     def work(self, plans: int | None = None) -> None:
         """Let a second pass, or in it only so many plans; pods read every bundle that is committed meanwhile."""
@@ -75,7 +75,7 @@ class RestoredWorld:
             )
 
     def speak(self, name: str, *, lie: PodState | None = None) -> bool:
-        """Let a pod read the bundle and tell what it serves under; return whether it serves under something new."""
+        """Let a pod read the bundle and report its state; return whether it took a new bundle."""
         pod = self.simulation.pod(name)
         before = self.held.get(pod.uid)
         if lie is None:
@@ -90,7 +90,7 @@ class RestoredWorld:
         return self.held.get(pod.uid) is not before
 
     def state(self, pod: Pod) -> PodState:
-        """Return what the gate of a pod says."""
+        """Return the state that the gate of a pod reports."""
         bundle = self.held.get(pod.uid)
         root = bundle.root if bundle is not None else None
         revision = root.revision if root is not None else 0
@@ -108,21 +108,21 @@ class RestoredWorld:
         copy.take_over(self.simulation.kube.api)
         return Backup(copy, self.simulation.boots)
 
-    def restore(self, backup: Backup, *, heard: bool = True) -> None:
-        """Put etcd back to a snapshot and start the operator anew; pods live on, and are `heard` before it acts."""
+    def restore(self, backup: Backup, *, reached: bool = True) -> None:
+        """Put etcd back to a snapshot and restart the operator, which has `reached` the pods before it acts."""
         simulation = self.simulation
         simulation.kube.api.take_over(backup.api)
         simulation.boots = backup.boots
-        # What was random in the history that is lost is not drawn again.
+        # Random values of the lost history are not drawn again.
         simulation.random = random.Random(simulation.random.random())
         self.readable = set()
-        self.restart(heard=heard)
+        self.restart(reached=reached)
 
-    def restart(self, *, heard: bool = True) -> None:
-        """Start another operator, which hears the pods before it acts, unless they cannot be reached."""
+    def restart(self, *, reached: bool = True) -> None:
+        """Start another operator, which receives the pods' reports before it acts, unless they cannot be `reached`."""
         self.simulation.acks.clear()
         self.simulation.restart()
-        for pod in self._pods() if heard else ():
+        for pod in self._pods() if reached else ():
             self.speak(pod.name)
 
     def clone(self, seed: int) -> RestoredWorld:

@@ -1,4 +1,4 @@
-"""What servers say in a simulation: to probes and looks, and to those who tend their passwords and certificates."""
+"""Answers of servers in a simulation: to probes and looks, and to updates of their passwords and certificates."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ VERSION = "8.0.0"
 
 
 NO_PODS = ClusterReport(Cluster({}, {}, {}, 0.0), datetime(2026, 1, 1, tzinfo=UTC))
-"""What a look finds while no server of a managed cluster runs."""
+"""Findings of a look while no server of a managed cluster runs."""
 
 
 @dataclass(frozen=True)
 class SimulatedServer:
-    """What a managed server has: its line of passwords, what admits its users, their rights, the password for its
-    primary, its certificate."""
+    """State of a managed server: its line of passwords, the digests that admit its users, the marker of their rights,
+    the password for its primary, its certificate."""
 
     made: str
     admitted: Mapping[str, frozenset[str]]
@@ -43,7 +43,7 @@ class SimulatedServer:
 
 
 def answer_probe(simulation: Simulation, order: ProbeBackend) -> None:
-    """Say at once what a probe of a server finds, and have its tier planned again."""
+    """Store the findings of a server's probe at once, and have its tier planned again."""
     simulation.asked.append(order.endpoint)
     reason, sentence = ("", "") if simulation.backends_up else ("Unreachable", f"there is no route to {order.endpoint}")
     report = BackendReport(
@@ -56,7 +56,7 @@ def answer_probe(simulation: Simulation, order: ProbeBackend) -> None:
 
 
 def _check(simulation: Simulation, order: ProbeBackend, reason: str, sentence: str) -> ExternalReport:
-    """What an external server says: nothing, what a test has it say, or that all is well."""
+    """Answer of an external server: none, the test's, or that all is well."""
     if not simulation.backends_up:
         return ExternalReport((ServerFacts(order.endpoint, False, reason, sentence),))
     well = ServerFacts(
@@ -67,7 +67,7 @@ def _check(simulation: Simulation, order: ProbeBackend, reason: str, sentence: s
 
 
 def answer_look(simulation: Simulation, order: ReconcileCluster) -> None:
-    """Say what a look at a managed cluster finds: what a test has it find, or servers that answer as they should."""
+    """Store the findings of a look at a managed cluster: the test's, or servers that answer as they should."""
     store = simulation.store.domain(NAMESPACE)
     report = simulation.looks.get(order.tier)
     if report is None:
@@ -104,12 +104,12 @@ def _cluster(simulation: Simulation, order: ReconcileCluster) -> Cluster:
 
 
 def answer_tending(simulation: Simulation, order: TendServers) -> None:
-    """Let servers do what they are told, and say what they have. One that is new has what the Secrets say."""
+    """Let servers carry out their orders and report their credentials. A new server has those of the Secrets."""
     if not simulation.backends_up:
-        said = {one.name: ServerCredentials(one.name, "Unreachable", "no route") for one in order.servers}
+        reported = {one.name: ServerCredentials(one.name, "Unreachable", "no route") for one in order.servers}
     else:
-        said = {one.name: _tended(simulation, one.name, order) for one in order.servers}
-    look = CredentialLook(said, simulation.now, updated=bool(order.orders))
+        reported = {one.name: _tended(simulation, one.name, order) for one in order.servers}
+    look = CredentialLook(reported, simulation.now, updated=bool(order.orders))
     simulation.store.domain(NAMESPACE).credentials[order.tier] = look
     simulation.queue.add(Key("CacheTier", NAMESPACE, order.tier))
 

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 class _Jump(selectors.DefaultSelector):
-    """Waits for nothing; `passed_s` is how long it was told to."""
+    """Waits for nothing; `passed_s` is the sum of the timeouts that it was given."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,17 +92,17 @@ class Simulation:
         self.backends_up = True
         self.external: dict[str, ExternalReport] = {}
         self.looks: dict[str, ClusterReport] = {}
-        """By tier, what looks at a managed cluster find."""
+        """By tier, the findings of looks at a managed cluster."""
         self.tend: Callable[[ReconcileCluster], None] = lambda order: answer_look(self, order)
         self.servers: dict[str, SimulatedServer] = {}
         self.asked: list[str] = []
         self.renderer = Renderer()
         self.pool_questions: list[PoolQuestion] = []
         self.isolation_questions: list[IsolationQuestion] = []
-        """What was asked of probes; nobody answers by itself."""
+        """Questions to probes; the test answers them."""
         self.erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None
         self.reclaim_questions: list[ReclaimQuestion] = []
-        """What was asked of deletions of former caches; nobody answers by itself."""
+        """Questions to deletions of former caches; the test answers them."""
         self.ended_reclaims: list[EndReclaim] = []
         self.kms_addresses: tuple[str, ...] = ()
         self.kms_login: Login = by_service_account(Path("/nonexistent"))
@@ -148,7 +148,7 @@ class Simulation:
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, secret_store, [NAMESPACE], False)
 
-    # what others do
+    # users, pods and servers
 
     def put(self, *objects: Raw) -> None:
         """Create or change objects as their users, with creation times in the order of the calls."""
@@ -178,7 +178,7 @@ class Simulation:
         usage_left_out: int = 0,
         tier_usage: tuple[ScopeUsage, ...] = (),
     ) -> None:
-        """Let a pod acknowledge a revision, by default its bundle's newest, and say what else it has to say."""
+        """Let a pod acknowledge a revision, by default its bundle's newest, and report the rest of its state."""
         found = self.pod(pod)
         acked = self.bundle(found.model).root.revision if revision is None else revision
         state = PodState(
@@ -188,10 +188,10 @@ class Simulation:
             tier_usage=tier_usage,
         )  # fmt: skip
         self.acks[found.uid] = state
-        self._say(found, state)
+        self._report(found, state)
 
     def ack_all(self) -> None:
-        """Let every live pod acknowledge its bundle's newest revision, and settle, until nothing is left to say."""
+        """Let every live pod acknowledge its bundle's newest revision, and settle, until all have acknowledged."""
         for _ in range(20):
             self.settle()
             behind = [
@@ -204,10 +204,10 @@ class Simulation:
                 return
             for name in behind:
                 self.ack(name)
-        raise AssertionError("bundles change for ever")
+        raise AssertionError("bundles change without end")
 
     def come_to_rest(self) -> None:
-        """Let everything happen that follows from what there is: probes, acknowledgements, rollouts."""
+        """Let all consequences of the present state happen: probes, acknowledgements, rollouts."""
         self.advance(5)
         for _ in range(2):
             for kind, _, name in list(self.kube.objects):
@@ -223,7 +223,7 @@ class Simulation:
         self.put({**raw, "status": {**status, "observedGeneration": raw["metadata"]["generation"]}})
 
     def clone(self) -> Simulation:
-        """Return another world that is the same for all that is outside of the operator, which is started anew."""
+        """Return another world that is the same outside of the operator, which is restarted."""
         other = Simulation()
         other.now, other.acks, other.boots = self.now, dict(self.acks), self.boots
         other.servers = dict(self.servers)
@@ -250,7 +250,7 @@ class Simulation:
             self.kube.before_write = hook
 
     def restart(self) -> None:
-        """Kill the operator and start another, which knows only what the API server and the pods tell it."""
+        """Kill the operator and start another, which knows only the reports of the API server and the pods."""
         self.kube.take_events()
         self.kube.before_write = self.kube.after_write = lambda verb, kind, name: None
         made_up = self.store.domain(NAMESPACE).servers
@@ -263,10 +263,10 @@ class Simulation:
         for model in self.world.models:
             for pod in self.world.live_pods(model):
                 if pod.uid in self.acks:
-                    self._say(pod, self.acks[pod.uid])
+                    self._report(pod, self.acks[pod.uid])
         self.enqueue_all()
 
-    # what the operator does
+    # the operator
 
     def settle(self) -> int:
         """Work until no key is due; return the number of plans that were carried out."""
@@ -317,7 +317,7 @@ class Simulation:
         for key in self.store.all_keys():
             self.queue.add(key)
 
-    # what there is
+    # the state of the world
 
     @property
     def world(self) -> World:
@@ -385,7 +385,7 @@ class Simulation:
         return [key for key, due in self.queue._due.items() if due <= horizon]
 
     def ask(self, namespace: str, question: ReclaimQuestion) -> None:
-        """Take note of what a plan asks of deletions of former caches."""
+        """Record the questions of a plan to deletions of former caches."""
         self.reclaim_questions.append(question)
 
     async def end(self, namespace: str, order: EndReclaim) -> None:
@@ -398,7 +398,7 @@ class Simulation:
     def _postpone(self, key: Key) -> None:
         self.queue._due.pop(key)
 
-    def _say(self, pod: Pod, state: PodState) -> None:
+    def _report(self, pod: Pod, state: PodState) -> None:
         for key in self.store.observe_state(pod, NAMESPACE, VerifiedState(state, self.now)):
             self.queue.add(key)
 

@@ -1,4 +1,4 @@
-"""A crowd of generated objects: sent to a real API server, and judged by what becomes of them."""
+"""A crowd of generated objects: sent to a real API server, and judged by their outcomes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ a tier has no room for a guarantee, the Redis of a tier does not answer, so that
 management service draws keys. Everything else must be Ready or Stalled."""
 
 WAITS_FOR_SERVERS = "slots wait for a server of shard"
-"""What a cluster says whose pods do not come."""
+"""Part of the message of a cluster whose pods do not come."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the objects of one kind that were sent."""
+    """Outcomes of the objects of one kind that were sent."""
 
     sent: int = 0
     accepted: int = 0
@@ -94,7 +94,7 @@ class Crowd:
             assert status == 201, answer
 
     async def send(self, kind: str) -> None:
-        """Send all objects of a kind; remember what the API server said of each."""
+        """Send all objects of a kind; remember the API server's answer to each."""
         await asyncio.gather(*(self._send(kind, *one) for one in self._objects(kind)))
 
     async def edit_domains(self) -> None:
@@ -106,16 +106,16 @@ class Crowd:
 
     @property
     def left(self) -> dict[str, list[str]]:
-        """Of each kind the objects that are not settled yet, with why, as the watches tell."""
+        """Of each kind the objects that are not settled yet, with the reason, as the watches show."""
         return self._onlooker.left
 
     @property
     def events(self) -> int:
-        """How many events the watches told."""
+        """How many events the watches reported."""
         return self._onlooker.events
 
     async def judge(self) -> list[str]:
-        """Read all objects once more; count how they ended, and return those that are not settled, with why."""
+        """Read all objects again; count how they ended, and return those that are not settled, with the reason."""
         left = []
         for kind, tally in self.tallies.items():
             objects = await self._list(kind)
@@ -194,8 +194,8 @@ class Crowd:
         if status == TOO_LARGE:
             return  # It was not even read, so no field can be named.
         causes = (answer.get("details") or {}).get("causes") or ()
-        told = [cause.get("field") or "" for cause in causes] or [answer.get("message", "")]
-        if status not in (400, 422) or not any(FIELD.search(text) for text in told):
+        texts = [cause.get("field") or "" for cause in causes] or [answer.get("message", "")]
+        if status not in (400, 422) or not any(FIELD.search(text) for text in texts):
             tally.problems.append(f"{status} {answer.get('message', answer)!r:.300} for {json.dumps(body)[:300]}")
 
     async def _call(self, method: str, path: str, body: Raw | None = None) -> tuple[int, Raw]:

@@ -30,7 +30,7 @@ PREFIX = {
     "PrefixPool": "o",
     "CacheInvalidation": "i",
 }
-"""Names are these and a number, so that references can be to what exists."""
+"""Names are these and a number, so that references can be to existing objects."""
 REFERENCES = {
     "tiers": "CacheTier",
     "tier": "CacheTier",
@@ -76,7 +76,7 @@ class Generator:
         return self._settle(self._object(self._schema, ()))
 
     def odd_name(self) -> str:
-        """A name that hardly anybody would give: the longest, numbers only, and such as are refused."""
+        """An unusual name: the longest, numbers only, and such as are refused."""
         longest = "".join(self._rng.choice("abc0") for _ in range(40))
         return str(self._rng.choice((longest, f"{self._rng.randrange(10**9)}", "a.b", longest + "x", "Upper", "-a")))
 

@@ -25,9 +25,9 @@ class _TooOldError(Exception):
 
 
 class Onlooker:
-    """Watches `kinds` in `namespaces`. `unsettled` says of a kind's object why it is not settled, or None.
+    """Watches `kinds` in `namespaces`. `unsettled` returns why an object of a kind is not settled, or None.
 
-    `events` counts what the watches told, `gone` the objects of each kind that were deleted.
+    `events` counts the events of the watches, `gone` the objects of each kind that were deleted.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Onlooker:
         self._generations: dict[Slot, int] = {}
         self._there: set[Slot] = set()
         self._why: dict[Slot, str] = {}
-        self._told: dict[Slot, asyncio.Event] = {}
+        self._changed: dict[Slot, asyncio.Event] = {}
         self._watches: list[asyncio.Task[None]] = []
         self.events = 0
         self.gone: Counter[str] = Counter()
@@ -58,9 +58,9 @@ class Onlooker:
         await asyncio.gather(*self._watches, return_exceptions=True)
 
     def expect(self, slot: Slot, generation: int) -> None:
-        """Count an object as not settled until an event tells of it at `generation` or later."""
+        """Count an object as not settled until an event shows it at `generation` or later."""
         if self._generations.get(slot, 0) < generation:
-            self._why[slot] = f"no event told of generation {generation}"
+            self._why[slot] = f"no event showed generation {generation}"
 
     @property
     def left(self) -> dict[str, list[str]]:
@@ -76,12 +76,12 @@ class Onlooker:
     async def settled(self, slot: Slot, generation: int, timeout_s: float) -> str | None:
         """Wait until an object is settled at `generation` or later; return why it is not, when the time is over."""
         self.expect(slot, generation)
-        told = self._told.setdefault(slot, asyncio.Event())
+        changed = self._changed.setdefault(slot, asyncio.Event())
         try:
             async with asyncio.timeout(timeout_s):
                 while slot in self._why:
-                    told.clear()
-                    await told.wait()
+                    changed.clear()
+                    await changed.wait()
         except TimeoutError:
             return self._why.get(slot)
         return None
@@ -103,8 +103,8 @@ class Onlooker:
     async def _watch(self, kind: str, version: str) -> None:
         """Watch from `version` on, again and again: a watch that ends is taken up where it was.
 
-        The API server drops a watch that is too slow for it, as on a busy machine, and may have forgotten by then what
-        came after its last event: then everything is read anew.
+        The API server drops a watch that is too slow for it, as on a busy machine, and may have forgotten by then the
+        events after its last one: then everything is read again.
         """
         while True:
             try:
@@ -142,7 +142,7 @@ class Onlooker:
             return
         slot = (kind, metadata["namespace"], metadata["name"])
         self._generations[slot] = metadata["generation"]
-        # An invalidation may ask to go when it has ended; what is told of it last must say how.
+        # An invalidation may ask for its deletion when it has ended; its last event must show how it ended.
         why = self._unsettled(kind, obj)
         self.gone[kind] += gone
         (self._there.discard if gone else self._there.add)(slot)
@@ -150,5 +150,5 @@ class Onlooker:
             self._why.pop(slot, None)
         else:
             self._why[slot] = why
-        if slot in self._told:
-            self._told[slot].set()
+        if slot in self._changed:
+            self._changed[slot].set()

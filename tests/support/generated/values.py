@@ -50,7 +50,7 @@ LIKELY: Mapping[str, tuple[str, ...]] = {
     ANY_QUANTITY: ("100m", "1", "2Gi"),
     DURATION: ("10s", "30s", "1m", "10m", "30m", "1h"),
 }
-"""What a thoughtful user would write, where the strange ones would mostly be refused."""
+"""Values that a thoughtful user would write, where unusual ones would mostly be refused."""
 
 LABEL_KEYS = ("a", "example.com/x", "team", "A.b")
 ARGUMENTS = (

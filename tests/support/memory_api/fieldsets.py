@@ -19,7 +19,7 @@ Fields = frozenset[Path]
 NOTHING: Fields = frozenset()
 
 _MEMBER: Any = object()
-"""Stands for the bare existence of a list's item: items are compared by what is in them."""
+"""Stands for the bare existence of a list's item: items are compared by their contents."""
 _UNOWNED: Fields = frozenset(
     (("f:apiVersion",), ("f:kind",), ("f:metadata",))
 ) | frozenset(
@@ -29,12 +29,12 @@ _UNOWNED: Fields = frozenset(
         "deletionTimestamp", "deletionGracePeriodSeconds",
     )
 )  # fmt: skip
-"""What nobody owns, because the server alone sets it."""
+"""Fields without an owner, because the server alone sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a change adds, changes and takes away."""
+    """Fields that a change adds, changes and removes."""
 
     added: Fields
     modified: Fields
@@ -47,7 +47,7 @@ class Comparison:
 
 
 def fields_of(schema: Schema, value: Any) -> Fields:
-    """Return the fields of an object that somebody may own."""
+    """Return the fields of an object that may have an owner."""
     return frozenset(leaves(schema, value)) - _UNOWNED
 
 
@@ -114,7 +114,7 @@ def described(path: Path) -> str:
 
 
 def _compare(schema: Schema, old: Any, new: Any, path: Path, found: tuple[set[Path], set[Path], set[Path]]) -> None:
-    """Descend where both sides differ and have the same shape, so that what is equal costs nothing."""
+    """Descend where both sides differ and have the same shape, so that equal parts cost nothing."""
     is_map = isinstance(old, Mapping)
     before = old if is_map else {element(schema, item): item for item in old}
     after = new if is_map else {element(schema, item): item for item in new}

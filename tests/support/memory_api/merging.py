@@ -24,7 +24,7 @@ def copied(value: Any) -> Any:
 
 
 def merged(schema: Schema, live: Any, applied: Any) -> Any:
-    """Return `live` with everything of `applied` in it; what is only in `live` stays."""
+    """Return `live` with everything of `applied` in it; values that are only in `live` stay."""
     if isinstance(live, Mapping) and isinstance(applied, Mapping) and not is_atomic(schema, applied):
         result = dict(live)
         for name, value in applied.items():
@@ -119,7 +119,7 @@ def without_empty(schema: Schema, value: Any) -> Any:
 
 
 def patched(before: Any, patch: Any) -> Any:
-    """Return what RFC 7386 makes of `before` and `patch`."""
+    """Return `before` with the merge patch `patch` applied (RFC 7386)."""
     if not isinstance(patch, Mapping):
         return copied(patch)
     result = dict(before) if isinstance(before, Mapping) else {}

@@ -25,11 +25,11 @@ _STAMPED = (*_KEPT, "resourceVersion", "managedFields", "selfLink")
 
 
 class MemoryApi:
-    """Objects, the events that nobody took yet, and all events in `history`.
+    """Objects, the events that were not taken yet, and all events in `history`.
 
     Values are never changed in place, so a copy of `objects` is a snapshot. managedFields are not put into the objects,
-    where nobody here reads them: `managed_fields` returns them. Deletion collects what nobody owns any more at once,
-    where the real server leaves that to a controller; not so unless `collects`. `now` is the time as the API writes it.
+    where no code here reads them: `managed_fields` returns them. With `collects`, a deletion collects objects without
+    a remaining owner at once, where the real server leaves that to a controller. `now` is the time in the API's form.
     In namespaces that are `ending` nothing is created any more.
     """
 
@@ -44,13 +44,13 @@ class MemoryApi:
         self._uid = 0
 
     def take_over(self, other: MemoryApi) -> None:
-        """Hold what `other` holds, with the same versions and no events."""
+        """Take the objects of `other`, with the same versions and no events."""
         self.objects, self.owners = dict(other.objects), dict(other.owners)
         self.events, self.history = [], []
         self._version, self._uid = other._version, other._uid
         self.ending = set(other.ending)
 
-    # what is asked
+    # requests
 
     def managed_fields(self, slot: Slot) -> dict[tuple[str, str, str], Raw]:
         """Return the fields of each manager, in the form of the API, by manager, operation and subresource."""
@@ -60,16 +60,16 @@ class MemoryApi:
         }
 
     def create(
-        self, slot: Slot, body: Mapping[str, Any], manager: str, told: Mapping[str, Any] = MappingProxyType({})
+        self, slot: Slot, body: Mapping[str, Any], manager: str, given: Mapping[str, Any] = MappingProxyType({})
     ) -> Raw:
-        """Create an object, as POST does. `told` is metadata that a test sets where a server would."""
+        """Create an object, as POST does. `given` is metadata that a test sets where a server would."""
         self._admit(slot)
         if slot in self.objects:
             raise KubeError(409, "AlreadyExists", f'{slot[0].lower()}s "{slot[2]}" already exists')
         if body["metadata"].get("resourceVersion"):
             raise KubeError(400, "BadRequest", "resourceVersion should not be set on objects to be created")
         fresh = self._of_user(slot, body, None)
-        fresh["metadata"] |= told
+        fresh["metadata"] |= given
         owners = update(schema_of(slot[0]), None, fresh, {}, Manager(manager, "Update"))
         return self._stored(slot, fresh, owners)
 
@@ -107,8 +107,8 @@ class MemoryApi:
         known = self._known(slot, metadata) if slot in self.objects else None
         if known is None and metadata.get("uid"):
             raise KubeError(409, "Conflict", "the object does not exist")
-        told = {name: value for name, value in metadata.items() if name not in ("uid", "resourceVersion")}
-        wanted = self._clean(slot, self._without_status(slot, {**config, "metadata": told}))
+        kept = {name: value for name, value in metadata.items() if name not in ("uid", "resourceVersion")}
+        wanted = self._clean(slot, self._without_status(slot, {**config, "metadata": kept}))
         try:
             result, owners = apply(schema_of(slot[0]), known, wanted, self.owners.get(slot, {}), manager, force=force)
         except FieldConflictError as conflict:
@@ -116,10 +116,10 @@ class MemoryApi:
         return self._stored(slot, self._of_user(slot, result, known), owners)
 
     def _admit(self, slot: Slot) -> None:
-        """Refuse what would be new in a namespace that is being deleted."""
+        """Refuse new objects in a namespace that is being deleted."""
         if slot[1] in self.ending and slot not in self.objects:
-            told = f"unable to create new content in namespace {slot[1]} because it is being terminated"
-            raise KubeError(403, "Forbidden", told, causes=frozenset({"NamespaceTerminating"}))
+            message = f"unable to create new content in namespace {slot[1]} because it is being terminated"
+            raise KubeError(403, "Forbidden", message, causes=frozenset({"NamespaceTerminating"}))
 
     def delete(self, slot: Slot, uid: str | None = None) -> None:
         """Delete an object, or mark it as going while it has finalizers; with `uid` only the one that has it."""
@@ -159,7 +159,7 @@ class MemoryApi:
         return {name: value for name, value in body.items() if name != "status"}
 
     def _of_user(self, slot: Slot, body: Mapping[str, Any], known: Raw | None) -> Raw:
-        """Return what a write of the object itself leaves: status and what the server sets are as they were."""
+        """Return the object after a write of it: status and the fields that the server sets are unchanged."""
         result = self._clean(slot, self._without_status(slot, body))
         schema = schema_of(slot[0])
         if is_own(slot[0]):
@@ -197,7 +197,7 @@ class MemoryApi:
         self._version += 1
         metadata["resourceVersion"] = str(self._version)
         self.objects[slot], self.owners[slot] = body, owners
-        self._tell("ADDED" if known is None else "MODIFIED", body)
+        self._emit("ADDED" if known is None else "MODIFIED", body)
         if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
             self._gone(slot)
         else:
@@ -208,11 +208,11 @@ class MemoryApi:
         last = self.objects.pop(slot)
         self.owners.pop(slot, None)
         self._version += 1
-        self._tell("DELETED", {**last, "metadata": {**last["metadata"], "resourceVersion": str(self._version)}})
+        self._emit("DELETED", {**last, "metadata": {**last["metadata"], "resourceVersion": str(self._version)}})
         uid = last["metadata"]["uid"]
         self._collect([found for found, raw in self.objects.items() if uid in _owner_uids(raw)])
 
-    def _tell(self, verb: str, raw: Raw) -> None:
+    def _emit(self, verb: str, raw: Raw) -> None:
         self.events.append((verb, raw))
         self.history.append((verb, raw))
 

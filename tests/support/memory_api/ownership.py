@@ -1,8 +1,8 @@
-"""Who owns which field, and what follows from it for an apply and for any other write.
+"""Owners of fields, and the consequences for an apply and for any other write.
 
-The rules are those of `structured-merge-diff/merge.Updater`: a manager owns what it applied last; what it no longer
-applies goes unless somebody else owns it; a value that somebody else owns can only be changed by force, which takes it
-over; any other write takes over what it changes.
+The rules are those of `structured-merge-diff/merge.Updater`: a manager owns the fields that it applied last; a field
+that it no longer applies is removed unless it has another owner; a value of another owner can only be changed by
+force, which takes it over; any other write takes over the fields that it changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .schemas import Schema
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """A field manager as managedFields tells them apart."""
+    """A field manager as managedFields distinguishes them."""
 
     name: str
     operation: str
@@ -27,25 +27,25 @@ class Manager:
 
 Owners = Mapping[Manager, Fields]
 _NEVER: Fields = frozenset({("f:metadata",)})
-"""Holds what the server itself sets, so it never goes as a whole."""
+"""Holds fields that the server itself sets, so it is never removed as a whole."""
 
 
 class FieldConflictError(Exception):
-    """Somebody else owns a field that would change. The text is the API server's, but for the times."""
+    """Another manager owns a field that would change. The text is the API server's, but for the times."""
 
     def __init__(self, conflicts: Mapping[Manager, Fields]) -> None:
         paths = sorted((described(path), manager.name) for manager, fields in conflicts.items() for path in fields)
         plural = "s" if len(paths) > 1 else ""
         self.fields = tuple(path for path, _ in paths)
-        told = "; ".join(f'conflict with "{name}": {path}' for path, name in paths)
-        super().__init__(f"Apply failed with {len(paths)} conflict{plural}: {told}")
+        listed = "; ".join(f'conflict with "{name}": {path}' for path, name in paths)
+        super().__init__(f"Apply failed with {len(paths)} conflict{plural}: {listed}")
 
 
 def apply(
-    schema: Schema, live: Mapping[str, Any] | None, config: Mapping[str, Any], owners: Owners, who: str, *, force: bool
+    schema: Schema, live: Mapping[str, Any] | None, config: Mapping[str, Any], owners: Owners, name: str, *, force: bool
 ) -> tuple[dict[str, Any], dict[Manager, Fields]]:
-    """Return the object and its owners after `who` applied `config`. Raises FieldConflictError unless `force`."""
-    manager = Manager(who, "Apply")
+    """Return the object and its owners after `name` applied `config`. Raises FieldConflictError unless `force`."""
+    manager = Manager(name, "Apply")
     before = owners.get(manager, NOTHING)
     claimed = {**owners, manager: fields_of(schema, config)}
     result = merged(schema, live, config) if live else dict(config)
@@ -70,7 +70,7 @@ def update(
 
 
 def _pruned(schema: Schema, value: dict[str, Any], owners: Owners, before: Fields) -> dict[str, Any]:
-    """Take away what the manager applied `before` and nobody owns now."""
+    """Remove fields that the manager applied `before` and that have no owner now."""
     if not before:
         return value
     owned = with_named_parents(schema, frozenset().union(*owners.values()))

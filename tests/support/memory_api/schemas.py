@@ -1,6 +1,6 @@
 """How lists and maps of each kind merge: from the checked-in CRDs, and from the API server's own OpenAPI document.
 
-`kubernetes.json` holds the second, cut down to what merging needs; a test compares it with a real API server.
+`kubernetes.json` holds the second, cut down to the parts that merging needs; a test compares it with a real API server.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def pruned(schema: Schema, value: Any) -> Any:
 
 
 def cut_down(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what merging needs of OpenAPI documents: the built-in kinds and all types that they reach."""
+    """Return the parts of OpenAPI documents that merging needs: the built-in kinds and all types that they reach."""
     types: dict[str, Any] = {}
     for document in documents:
         types |= document["components"]["schemas"]

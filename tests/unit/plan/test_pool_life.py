@@ -249,7 +249,7 @@ class TestReplacing:
 
     def test_the_old_stays_for_pods_that_make_its_tokens(self) -> None:
         simulation = world()
-        simulation.renderer.says = {"pod-2": {"seasoning": b"newer"}}
+        simulation.renderer.overrides = {"pod-2": {"seasoning": b"newer"}}
         simulation.edit("CachedModel", "tiny", engine=NEWER["spec"]["engine"])
         simulation.put(pod("pod-2", render_id=rendered_by(NEWER)))
         for _ in range(2):

@@ -228,7 +228,7 @@ class TestPods:
         simulation = world(prefixes=prefixes(OTHER))
         before = status(simulation)
         everyone = ["pod-1"] if expected is PoolReason.REPLICAS_DISAGREE else ["pod-0", "pod-1"]
-        simulation.renderer.says = dict.fromkeys(everyone, says)
+        simulation.renderer.overrides = dict.fromkeys(everyone, says)
         publish(simulation)
         simulation.edit(KIND, "manual", prefixes=prefixes(TEXT))
         simulation.come_to_rest()
@@ -240,7 +240,7 @@ class TestPods:
     def test_a_disagreement_names_the_pods(self) -> None:
         simulation = world(pods=0)
         tiny = model(tiers=("cpu",))
-        simulation.renderer.says = {"pod-1": {"seasoning": b"other"}}
+        simulation.renderer.overrides = {"pod-1": {"seasoning": b"other"}}
         simulation.put(*(pod(f"pod-{number}", render_id=rendered_by(tiny)) for number in range(2)))
         simulation.come_to_rest()
         assert reason(simulation) == ("True", "ReplicasDisagree")
@@ -300,7 +300,7 @@ class TestPods:
         simulation.settle()
         assert status(simulation)["chunks"] == 3
         assert reason(simulation) == ("", "")
-        simulation.renderer.says = {"pod-0": {"seasoning": b"another tokenizer"}}
+        simulation.renderer.overrides = {"pod-0": {"seasoning": b"another tokenizer"}}
         restarted(simulation, engine_ready=True)
         simulation.settle()
         assert reason(simulation) == ("True", "ReplicasDisagree")
@@ -330,4 +330,4 @@ def restarted(simulation: Simulation, **changes: Any) -> None:
     found = simulation.pod("pod-0")
     state = replace(simulation.acks[found.uid], **changes)
     simulation.acks[found.uid] = state
-    simulation._say(found, state)
+    simulation._report(found, state)

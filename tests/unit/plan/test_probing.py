@@ -137,7 +137,7 @@ def test_a_pod_whose_processes_started_anew_is_probed_anew() -> None:
     scene.answer()
     simulation = scene.simulation
     told = simulation.acks[simulation.pod("pod-1").uid]
-    simulation._say(simulation.pod("pod-1"), replace(told, cache_boot="another"))
+    simulation._report(simulation.pod("pod-1"), replace(told, cache_boot="another"))
     assert scene.asked() == ["pod-1"]
 
 

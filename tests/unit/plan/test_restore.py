@@ -80,7 +80,7 @@ def test_a_bundle_of_the_same_revision_with_other_content_is_known_for_one_of_an
     world.simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
     world.rest()
     lost = world.simulation.bundle().root
-    world.restore(backup, heard=False)
+    world.restore(backup, reached=False)
     world.simulation.put(policy("new"))
     world.simulation.settle()
     assert world.simulation.bundle().root.revision == lost.revision
@@ -100,7 +100,7 @@ def test_pods_that_hold_more_than_the_one_that_was_heard_take_the_bundle_too() -
         world.simulation.edit("TenantCachePolicy", "acme", cacheGeneration=generation)
         world.simulation.settle()
     world.speak("pod-1")
-    world.restore(backup, heard=False)
+    world.restore(backup, reached=False)
     world.speak("pod-0")
     world.simulation.settle()
     once = rolls(world)

@@ -180,7 +180,7 @@ def test_a_prefix_that_pods_do_not_agree_on_or_that_fills_no_chunk_is_refused_an
     says: dict[str, dict[str, Any]], text: str
 ) -> None:
     made = world()
-    made.sim.renderer.says = says
+    made.sim.renderer.overrides = says
     before = made.sim.bundle()
 
     async def story(w: World) -> None:
@@ -213,7 +213,7 @@ def engine_is(made: World, name: str, *, ready: bool) -> None:
     """Let a pod tell whether its engine can be asked."""
     found = made.sim.pod(name)
     made.sim.acks[found.uid] = replace(made.sim.acks[found.uid], engine_ready=ready)
-    made.sim._say(found, made.sim.acks[found.uid])
+    made.sim._report(found, made.sim.acks[found.uid])
 
 
 def test_nothing_is_done_while_a_pod_has_another_template_which_makes_other_chunks() -> None:
@@ -311,7 +311,7 @@ def test_what_cannot_be_named_again_ends_and_nobody_pauses_any_more(how: str) ->
         made.sim.renderer.silent = {"pod-0", "pod-1"}
     else:
         forgotten(made)
-        made.sim.renderer.says = {"pod-1": {"seasoning": b"another tokenizer"}}
+        made.sim.renderer.overrides = {"pod-1": {"seasoning": b"another tokenizer"}}
 
     async def story(w: World) -> None:
         await w.until(lambda: w.phase == "Failed", tick_s=5)
