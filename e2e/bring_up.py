@@ -1,4 +1,4 @@
-"""Brings a cluster up and installs the product: what the demo and the stories begin with."""
+"""Brings a cluster up and installs the product, before the demo and the scenario tests."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, install
 from e2e.product.kubectl import CommandError, Kubectl
 
 WHERE_TO_LOOK = (
-    f"look at: kubectl -n {SYSTEM_NAMESPACE} logs deploy/kvstrata; kubectl -n {DEMO_NAMESPACE} get pods,cache-status"
+    f"for details: kubectl -n {SYSTEM_NAMESPACE} logs deploy/kvstrata; "
+    f"kubectl -n {DEMO_NAMESPACE} get pods,cache-status"
 )
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Do it, with the options of the cluster's `up`; returns the exit code, and says on stderr what is wrong."""
+    """Do both, with the options of the cluster's `up`; returns the exit code, and prints problems on stderr."""
     if code := cluster(["up", *arguments]):
         return code
     try:
         install(Kubectl(), Progress())
     except (AssertionError, CommandError) as error:
-        print(f"the product does not get ready: {error}\n{WHERE_TO_LOOK}", file=sys.stderr)
+        print(f"the product did not become ready: {error}\n{WHERE_TO_LOOK}", file=sys.stderr)
         return 1
     return 0
 

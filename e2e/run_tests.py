@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress()
     try:
         if warning := warn_of_little_room(Paths().local, ALL_BYTES):
-            progress.say(warning)
+            progress.report(warning)
     except ClusterError as error:
         print(describe(error), file=sys.stderr)
         return 1
@@ -141,7 +141,7 @@ def _prepare_and_test(progress: Progress) -> tuple[list[str], list[str]]:
         failures += found
         excused += allowed
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    progress.say(f"{used.ru_utime + used.ru_stime:.0f} s of processors in all")
+    progress.report(f"{used.ru_utime + used.ru_stime:.0f} s of processors in all")
     return failures, excused
 
 

@@ -50,7 +50,7 @@ class Commands:
         if self._paths.kubeconfig.exists() and wanted != self._provider():
             raise ClusterError(f"a cluster of the kind {self._provider()} is in use", advice="run `down` first")
         if wanted == "local" and (warning := warn_of_little_room(self._paths.local, CLUSTER_BYTES)):
-            self._progress.say(warning)
+            self._progress.report(warning)
         self._paths.provider.write_text(wanted)
         self._cluster(wanted).up()
 
@@ -92,7 +92,7 @@ class Commands:
         with self._progress.step("start the control plane"):
             plane.start()
         write_private(self._paths.control_plane / "kubeconfig", plane.kubeconfig.read_text())
-        self._progress.say(f"ready: export KUBECONFIG={self._paths.control_plane / 'kubeconfig'}")
+        self._progress.report(f"ready: export KUBECONFIG={self._paths.control_plane / 'kubeconfig'}")
 
     def control_plane_stop(self, _: argparse.Namespace) -> None:
         """Stop it."""

@@ -31,7 +31,7 @@ from e2e.cluster.locks import exclusive
 from e2e.cluster.node import SHELL
 from e2e.cluster.processes import in_own_namespaces, run_logged
 from e2e.cluster.progress import ClusterError, Progress
-from e2e.cluster.rootfs import BASE_IMAGE_PACKAGES, debootstrap, require_root, say_if_newer
+from e2e.cluster.rootfs import BASE_IMAGE_PACKAGES, debootstrap, report_if_newer, require_root
 from e2e.cluster.settings import (
     BOOKWORM,
     PIP_INDEX_VARIABLES,
@@ -110,7 +110,7 @@ def build_image(build: Build, paths: Paths, progress: Progress, *, use_docker: b
 def _build_changed(build: Build, name: str, paths: Paths, progress: Progress, *, use_docker: bool) -> bool:
     digest = build.digest("docker" if use_docker else "buildah")
     if build.output.exists() and digests.is_unchanged(paths, name, digest):
-        progress.say(f"{build.tag}: unchanged, {build.output}")
+        progress.report(f"{build.tag}: unchanged, {build.output}")
         return False
     digests.forget(paths, name)
     builder: Buildah | Docker = Docker(paths) if use_docker else Buildah(paths)
@@ -146,7 +146,7 @@ class Buildah:
             folder = self._paths.local / "base" / debian.suite
             log = self._paths.logs / f"debootstrap-{name}.log"
             debootstrap(self._paths, folder, debian, BASE_IMAGE_PACKAGES, log=log)
-            say_if_newer(folder, debian, progress)
+            report_if_newer(folder, debian, progress)
             for dropped in DROPPED_FROM_BASE:
                 shutil.rmtree(folder / dropped, ignore_errors=True)
             # apt writes into these and does not make them.

@@ -45,7 +45,7 @@ def load_into_node(node: Node, paths: Paths, archives: list[Path], progress: Pro
         # Kept on the node's disk, so that the record vanishes with the image store that it describes.
         record = paths.node_disk / "containerd" / "kvstrata-imported"
         if all(_recorded(record, tag) == identity for tag, identity in identities.items()):
-            progress.say(f"{', '.join(identities)}: already in the cluster")
+            progress.report(f"{', '.join(identities)}: already in the cluster")
             continue
         with progress.step(f"load {', '.join(identities)} into the cluster ({archive.stat().st_size >> 20} MiB)"):
             _import(node, archive)

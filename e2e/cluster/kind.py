@@ -33,7 +33,7 @@ class KindCluster:
                     f"{program} is not installed", advice="install it, or use `up --cluster local` on Linux as root"
                 )
         if self.is_up():
-            self._progress.say(f"the kind cluster {KIND_CLUSTER} is already up")
+            self._progress.report(f"the kind cluster {KIND_CLUSTER} is already up")
         else:
             with self._progress.step(f"create the kind cluster {KIND_CLUSTER}"):
                 run_logged(
@@ -43,7 +43,7 @@ class KindCluster:
                     advice="check that `docker info` works for this user",
                 )  # fmt: skip
         write_private(self._paths.kubeconfig, output_of(["kind", "get", "kubeconfig", "--name", KIND_CLUSTER]))
-        self._progress.say(f"ready: export KUBECONFIG={self._paths.kubeconfig}")
+        self._progress.report(f"ready: export KUBECONFIG={self._paths.kubeconfig}")
 
     def is_up(self) -> bool:
         """True when kind knows the cluster."""
@@ -65,7 +65,7 @@ class KindCluster:
             name = "kind-image-" + digests.digest_of({"tags": sorted(identities)})[:16]
             digest = digests.digest_of(dict(identities))
             if digests.is_unchanged(self._paths, name, digest):
-                self._progress.say(f"{', '.join(identities)}: already in the cluster")
+                self._progress.report(f"{', '.join(identities)}: already in the cluster")
                 continue
             with self._progress.step(f"load {', '.join(identities)} into the kind cluster"):
                 run_logged(
@@ -91,7 +91,7 @@ class ExistingCluster:
         with self._progress.step(f"reach the cluster of the context {context}"):
             output_of([kubectl, "get", "--raw", "/readyz", "--request-timeout", "20s"])
         write_private(self._paths.kubeconfig, minified)
-        self._progress.say(f"ready: export KUBECONFIG={self._paths.kubeconfig}")
+        self._progress.report(f"ready: export KUBECONFIG={self._paths.kubeconfig}")
 
     def down(self) -> None:
         """Forget the credentials; the cluster itself stays as it is."""

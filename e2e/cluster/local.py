@@ -48,7 +48,7 @@ class LocalCluster:
             ClusterError: a step failed. The node then stays for a look at its logs, until ``down`` or the next ``up``.
         """
         if self.is_up():
-            self._progress.say(f"the local cluster is already up: export KUBECONFIG={self._paths.kubeconfig}")
+            self._progress.report(f"the local cluster is already up: export KUBECONFIG={self._paths.kubeconfig}")
             return
         require_root("starting the local cluster")
         self.build()
@@ -68,7 +68,7 @@ class LocalCluster:
             components.wait_ready()
         write_private(self._paths.kubeconfig, control_plane.kubeconfig.read_text())
         self._marker.write_text("")
-        self._progress.say(f"ready: export KUBECONFIG={self._paths.kubeconfig} PATH={self._paths.bin}:$PATH")
+        self._progress.report(f"ready: export KUBECONFIG={self._paths.kubeconfig} PATH={self._paths.bin}:$PATH")
 
     def is_up(self) -> bool:
         """True when the last start went to its end and the node still runs."""

@@ -1,4 +1,4 @@
-"""Tell the user what is going on: what runs, for how long, and what to do when it fails."""
+"""Progress for the user: the running step, its duration, and advice when it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClusterError(Exception):
     """A failure that the user can act on.
 
     Attributes:
-        advice: one sentence that says what to do next; may be empty.
+        advice: one sentence with the next step; may be empty.
         log: a file whose last lines explain the failure, or None.
     """
 
@@ -39,7 +39,7 @@ def tail(path: Path, lines: int = 15) -> str:
 
 
 def describe(error: ClusterError) -> str:
-    """An error as the user sees it: what failed, the log's tail, what to do."""
+    """An error as the user sees it: the failure, the log's tail, and advice."""
     parts = [f"error: {error}"]
     if error.log is not None and (last_lines := tail(error.log)):
         parts.append(f"  the last lines of {error.log}:\n{last_lines}")
@@ -55,20 +55,20 @@ class Progress:
         self._stream = stream or sys.stderr
         self._on_terminal = self._stream.isatty()
 
-    def say(self, message: str) -> None:
+    def report(self, message: str) -> None:
         """Print one line."""
         print(message, file=self._stream, flush=True)
 
     @contextmanager
     def step(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Announce ``what`` while the body runs, and say how long it took.
+        """Announce ``what`` while the body runs, and print how long it took.
 
         Steps shorter than two seconds print a single line when they end. A function is asked each time.
         """
-        says = what if callable(what) else lambda: what
+        text = what if callable(what) else lambda: what
         started = time.monotonic()
         done = threading.Event()
-        heartbeat = threading.Thread(target=self._heartbeat, args=(says, started, done), daemon=True)
+        heartbeat = threading.Thread(target=self._heartbeat, args=(text, started, done), daemon=True)
         heartbeat.start()
         outcome = "failed"
         try:
@@ -77,18 +77,18 @@ class Progress:
         finally:
             done.set()
             heartbeat.join()
-            self._finish(f"{says()}: {outcome} ({time.monotonic() - started:.1f} s)")
+            self._finish(f"{text()}: {outcome} ({time.monotonic() - started:.1f} s)")
 
-    def _heartbeat(self, says: Callable[[], str], started: float, done: threading.Event) -> None:
+    def _heartbeat(self, text: Callable[[], str], started: float, done: threading.Event) -> None:
         if done.wait(QUIET_BELOW_S):
             return
         interval_s = TTY_INTERVAL_S if self._on_terminal else HEARTBEAT_INTERVAL_S
         while True:
             elapsed_s = time.monotonic() - started
             if self._on_terminal:
-                print(f"\r\033[K{says()} ... {elapsed_s:.0f} s", end="", file=self._stream, flush=True)
+                print(f"\r\033[K{text()} ... {elapsed_s:.0f} s", end="", file=self._stream, flush=True)
             else:
-                self.say(f"{says()} ... {elapsed_s:.0f} s")
+                self.report(f"{text()} ... {elapsed_s:.0f} s")
             if done.wait(interval_s):
                 return
 
@@ -96,4 +96,4 @@ class Progress:
         if self._on_terminal:
             print(f"\r\033[K{line}", file=self._stream, flush=True)
         else:
-            self.say(line)
+            self.report(line)

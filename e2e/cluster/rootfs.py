@@ -45,7 +45,7 @@ def build_rootfs(paths: Paths, progress: Progress) -> None:
         with progress.step(f"make the node's Debian root file system (about a minute, {len(NODE_PACKAGES)} packages)"):
             log = paths.logs / "debootstrap-rootfs.log"
             debootstrap(paths, paths.rootfs, NODE_DEBIAN, NODE_PACKAGES, log=log)
-        say_if_newer(paths.rootfs, NODE_DEBIAN, progress)
+        report_if_newer(paths.rootfs, NODE_DEBIAN, progress)
         digests.remember(paths, "rootfs", digest)
 
 
@@ -75,14 +75,14 @@ def debootstrap(paths: Paths, target: Path, debian: Debian, packages: tuple[str,
     partial.rename(target)
 
 
-def say_if_newer(root: Path, debian: Debian, progress: Progress) -> None:
+def report_if_newer(root: Path, debian: Debian, progress: Progress) -> None:
     """Say so if a root file system is of another point release than the one that all was tested on.
 
     A mirror has the newest one only, so that to refuse it would end all builds with each new one.
     """
     found = (root / "etc/debian_version").read_text().strip()
     if found != debian.point_release:
-        progress.say(
+        progress.report(
             f"note: this is Debian {found}, and all was tested on {debian.point_release}; KVSTRATA_DEBIAN_MIRROR can"
             " name a mirror of snapshots, which has every one"
         )

@@ -1,4 +1,4 @@
-"""Ways in which a tenant might try to read another's blocks, with what the gate must answer."""
+"""Ways in which a tenant might try to read another's blocks, with the answer that the gate must give."""
 
 from __future__ import annotations
 

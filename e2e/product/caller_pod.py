@@ -17,7 +17,7 @@ AUTHORITY = "/etc/caller/ca.crt"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What became of one request. Times are seconds since 1970; `status` is 0 when the connection broke before it."""
+    """Outcome of one request. Times are seconds since 1970; `status` is 0 when the connection broke before it."""
 
     stream: bool
     began: float
@@ -51,9 +51,9 @@ class Calls:
 
     def __str__(self) -> str:
         longest = max((one.ended - one.began for one in self.requests), default=0.0)
-        told = f", broken: {self.broken[:3]}" if self.broken else ""
+        problems = f", broken: {self.broken[:3]}" if self.broken else ""
         others = len(self.requests) - len(self.streams)
-        return f"{len(self.streams)} streams and {others} others, longest {longest:.1f} s{told}"
+        return f"{len(self.streams)} streams and {others} others, longest {longest:.1f} s{problems}"
 
 
 class CallerPod:
@@ -63,7 +63,7 @@ class CallerPod:
         self._kubectl, self._namespace = kubectl, namespace
 
     def calls(self) -> Calls:
-        """Return what became of its requests so far."""
+        """Return the outcomes of its requests so far."""
         lines = self._kubectl.run("-n", self._namespace, "logs", NAME, "--tail=-1").splitlines()
         return Calls([Request(**json.loads(line)) for line in lines if line.startswith("{")])
 

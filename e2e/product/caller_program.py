@@ -1,4 +1,4 @@
-"""The program of a caller inside the cluster: it asks a model's Service for ever and writes a line for each request.
+"""The program of a caller inside the cluster: it asks a model's Service without end and writes a line for each request.
 
 It runs in a pod with nothing but Python; arguments: host, port, model, API key, file of the certificate authority, and
 how many streams and how many plain requests run side by side. Every request has a connection of its own.
@@ -30,10 +30,10 @@ def main() -> None:
     tls = ssl.create_default_context(cafile=authority)
     for count, stream in ((int(streams), True), (int(plain), False)):
         for _ in range(count):
-            threading.Thread(target=_ask_for_ever, args=(host, int(port), model, key, tls, stream)).start()
+            threading.Thread(target=_ask_without_end, args=(host, int(port), model, key, tls, stream)).start()
 
 
-def _ask_for_ever(host: str, port: int, model: str, key: str, tls: ssl.SSLContext, stream: bool) -> None:
+def _ask_without_end(host: str, port: int, model: str, key: str, tls: ssl.SSLContext, stream: bool) -> None:
     # Prompts shorter than a block: they are answered, and leave nothing in any tier.
     body: dict[str, Any] = {"model": model, "prompt": "hello", "max_tokens": 4}
     if stream:
@@ -41,24 +41,24 @@ def _ask_for_ever(host: str, port: int, model: str, key: str, tls: ssl.SSLContex
     sent = json.dumps(body).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", "Connection": "close"}
     while True:
-        told: dict[str, Any] = {"stream": stream, "began": time.time(), "status": 0, "events": 0, "done": False}
+        outcome: dict[str, Any] = {"stream": stream, "began": time.time(), "status": 0, "events": 0, "done": False}
         connection = http.client.HTTPSConnection(host, port, context=tls, timeout=TIMEOUT_S)
         try:
             connection.request("POST", "/v1/completions", sent, headers)
             answer = connection.getresponse()
-            told["status"] = answer.status
+            outcome["status"] = answer.status
             while line := answer.readline():
-                told["events"] += line.startswith(b"data: {")
-                told["done"] = told["done"] or line.startswith((b"data: [DONE]", b'{"id"'))
+                outcome["events"] += line.startswith(b"data: {")
+                outcome["done"] = outcome["done"] or line.startswith((b"data: [DONE]", b'{"id"'))
                 if b'"error"' in line:
-                    told["problem"] = line.decode("utf-8", "replace")[:300]
+                    outcome["problem"] = line.decode("utf-8", "replace")[:300]
         except (OSError, http.client.HTTPException) as error:
-            told["problem"] = f"{type(error).__name__}: {error}"
+            outcome["problem"] = f"{type(error).__name__}: {error}"
         finally:
             connection.close()
-        told["ended"] = time.time()
+        outcome["ended"] = time.time()
         with _write:
-            print(json.dumps(told), flush=True)
+            print(json.dumps(outcome), flush=True)
         time.sleep(PAUSE_S[stream])
 
 

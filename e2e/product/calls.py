@@ -29,7 +29,7 @@ while (d := c.recv(65536)): sys.stdout.buffer.write(d)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a gate answered."""
+    """Answer of a gate."""
 
     status: int
     body: dict[str, Any]

@@ -1,8 +1,8 @@
 """A writer and reader of a managed cluster, with the data plane's user, from within the network of the operator's pod.
 
-It goes by what the servers tell, as any cluster client does, and notes every request: how long it took, whether it was
-answered, and whether what was written is found again. It is written out because no library's client is content with
-the few commands that this user may send.
+It follows the servers' redirections, as any cluster client does, and records every request: how long it took, whether
+it was answered, and whether a written value is found again. It is written out because every library's client needs
+more commands than this user may send.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ REFRESH_S = 0.5
 
 @dataclass(slots=True)
 class Requests:
-    """What became of the requests so far: `hits` found what was written just before; `misses` did not, because it was
-    lost, so that nothing was found or what had been written to the same name before; `wrong` found something else."""
+    """Outcomes of the requests so far: `hits` found the value written just before; `misses` did not, because that write
+    was lost: they found none, or an earlier value of the same name; `wrong` found another value."""
 
     writes: int = 0
     hits: int = 0
@@ -100,7 +100,7 @@ class _Caller:
         self.requests = Requests()
 
     def call(self, pid: int, ended: threading.Event) -> None:
-        """Write and read until told to end."""
+        """Write and read until `ended` is set."""
         with network_of(pid):
             for number in itertools.count():
                 if ended.is_set():
@@ -115,7 +115,7 @@ class _Caller:
                 client.close()
 
     def keep_learning(self, ended: threading.Event) -> None:
-        """Ask for the addresses of the tier's pods until told to end: in the other's network are no names of pods."""
+        """Ask for the pods' addresses until `ended` is set: names of pods are unknown in the other network."""
         while not ended.wait(REFRESH_S):
             try:
                 self.learn_addresses()
@@ -138,7 +138,7 @@ class _Caller:
         self.requests.wrong += found is not None and not found.startswith(f"{key} ".encode())
 
     def _request(self, *words: Any) -> Any:
-        """Ask whoever has the slot of a key. Raises _FailedError if there is no answer in time."""
+        """Ask the server that has the slot of a key. Raises _FailedError if there is no answer in time."""
         slot, began = key_slot(words[1].encode()), time.monotonic()
         until = began + self._deadline_s
         try:
@@ -153,7 +153,7 @@ class _Caller:
             self.requests.longest_s = max(self.requests.longest_s, time.monotonic() - began)
 
     def _ask(self, slot: int, until: float, *words: Any) -> Any:
-        """Ask the server that has a slot, and the one that it sends to. Forgets where slots are if nobody answers."""
+        """Ask the server that has a slot, and the one that it redirects to. Forgets the map of slots on no answer."""
         try:
             return self._client(self._owner(slot, until)).execute_command(*words)
         except AskError as elsewhere:
@@ -182,11 +182,11 @@ class _Caller:
             if time.monotonic() > until:
                 break
             try:
-                told = self._client(address).execute_command("CLUSTER SLOTS")
+                slots = self._client(address).execute_command("CLUSTER SLOTS")
             except (redis.RedisError, OSError):
                 continue
-            return {slot: address for slot, host in _owners(told) if (address := self._where(host))}
-        raise redis.ConnectionError("no server tells the map of slots")
+            return {slot: address for slot, host in _owners(slots) if (address := self._where(host))}
+        raise redis.ConnectionError("no server returns the map of slots")
 
     def _servers(self) -> list[str]:
         return [address for address in self._addresses.values() if address]
@@ -209,7 +209,7 @@ class _Caller:
         return self._clients[address]
 
     def _address(self, host: str) -> str:
-        """Where a server is that others tell the name of. Raises redis.ConnectionError while its pod has no address."""
+        """Address of a server by its host name. Raises redis.ConnectionError while its pod has no address."""
         if not (address := self._where(host)):
             raise redis.ConnectionError(f"{host} is the name of no pod that has an address")
         return address
@@ -222,7 +222,7 @@ class _FailedError(Exception):
     """A request had no answer within its deadline."""
 
 
-def _owners(told: Any) -> Iterator[tuple[int, str]]:
+def _owners(slots: Any) -> Iterator[tuple[int, str]]:
     """Each slot, and the host of its primary, of an answer to CLUSTER SLOTS."""
-    for first, last, (host, *_), *_ in told:
+    for first, last, (host, *_), *_ in slots:
         yield from ((slot, host.decode()) for slot in range(first, last + 1))

@@ -52,8 +52,8 @@ def pid_in(pod: Mapping[str, Any], container: str) -> int:
     Raises CommandError when the container does not run, or not on this machine.
     """
     status = pod["status"]
-    told = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-    name = next((str(one.get("containerID", "")) for one in told if one["name"] == container), "")
+    statuses = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+    name = next((str(one.get("containerID", "")) for one in statuses if one["name"] == container), "")
     identity = name.rpartition("/")[2]
     pids = sorted(_in_control_group(identity)) if identity else []
     if not pids:
@@ -112,7 +112,7 @@ def sample(text: str, name: str, **labels: str) -> float | None:
     """Return the sum of a metric's samples that carry these labels; None when there are none."""
     found = re.findall(rf"^{re.escape(name)}(?:{{([^}}]*)}})? (\S+)", text, re.M)
     wanted = {f'{label}="{value}"' for label, value in labels.items()}
-    values = [float(value) for told, value in found if wanted <= set(told.split(","))]
+    values = [float(value) for shown, value in found if wanted <= set(shown.split(","))]
     return sum(values) if values else None
 
 
@@ -147,9 +147,9 @@ class DirectReplica(Replica):
                 return answer.readline()
 
     def not_ready(self) -> str:
-        """Return why the gate says that the pod is not ready, or an empty string. Raises OSError."""
-        said = scrape(self._gate, HEALTH_PORT, "/readyz").strip()
-        return "" if said == "ok" else said
+        """Return the gate's reason why the pod is not ready, or an empty string. Raises OSError."""
+        answer = scrape(self._gate, HEALTH_PORT, "/readyz").strip()
+        return "" if answer == "ok" else answer
 
     def _connect(self) -> _Connection:
         connection = super()._connect()

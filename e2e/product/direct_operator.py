@@ -1,4 +1,4 @@
-"""The operator's replicas: who leads, their processes, and the faults that a test inflicts on them."""
+"""The operator's replicas: their leader, their processes, and the faults that a test inflicts on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEPLOYMENT = "kvstrata"
 SELECTOR = "app.kubernetes.io/component=operator"
 HTTP_PORT = 8080
 QUIET_S = 1.5
-"""A leader that reconciled nothing for so long has done what it had to."""
+"""A leader that reconciled nothing for so long has nothing left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Operators:
 
 
 class OperatorWrites:
-    """What operators wrote since this object was made, by the API server's account; the Lease apart."""
+    """Writes of operators since this object was created, by the API server's audit log; the Lease apart."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         self._log = AuditLog((paths or Paths()).node / "control-plane")
@@ -151,7 +151,7 @@ class OperatorWrites:
         return [w for w in self.all() if w.resource == "secrets" and re.fullmatch(r"kvs-.*-bundle", w.name)]
 
     def when(self, count: int, act: Callable[[], float], timeout_s: float = 30) -> float:
-        """Wait for that many writes, then `act` at once and return what it returns."""
+        """Wait for that many writes, then `act` at once and return its result."""
         deadline = time.monotonic() + timeout_s
         while len(self.all()) < count:
             if time.monotonic() > deadline:

@@ -18,23 +18,23 @@ WRITTEN_KINDS = (
     "statefulset,service,serviceaccount,secret,configmap,role,rolebinding,poddisruptionbudget,networkpolicy"
 )
 
-TELL_USE = {
+USAGE_KINDS = {
     "CacheTier": "cachetiers",
     "TenantCachePolicy": "tenantcachepolicies",
     "TenantGroup": "tenantgroups",
     "CacheDomain": "cachedomains",
 }
-"""Kinds whose status tells what is in use, and what the API server calls them."""
+"""Kinds whose status reports usage, and their resources in the API."""
 
 
 @contextmanager
-def open_direct_stage(kubectl: Kubectl, say: Callable[[str], None]) -> Iterator[Stage]:
+def open_direct_stage(kubectl: Kubectl, report: Callable[[str], None]) -> Iterator[Stage]:
     """Reach two ready pods of the demo's model without the API server, which is asked only now."""
-    with open_stage(kubectl, say) as stage:
+    with open_stage(kubectl, report) as stage:
         first, second = (
             direct_replica(kubectl, DEMO_NAMESPACE, MODEL, pod) for pod in (stage.first.pod, stage.second.pod)
         )
-    yield Stage(kubectl, first, second, say)
+    yield Stage(kubectl, first, second, report)
 
 
 @contextmanager
@@ -54,18 +54,18 @@ def tenants_ask(stage: Stage) -> Iterator[Traffic]:
 def everything(kubectl: Kubectl) -> dict[str, str]:
     """Return the resourceVersion of every object that the operator may write, and which pods run since when.
 
-    Of those that tell what is in use, all but that: it follows the requests that run meanwhile.
+    For kinds that report usage, the rest of the object instead: usage follows the requests that run meanwhile.
     """
     seen = {}
     for namespace, kinds in ((DEMO_NAMESPACE, WRITTEN_KINDS), (SYSTEM_NAMESPACE, "secret")):
         for item in json.loads(kubectl.run("-n", namespace, "get", kinds, "-o", "json"))["items"]:
             metadata = item["metadata"]
-            says = str(metadata["resourceVersion"])
-            if item["kind"] in TELL_USE:
+            state = str(metadata["resourceVersion"])
+            if item["kind"] in USAGE_KINDS:
                 known = {**metadata, "resourceVersion": None, "managedFields": None}
                 status = {**item.get("status", {}), "used": None, "usage": None, "summary": None}
-                says = json.dumps([known, item["spec"], status], sort_keys=True)
-            seen[f"{namespace}/{item['kind']}/{metadata['name']}"] = says
+                state = json.dumps([known, item["spec"], status], sort_keys=True)
+            seen[f"{namespace}/{item['kind']}/{metadata['name']}"] = state
     return seen | restarts(kubectl)
 
 
@@ -74,8 +74,8 @@ def restarts(kubectl: Kubectl) -> dict[str, str]:
     seen = {}
     for pod in kubectl.list("pod", DEMO_NAMESPACE):
         status = pod["status"]
-        told = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-        counts = {one["name"]: one["restartCount"] for one in told}
+        statuses = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+        counts = {one["name"]: one["restartCount"] for one in statuses}
         seen[f"pod {pod['metadata']['name']} {pod['metadata']['uid']}"] = json.dumps(counts, sort_keys=True)
     return seen
 

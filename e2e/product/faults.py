@@ -20,8 +20,8 @@ from e2e.cluster.cgroups import CGROUP_ROOT, is_version_2
 from .kubectl import CommandError, Kubectl, wait_until
 
 OOM_ROOM_BYTES = 16 << 20
-"""What a container that is to run out of memory may still take: less than its first process holds, so that the kernel
-ends that one and not what asked for the memory."""
+"""Free memory of a container that is to run out of it: less than its first process holds, so that the kernel kills
+that one and not the process that asked for the memory."""
 
 _TAKE_ALL_MEMORY = "exec tail /dev/zero"
 
@@ -48,7 +48,7 @@ class Victim:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stop every process of the container while the block runs: its connections stay open and say nothing."""
+        """Stop every process of the container while the block runs: its connections stay open and silent."""
         members = _members(self._group())
         for pid in members:
             os.kill(pid, signal.SIGSTOP)
@@ -67,8 +67,8 @@ class Victim:
         with contextlib.suppress(CommandError):
             self._kubectl.exec(self.pod, self._namespace, self.container, "sh", "-c", _TAKE_ALL_MEMORY, timeout_s=30)
         wait_until("kubelet saw the container end", lambda: self._ended_since(before), 30)
-        # While it starts a container again, kubelet may not tell for a moment how the last one ended.
-        end = wait_until("kubelet tells how the container ended", self.last_end, 30)
+        # While it restarts a container, kubelet may not report for a moment how the last one ended.
+        end = wait_until("kubelet reports how the container ended", self.last_end, 30)
         assert end.get("reason") == "OOMKilled", f"{self.container} ended otherwise: {end}"
 
     def life(self) -> Life:

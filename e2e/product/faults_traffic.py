@@ -1,4 +1,4 @@
-"""What tenants ask while a fault lasts: two of them on two replicas, so that blocks are computed, stored and loaded."""
+"""Requests during a fault: of two tenants on two replicas, so that blocks are computed, stored and loaded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .traffic import Account, Caller, Traffic, traffic
 TENANTS = (("acme", ACME_KEY), ("globex", GLOBEX_KEY))
 
 CROWDED = 2.0
-"""How many times as long half of all requests may take while what ended starts again beside the engine on two cores. It
-was seen to double with a cache server (and not in the other pod); that the processor is why is likely, not measured."""
+"""Factor on the median time of a request while a container restarts beside the engine on two cores. The median was seen
+to double with a cache server (and not in the other pod); the processor is the likely cause, not measured."""
 
 BUSY_S = 5.0
 """How much longer a request may take for no fault of the product's, on a machine with two cores and other work."""
@@ -64,15 +64,15 @@ class Ordeal:
 def tenants_ask(stage: Stage, extra_delay_s: float | None = None) -> Iterator[Ordeal]:
     """Let two tenants ask both replicas before, during and after a fault that the block makes.
 
-    In the end all must have been answered. With `extra_delay_s`, half of them within that of what half of them took
-    before, and the slowest within that of the slowest before, on a machine that is as busy as CROWDED and BUSY_S say.
-    Delays that are small beside those are the benchmark `outages`'s to judge.
+    In the end all must have been answered. With `extra_delay_s`, their median time and their longest time may exceed
+    those before the fault by that, after allowances for a busy machine: CROWDED and BUSY_S. The benchmark `outages`
+    judges delays that are small beside those.
     """
     callers = []
     for (tenant, key), (leads, follows) in zip(
         TENANTS, ((stage.first, stage.second), (stage.second, stage.first)), strict=True
     ):
-        # One replica computes, the other loads what the first has stored: lookups, loads and stores are all under way.
+        # One replica computes, the other loads its stored blocks: lookups, loads and stores are all under way.
         trail = Trail(tenant)
         callers += [Caller(leads, tenant, key, trail.fresh), Caller(follows, tenant, key, trail.last)]
     with traffic(*callers) as running:
@@ -82,7 +82,7 @@ def tenants_ask(stage: Stage, extra_delay_s: float | None = None) -> Iterator[Or
         yield ordeal
         ordeal.lasts_for(8)
     before, since = ordeal.before, ordeal.since
-    stage.say(f"before the fault: {before}; since: {since}")
+    stage.report(f"before the fault: {before}; since: {since}")
     assert not running.account.failed, str(running.account)
     if extra_delay_s is None:
         return
@@ -92,7 +92,7 @@ def tenants_ask(stage: Stage, extra_delay_s: float | None = None) -> Iterator[Or
 
 
 class Trail:
-    """Prompts that nobody asked before, a new one every few seconds, for those who lead and those who follow."""
+    """Prompts that no tenant sent before, a new one every few seconds, for a leading and a following caller."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant

@@ -26,15 +26,15 @@ def guest(stage: Stage, tenant: str, spec: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def guests(stage: Stage, tenants: Sequence[str], spec: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Let tenants have keys, and policies of their names that say the same, while the block runs; yields the keys."""
+    """Let tenants have keys, and policies of their names with the same spec, while the block runs; yields the keys."""
     kubectl, keys = stage.kubectl, {tenant: f"{tenant}-demo-key" for tenant in tenants}
     before = base64.b64decode(kubectl.get("secret", KEYS, DEMO_NAMESPACE)["data"]["keys.json"]).decode()
     hashes = [{"tenant": name, "sha256": hashlib.sha256(key.encode()).hexdigest()} for name, key in keys.items()]
     try:
         _set_keys(stage, json.dumps({"keys": [*json.loads(before)["keys"], *hashes]}))
         # They go as they came: an erasure would take a minute each.
-        whose = {"isolation": "Isolated", "deletionPolicy": "Abandon", **spec}
-        kubectl.apply(*(_object("TenantCachePolicy", name, {"tenant": name, **whose}) for name in tenants))
+        rest = {"isolation": "Isolated", "deletionPolicy": "Abandon", **spec}
+        kubectl.apply(*(_object("TenantCachePolicy", name, {"tenant": name, **rest}) for name in tenants))
         wait_until("their policies are enforced", lambda: _all_enforced(kubectl, tenants), KNOWN_WITHIN_S)
         key = keys[tenants[-1]]
         for where in (stage.first, stage.second):

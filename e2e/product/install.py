@@ -1,4 +1,4 @@
-"""Installing the product: images, charts, samples; and waiting until it says that it is ready."""
+"""Installation of the product: images, charts, samples; and the wait until it is ready."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SAMPLES = REPOSITORY / "manifests" / "samples"
 CHARTS = REPOSITORY / "charts"
 READY_TIMEOUT_S = 600
 IMAGES = select(["operator", "sidecar", "redis", "engine-cpu"])
-"""What the charts and the samples run; stories load servers of other kinds themselves."""
+"""Images of the charts and the samples; scenario tests load servers of other kinds themselves."""
 LOADED_IMAGES = "demo-images"
 KINDS = ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup", "prefixpool")
 NODEFS_RESERVE_PERCENT = 0
-"""The local cluster's kubelet asks for 512 MiB, whatever the disk has; its tiers' files take less than that."""
+"""The local cluster's kubelet asks for 512 MiB on a disk of any size; its tiers' files take less than that."""
 
 
 NO_PROBES = '{"spec": {"probe": {"mode": "Never"}}}'
@@ -93,7 +93,7 @@ def _content(archive: Path) -> str:
 
 
 def unsettled(kubectl: Kubectl, namespace: str = DEMO_NAMESPACE) -> list[str]:
-    """Return what is not Ready, or not Enforced where the kind has that, with its reason."""
+    """Return the objects that are not Ready, or not Enforced where the kind has that, each with its reason."""
     problems = []
     for kind in KINDS:
         for item in kubectl.list(kind, namespace):

@@ -1,7 +1,7 @@
 """Pods that are cut off: from the API server, from the operator, or from the API server from their first moment on.
 
-A pod's own network gets a table of nftables that drops what is named, in both directions and on connections that are
-open, so that its gate meets silence as behind a broken network, not an error. Needs root and the local cluster.
+A pod's own network gets a table of nftables that drops the named packets, in both directions and on open connections,
+so that its gate meets silence as behind a broken network, not an error. Needs root and the local cluster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def cut_off_the_operator(kubectl: Kubectl, namespace: str, pod: str) -> Iterator
 
 @contextmanager
 def newcomers_cut_off_the_api_server(addresses: frozenset[str]) -> Iterator[None]:
-    """Drop what pods send to the API server while the block runs, but for the pods that have these addresses."""
+    """Drop pods' packets to the API server while the block runs, except those of pods with these addresses."""
     known = ", ".join(sorted(addresses))
     servers = f"{NETWORK.kubernetes_service_ip}, {NETWORK.node_ip}"
     rule = (

@@ -22,7 +22,7 @@ FORWARD_TIMEOUT_S = 15.0
 
 
 class CommandError(Exception):
-    """A command failed; the message holds it and what it said."""
+    """A command failed; the message holds the command and its output."""
 
 
 class Kubectl:
@@ -41,7 +41,7 @@ class Kubectl:
         }
 
     def run(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120, program: str = "kubectl") -> str:
-        """Run one command and return what it printed. Raises CommandError."""
+        """Run one command and return its output. Raises CommandError."""
         try:
             done = subprocess.run(
                 [program, *arguments],
@@ -84,7 +84,7 @@ class Kubectl:
             self.apply(*objects)
         except CommandError as error:
             return str(error)
-        raise AssertionError("the API server accepted what it should have refused")
+        raise AssertionError("the API server accepted an object that it should have refused")
 
     def get(self, kind: str, name: str, namespace: str) -> dict[str, Any]:
         """Return one object. Raises CommandError."""

@@ -1,7 +1,7 @@
 """A model of one pod whose cache has all three kinds of tiers: memory, files of the pod, and a Redis of its own.
 
 The engine's own memory holds one prompt, and is emptied before each request by a prompt of a tenant without a policy,
-so that what a request finds comes from the tiers. Which of them it came from is known by what each counts.
+so that all blocks that a request finds come from the tiers. The tiers' counters show which of them it was.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LINK = "run/kvstrata/link/adapter.sock"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How many chunks of a prompt came from which tier, and what the engine answered."""
+    """How many chunks of a prompt came from which tier, and the engine's answer."""
 
     memory: int
     disk: int
@@ -73,8 +73,8 @@ class Tenant:
 class Layered:
     """The model while it is there. `meet` has to be called when its pod was replaced."""
 
-    def __init__(self, kubectl: Kubectl, say: Callable[[str], None]) -> None:
-        self.kubectl, self.say = kubectl, say
+    def __init__(self, kubectl: Kubectl, report: Callable[[str], None]) -> None:
+        self.kubectl, self.report = kubectl, report
         self.pod, self._gate = "", 0
         self._replica: DirectReplica | None = None
 
@@ -84,18 +84,18 @@ class Layered:
         self._found()
 
     def replace_pod(self) -> AdapterState:
-        """Delete the pod; return what the next one's cache server said when its gate first said that it is ready."""
+        """Delete the pod; return the state of the next one's cache server when its gate first reported ready."""
         old = self.pod
         self.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", old, timeout_s=300)
         self.pod = wait_until("there is a new pod", lambda: self._newcomer(old), UP_WITHIN_S)
         wait_until("its containers run", self._found, UP_WITHIN_S)
-        wait_until("its gate says that it is ready", self._gate_is_ready, UP_WITHIN_S, every_s=0.05)
-        told = self.state()
+        wait_until("its gate reports ready", self._gate_is_ready, UP_WITHIN_S, every_s=0.05)
+        state = self.state()
         wait_until("its pod is ready", self._ready_pod, UP_WITHIN_S)
-        return told
+        return state
 
     def ask(self, tenant: Tenant, prompt: str) -> Found:
-        """Ask for a completion; return what of the prompt was found, and where."""
+        """Ask for a completion; return the chunks of the prompt that were found, by tier."""
         replica = self._replica
         assert replica is not None, "its pod was never met"
         assert replica.complete(f"{STRANGER}-key", _filler()).status == 200
@@ -108,7 +108,7 @@ class Layered:
         return Found(found.external // CHUNK_TOKENS - disk - redis, disk, redis, answer.text)
 
     def state(self) -> AdapterState:
-        """Return what the cache server tells its gate, asked as the gate asks. Raises OSError while it is away."""
+        """Return the cache server's state, asked as the gate asks for it. Raises OSError while it is away."""
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(10)
             line.connect(f"/proc/{self._gate}/root/{LINK}")
@@ -117,11 +117,11 @@ class Layered:
                 return decode_answer(AdapterState, lines.readline())
 
     def counters(self) -> Mapping[str, int]:
-        """Return what tiers and memory counted since the cache server started."""
+        """Return the counters of tiers and memory since the cache server started."""
         return self.state().counters
 
     def held(self, tenant: Tenant, tier: str) -> int:
-        """Return how many blocks a tenant has in memory or files, as the cache server says."""
+        """Return how many blocks a tenant has in memory or files, by the cache server's report."""
         rows = self.state().usage
         return sum(row.blocks for row in rows if (row.scope, row.tier) == (tenant.keyspace[:SCOPE_DIGITS], tier))
 
@@ -134,7 +134,7 @@ class Layered:
         return sorted(path for path in found if not (keyspace and path.name[0] == "."))
 
     def metrics(self) -> str:
-        """Return the gate's page of metrics, which repeats what the cache server said at most 15 s ago."""
+        """Return the gate's page of metrics, which repeats the cache server's state of at most 15 s ago."""
         return scrape(self._gate, HEALTH_PORT)
 
     def condition(self, kind: str, name: str, condition: str) -> tuple[str, str]:
@@ -143,12 +143,12 @@ class Layered:
         return str(found.get("status", "")), str(found.get("reason", ""))
 
     def kill_cache_server(self) -> None:
-        """Kill it with SIGKILL, and return when the next one runs and knows what is on the disk."""
+        """Kill it with SIGKILL, and return when the next one runs and has read its index of the disk."""
         cache = Victim(self.kubectl, DEMO_NAMESPACE, self.pod, "cache")
         boot = self.state().boot
         os.kill(cache.first_pid(), signal.SIGKILL)
         wait_until("another cache server is at work", lambda: self._recovered(boot), UP_WITHIN_S)
-        wait_until("kubelet says that it runs", cache.running, UP_WITHIN_S)
+        wait_until("kubelet reports that it runs", cache.running, UP_WITHIN_S)
 
     def _found(self) -> bool:
         try:
@@ -177,24 +177,24 @@ class Layered:
 
     def _recovered(self, boot: str) -> bool:
         try:
-            told = self.state()
+            state = self.state()
         except OSError:
             return False
-        well = all(tier.breaker == "closed" and not tier.recovering for tier in told.tiers)
-        return told.boot != boot and told.revision > 0 and well and not told.warming
+        well = all(tier.breaker == "closed" and not tier.recovering for tier in state.tiers)
+        return state.boot != boot and state.revision > 0 and well and not state.warming
 
 
 @contextmanager
 def open_layered(
-    kubectl: Kubectl, say: Callable[[str], None], *tenants: str, redis: Mapping[str, Any] | None = None
+    kubectl: Kubectl, report: Callable[[str], None], *tenants: str, redis: Mapping[str, Any] | None = None
 ) -> Iterator[Layered]:
-    """Let the model be there while the block runs. `tenants` have keys; their policies are their stories' to make.
+    """Let the model be there while the block runs. `tenants` have keys; the caller creates their policies.
 
-    `redis` is what its Redis tier's `managed` says, one shard if nothing.
+    `redis` is `managed` of its Redis tier, one shard by default.
     """
     try:
         kubectl.apply(_keys(*tenants, STRANGER), *_tiers(redis or {}), _model(kubectl))
-        layered = Layered(kubectl, say)
+        layered = Layered(kubectl, report)
         layered.meet()
         wait_until("the model is ready", lambda: _well(layered), UP_WITHIN_S)
         room = layered.condition("cachetier", DISK, "HasRoom")

@@ -28,7 +28,7 @@ class ManagedCluster:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, **managed: Any) -> None:
-        """Declare it: three shards with a replica each, in small containers, and what `managed` says otherwise."""
+        """Declare it: three shards with a replica each, in small containers, with the changes of `managed`."""
         small = {"requests": {"cpu": "20m", "memory": "96Mi"}}
         settings = {"shards": 3, "replicasPerShard": 1, "resources": small, **self.settings, **managed}
         spec = {"medium": "Redis", "capacity": self.capacity, "redis": {"managed": settings}}
@@ -43,7 +43,7 @@ class ManagedCluster:
         wait_until("its pods go", lambda: not self.pods(), HEALS_WITHIN_S)
 
     def status(self) -> dict[str, Any]:
-        """What its status says."""
+        """Its status."""
         return dict(self.kubectl.get("cachetier", self.name, DEMO_NAMESPACE).get("status") or {})
 
     def pods(self) -> list[dict[str, Any]]:
@@ -68,10 +68,10 @@ class ManagedCluster:
         try:
             wait_until("the cluster is whole", lambda: self.settled(shards), within_s)
         except AssertionError as late:
-            raise AssertionError(f"{late}; the tier says {self.status()}") from late
+            raise AssertionError(f"{late}; the tier's status is {self.status()}") from late
 
     def primary(self, shard: int) -> dict[str, Any]:
-        """Return the pod of a shard whose server leads, as the server says."""
+        """Return the pod of a shard whose server leads, by the server's own report."""
         for _ in range(50):
             for pod in self.pods():
                 name = pod["metadata"]["name"]
@@ -103,16 +103,16 @@ class ManagedCluster:
         return pods.keys() == old.keys() and not set(pods.values()) & set(old.values())
 
     def _role(self, pod: str) -> str:
-        """What a server says it is, asked as its admin, whose password is in the file that it was started with."""
+        """Role that a server reports, asked as its admin, whose password is in the file that it was started with."""
         plain = dict(self.settings.get("tls") or {}).get("mode") == "Disabled"
         tls = "" if plain else f"--tls --cacert {paths.REDIS_TLS}/ca.crt"
         client = f"$(command -v redis-cli || command -v valkey-cli) -h 127.0.0.1 {tls} --user admin"
         ask = f"REDISCLI_AUTH=$(cat {paths.REDIS_AUTH}/admin-password) {client} role"
         try:
-            told = self.kubectl.exec(pod, DEMO_NAMESPACE, "redis", "sh", "-c", ask)
+            role = self.kubectl.exec(pod, DEMO_NAMESPACE, "redis", "sh", "-c", ask)
         except CommandError:
             return ""
-        return told.splitlines()[0].strip() if told else ""
+        return role.splitlines()[0].strip() if role else ""
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A prefix pool that a story brings along, what the bundle says of it, and what a pod's tiers hold of it."""
+"""A prefix pool of a scenario test, its entry in the bundle, and its blocks in a pod's tiers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl, wait_until
 
 PREFIX_TOKENS = 700
-"""Of the demo's tokenizer, whose tokens are bytes: ten whole chunks and what a continuation could change."""
+"""Of the demo's tokenizer, whose tokens are bytes: ten whole chunks, and tokens that a continuation could change."""
 
 PUBLISHED_WITHIN_S = 90.0
 
 
 def fresh_prefix(about: str) -> str:
-    """Return a system prompt of `PREFIX_TOKENS` tokens that nobody has declared before."""
-    text = f"[{time.time_ns()} {about}] You are the assistant of a library. " + "Cite the shelf of each book. " * 30
+    """Return a system prompt of `PREFIX_TOKENS` tokens that no pool has declared before."""
+    text = f"[{time.time_ns()} {about}] You are the assistant of a library. " + "Cite the place of each book. " * 30
     return text[:PREFIX_TOKENS]
 
 
 def fresh_prefixes(about: str, count: int, tokens: int = PREFIX_TOKENS) -> list[str]:
-    """Return system prompts of so many tokens that nobody has declared before, each different from its beginning on."""
-    lines = "Cite the shelf of each book, and the year. " * (tokens // 40 + 1)
+    """Return new system prompts of so many tokens, each different from its beginning on."""
+    lines = "Cite the place of each book, and the year. " * (tokens // 40 + 1)
     return [(f"[{number} {time.time_ns()} {about}] " + lines)[:tokens] for number in range(count)]
 
 
@@ -84,7 +84,7 @@ def pool_keyspaces(kubectl: Kubectl, name: str, model: str = MODEL) -> list[str]
 
 
 def held(where: Replica, keyspace: str) -> dict[str, PoolTierState]:
-    """Return what a pod's tiers hold of a pool's version, by the tier's name; nothing while that cannot be told."""
+    """Return the blocks of a pool's version in a pod's tiers, by the tier's name; empty while they are unknown."""
     if not isinstance(where, DirectReplica):
         raise TypeError("a pod's cache server is asked through its own socket")
     try:
@@ -95,5 +95,5 @@ def held(where: Replica, keyspace: str) -> dict[str, PoolTierState]:
 
 
 def counts(where: DirectReplica) -> dict[str, int]:
-    """Return what a pod's cache server has counted since it began, by tier and name."""
+    """Return the counters of a pod's cache server since it began, by tier and name."""
     return dict(decode_answer(AdapterState, where.ask_cache(encode_request(StateRequest()))).counters)

@@ -1,9 +1,9 @@
-"""Readers of a pool that ask all the while, so that each answer tells whether the pool was read at that moment.
+"""Readers of a pool that ask all the while, so that each answer shows whether the pool was read at that moment.
 
-An engine's own memory, and the tiers, keep what a tenant computed itself under that tenant's salt. So what a tenant
-finds of a prefix tells of the pool only the first time that it asks for it, in whatever pod: each probe is another
-tenant's, or of another prefix. Such pairs are many, and when all have asked they begin anew as repetitions, which must
-be answered as well and tell nothing of the pool.
+An engine's own memory, and the tiers, keep blocks that a tenant computed itself under that tenant's salt. So a tenant's
+hits on a prefix come from the pool for certain only at its first request, in any pod: each probe is another tenant's,
+or of another prefix. Such pairs are many; when all have asked they begin again as repetitions, which must be answered
+as well and show nothing about the pool.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 
 from .calls import Replica
 
-QUESTION = " What does the shelf of rivers hold, and who may read there? Say it in one short sentence, please. Thanks!"
-"""The same of all readers, longer than one chunk: so what it is answered by a tenant without the pool tells all."""
+QUESTION = " Where does the book of rivers stand, and when may one read it? Use one short sentence, please. Thank you!"
+"""The same of all readers, longer than one chunk, so that one answer without the pool is the control for all."""
 
 ANSWER_TOKENS = 8
 
 LITTLE_OF_THEIR_OWN = [{"tier": "cpu", "limit": "512Ki"}, {"tier": "shared", "limit": "512Ki"}]
-"""What such readers may keep: they are many, and a Redis tier that is full of their blocks takes none of a new pool."""
+"""Budgets of such readers: they are many, and a Redis tier that is full of their blocks takes none of a new pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Probe:
 
 
 class Probes:
-    """What readers ask of one content after the other, and what they got."""
+    """Requests of readers for one content after the other, and their answers."""
 
     def __init__(self, keys: Mapping[str, str], pause_s: float) -> None:
         self._keys = keys
@@ -76,7 +76,7 @@ class Probes:
         return [one for one in self.done if one.status != 200]
 
     def fresh(self, prefixes: Sequence[str], since: float = 0.0, until: float = float("inf")) -> list[Probe]:
-        """Return those that tell of the pool, and ran within a time from their beginning to their end."""
+        """Return the first requests of tenants for these prefixes that began and ended within a time."""
         of = set(prefixes)
         return [
             one for one in self.done if one.fresh and one.prefix in of and since <= one.began_at < one.ended_at < until

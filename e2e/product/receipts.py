@@ -22,7 +22,7 @@ class Receipts:
         _receipt("keys", "--to", str(keys))
         _receipt("export", "--domain", domain, "--to", str(self._folder))
         (self.key,) = sorted(keys.glob("*.pem"))
-        self.told = _receipt("verify", str(self._folder), "--chain", "--public-key", str(self.key))
+        self.verified = _receipt("verify", str(self._folder), "--chain", "--public-key", str(self.key))
 
     def of(self, order: str, *claims: str) -> Path:
         """Return the receipt of an order, which has to prove these claims."""
@@ -33,14 +33,14 @@ class Receipts:
 
 
 def _receipt(*arguments: str) -> str:
-    """What `kubectl kvstrata receipt` prints; it has to succeed."""
+    """Output of `kubectl kvstrata receipt`, which has to succeed."""
     found = run(*arguments)
     assert found.returncode == 0, f"{arguments}: {found.returncode}\n{found.stdout}{found.stderr}"
     return found.stdout
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `kubectl kvstrata receipt` with these arguments; return how it ended and what it printed."""
+    """Run `kubectl kvstrata receipt` with these arguments; return its exit code and output."""
     kubeconfig, binaries = REPOSITORY / ".local/kubeconfig", REPOSITORY / ".local/bin"
     environment = {
         **os.environ,

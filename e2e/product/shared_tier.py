@@ -1,4 +1,4 @@
-"""Room in the demo's shared tier: it refuses new blocks when it is full, and what others stored lives for hours."""
+"""Room in the demo's shared tier: it refuses new blocks when it is full, and stored blocks live for hours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALS_WITHIN_S = 120
 
 
 def make_room(stage: Stage) -> None:
-    """Empty the shared tier if it is rather full, and return once one replica finds in it what another stored."""
+    """Empty the shared tier if it is rather full, and return once one replica finds another's blocks in it."""
     if _used_percent(stage.kubectl) > 100 - LEAST_ROOM_PERCENT:
         empty(stage)
     else:
@@ -25,7 +25,7 @@ def make_room(stage: Stage) -> None:
 
 
 def empty(stage: Stage) -> None:
-    """Empty the shared tier. What pools and tenants leave behind that are gone fills it until it expires."""
+    """Empty the shared tier. Blocks of deleted pools and tenants fill it until they expire."""
     stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", SERVER)
     wait_until("the tier's server is back", lambda: _is_ready(stage.kubectl), HEALS_WITHIN_S)
     wait_until("replicas share", lambda: _share(stage), HEALS_WITHIN_S)

@@ -18,7 +18,7 @@ from .calls import Replica
 class Stream:
     """A streamed completion; of several sequences the text of the first.
 
-    Times are monotonic seconds, `problem` is what the gate or the connection said last.
+    Times are monotonic seconds, `problem` is the last error of the gate or the connection.
     """
 
     arrived: list[float] = field(default_factory=list)
@@ -38,11 +38,11 @@ class Stream:
             for line in lines:
                 if not line.startswith(b"data: "):
                     continue
-                said = line[6:].strip()
-                if said == b"[DONE]":
+                data = line[6:].strip()
+                if data == b"[DONE]":
                     self.done = True
                     continue
-                event = json.loads(said)
+                event = json.loads(data)
                 if "error" in event:
                     self.problem = str(event["error"].get("message"))
                     continue

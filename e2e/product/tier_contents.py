@@ -1,4 +1,4 @@
-"""What the server of a Redis tier with one shard holds, read with the model's own user: blocks, what they count for."""
+"""Contents of a Redis tier with one shard, read with the model's own user: blocks and their accounting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .shared_tier import TIER
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block as it lies in the server. `expires_in_ms` is what the server says of it."""
+    """A block as it lies in the server. `expires_in_ms` is the server's remaining time to live for it."""
 
     name: str
     value: bytes
@@ -47,15 +47,15 @@ class TierContents:
         return found
 
     def held_bytes(self, keyspace: str) -> int:
-        """Return what a keyspace has stored and reserved, in bytes.
+        """Return the stored and reserved bytes of a keyspace.
 
-        Buckets are in different slots, which no script may read together. A server carries out what it has read of one
-        client before it turns to another: so they are seen at one instant.
+        Buckets are in different slots, which no script may read together. A server carries out all commands that it
+        has read of one client before it turns to another: so they are seen at one instant.
         """
         with self.client.pipeline(transaction=False) as pipeline:
             for bucket in range(BUCKETS):
                 pipeline.hmget(f"{bucket_prefix(self.domain, keyspace, bucket)}:#s", "used", "held")
-            return sum(int(size or 0) for told in pipeline.execute() for size in told)
+            return sum(int(size or 0) for sizes in pipeline.execute() for size in sizes)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from .calls import Replica
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request and what became of it: `status` is 0 when the connection broke or no answer came.
+    """One request and its outcome: `status` is 0 when the connection broke or no answer came.
 
     `cached_tokens` is how many tokens of the prompt the engine found, in its own memory or in a tier.
     """
@@ -32,7 +32,7 @@ class Served:
 
 @dataclass(slots=True)
 class Account:
-    """What the requests of one time came to, in the order in which they ended. Times are monotonic seconds."""
+    """Outcomes of the requests of one time, in the order in which they ended. Times are monotonic seconds."""
 
     served: list[Served] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class Account:
 
     @property
     def cached_tokens(self) -> list[int]:
-        """What each request that was answered found cached, in tokens."""
+        """Cached tokens of each answered request."""
         return [one.cached_tokens for one in self.served if one.status == 200]
 
     @property
@@ -66,8 +66,8 @@ class Account:
 
     def __str__(self) -> str:
         problems = sorted({f"{one.status} {one.problem}".strip() for one in self.failed})
-        told = f", not answered: {len(self.failed)} ({'; '.join(problems)[:300]})" if problems else ""
-        return f"{len(self.served)} requests, p50 {self.took_s(50):.2f} s, slowest {self.slowest_s:.2f} s{told}"
+        failures = f", not answered: {len(self.failed)} ({'; '.join(problems)[:300]})" if problems else ""
+        return f"{len(self.served)} requests, p50 {self.took_s(50):.2f} s, slowest {self.slowest_s:.2f} s{failures}"
 
 
 class Traffic:
@@ -110,7 +110,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks where: a tenant's name and API key, and the prompt of each request."""
+    """A tenant that asks one replica: its name and API key, and the prompt of each request."""
 
     where: Replica
     tenant: str

@@ -37,7 +37,7 @@ class Watch:
 
     @property
     def history(self) -> tuple[Seen, ...]:
-        """A copy of what was seen so far."""
+        """A copy of the changes seen so far."""
         with self._news:
             return tuple(self._seen)
 

@@ -63,7 +63,7 @@ def test_requests_are_answered_without_reuse_until_the_api_server_returns(
         back_at = time.monotonic()
         account = running.account
         early, fenced = account.since(away_at).until(away_at + 0.5 * STALE_AFTER_S), account.since(quiet_at)
-        near.say(f"fenced {fenced_at - away_at:.1f} s after the API server went; meanwhile {account.since(away_at)}")
+        near.report(f"fenced {fenced_at - away_at:.1f} s after the API server went; meanwhile {account.since(away_at)}")
         assert early.cached_tokens, "nobody asked"
         assert min(early.cached_tokens) >= WHOLE_CHUNKS, f"hits ended before staleAfter: {early.cached_tokens}"
         assert fenced_at - away_at < 1.5 * STALE_AFTER_S, "the gates fence too late"
@@ -76,7 +76,7 @@ def test_requests_are_answered_without_reuse_until_the_api_server_returns(
             lambda: of_gate(near, "kvstrata_gate_policy_fresh") == [1, 1],
             RETURNS_WITHIN_S,
         )
-        near.say(f"gates confirm their policy {time.monotonic() - back_at:.1f} s after the API server's return")
+        near.report(f"gates confirm their policy {time.monotonic() - back_at:.1f} s after the API server's return")
 
         def reused() -> bool:
             since = time.monotonic()
@@ -90,13 +90,13 @@ def test_requests_are_answered_without_reuse_until_the_api_server_returns(
         patch = json.dumps({"spec": {"cacheGeneration": int(time.time())}})
         kubectl.run("-n", DEMO_NAMESPACE, "patch", "tenantcachepolicy", "acme", "--type", "merge", "-p", patch)
         wait_until("the operator acts again", lambda: _rolls(kubectl) == rolls + 1, OPERATOR_RETURNS_WITHIN_S)
-        near.say(f"the operator has carried out an edit {time.monotonic() - back_at:.1f} s after the return")
+        near.report(f"the operator has carried out an edit {time.monotonic() - back_at:.1f} s after the return")
     assert restarts(kubectl) == before, "a pod of the domain was restarted"
     assert not running.account.failed, running.account
     assert running.account.slowest_s < HANGS_S, running.account
     counts = [pod.restarts for pod in Operators(kubectl).pods()]
     assert sum(counts) <= 1, f"only the leader may have ended itself, once: {counts}"
-    near.say(kubectl.run("-n", SYSTEM_NAMESPACE, "get", "pods"))
+    near.report(kubectl.run("-n", SYSTEM_NAMESPACE, "get", "pods"))
 
 
 def _rolls(kubectl: Kubectl) -> int:

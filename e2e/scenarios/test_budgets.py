@@ -82,7 +82,7 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
         assert (within["status"], within["reason"]) == ("True", "BudgetsEnforced"), within
         shown = kubectl.run("-n", DEMO_NAMESPACE, "get", "tcpol", TENANT)
         assert re.search(r"Isolated +12Mi +1[012]Mi ", shown), shown
-        near.say(f"{running.account}; at most {most >> 20} MiB at any instant\n{shown}")
+        near.report(f"{running.account}; at most {most >> 20} MiB at any instant\n{shown}")
 
 
 def _usage(kubectl: Kubectl) -> dict[str, dict[str, Any]] | None:

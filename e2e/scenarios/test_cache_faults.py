@@ -68,7 +68,7 @@ def test_out_of_memory_while_nobody_asks(stage: Stage) -> None:
         usual_s = slowest_s(stage.second, 4)
         cache.run_out_of_memory()
         after_s = slowest_s(stage.second, 4)
-        stage.say(f"the slowest of 4 requests took {usual_s:.2f} s before, {after_s:.2f} s after")
+        stage.report(f"the slowest of 4 requests took {usual_s:.2f} s before, {after_s:.2f} s after")
         hits_return(stage, stage.first, stage.second)
 
 
@@ -79,7 +79,7 @@ def test_terminated_before_an_engines_first_request(kubectl: Kubectl, stage: Sta
         with a_cache_container_ends(opened, new) as cache:
             cache.send(signal.SIGTERM)
             first_s, second_s = slowest_s(new, 1), slowest_s(new, 1)
-            stage.say(f"the engine's first request took {first_s:.2f} s, its second {second_s:.2f} s")
+            stage.report(f"the engine's first request took {first_s:.2f} s, its second {second_s:.2f} s")
             hits_return(opened, stage.first, new)
 
 
@@ -113,7 +113,7 @@ def a_cache_container_ends(stage: Stage, where: Replica) -> Iterator[Victim]:
     while_away = said.partition(BACK_AGAIN)[0]
     assert while_away.count(HEARD) == 2, said[-4000:]
     assert not TIMED_OUT.findall(while_away), said[-4000:]
-    stage.say("".join(line + "\n" for line in said.splitlines() if HEARD in line or "given up after" in line))
+    stage.report("".join(line + "\n" for line in said.splitlines() if HEARD in line or "given up after" in line))
 
 
 def hits_return(stage: Stage, leads: Replica, follows: Replica) -> None:
@@ -121,7 +121,7 @@ def hits_return(stage: Stage, leads: Replica, follows: Replica) -> None:
     since = time.monotonic()
     for key in (ACME_KEY, GLOBEX_KEY):
         wait_until("hits are back", lambda key=key: found_across(leads, follows, key), BACK_S)
-    stage.say(f"hits of both tenants are back {time.monotonic() - since:.1f} s after the container ended")
+    stage.report(f"hits of both tenants are back {time.monotonic() - since:.1f} s after the container ended")
 
 
 def slowest_s(where: Replica, requests: int) -> float:

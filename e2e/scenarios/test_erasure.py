@@ -62,7 +62,7 @@ def test_a_tenant_is_erased_from_every_tier_and_a_receipt_proves_it(stage: Stage
         assert done["phase"] == "Complete", json.dumps(done)
         for proven in PROVEN:
             assert conditions[proven]["status"] == "True", conditions[proven]
-        stage.say(f"{name}: {done['message']}")
+        stage.report(f"{name}: {done['message']}")
         assert redis.blocks(keyspaces[ACME_KEY]) == []
         assert kept <= _names(redis, keyspaces[GLOBEX_KEY]), "a neighbour lost blocks"
 
@@ -72,7 +72,7 @@ def test_a_tenant_is_erased_from_every_tier_and_a_receipt_proves_it(stage: Stage
         assert found.external + found.local == WHOLE_CHUNKS, f"a neighbour finds {found} on {where.pod}"
 
     receipts = Receipts(kubectl, tmp_path)
-    stage.say(receipts.told)
+    stage.report(receipts.verified)
     newest = receipts.of(name, "Erased", "Verified")
     forged = tmp_path / "forged.json"
     forged.write_text(newest.read_text().replace(name, "another-order"))
@@ -114,7 +114,7 @@ def test_a_prefix_and_a_tenant_are_erased_engines_forget_and_nobody_loses_anythi
         for name in (*of_prefixes, of_tenant):
             done = wait_until(f"{name} is over", lambda name=name: _over(kubectl, name), ERASED_WITHIN_S)
             assert done["phase"] == "Complete", json.dumps(done)
-            stage.say(f"{name}: {done['message']}")
+            stage.report(f"{name}: {done['message']}")
         assert redis.blocks(acme) == []
         after = _names(redis, globex)
         assert kept <= after, "what follows another beginning is gone"

@@ -132,7 +132,7 @@ def test_status_and_metrics_agree_with_the_disk(layered: Layered, kubectl: Kubec
         rows = wait_until("the policy says so", lambda: usage_of(kubectl, settler), TOLD_WITHIN_S)
         shown_bytes = Quantity(rows[DISK]).in_bytes
         assert abs(shown_bytes - own_bytes) <= STATUS_SHARE * own_bytes, f"{shown_bytes} of {own_bytes}"
-        layered.say(kubectl.run("-n", DEMO_NAMESPACE, "get", "cachetier", *TIERS))
+        layered.report(kubectl.run("-n", DEMO_NAMESPACE, "get", "cachetier", *TIERS))
 
 
 def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read(layered: Layered) -> None:
@@ -237,7 +237,7 @@ def test_a_pools_bytes_are_the_same_in_its_status_and_in_each_tier(layered: Laye
         ending = " and where does the book of rivers stand?"
         assert layered.ask(outsider, text + ending) == NOTHING
         assert layered.ask(reader, text + ending) == Found(chunks, 0, 0)
-        layered.say(json.dumps(status["tiers"]))
+        layered.report(json.dumps(status["tiers"]))
 
 
 def test_a_disk_that_becomes_read_only_costs_new_hits_and_no_request(layered: Layered) -> None:
@@ -281,7 +281,7 @@ def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layer
         wait_until("metrics say so", lambda: warmed_bytes() == CHUNKS * CHUNK_BYTES, TOLD_WITHIN_S)
         page = layered.metrics()
         lasted_s = sample(page, "kvstrata_cache_memory_warm_up_seconds")
-        layered.say(f"the memory was warm after {lasted_s} s")
+        layered.report(f"the memory was warm after {lasted_s} s")
         assert lasted_s is not None
         assert lasted_s <= WARM_UP_S
         assert sample(page, "kvstrata_cache_memory_warmed_blocks_total") == CHUNKS

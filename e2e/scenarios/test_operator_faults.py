@@ -13,7 +13,7 @@ import pytest
 from e2e.cluster.component import paused
 from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, WHOLE_CHUNKS, Stage, fresh_prompt
 from e2e.product.direct_operator import OperatorPod, Operators, OperatorWrites
-from e2e.product.direct_stage import TELL_USE, domain_rules, everything, of_gate, tenants_ask
+from e2e.product.direct_stage import USAGE_KINDS, domain_rules, everything, of_gate, tenants_ask
 from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
 from e2e.product.kubectl import Kubectl, wait_until
 from kvstrata.clients.lease import DURATION_S, RENEW_EVERY_S
@@ -58,11 +58,11 @@ def test_an_operator_that_is_killed_at_rest_changes_nothing(
         leader.kill()
         wait_until("its process is gone", lambda: not leader.leads, 10)
         wait_until("another leads", lambda: any(pod.leads for pod in operators.pods()), LEADS_WITHIN_S)
-        near.say(f"an operator leads {time.monotonic() - killed_at:.1f} s after the other was killed")
+        near.report(f"an operator leads {time.monotonic() - killed_at:.1f} s after the other was killed")
         successor = operators.acting()
-        near.say(f"acting and at rest again after {time.monotonic() - killed_at:.1f} s: {successor.name}")
+        near.report(f"acting and at rest again after {time.monotonic() - killed_at:.1f} s: {successor.name}")
         assert everything(kubectl) == before
-        assert [w for w in writes.all() if w.subresource != "status" or w.resource not in TELL_USE.values()] == []
+        assert [w for w in writes.all() if w.subresource != "status" or w.resource not in USAGE_KINDS.values()] == []
         running.wait_for(4)
     assert not running.account.failed, running.account
 
@@ -86,7 +86,7 @@ def test_a_tenants_generation_is_raised_once_however_the_operator_dies(
         assert after["status"]["scope"]["epoch"] != before["status"]["scope"]["epoch"]
         assert _root(kubectl).revision - revision == len(writes.bundle_roots()) in COMMITS
         _agree(kubectl)
-        near.say(f"killed after {after_writes} writes; in all: {[f'{w.verb} {w.resource}' for w in writes.all()]}")
+        near.report(f"killed after {after_writes} writes; in all: {[f'{w.verb} {w.resource}' for w in writes.all()]}")
     assert not running.account.failed, running.account
     assert _found(near, ACME_KEY, prompt) == 0
     assert _found(near, GLOBEX_KEY, prompt) >= WHOLE_CHUNKS, "globex lost its blocks"
@@ -173,7 +173,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, near
         _patch(kubectl, "acme", {"cacheGeneration": int(asked_at)})
         _wait_enforced(kubectl, "acme")
         took_s = _first_write_by_another(writes, leader) - asked_at
-        near.say(f"released: the other's first write came {took_s:.1f} s after the request to end")
+        near.report(f"released: the other's first write came {took_s:.1f} s after the request to end")
         assert took_s < ACTS_WITHIN_S, "a Lease that was given up is not waited for"
     assert not running.account.failed, running.account
 
@@ -190,18 +190,18 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
             wait_until("another operator leads", lambda: operators.holder() != leader.name, 60)
             successor = operators.acting()
             took_s = _first_write_by_another(writes, leader) - frozen_at
-            near.say(f"frozen: the other's first write came {took_s:.1f} s after the last renewal at the latest")
+            near.report(f"frozen: the other's first write came {took_s:.1f} s after the last renewal at the latest")
             assert took_s < DURATION_S + RENEW_EVERY_S + ACTS_WITHIN_S
             _settled(kubectl, many_policies)
             woken_at = time.time()
         wait_until("the old leader has ended itself", lambda: operators.restarts(leader.name) == 1, 60)
         said = kubectl.run("-n", SYSTEM_NAMESPACE, "logs", leader.name, "--previous", "--tail=20")
-        near.say("\n".join(line for line in said.splitlines() if "ignore their cancellation" in line))
+        near.report("\n".join(line for line in said.splitlines() if "ignore their cancellation" in line))
         assert "could not be renewed in time" in said or "another operator holds the lease" in said, said
         late = [w for w in writes.every_attempt() if w.pod == leader.name and w.received_at.timestamp() > woken_at]
         # What it was sending when it was frozen arrives, and is refused: the object has changed, or the body came late.
         assert not any(write.done for write in late), f"two operators acted: {late}"
-        near.say(f"of the old leader's requests that were on their way none took effect: {[w.code for w in late]}")
+        near.report(f"of the old leader's requests that were on their way none took effect: {[w.code for w in late]}")
         assert operators.holder() == successor.name
         _agree(kubectl)
     assert not running.account.failed, running.account

@@ -66,7 +66,7 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
         order = wait_until("its erasure is ordered", lambda: _order(kubectl), GONE_WITHIN_S)
         assert _deleting(kubectl), "it stays until a receipt is there"
         wait_until("it is gone", lambda: _policy(kubectl) is None, GONE_WITHIN_S)
-        stage.say(f"{KIND}/{TENANT} is gone after {time.monotonic() - began_s:.0f} s")
+        stage.report(f"{KIND}/{TENANT} is gone after {time.monotonic() - began_s:.0f} s")
 
         status = kubectl.get("cacheinvalidation", order, DEMO_NAMESPACE)["status"]
         assert status["phase"] == "Complete", json.dumps(status)

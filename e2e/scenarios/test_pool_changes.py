@@ -69,7 +69,7 @@ def test_lazy_readers_lose_no_hit_before_the_new_content_is_warm_and_published(
     _tell_of_both_pods(near, probes.fresh(new, since=ready.at))
     assert {one.cached_tokens for one in probes.fresh(new, since=ready.at)} == {SHARED_TOKENS}
     assert {one.cached_tokens for one in probes.fresh(old, since=ready.at)} == {0}
-    near.say(f"{len(while_made)} of {len(probes.done)} requests hit the old in {taken_over.at - begun.at:.1f} s")
+    near.report(f"{len(while_made)} of {len(probes.done)} requests hit the old in {taken_over.at - begun.at:.1f} s")
 
 
 def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_that_the_new_is_in_force(
@@ -104,7 +104,7 @@ def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_tha
     assert {one.cached_tokens for one in after} == {0}
     assert {one.cached_tokens for one in probes.fresh(new)} == {SHARED_TOKENS}
     hits = [one for one in probes.fresh(old) if one.cached_tokens]
-    near.say(
+    near.report(
         f"the last hit of the old ended {hits[-1].ended_at - cut_off.at:+.1f} s from when status had other content"
     )
 

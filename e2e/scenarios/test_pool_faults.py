@@ -174,7 +174,7 @@ def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger:
         status = wait_published(kubectl, POOL, PUBLISHED_WITHIN_S)
         probes.wait_for(4)
     content.prefixes, content.answers = new, {prefix: expected[prefix] for prefix in new}
-    stage.say(
+    stage.report(
         f"{chunks} of {WHOLE} chunks were warm; published {published.at - struck_at:.1f} s after; "
         f"{len(probes.done)} requests"
     )

@@ -60,7 +60,7 @@ def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go
             wait_until("the other pool made room", lambda: not any(stored(PLAIN, MEMORY)), FULL_WITHIN_S, every_s=1)
             wait_until("Redis takes no more", lambda: _refused(replicas) > refused, FULL_WITHIN_S, every_s=1)
         time.sleep(STORE_SETTLES_S)
-        roomy.say(
+        roomy.report(
             f"{running.account} in {time.monotonic() - began:.0f} s; of the other is left {stored(PLAIN, MEMORY)}"
         )
         assert not running.account.failed

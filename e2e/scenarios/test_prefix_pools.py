@@ -86,7 +86,7 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
         told = {tier["name"]: tier for tier in status["tiers"]}
         assert status["chunks"] == told[TIER]["stored"] == CHUNKS
         assert told[TIER]["bytes"] == sum(len(block.value) for block in of_pool)
-        near.say(kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
+        near.report(kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
 
 
 def test_what_a_reader_gets_by_a_pool_is_what_it_would_get_without(near: Stage) -> None:

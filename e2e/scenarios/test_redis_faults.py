@@ -142,7 +142,7 @@ class Outage:
             self.ordeal.began_at,
         )
         found = _of(said.object, condition)
-        self.stage.say(
+        self.stage.report(
             f"after {said.at - self.ordeal.began_at:.1f} s: {condition}=False {found['reason']}: {found['message']}"
         )
 
@@ -154,10 +154,10 @@ class Outage:
         """See the tier say that it is well, and blocks found across replicas again, for each tenant."""
         since = time.monotonic()
         wait_until("the tier is ready", lambda: _well(self.stage.kubectl), HEALED_S)
-        self.stage.say(f"{time.monotonic() - since:.1f} s after the fault: the tier says that it is well")
+        self.stage.report(f"{time.monotonic() - since:.1f} s after the fault: the tier says that it is well")
         for key in (ACME_KEY, GLOBEX_KEY):
             wait_until("hits across replicas", lambda key=key: self._hits_return(key), HEALED_S)
-        self.stage.say(
+        self.stage.report(
             f"{time.monotonic() - since:.1f} s after the fault: hits across replicas are back for both tenants"
         )
 

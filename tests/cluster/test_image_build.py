@@ -13,7 +13,7 @@ from e2e.cluster import image_build
 from e2e.cluster.ignorefile import context_files
 from e2e.cluster.image_build import Build, merged_pip_configuration
 from e2e.cluster.progress import Progress
-from e2e.cluster.rootfs import say_if_newer
+from e2e.cluster.rootfs import report_if_newer
 from e2e.cluster.settings import BOOKWORM, TRIXIE
 
 
@@ -60,7 +60,7 @@ def test_another_point_release_than_the_one_tested_is_taken_and_said(tmp_path: P
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/debian_version").write_text(f"{found}\n")
     stream = io.StringIO()
-    say_if_newer(tmp_path, replace(TRIXIE, point_release="13.8"), Progress(stream))
+    report_if_newer(tmp_path, replace(TRIXIE, point_release="13.8"), Progress(stream))
     assert ("this is Debian 13.9, and all was tested on 13.8" in stream.getvalue()) == said
 
 
