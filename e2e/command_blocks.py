@@ -33,7 +33,7 @@ class Block:
 
     @property
     def is_marked(self) -> bool:
-        """Whether the page says that no test runs it, and why."""
+        """Whether the page states that no test runs it, and why."""
         return NOT_RUN.fullmatch(self.mark) is not None
 
     @property

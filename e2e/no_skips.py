@@ -1,4 +1,4 @@
-"""A pytest plugin for CI: a skipped test fails the run, because what was not run was not proven."""
+"""A pytest plugin for CI: a skipped test fails the run, because it proves nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Tests that failed, five times more beside a load like the one they failed under.
 
-What fails again has failed. What passes five times is unsteady: a defect of a test or a race of the product. It fails
-the run as well, unless `unsteady.toml` excuses it. A run that ended in any other way, or in which many tests failed, is
-judged as it is.
+A test that fails again has failed. One that passes five times is unsteady: a defect of a test or a race of the product.
+It fails the run as well, unless `unsteady.toml` excuses it. A run that ended in any other way, or in which many tests
+failed, is judged without a rerun.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def excuses(path: Path = UNSTEADY) -> dict[str, Excuse]:
 def judge(
     first: Outcome, again: Callable[[Sequence[str]], Outcome], excused: Mapping[str, Excuse], today: date
 ) -> tuple[list[str], list[str]]:
-    """Judge a run; `again` runs tests once more. Returns what fails it and what is excused, a sentence each."""
+    """Judge a run; `again` reruns tests. Returns its failures and the excused tests, a sentence each."""
     if first.code == 0:
         return [], []
     if first.code != TESTS_FAILED or not 0 < len(first.failed) <= MOST_TESTS:

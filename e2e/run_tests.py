@@ -1,4 +1,4 @@
-"""`make test`: prepares the real parts, runs every test that this machine can run, and runs again what failed.
+"""`make test`: prepares the real parts, runs every test that this machine can run, and reruns failed ones.
 
 With `--soak` (`make soak`) tests that need no cluster try all that they otherwise sample, from random seeds.
 
@@ -49,7 +49,7 @@ NICENESS = 10
 """How far other tests make way for the stories, whose requests go through a whole cluster, as of nice(1)."""
 
 FIRST = ("apiserver", "dataplane", "topology", "tiers", "files", "property")
-"""Folders of `tests` that take long or wait much. The others fill what is left."""
+"""Folders of `tests` that take long or wait much. The others fill the remaining time."""
 
 SHORT_PATHS = Path(tempfile.gettempdir(), f"kv-{zlib.crc32(str(REPOSITORY).encode()) & 0xFFFF:04x}")
 """Where tests have their files: the path of a Unix socket has at most 107 bytes."""
@@ -57,7 +57,7 @@ SHORT_PATHS = Path(tempfile.gettempdir(), f"kv-{zlib.crc32(str(REPOSITORY).encod
 WITHOUT_SERVERS = ("tests/unit", "tests/property")
 NO_SKIPS = ("-p", "e2e.no_skips")
 MESSAGE_CHARACTERS = 600
-"""Of what a test failed with, in the last lines of a run."""
+"""Length of a failed test's message in the last lines of a run."""
 
 INTERRUPTED_WITHIN_S = 120
 """In this time tests stop the servers that they started."""
@@ -87,7 +87,7 @@ PROGRAMS = (
     _python("build the control plane and the node", "-m", "e2e.cluster", "build", timeout_s=2400),
     _python("build the images of servers", "-m", "e2e.images", "build", "redis", "redis-7", "valkey"),
 )
-"""What tests start: they take servers out of the images. The other images are built while the first tests run."""
+"""Images that tests take servers out of. The other images are built while the first tests run."""
 PRODUCT = (
     _python("build the images", "-m", "e2e.images", "build"),
     _python("bring the product up", "-m", "e2e.bring_up"),
@@ -173,15 +173,15 @@ def soak() -> int:
 
 
 def prepare(*steps: Step) -> str:
-    """Take steps one after the other; returns what failed with its last lines, or an empty string.
+    """Take steps one after the other; returns the failed step with its last lines, or an empty string.
 
-    What a step needs comes over a network, so one that fails is taken once more.
+    Steps fetch files over a network, so one that fails is tried again.
     """
     for step in steps:
         last = deque[str](maxlen=20)
         code = run(step.arguments, step.timeout_s, errors=last)
         if code not in (0, NOT_IN_TIME):
-            print(f"{step.name}: failed, taken once more", file=sys.stderr)
+            print(f"{step.name}: failed, trying again", file=sys.stderr)
             code = run(step.arguments, step.timeout_s, errors=last)
         if code:
             why = "not in time" if code == NOT_IN_TIME else f"exit {code}"
@@ -190,7 +190,7 @@ def prepare(*steps: Step) -> str:
 
 
 def run_tests(name: str, *arguments: str, timeout_s: float) -> Outcome:
-    """Run pytest on `tests` or `stories` to its end, and return what failed."""
+    """Run pytest on `tests` or `stories` to its end, and return its failures."""
     memory = MEMORY / name
     shutil.rmtree(memory, ignore_errors=True)
     engine = {"KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON), "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON)}
@@ -204,7 +204,7 @@ def run_tests(name: str, *arguments: str, timeout_s: float) -> Outcome:
 
 
 def messages(results: Path, tests: Sequence[str]) -> dict[str, str]:
-    """Return the beginning of what each of these tests failed with, as far as pytest's results have it."""
+    """Return the beginning of each of these tests' failure messages, as far as pytest's results have it."""
     if not results.exists():
         return {}
     found = dict[tuple[str, str], str]()
@@ -222,7 +222,7 @@ def messages(results: Path, tests: Sequence[str]) -> dict[str, str]:
 
 
 def pytest() -> tuple[str, ...]:
-    """Return how pytest is called here, without what it is to run."""
+    """Return the command that runs pytest here, without the tests to run."""
     strict = (*NO_SKIPS, "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
     return (sys.executable, "-m", "pytest", *strict, "--durations=25")
 
@@ -270,7 +270,7 @@ def run(
     reader.start()
     try:
         code = process.wait(timeout_s)
-        # What it started and left running may keep the pipe open.
+        # Processes that it left running may keep the pipe open.
         reader.join(1)
         return code
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """A pytest plugin for CI: property tests draw the same examples in every run, so that a failure is the change's.
 
-Whoever runs the tests without it draws new ones each time; an example that failed then is pinned beside its test.
+Without it, tests draw new examples in each run; an example that failed then is pinned beside its test.
 """
 
 from __future__ import annotations

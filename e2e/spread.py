@@ -1,7 +1,7 @@
 """A pytest plugin for `make test`: how tests are spread over the workers of pytest-xdist.
 
-A worker takes a whole file at a time, files that share what is slow to start as one, and of files that share nothing
-and take long a test at a time.
+A worker takes a whole file at a time. Files that share slow-starting parts count as one; long files that share nothing
+are taken a test at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ByServers(LoadScopeScheduling):
         return next((beginnings[0] for beginnings in TOGETHER if path.startswith(beginnings)), path)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Give other workers what a dead one had left, but for the test that it died of, which is returned.
+        """Give other workers the remaining tests of a dead one, but for the test that it died of, which is returned.
 
         The scheduler of xdist gives them that one, too, and loses them all.
         """

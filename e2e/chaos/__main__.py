@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         program = (sys.executable, "-m", "e2e.chaos", INSIDE, *arguments)
         os.execvp("setpriv", ("setpriv", "--pdeathsig", "KILL", *NAMESPACES, *program))  # noqa: S606
     options = _parse(arguments)
-    # What pods log of servers that fail is what is wanted here.
+    # Pods log errors of failing servers, which are intended here.
     logging.disable(logging.CRITICAL)
     kind = next(kind for kind in KINDS if kind.name == options.server)
     command = kind.binary()

@@ -1,4 +1,4 @@
-"""What may happen to a managed cluster. A fault is over when its coroutine returns what it was."""
+"""Faults of a managed cluster. A fault is over when its coroutine returns its description."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def killed(stage: Stage) -> str:
 
 
 async def killed_and_back_at_once(stage: Stage) -> str:
-    """A server is killed and another answers in its place before anybody knows."""
+    """A server is killed and another answers in its place before the others notice."""
     pods = stage.some(True)
     for pod in pods:
         stage.pods.kill(pod.uid)
@@ -73,7 +73,7 @@ async def pod_deleted(stage: Stage) -> str:
 
 
 async def shard_lost(stage: Stage) -> str:
-    """All pods of a shard are deleted at once: what they held is lost."""
+    """All pods of a shard are deleted at once: their blocks are lost."""
     (chosen,) = stage.some()
     pods = [pod for pod in stage.pods.pods.values() if pod.shard == chosen.shard]
     for pod in pods:
@@ -90,7 +90,7 @@ async def primaries_killed(stage: Stage) -> str:
 
 
 async def frozen(stage: Stage) -> str:
-    """Servers stop for a while, some for longer than it takes to replace them."""
+    """Servers stop and continue later, some after the time that it takes to replace them."""
     pods = stage.some(stage.random.choice([True, True, None]), stage.random.choice([1, 1, 2]))
     for pod in pods:
         stage.pods.freeze(pod.uid)
@@ -100,7 +100,7 @@ async def frozen(stage: Stage) -> str:
 
 
 async def unplugged(stage: Stage) -> str:
-    """One pod reaches nobody, and nobody reaches it."""
+    """One pod is cut off from all others, in both directions."""
     pods = stage.some(stage.random.choice([True, True, False]))
     for pod in pods:
         stage.pods.network.unplug(stage.pods.sandbox(pod.uid))
@@ -110,7 +110,7 @@ async def unplugged(stage: Stage) -> str:
 
 
 async def minority_apart(stage: Stage) -> str:
-    """A primary and some replicas, and all others: two sides that do not hear each other."""
+    """A primary and some replicas, and all others: two sides without a connection."""
     return await _two_sides(stage, with_operator=True)
 
 
@@ -120,15 +120,15 @@ async def minority_kept(stage: Stage) -> str:
 
 
 async def asymmetric(stage: Stage) -> str:
-    """One pod hears the others, and is not heard by some of them."""
-    (deaf,) = stage.some(True) or stage.some()
-    others = [pod for pod in stage.pods.pods.values() if pod is not deaf]
-    unheard = stage.random.sample(others, stage.random.randint(1, len(others)))
-    for pod in unheard:
-        stage.pods.network.cut(stage.pods.sandbox(deaf.uid), str(pod.ip))
+    """One pod receives packets of all others, and some of them receive none of its."""
+    (muted,) = stage.some(True) or stage.some()
+    others = [pod for pod in stage.pods.pods.values() if pod is not muted]
+    deaf = stage.random.sample(others, stage.random.randint(1, len(others)))
+    for pod in deaf:
+        stage.pods.network.cut(stage.pods.sandbox(muted.uid), str(pod.ip))
     await stage.last(0.5, 3.0)
     stage.pods.network.heal()
-    return f"{deaf.name} was not heard by {_names(unheard)}"
+    return f"{muted.name} did not reach {_names(deaf)}"
 
 
 async def clients_apart(stage: Stage) -> str:
@@ -227,6 +227,6 @@ def described(cluster: Cluster) -> str:
     lines = [f"{pod.name} {pod.uid} {pod.ip} ready={pod.ready}" for pod in cluster.pods.values()]
     lines += [f"silent: {cluster.pods[uid].name}: {why}" for uid, why in cluster.silent.items()]
     for uid, server in cluster.servers.items():
-        lines.append(f"{cluster.pods[uid].name} says (ok={server.cluster_ok}, epoch {server.current_epoch}):")
+        lines.append(f"{cluster.pods[uid].name} reports (ok={server.cluster_ok}, epoch {server.current_epoch}):")
         lines += [f"    {peer}" for peer in server.peers]
     return "\n".join(lines)

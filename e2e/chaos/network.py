@@ -1,4 +1,4 @@
-"""A network of pods, each in a network namespace of its own, on one bridge; and what can go wrong between them.
+"""A network of pods, each in a network namespace of its own, on one bridge; and the faults between them.
 
 Everything is made in the network namespace of this process, which must be its own (`python -m e2e.chaos` sees to that):
 it is gone, with all links, as soon as the last of these processes is, however they end.
@@ -21,8 +21,8 @@ from e2e.product.direct import network_of
 
 BRIDGE = "pods"
 SUBNET = ipaddress.ip_network("10.77.0.0/16")
-NOBODY = "02:00:00:00:00:de"
-"""A hardware address that nobody has: frames to it are lost on the bridge without a word, as in a partition."""
+UNUSED_ADDRESS = "02:00:00:00:00:de"
+"""A hardware address that no pod has: frames to it are lost on the bridge silently, as in a partition."""
 
 READY_S = 30.0
 
@@ -47,7 +47,7 @@ class Sandbox:
 
 
 class Network:
-    """The bridge, and who is on it. The bridge's own address is the operator's and the clients'."""
+    """The bridge and its pods. The bridge's own address is the operator's and the clients'."""
 
     def __init__(self) -> None:
         self._ip = host_command(Paths().rootfs, "usr/bin/ip") if Paths().rootfs.is_dir() else ["ip"]
@@ -60,7 +60,7 @@ class Network:
         self._batch(f"link set {BRIDGE} up")
 
     def add(self) -> Sandbox:
-        """Make the network of a new pod, with an address that nobody had before."""
+        """Make the network of a new pod, with an address that no pod had before."""
         ip = str(next(self._addresses))
         holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         give_up_at_s = time.monotonic() + READY_S
@@ -86,7 +86,7 @@ class Network:
     def cut(self, source: Sandbox | None, target_ip: str) -> None:
         """Lose all that `source`, None for the operator and the clients, sends to an address from now on."""
         device = BRIDGE if source is None else "eth0"
-        self._batch(f"neigh replace {target_ip} lladdr {NOBODY} nud permanent dev {device}", where=source)
+        self._batch(f"neigh replace {target_ip} lladdr {UNUSED_ADDRESS} nud permanent dev {device}", where=source)
         self._cuts.add((source, target_ip))
 
     def unplug(self, sandbox: Sandbox) -> None:
@@ -95,7 +95,7 @@ class Network:
         self._unplugged.add(sandbox)
 
     def heal(self) -> None:
-        """Let everybody reach everybody."""
+        """Restore all connections."""
         for sandbox in self._unplugged:
             self._batch(f"link set {sandbox.link} up")
         for source, target_ip in self._cuts:
@@ -105,8 +105,12 @@ class Network:
 
     def _batch(self, *lines: str, where: Sandbox | None = None) -> None:
         command = [*self._ip, "-batch", "-"]
-        told = "".join(f"{line}\n" for line in lines)
+        batch = "".join(f"{line}\n" for line in lines)
         run = subprocess.run(
-            command if where is None else where.inside(command), input=told, capture_output=True, text=True, check=False
+            command if where is None else where.inside(command),
+            input=batch,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        assert run.returncode == 0, f"ip: {told}{run.stderr}"
+        assert run.returncode == 0, f"ip: {batch}{run.stderr}"

@@ -1,8 +1,8 @@
-"""The operator of a managed cluster without Kubernetes: its own loop, over pods that somebody else plays.
+"""The operator of a managed cluster without Kubernetes: its own loop, over simulated pods.
 
-What tends clusters is the product's (`kvstrata.reconcile.redis.topology`). The API server is reduced to what that asks
-of it: pods, which are told here, Secrets, and evictions. What plans do with what it reports is done here, too: a shard
-without slots goes, and StatefulSets get fewer pods, when the rules say so.
+The product's own code tends the cluster (`kvstrata.reconcile.redis.topology`). The API server is reduced to the parts
+that this code uses: pods, which are passed in here, Secrets, and evictions. The plans' part is done here, too: a shard
+without slots is removed, and StatefulSets get fewer pods, when the rules decide so.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ NAMESPACE, TIER = "team", "shared"
 PASSWORD, AUTHORITY = ("auth", "password"), ("authority", "ca.crt")
 """Secrets, and keys in them."""
 TEND_S = 0.1
-"""How often it is told of pods; with it, it looks again: at rest, more often than it would."""
+"""How often pods are passed in and the operator looks again: at rest, more often than it would by itself."""
 
 
 class Pods(Protocol):
-    """The pods of one tier, and what their controllers do when the operator wants it."""
+    """The pods of one tier, and the actions of their controllers on request of the operator."""
 
     goal: Goal
 
     @property
     def pods(self) -> Mapping[str, ServerPod]:
-        """By uid, what the API server would show."""
+        """Pods by uid, as the API server would show them."""
 
     def evict(self, uid: str) -> None:
         """Delete a pod; its StatefulSet makes another."""
@@ -64,7 +64,7 @@ class Servers:
 
 @dataclass(frozen=True)
 class Seen:
-    """A look that was begun after `at_s`, what followed from it, and how the step before it ended if that failed."""
+    """A look that was begun after `at_s`, the step that followed from it, and the failure of the step before it."""
 
     at_s: float
     cluster: Cluster
@@ -75,7 +75,7 @@ class Seen:
 class Operator:
     """Tends the pods until it is cancelled, which is how it dies: anywhere.
 
-    `told` hears of each step once, `may_write` is asked before each command; `told_at_s` is when a look ended last,
+    `report` is called once for each step, `may_write` before each command; `reported_at_s` is when a look ended last,
     or a step failed.
     """
 
@@ -83,18 +83,18 @@ class Operator:
         self,
         pods: Pods,
         servers: Servers,
-        told: Callable[[str], None],
+        report: Callable[[str], None],
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.seen: Seen | None = None
-        self._pods, self._servers, self._told = pods, servers, told
+        self._pods, self._servers, self._report = pods, servers, report
         self._queue = WorkQueue(time.monotonic)
         self._store = Store(lambda: bytes(64), lambda: datetime.now(UTC))
         self._store.domain(NAMESPACE).clusters = _Reports(self._take_note)
         self._kube = _Api(pods, servers.ca_pem)
         self._may_write = may_write
         self._message = ""
-        self.told_at_s = time.monotonic()
+        self.reported_at_s = time.monotonic()
 
     async def run(self) -> None:
         """Look and act."""
@@ -118,50 +118,50 @@ class Operator:
         )
 
     def _take_note(self, report: ClusterReport) -> None:
-        """Tell what follows from a look, and do what plans do about it. One that is told again brings nothing new."""
+        """Report the step that follows from a look, and do the plans' part. Repeated reports of a look are skipped."""
         if report.moved:
             return
-        # Looks follow one another: each was begun after the one before was told.
-        began_s, self.told_at_s = self.told_at_s, time.monotonic()
+        # Looks follow one another: each was begun after the report of the one before.
+        began_s, self.reported_at_s = self.reported_at_s, time.monotonic()
         if report.cluster is None:
-            self._say(f"{report.reason}: {report.message}")
+            self._report_change(f"{report.reason}: {report.message}")
             return
         found = step(report.cluster, self._pods.goal)
         self.seen = Seen(began_s, report.cluster, found, report.message)
         if report.message:
-            self._told(f"  {report.reason}: {report.message}")
+            self._report(f"  {report.reason}: {report.message}")
             return
-        self._say(f"{found.reason}: {found.message}" if found is not None else "settled")
+        self._report_change(f"{found.reason}: {found.message}" if found is not None else "settled")
         if found is None:
             self._pods.shrink()
         for shard in found.drained if found is not None else ():
             self._pods.drain(shard)
 
-    def _say(self, message: str) -> None:
+    def _report_change(self, message: str) -> None:
         if message != self._message:
             self._message = message
-            self._told(message)
+            self._report(message)
 
 
 def _name(pod: ServerPod) -> str:
-    """What a pod of that place is called: no other is taken for the tier's."""
+    """Name of a pod of that place: the operator ignores pods with other names."""
     return f"{names.redis_shard(TIER, pod.shard)}-{pod.ordinal}"
 
 
 class _Reports(dict[str, ClusterReport]):
-    """What a store has of clusters; whoever wants to know hears of each look."""
+    """A store's reports about clusters; `notify` is called with each look."""
 
-    def __init__(self, told: Callable[[ClusterReport], None]) -> None:
+    def __init__(self, notify: Callable[[ClusterReport], None]) -> None:
         super().__init__()
-        self._told = told
+        self._notify = notify
 
     def __setitem__(self, tier: str, report: ClusterReport) -> None:
         super().__setitem__(tier, report)
-        self._told(report)
+        self._notify(report)
 
 
 class _Api(Kube):
-    """An API server that has two Secrets, and lets every pod go."""
+    """An API server that has two Secrets, and allows every eviction."""
 
     def __init__(self, pods: Pods, ca_pem: bytes | None) -> None:
         self._pods = pods

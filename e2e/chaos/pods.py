@@ -1,7 +1,7 @@
-"""Pods of a managed cluster in networks of their own: what StatefulSets, the kubelet and the cluster's DNS do for them.
+"""Pods of a managed cluster in networks of their own, in place of StatefulSets, the kubelet and the cluster's DNS.
 
-A pod that is replaced has a new address and the old name; a server that is started again in its pod is empty and
-another. Names are looked up as everywhere, in this process' own `/etc/hosts`.
+A pod that is replaced has a new address and the old name; a restarted server is empty and has a new identity. Names
+are looked up as everywhere, in this process' own `/etc/hosts`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ HOSTS = Path("/etc/hosts")
 
 
 class EndedError(Exception):
-    """A server ended that nobody killed."""
+    """A server ended that was not killed."""
 
 
 @dataclass
 class Running:
-    """What is behind a pod. `due_s` is when its server is to be started, if it is not there."""
+    """Network and processes of a pod. `due_s` is when its server is to be started, if it is not there."""
 
     sandbox: Sandbox
     process: subprocess.Popen[bytes] | None = None
@@ -45,10 +45,10 @@ class Running:
 
 
 class Pods:
-    """The pods of one tier. `pods` is what the API server would show, `sizes` the StatefulSets' replicas by shard.
+    """The pods of one tier. `pods` are as the API server would show them, `sizes` the StatefulSets' replicas by shard.
 
-    `command` is the argv prefix of the server program, `domain` whose keys the tier's users reach. With `tls` nothing
-    is said in plain text: not by clients, not between servers.
+    `command` is the argv prefix of the server program; the tier's users reach the keys of `domain`. With `tls` clients
+    and servers send nothing in plain text.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Pods:
         self._acl = directory / "users.acl"
         self._acl.write_bytes(users_acl(domain, {user: [user] for user in USERS}))
 
-    # What others do to it
+    # actions of the user, the operator and faults
 
     def want(self, **changes: object) -> None:
-        """Edit the tier: pods that are to be added are added at once, others go when the operator says so."""
+        """Edit the tier: additional pods are added at once, others are removed when the operator decides so."""
         self.goal = replace(self.goal, **changes)  # type: ignore[arg-type]
         for shard in range(self.goal.shards):
             self.sizes[shard] = max(self.sizes.get(shard, 0), 1 + self.goal.replicas)
@@ -93,7 +93,7 @@ class Pods:
         self.delete(uid)
 
     def delete(self, uid: str) -> None:
-        """Delete a pod without a word to its server."""
+        """Delete a pod without notice to its server."""
         self.kill(uid)
         self.network.remove(self._running.pop(uid).sandbox)
         del self.pods[uid]
@@ -115,7 +115,7 @@ class Pods:
             running.frozen = True
 
     def thaw(self) -> None:
-        """Let all servers go on."""
+        """Let all servers continue."""
         for running in self._running.values():
             if running.frozen and running.process is not None:
                 running.process.send_signal(signal.SIGCONT)
@@ -133,13 +133,13 @@ class Pods:
         return sorted(places) == sorted(wanted) and all(one.process is not None for one in self._running.values())
 
     def name(self, shard: int, ordinal: int) -> str:
-        """The name under which a pod of that place is found, whichever it is."""
+        """The host name of a pod of that place, the same for its successors."""
         return f"redis-{shard}-{ordinal}.{ZONE}"
 
-    # What the cluster's own programs do
+    # actions of the cluster's own programs
 
     async def run(self) -> None:
-        """Do what controllers and kubelets do, until cancelled. Raises EndedError."""
+        """Act as controllers and kubelets, until cancelled. Raises EndedError."""
         while True:
             self._replace_pods()
             for uid, running in list(self._running.items()):
@@ -198,7 +198,7 @@ class Pods:
                 async with asyncio.timeout(PROBE_S):
                     await loop.sock_connect(probe, ("127.0.0.1", PORT))
                     await loop.sock_sendall(probe, b"PING\r\n")
-                    # Whoever asks for a password is there, and who wanted TLS and hangs up.
+                    # A server that asks for a password is there, and so is one that wants TLS and hangs up.
                     return bool(await loop.sock_recv(probe, 64)) or self._tls is not None
         except ConnectionResetError:
             return self._tls is not None

@@ -25,9 +25,9 @@ GROUPS = 8
 
 LOOKUP_MS, LOAD_MS, STORE_MS = 250, 1500, 3000
 WINDOW_MS = 2000
-"""How long a block is in nobody's hands whose store was interrupted."""
+"""How long a block of an interrupted store may be missing."""
 SLACK_S = 1.0
-"""What a request may take beyond its deadline, besides what the machine demonstrably held it up."""
+"""Time that a request may take beyond its deadline, besides the delay that the machine demonstrably caused."""
 TICK_S = 0.02
 REST_S = 0.02
 
@@ -81,7 +81,7 @@ class Traffic:
         ]
 
     def start(self) -> None:
-        """Begin; goes on until `close`."""
+        """Begin; continues until `close`."""
         for thread in self._threads:
             thread.start()
 
@@ -95,11 +95,11 @@ class Traffic:
             release(driver.runtime)
 
     def keep_fresh(self) -> None:
-        """Renew what the pods' policy is not to be older than."""
+        """Renew the freshness limit of the pods' policy."""
         self._gate.write_freshness()
 
     def states(self) -> str:
-        """What both pods say of the tier."""
+        """The tier's state in both pods."""
         return f"reader {self._reader.tier.state()}\nwriter {self._writer.tier.state()}"
 
     def _run(self, work: Callable[[int], None]) -> None:
@@ -113,7 +113,7 @@ class Traffic:
             self.problems.append(f"{work.__name__}: {problem!r}")
 
     def _read(self, number: int) -> None:
-        """Ask for what is kept, group by group; note since when nothing of it was missed."""
+        """Ask for the kept blocks, group by group; record since when none of them was missed."""
         began_s, missed = time.monotonic(), 0
         for start in range(GROUPS):
             some = KEPT[start::GROUPS]
@@ -168,5 +168,5 @@ class Traffic:
 
 
 def _bytes(one: Block) -> bytes:
-    """What a block holds: no two blocks hold the same."""
+    """Contents of a block, different for each block."""
     return f"{one.keyspace[:1]}{one.chunk_hash[0]:03d}".encode() * (BLOCK_BYTES // 4)

@@ -20,9 +20,9 @@ from tests.tiers.gate_stand_in import DOMAIN
 MEMORY = 64 << 20
 NODE_TIMEOUT_MS = 1500
 PATIENCE_S = 150.0
-"""For the next that the operator says, and for hits to come back: only what never happens fails."""
+"""For the operator's next report, and for hits to come back: so long that a slow machine does not fail a walk."""
 LONGEST_S = 1200.0
-"""For all that it says until the cluster has converged."""
+"""For all reports of the operator until the cluster has converged."""
 LOOK_EVERY_S = 0.05
 THERE_AND_BACK = ("scaled", "replicas_changed")
 TOGETHER = 0.4
@@ -30,25 +30,25 @@ TOGETHER = 0.4
 
 
 class Failed(AssertionError):  # noqa: N818  (a finding)
-    """What the cluster or a request should have done and did not."""
+    """The cluster or a request did not do as it should."""
 
 
 class Walk:
-    """One cluster of 3 x (1+1), and what happens to it. The same seed draws the same faults.
+    """One cluster of 3 x (1+1), and its faults. The same seed draws the same faults.
 
-    With `tls` everybody speaks it with everybody.
+    With `tls` all clients and servers use TLS.
     """
 
     def __init__(self, directory: Path, command: Sequence[str], seed: int, *, tls: bool = False) -> None:
         self._dice = random.Random(seed)
-        self._started_s = self._said_s = time.monotonic()
+        self._started_s = self._reported_s = time.monotonic()
         goal = Goal(3, 1, MEMORY, dict.fromkeys(range(3), "a"), node_timeout_ms=NODE_TIMEOUT_MS)
         certificates = Authority(directory).issue(SERVER_NAME, f"*.{ZONE}") if tls else None
         self.pods = Pods(Network(), directory, command, goal, DOMAIN, certificates)
         self._servers = Servers(PORT, certificates.ca.read_bytes() if certificates else None, SERVER_NAME)
         hosts = [self.pods.name(shard, ordinal) for shard in range(3) for ordinal in range(2)]
         self.traffic = Traffic(directory, hosts, PORT, certificates)
-        self.operator = Operator(self.pods, self._servers, self.say)
+        self.operator = Operator(self.pods, self._servers, self.report)
         self._world: asyncio.Task[None] | None = None
         self._office: asyncio.Task[None] | None = None
         self._deck: list[str] = []
@@ -72,27 +72,27 @@ class Walk:
             await asyncio.to_thread(self.traffic.close)
             self.pods.close()
 
-    def say(self, what: str) -> None:
-        """Print what happens, and when."""
-        self._said_s = time.monotonic()
-        print(f"{time.monotonic() - self._started_s:7.2f}  {what}", flush=True)
+    def report(self, event: str) -> None:
+        """Print an event and its time."""
+        self._reported_s = time.monotonic()
+        print(f"{time.monotonic() - self._started_s:7.2f}  {event}", flush=True)
 
     async def _step(self, number: int, only: Sequence[str]) -> None:
         names = [self._draw(only)]
         if self._dice.random() < TOGETHER:
             names.append(self._draw(only))
-        self.say(f"--- {number}: {', '.join(names)}")
+        self.report(f"--- {number}: {', '.join(names)}")
         wait_s = self._dice.uniform(0.0, 2.0)
         happened = asyncio.gather(*(self._after(wait_s * place, name) for place, name in enumerate(names)))
-        for what in await happened:
-            self.say(f"    {what}")
+        for fault in await happened:
+            self.report(f"    {fault}")
         self.pods.network.heal()
         self.pods.thaw()
         healed_s = time.monotonic()
         await self._converge(healed_s)
         converged_s = time.monotonic()
         await self._hits_come_back()
-        self.say(
+        self.report(
             f"    converged in {converged_s - healed_s:.1f} s, all hits after {time.monotonic() - healed_s:.1f} s; "
             f"{self.traffic.requests} requests, slowest "
             + ", ".join(f"{what} {took_s:.2f} s" for what, took_s in sorted(self.traffic.slowest_s.items()))
@@ -101,7 +101,7 @@ class Walk:
     def _draw(self, only: Sequence[str]) -> str:
         """The next fault of a shuffled deck: each comes once before any comes again.
 
-        What changes the tier's shape changes it back soon: after whatever comes first meanwhile.
+        A fault that changes the tier's shape comes again after the next one, and changes it back.
         """
         if not self._deck:
             self._deck = sorted(only or FAULTS)
@@ -124,7 +124,7 @@ class Walk:
         if self._office is not None:
             self._office.cancel()
             await asyncio.gather(self._office, return_exceptions=True)
-        self.operator = Operator(self.pods, self._servers, self.say)
+        self.operator = Operator(self.pods, self._servers, self.report)
         self._office = asyncio.create_task(self.operator.run())
 
     async def _converge(self, since_s: float) -> None:
@@ -139,7 +139,7 @@ class Walk:
             for task in (self._world, self._office):
                 if task is not None and task.done():
                     task.result()
-            if time.monotonic() > min(give_up_at_s, max(self._said_s, since_s) + PATIENCE_S):
+            if time.monotonic() > min(give_up_at_s, max(self._reported_s, since_s) + PATIENCE_S):
                 last = f"{seen.step}\n{described(seen.cluster)}" if seen is not None else "no look"
                 raise Failed(f"did not converge: {last}")
             await asyncio.sleep(LOOK_EVERY_S)
@@ -148,7 +148,7 @@ class Walk:
         return seen.step is None and self.pods.complete and seen.cluster.servers.keys() == self.pods.pods.keys()
 
     def _check(self, cluster: Cluster) -> None:
-        """Every slot has exactly one primary, every primary its replicas, and all servers say the same."""
+        """Every slot has exactly one primary, every primary its replicas, and all servers agree."""
         goal = self.pods.goal
         owners = [server for server in cluster.servers.values() if server.itself.slots]
         held = sorted(slot for one in owners for first, last in one.itself.slots for slot in range(first, last + 1))
@@ -164,10 +164,10 @@ class Walk:
         for server in cluster.servers.values():
             name = cluster.pods[server.pod_uid].name
             known = {peer.node_id for peer in server.peers if not peer.handshake}
-            said = {peer.node_id: peer.slots for peer in server.peers if peer.slots}
+            reported = {peer.node_id: peer.slots for peer in server.peers if peer.slots}
             wrong += [
                 f"{name} knows others" * (known != names),
-                f"{name} says another of the slots" * (said != slots),
+                f"{name} reports other slots" * (reported != slots),
                 f"{name} has {server.max_bytes} bytes" * (server.max_bytes != goal.max_bytes_each),
                 f"{name} has another node time-out" * (server.node_timeout_ms != goal.node_timeout_ms),
                 f"{name} is not in step" * (server not in owners and not server.link_up),

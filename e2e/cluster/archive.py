@@ -1,4 +1,4 @@
-"""Write and read images as docker-archive files (what ``docker save`` makes), with no registry and no image tool."""
+"""Write and read images as docker-archive files (as ``docker save`` makes them), with no registry and no image tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 BLOCK_BYTES = 1 << 20
 WHITEOUT = ".wh."
-"""What the name of an entry begins with that removes an entry of an earlier layer."""
+"""Prefix of the name of an entry that removes an entry of an earlier layer."""
 
 
 def write_image(output: Path, *, tag: str, files: Sequence[tuple[str, Path]], command: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def image_identities(archive: Path) -> dict[str, str]:
 def unpack_programs(archive: Path, target: Path) -> None:
     """Write programs and libraries of an image (its ``usr`` without ``usr/share``) into a new folder.
 
-    What a later layer removes of an earlier one is left out, as a container would not see it.
+    Entries of an earlier layer that a later one removes are left out, as a container would not see them.
     """
     with tarfile.open(archive) as opened:
         member = opened.extractfile("manifest.json")

@@ -1,6 +1,6 @@
-"""Who wrote what: the API server's own audit log of every write by a service account.
+"""The API server's own audit log of every write by a service account.
 
-It names the pod whose token was used, and so tells two replicas of one Deployment apart; no field of an object does.
+It names the pod whose token was used, and so distinguishes two replicas of one Deployment; no field of an object does.
 """
 
 from __future__ import annotations

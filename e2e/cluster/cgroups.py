@@ -4,8 +4,8 @@ Hosts come in two kinds. Version 1 has one hierarchy per controller (or a few co
 group below this process' own in each. Version 2 has a single one; there the node's group is made at the top, because
 the group of a login session holds processes, and then may not hand controllers to children.
 
-The version 2 branch follows the kernel's documentation and what kind does in its containers, but it has not been
-exercised: the project is developed on a version 1 host. On a version 2 host ``up --cluster kind`` is the proven way.
+The version 2 branch follows the kernel's documentation and kind's setup in its containers, but it has never been run:
+the project is developed on a version 1 host. On a version 2 host ``up --cluster kind`` is the alternative.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Hierarchy:
 class NodeCgroups:
     """Make, join, empty and remove the node's groups.
 
-    What was made is recorded in ``record`` before it is made, so that another command can undo an interrupted start.
+    Each group is recorded in ``record`` before it is made, so that another command can undo an interrupted start.
 
     Args:
         record: file that lists the groups' folders, one a line, that a process of the node joins.
@@ -54,7 +54,7 @@ class NodeCgroups:
 
     @property
     def mount_description(self) -> str:
-        """What the node's init script mounts: ``v2``, or the version 1 hierarchies, one a line."""
+        """Hierarchies that the node's init script mounts: ``v2``, or those of version 1, one a line."""
         if is_version_2():
             return "v2"
         return "\n".join(h.mount_options for h in hierarchies() if h.mount_options)

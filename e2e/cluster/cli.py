@@ -25,10 +25,10 @@ EXIT_INTERRUPTED = 130
 
 
 class Cluster(Protocol):
-    """What every kind of cluster can do."""
+    """Operations of every kind of cluster."""
 
     def up(self) -> None:
-        """Bring it up, or say that it is up."""
+        """Bring it up, or report that it is up."""
 
     def down(self) -> None:
         """Stop it."""
@@ -63,7 +63,7 @@ class Commands:
         self._paths.provider.unlink(missing_ok=True)
 
     def build(self, _: argparse.Namespace) -> None:
-        """Build what the local cluster needs."""
+        """Build the programs and images of the local cluster."""
         LocalCluster(self._paths, self._progress).build()
 
     def load(self, arguments: argparse.Namespace) -> None:
@@ -120,7 +120,7 @@ def parser(commands: Commands) -> argparse.ArgumentParser:
     verbs = top.add_subparsers(required=True, metavar="VERB")
 
     up = verbs.add_parser("up", help="bring the cluster up; a no-op when it is up")
-    up.add_argument("--cluster", choices=("local", "kind", "existing"), help="default: what is in use, else local")
+    up.add_argument("--cluster", choices=("local", "kind", "existing"), help="default: the one in use, else local")
     up.set_defaults(run=commands.up, lock=locks.CLUSTER)
 
     down = verbs.add_parser("down", help="stop the cluster and leave nothing behind")

@@ -15,7 +15,7 @@ from e2e.cluster.progress import ClusterError
 
 
 class Component:
-    """A program of the control plane in `directory`, by its name, from whichever process it was started."""
+    """A program of the control plane in `directory`, by its name; any process may have started it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class Component:
 
     @property
     def pid(self) -> int:
-        """The program's process, below whatever put it into the node's namespaces.
+        """The program's process, below the one that put it into the node's namespaces.
 
         Raises:
             ClusterError: it does not run.

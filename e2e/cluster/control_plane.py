@@ -1,7 +1,7 @@
 """A Kubernetes control plane without a node: etcd and kube-apiserver, on request the controller manager and scheduler.
 
-Any user can run it, it needs no privileges and no containers, and it is ready in about three seconds. It is what tests
-of controllers talk to (as Go's envtest does), and the local node runs the same one inside its namespaces::
+Any user can run it, it needs no privileges and no containers, and it is ready in about three seconds. Tests of
+controllers use it (as with Go's envtest), and the local node runs the same one inside its namespaces::
 
     with ControlPlane(tmp_path) as plane:
         client = connect(plane.kubeconfig)
@@ -36,7 +36,7 @@ ALL_PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-schedule
 class ControlPlane:
     """One control plane, with all its state in one folder (and etcd's data in memory where the system has /dev/shm).
 
-    A second object on the same folder controls the same processes, so that another command can stop what this started.
+    A second object on the same folder controls the same processes, so that another command can stop them.
 
     Args:
         directory: state, logs and credentials; made when missing.
@@ -48,7 +48,7 @@ class ControlPlane:
         command_prefix: put before every program, to run it in other namespaces.
         binaries: folder of the programs; by default ``KUBEBUILDER_ASSETS``, else ``.local/bin``.
         etcd_data: etcd's data folder; by default a fresh one in memory.
-        audit: keep a log of what service accounts write, which :mod:`e2e.cluster.audit` reads.
+        audit: keep a log of writes by service accounts, which :mod:`e2e.cluster.audit` reads.
         paths: the project's folders.
     """
 
@@ -214,7 +214,7 @@ class ControlPlane:
                 return False
 
         if not wait_until(accepted, timeout_s=READY_TIMEOUT_S):
-            message = f"waited {READY_TIMEOUT_S:.0f} s for {what} in vain; last answer: {last_error}"
+            message = f"waited {READY_TIMEOUT_S:.0f} s for {what}, without success; last answer: {last_error}"
             raise ClusterError(message, log=self._log("kube-apiserver"))
 
     def _kill_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the disk has room for what is built: said before it begins, not by a build or a pod that stops halfway."""
+"""Check of the disk's free space before a build begins, instead of a build or a pod that stops halfway."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from e2e.cluster.progress import ClusterError
 
 GIB = 1 << 30
 CLUSTER_BYTES = 17 * GIB
-"""What a local cluster takes that runs the demo: built binaries, images, and the node's copy of them."""
+"""Disk space of a local cluster that runs the demo: built binaries, images, and the node's copy of them."""
 
 ALL_BYTES = 22 * GIB
 """With all that tests install besides."""
 
 LEAST_BYTES = GIB
-"""What has to be free in any case: the local cluster's kubelet evicts pods when half of it is left."""
+"""Least free space in any case: the local cluster's kubelet evicts pods when half of it is left."""
 
 
 def warn_of_little_room(local: Path, needed_bytes: int) -> str | None:
-    """Return a warning if what is free and what `local` holds is less than `needed_bytes`, which is an estimate.
+    """Return a warning if the free space and the size of `local` are less than `needed_bytes`, which is an estimate.
 
     Raises ClusterError if less than LEAST_BYTES are free: nothing could run.
     """
@@ -43,7 +43,7 @@ def warn_of_little_room(local: Path, needed_bytes: int) -> str | None:
 
 
 def _size_of(folder: Path) -> int:
-    """Return what the files below a folder take on its disk."""
+    """Return the disk space of the files below a folder."""
     total = 0
     for above, _, names in os.walk(folder):
         for name in names:

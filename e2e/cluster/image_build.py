@@ -71,7 +71,7 @@ class Build:
 
     @property
     def debian(self) -> Debian:
-        """What the base image is made of, if the build argument ``BASE`` or nothing says so."""
+        """The Debian of the base image, by the build argument ``BASE``; trixie by default."""
         return BOOKWORM if self.arguments.get("BASE") == BOOKWORM.base_image else TRIXIE
 
     @property
@@ -211,7 +211,7 @@ class Docker:
         if subprocess.run(inspect, capture_output=True, check=False).returncode == 0:
             return
         with progress.step(f"pull {debian.registry_image} as the base image {debian.base_image}"):
-            # Debian's image lacks what the base image made here has.
+            # Debian's image lacks packages of the base image made here.
             recipe = (
                 f"FROM {debian.registry_image}\n"
                 "RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates"

@@ -50,7 +50,7 @@ class KindCluster:
         return KIND_CLUSTER in output_of(["kind", "get", "clusters"]).split()
 
     def down(self) -> None:
-        """Delete the cluster, and the record of what was loaded into it."""
+        """Delete the cluster, and the record of the images that were loaded into it."""
         with self._progress.step(f"delete the kind cluster {KIND_CLUSTER}"):
             log = self._paths.logs / "kind.log"
             run_logged(["kind", "delete", "cluster", "--name", KIND_CLUSTER], log=log, what="kind delete cluster")
@@ -94,11 +94,11 @@ class ExistingCluster:
         self._progress.report(f"ready: export KUBECONFIG={self._paths.kubeconfig}")
 
     def down(self) -> None:
-        """Forget the credentials; the cluster itself stays as it is."""
+        """Forget the credentials; the cluster itself is unchanged."""
         self._paths.kubeconfig.unlink(missing_ok=True)
 
     def load(self, archives: list[Path]) -> None:
-        """Refuse: how images reach somebody else's cluster is not known here."""
+        """Refuse: the way of images to an existing cluster is not known here."""
         names = ", ".join(str(archive) for archive in archives)
         raise ClusterError(
             f"cannot load {names} into an existing cluster",

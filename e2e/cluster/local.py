@@ -1,4 +1,4 @@
-"""The local cluster as a whole: build what is missing, start the node, stop it without a trace."""
+"""The local cluster as a whole: build missing parts, start the node, stop it without a trace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LocalCluster:
         build_rootfs(self._paths, self._progress)
 
     def up(self) -> None:
-        """Bring the cluster up, until the node is Ready and DNS serves. What a broken start left is removed first.
+        """Bring the cluster up, until the node is Ready and DNS serves. Remains of a broken start are removed first.
 
         Raises:
             ClusterError: a step failed. The node then stays for a look at its logs, until ``down`` or the next ``up``.
@@ -82,7 +82,7 @@ class LocalCluster:
 
     def purge(self) -> None:
         """Also remove everything that was built and loaded."""
-        with self._progress.step("remove what was built"):
+        with self._progress.step("remove built programs and images"):
             for name in BUILT:
                 shutil.rmtree(self._paths.local / name, ignore_errors=True)
                 shutil.rmtree(self._paths.local / f"{name}.partial", ignore_errors=True)

@@ -15,7 +15,7 @@ CONTROL_PLANE = "control-plane"
 
 @contextmanager
 def exclusive(paths: Paths, name: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock called ``name`` while the body runs; say so when another command has to be waited for.
+    """Hold the lock called ``name`` while the body runs; print a line when another command has to be waited for.
 
     The kernel drops the lock when its holder ends, however it ends. Programs that are started meanwhile do not inherit
     it.

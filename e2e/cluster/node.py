@@ -1,8 +1,8 @@
 """The node: a private machine inside this one, made of namespaces, control groups and the Debian root file system.
 
 It has its own mount, network, cgroup, UTS, IPC and PID namespaces and is joined to the outside by one veth pair.
-Killing its process 1 ends every process of it, and with the last process go its mounts and its network. What shows
-outside while it runs: the veth pair, two routes over it, and its control groups.
+Killing its process 1 ends every process of it, and with the last process go its mounts and its network. Visible outside
+while it runs: the veth pair, two routes over it, and its control groups.
 """
 
 from __future__ import annotations

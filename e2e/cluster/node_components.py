@@ -1,4 +1,4 @@
-"""What runs inside the node: containerd, kubelet, kube-proxy, the network-policy enforcer and the add-ons."""
+"""Programs inside the node: containerd, kubelet, kube-proxy, the network-policy enforcer and the add-ons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY_TIMEOUT_S = 90.0
 ENFORCER_USER = "admin"
 
 RECOVERED = "Start streaming server"
-"""What containerd writes last before kubelet may ask it."""
+"""Containerd's last log line before kubelet may ask it."""
 
 CONTAINERD_TEMPLATE = Path(__file__).parent / "containerd.toml"
 
@@ -60,7 +60,7 @@ class NodeComponents:
 
         if not wait_until(answers, timeout_s=20, interval_s=0.1):
             raise ClusterError("containerd does not answer", log=self._log("containerd"))
-        # It answers before it has recovered what ran last time, and a kubelet that asks meanwhile ends.
+        # It answers before it has recovered its former containers, and a kubelet that asks meanwhile ends.
         wait_until(lambda: RECOVERED in self._log("containerd").read_text(), timeout_s=60, interval_s=0.1)
 
     def start_kubernetes(self) -> None:

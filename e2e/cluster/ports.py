@@ -8,7 +8,7 @@ import threading
 from collections import deque
 
 FIRST, LAST = 15_000, 29_999
-"""Below what Linux usually gives to outgoing connections, which could take a port between its choice and its use."""
+"""Below Linux's usual range for outgoing connections, which could take a port between its choice and its use."""
 
 KEPT = 128
 """How many of a process's newest ports stay its own while nothing listens on them. Each costs two file descriptors."""
@@ -22,7 +22,7 @@ _giving = threading.Lock()
 def free_port() -> int:
     """A TCP port of the loopback interface that nothing listens on, and that stays this process's own.
 
-    Nobody else who asks here is given it, and no outgoing connection, even while a server that had it is down. It is
+    No other caller of this function gets it, and no outgoing connection, even while a server that had it is down. It is
     given back when the process ends, or has asked for `KEPT` others.
     """
     with _giving:
@@ -37,10 +37,10 @@ def free_port() -> int:
 
 
 def claimed(port: int) -> _Claim | None:
-    """What keeps a port one's own until it is closed; None if somebody has it.
+    """Return a claim on a port that holds until it is closed; None if another process has the port.
 
-    A name that only one process can have, and the port itself, bound but not listened on:
-    who listens as servers do (SO_REUSEADDR) may still bind the port; connect() does not choose one that is bound.
+    A name that only one process can have, and the port itself, bound but not listened on: a process that listens as
+    servers do (SO_REUSEADDR) may still bind the port; connect() does not choose one that is bound.
     """
     name, bound = socket.socket(socket.AF_UNIX), socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

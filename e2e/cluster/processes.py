@@ -61,7 +61,7 @@ def output_of(command: Sequence[str | Path], *, env: Mapping[str, str] | None = 
     """The standard output of a program that is expected to succeed quickly.
 
     Raises:
-        ClusterError: the program failed; carries what it wrote to standard error.
+        ClusterError: the program failed; carries its standard error.
     """
     finished = subprocess.run(
         [str(part) for part in command],
@@ -80,7 +80,7 @@ def output_of(command: Sequence[str | Path], *, env: Mapping[str, str] | None = 
 def spawn(
     command: Sequence[str | Path], *, log: Path, pid_file: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a program that outlives this one, in a session of its own, and record who it is in ``pid_file``."""
+    """Start a program that outlives this one, in a session of its own, and record its identity in ``pid_file``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     pid_file.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -97,7 +97,7 @@ def spawn(
 
 
 def record_pid(pid_file: Path, pid: int) -> None:
-    """Write a process' identity: its id and its start time, because ids are used again after a while."""
+    """Write a process' identity: its id and its start time, because ids are used again."""
     pid_file.write_text(f"{pid} {_start_time(pid) or 0}\n")
 
 

@@ -61,7 +61,7 @@ class Progress:
 
     @contextmanager
     def step(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Announce ``what`` while the body runs, and print how long it took.
+        """Announce `what` while the body runs, and print how long it took.
 
         Steps shorter than two seconds print a single line when they end. A function is asked each time.
         """

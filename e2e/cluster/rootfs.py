@@ -76,7 +76,7 @@ def debootstrap(paths: Paths, target: Path, debian: Debian, packages: tuple[str,
 
 
 def report_if_newer(root: Path, debian: Debian, progress: Progress) -> None:
-    """Say so if a root file system is of another point release than the one that all was tested on.
+    """Print a note if a root file system is of another point release than the one that all was tested on.
 
     A mirror has the newest one only, so that to refuse it would end all builds with each new one.
     """
@@ -89,7 +89,7 @@ def report_if_newer(root: Path, debian: Debian, progress: Progress) -> None:
 
 
 def require_root(purpose: str) -> None:
-    """Raise a ClusterError that says why root is needed unless this process is root."""
+    """Raise a ClusterError with the purpose that needs root, unless this process is root."""
     if os.geteuid() != 0:
         raise ClusterError(
             f"{purpose} needs root",
@@ -103,7 +103,7 @@ def host_command(root: Path, program: str, *, advice: str = "run `python3 -m e2e
     Args:
         root: the root file system, or the programs and libraries of one.
         program: its path there, such as ``usr/bin/fio``.
-        advice: what brings it.
+        advice: how to get it.
 
     Raises:
         ClusterError: the program is not there.

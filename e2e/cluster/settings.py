@@ -56,7 +56,7 @@ TRIXIE = Debian(
     "debian:trixie-20260918-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a",
 )
 NODE_DEBIAN = BOOKWORM
-"""What the local node runs: docs/adr/0007-local-cluster.md."""
+"""System of the local node: docs/adr/0007-local-cluster.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Paths:
     """Every path that the package writes, all below one folder.
 
     Attributes:
-        local: the folder, ``.local`` of the repository unless a test says otherwise.
+        local: the folder, by default ``.local`` of the repository.
     """
 
     local: Path = REPOSITORY / ".local"
@@ -95,7 +95,7 @@ class Paths:
 
     @property
     def digests(self) -> Path:
-        """What was built from which inputs, so that unchanged things are not built again."""
+        """Digests of the inputs of each build, so that unchanged things are not built again."""
         return self.local / "digests"
 
     @property
@@ -120,7 +120,7 @@ class Paths:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig of whichever cluster is in use."""
+        """The administrator's kubeconfig of the cluster in use."""
         return self.local / "kubeconfig"
 
     @property

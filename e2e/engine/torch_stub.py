@@ -144,9 +144,9 @@ def assemble_stub(directory: Path, soname: str, symbols: Iterable[str], version:
 
 
 def _assembly(symbol: str) -> str:
-    """Return x86-64 assembly that defines one symbol harmlessly, judged by what its (mangled) name says it is."""
+    """Return x86-64 assembly that defines one symbol harmlessly, of the kind that its (mangled) name implies."""
     function = f".globl {symbol}\n.type {symbol},@function\n{symbol}:"
-    if symbol.startswith("_ZTI"):  # C++ type information: what a class without bases has
+    if symbol.startswith("_ZTI"):  # C++ type information, as of a class without bases
         return (
             f'.section .data.rel,"aw"\n.globl {symbol}\n.type {symbol},@object\n.size {symbol},16\n'
             f"{symbol}: .quad _ZTVN10__cxxabiv117__class_type_infoE+16\n .quad .Lname_{symbol}\n"

@@ -46,7 +46,7 @@ def unpack(image: Image, paths: Paths) -> None:
 
 
 def load(images: Sequence[Image], paths: Paths) -> int:
-    """Build what is out of date, and load all into the cluster; returns the exit code."""
+    """Build images that are out of date, and load all into the cluster; returns the exit code."""
     return build(images, paths) or cluster(["load", *(str(image.archive(paths)) for image in images)])
 
 

@@ -1,4 +1,4 @@
-"""Which images there are, and what they are built from."""
+"""The images and the sources that they are built from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Image:
         purpose: one line for people.
         is_product: whether the chart names it, so that its tag must be the chart's version.
         is_server: whether tests run its programs on this machine, too, so that they are unpacked when it is built.
-        debian: what it is built on.
+        debian: its base system.
         arguments: further build arguments.
     """
 
@@ -36,7 +36,7 @@ class Image:
     def tag(self) -> str:
         """The name under which pods refer to it.
 
-        The product's images carry its version, as the charts' defaults do; what only tests and demos run is `local`.
+        The product's images carry its version, as the charts' defaults do; images of tests and demos are `local`.
         """
         return f"localhost/kvstrata-{self.name}:{version() if self.is_product else 'local'}"
 

@@ -80,7 +80,7 @@ class WiredRig(Rig):
             while not self.is_settled(operator, since_s):
                 if permits.spent:
                     spent_s = spent_s or time.monotonic()
-                    if operator.told_at_s > spent_s:
+                    if operator.reported_at_s > spent_s:
                         return True
                 patience.ask(self.told[-1:])
                 await asyncio.sleep(WATCH_S)

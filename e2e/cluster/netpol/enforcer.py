@@ -1,6 +1,6 @@
 """Keep nftables in step with the API server.
 
-One thread per kind holds a watch and only says that something changed; the main loop then lists everything and
+One thread per kind holds a watch and only signals that something changed; the main loop then lists everything and
 replaces the table in one transaction, at most a few times a second. Listing again instead of applying events means that
 no missed event can leave a wrong rule behind for longer than a watch lives.
 """
@@ -79,7 +79,7 @@ class ApiServer:
 
 
 def run(kubeconfig: Path) -> None:
-    """Enforce for ever. Errors of the API server and of nft are printed, and tried again."""
+    """Enforce without end. Errors of the API server and of nft are printed, and the update is tried again."""
     api = ApiServer(kubeconfig)
     changed = threading.Event()
     for path in (PODS, NAMESPACES, POLICIES):

@@ -1,8 +1,8 @@
 """From NetworkPolicy objects to an nftables table.
 
-Each pod that a policy selects gets a chain per direction: the rules of all its policies allow (``return``), and what no
-rule allows is dropped. Pods that no policy selects get no chain, and so are open, as the API says. A packet between two
-pods passes the sender's egress chain first, then the receiver's ingress chain.
+Each pod that a policy selects gets a chain per direction: the rules of all its policies allow (``return``), and packets
+that no rule allows are dropped. Pods that no policy selects get no chain, and so are open, as the API defines. A packet
+between two pods passes the sender's egress chain first, then the receiver's ingress chain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ACTIVE_PHASES = ("Pending", "Running")
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a policy can know of a pod.
+    """Facts of a pod that policies refer to.
 
     Attributes:
         namespace: its namespace.
