@@ -1,4 +1,4 @@
-"""Who may reach what: callers without a key, pods beside the model, and the restricted Pod Security Standard."""
+"""Access control: callers without a key, pods beside the model, and the restricted Pod Security Standard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONNECT = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.ar
 
 @pytest.fixture(scope="module")
 def stranger(kubectl: Kubectl) -> Iterator[str]:
-    """A pod of the same namespace that belongs to nobody."""
+    """A pod of the same namespace that belongs to no model."""
     image = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")[0]["spec"]["initContainers"][0]["image"]
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
     container = {

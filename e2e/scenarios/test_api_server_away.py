@@ -64,7 +64,7 @@ def test_requests_are_answered_without_reuse_until_the_api_server_returns(
         account = running.account
         early, fenced = account.since(away_at).until(away_at + 0.5 * STALE_AFTER_S), account.since(quiet_at)
         near.report(f"fenced {fenced_at - away_at:.1f} s after the API server went; meanwhile {account.since(away_at)}")
-        assert early.cached_tokens, "nobody asked"
+        assert early.cached_tokens, "no request was made"
         assert min(early.cached_tokens) >= WHOLE_CHUNKS, f"hits ended before staleAfter: {early.cached_tokens}"
         assert fenced_at - away_at < 1.5 * STALE_AFTER_S, "the gates fence too late"
         assert set(fenced.cached_tokens) == {0}, f"a fenced gate reused: {fenced.cached_tokens}"
@@ -83,7 +83,7 @@ def test_requests_are_answered_without_reuse_until_the_api_server_returns(
             running.wait_for(6)
             return min(running.account.since(since).cached_tokens) >= WHOLE_CHUNKS
 
-        # An answer that hung with the API server confirms what held when it was asked for, which is soon too old again.
+        # An answer that hung with the API server confirms the state of when it was asked for, soon too old again.
         wait_until("both pods reuse again", reused, RETURNS_WITHIN_S)
 
         rolls = _rolls(kubectl)

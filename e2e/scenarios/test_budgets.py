@@ -1,4 +1,4 @@
-"""A tenant at its limits: it stays at them while it asks for more, loses only its own oldest blocks; status tells."""
+"""A tenant at its limits: it keeps them while it asks for more, and loses only its own oldest blocks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MEMORY_LIMIT_BYTES = 4 << 20
 LIMIT_BYTES = 8 << 20
 BUDGETS = [{"tier": MEMORY, "limit": "4Mi"}, {"tier": TIER, "limit": "8Mi"}]
 PROMPTS = 20
-"""Asked for the first time, each is 1.8 MB of blocks: several times what the tenant may keep."""
+"""Asked for the first time, each is 1.8 MB of blocks: several times the tenant's limits."""
 
 ATTEMPTS = 3
-TOLD_WITHIN_S = 120.0
+REPORTED_WITHIN_S = 120.0
 """Pods look at a scope each minute, and gates ask for metrics every 15 s."""
 
 
@@ -51,17 +51,17 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
         assert not running.account.failed, str(running.account)
         assert most > LIMIT_BYTES // 2, f"it never came near its limit: {most}"
 
-        # Its newest blocks are there, in place of its oldest; what acme stored before all that is, too.
+        # Its newest blocks are there, in place of its oldest; so are acme's blocks from before all that.
         # On a busy machine a store or a lookup may be late, and then a block is a miss: so of a few prompts one.
-        told = []
+        found_by_attempt = []
         for _ in range(ATTEMPTS):
             newest = fresh_prompt("newest")
             near.ask(near.first, key, newest)
             time.sleep(STORE_SETTLES_S)
-            told.append(near.ask(near.second, key, newest)[1])
-            if told[-1].external == WHOLE_CHUNKS:
+            found_by_attempt.append(near.ask(near.second, key, newest)[1])
+            if found_by_attempt[-1].external == WHOLE_CHUNKS:
                 break
-        assert told[-1].external == WHOLE_CHUNKS, told
+        assert found_by_attempt[-1].external == WHOLE_CHUNKS, found_by_attempt
         _, found = near.ask(near.second, ACME_KEY, known)
         assert found.external == WHOLE_CHUNKS, f"acme lost blocks: {found}"
         stored = sum(len(block.value) for block in tier.blocks(keyspace))
@@ -69,13 +69,15 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
 
         # The pods' memory is under its limit as well; both are seen from outside: in metrics, and in status.
         scope = keyspace[:SCOPE_DIGITS]
-        wait_until("evictions are counted", lambda: _evicted(near, scope, "kvstrata_cache_blocks_total"), TOLD_WITHIN_S)
         wait_until(
-            "the memory's, too", lambda: _evicted(near, scope, "kvstrata_cache_memory_evicted_total"), TOLD_WITHIN_S
+            "evictions are counted", lambda: _evicted(near, scope, "kvstrata_cache_blocks_total"), REPORTED_WITHIN_S
+        )
+        wait_until(
+            "the memory's, too", lambda: _evicted(near, scope, "kvstrata_cache_memory_evicted_total"), REPORTED_WITHIN_S
         )
         for page in _pages(near):
             assert _sum(page, "kvstrata_gate_memory_used_bytes", scope) <= MEMORY_LIMIT_BYTES
-        usage = wait_until("status tells the use", lambda: _usage(kubectl), TOLD_WITHIN_S)
+        usage = wait_until("status reports usage", lambda: _usage(kubectl), REPORTED_WITHIN_S)
         assert Quantity(usage[MEMORY]["used"]).in_bytes <= MEMORY_LIMIT_BYTES
         assert LIMIT_BYTES // 2 <= Quantity(usage[TIER]["used"]).in_bytes <= LIMIT_BYTES
         within = kubectl.condition("tenantcachepolicy", TENANT, DEMO_NAMESPACE, "WithinBudget")
@@ -86,7 +88,7 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
 
 
 def _usage(kubectl: Kubectl) -> dict[str, dict[str, Any]] | None:
-    """Return the rows of the tenant's usage, once something is said of both tiers."""
+    """Return the rows of the tenant's usage, once both tiers are reported."""
     status = kubectl.get("tenantcachepolicy", TENANT, DEMO_NAMESPACE).get("status") or {}
     rows = {row["tier"]: row for row in (status.get("usage") or {}).get("tiers") or ()}
     return rows if all("used" in rows.get(name, {}) for name in (MEMORY, TIER)) else None

@@ -2,7 +2,7 @@
 it, without a restart of the engine.
 
 Three ways to end and three moments; all nine are gone through with a real engine and a real cache server in
-`tests/dataplane/test_cache_server_ends.py`, and the benchmark `outages` judges what they cost requests. Here each way
+`tests/dataplane/test_cache_server_ends.py`, and the benchmark `outages` judges their cost for requests. Here each way
 and each moment comes once, in real pods. Kubernetes starts a container again at once the first time it ends, and waits
 longer each time, so each pod loses its own only once.
 """
@@ -43,7 +43,7 @@ BACK_S = 300.0
 STREAM_TOKENS = 1000
 """More than an engine computes until the container has been killed."""
 
-HEARD = "The cache server is gone"
+NOTICED = "The cache server is gone"
 BACK_AGAIN = "LMCache server is healthy again"
 TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not available within timeout")
 
@@ -51,8 +51,8 @@ TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not availabl
 def test_killed_with_requests_in_flight(stage: Stage) -> None:
     with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage) as ordeal:
         body = {"model": MODEL, "prompt": fresh_prompt("in flight"), "max_tokens": STREAM_TOKENS, "ignore_eos": True}
-        # Looked up before, and streamed without the API server between, which hands over in one piece what an engine
-        # that is fast has streamed to its end meanwhile.
+        # Looked up before, and streamed without the API server between, which hands over in one piece a stream that a
+        # fast engine has finished meanwhile.
         server, where = cache.first_pid(), direct_replica(stage.kubectl, DEMO_NAMESPACE, MODEL, stage.first.pod)
         with streaming(where, ACME_KEY, body) as stream:
             os.kill(server, signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_terminated_before_an_engines_first_request(kubectl: Kubectl, stage: Sta
 
 @pytest.fixture(autouse=True)
 def room(stage: Stage) -> None:
-    """The shared tier takes blocks, whatever others stored in it."""
+    """The shared tier takes blocks, also when earlier tests filled it."""
     make_room(stage)
 
 
@@ -93,7 +93,7 @@ def room(stage: Stage) -> None:
 def a_cache_container_ends(stage: Stage, where: Replica) -> Iterator[Victim]:
     """Let the block end a pod's cache container.
 
-    It is started again, and no other container of the product is. The engine hears of it, and no timer runs out.
+    It is restarted, and no other container of the product is. The engine notices it, and no timer runs out.
     """
     cache = Victim(stage.kubectl, DEMO_NAMESPACE, where.pod, "cache")
     was = cache.life()
@@ -106,18 +106,18 @@ def a_cache_container_ends(stage: Stage, where: Replica) -> Iterator[Victim]:
         wait_until_well(stage.kubectl)
     assert replace(cache.life(), started_at="") == replace(was, restarts=was.restarts + 1, started_at="")
     assert product_lives(stage.kubectl, (was.pod_uid, "cache")) == others
-    said = stage.kubectl.run(
+    log = stage.kubectl.run(
         "-n", DEMO_NAMESPACE, "logs", where.pod, "-c", "engine", f"--since-time={began:%Y-%m-%dT%H:%M:%SZ}"
     )
-    # What a server that has just started is slow at is no part of this.
-    while_away = said.partition(BACK_AGAIN)[0]
-    assert while_away.count(HEARD) == 2, said[-4000:]
-    assert not TIMED_OUT.findall(while_away), said[-4000:]
-    stage.report("".join(line + "\n" for line in said.splitlines() if HEARD in line or "given up after" in line))
+    # The slowness of a server that has just started is no part of this.
+    while_away = log.partition(BACK_AGAIN)[0]
+    assert while_away.count(NOTICED) == 2, log[-4000:]
+    assert not TIMED_OUT.findall(while_away), log[-4000:]
+    stage.report("".join(line + "\n" for line in log.splitlines() if NOTICED in line or "given up after" in line))
 
 
 def hits_return(stage: Stage, leads: Replica, follows: Replica) -> None:
-    """See one replica find what the other has stored, for each tenant."""
+    """See one replica find blocks that the other has stored, for each tenant."""
     since = time.monotonic()
     for key in (ACME_KEY, GLOBEX_KEY):
         wait_until("hits are back", lambda key=key: found_across(leads, follows, key), BACK_S)
@@ -125,7 +125,7 @@ def hits_return(stage: Stage, leads: Replica, follows: Replica) -> None:
 
 
 def slowest_s(where: Replica, requests: int) -> float:
-    """Ask what nobody asked before; return the longest that an answer took."""
+    """Send new prompts; return the longest time of an answer."""
     answers = [where.complete(ACME_KEY, fresh_prompt("alone")) for _ in range(requests)]
     assert [one.status for one in answers] == [200] * requests
     return max(one.took_s for one in answers)

@@ -1,5 +1,5 @@
 """Clusters in pods on Redis 7.0, the oldest, and on Valkey 9, which moves slots as a whole: formed, a primary lost,
-scaled, and brought to a newer version. What is installed of Valkey 9 knows no TLS, so its own is switched off.
+scaled, and brought to a newer version. The installed Valkey 9 knows no TLS, so its tier's is switched off.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def test_it_forms_and_says_which_server_answers(cluster: ManagedCluster, kind: S
     for name in ("Ready", "SlotsCovered", "ReplicationHealthy"):
         assert conditions[name]["status"] == "True", conditions[name]
     software, _, version = kind.name.partition("-")
-    told = conditions["BackendReachable"]["message"]
-    assert software in told.lower(), told
-    assert version in told, told
+    message = conditions["BackendReachable"]["message"]
+    assert software in message.lower(), message
+    assert version in message, message
 
 
 def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster, kind: ServerKind) -> None:
@@ -82,6 +82,6 @@ def test_a_newer_version_is_rolled_without_a_lost_request(cluster: ManagedCluste
         cluster.apply(image=image)
         wait_until("every pod is new", lambda: cluster.all_new(before), MOVES_WITHIN_S)
         cluster.wait_whole()
-    told = {one["type"]: one for one in cluster.status()["conditions"]}["BackendReachable"]["message"]
-    assert DEFAULT.name.partition("-")[2] in told, told
+    message = {one["type"]: one for one in cluster.status()["conditions"]}["BackendReachable"]["message"]
+    assert DEFAULT.name.partition("-")[2] in message, message
     assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests

@@ -1,4 +1,4 @@
-"""The demo's chapters as tests: what the README calls proven is asserted here, on real parts."""
+"""The demo's chapters as tests, on real parts."""
 
 from __future__ import annotations
 

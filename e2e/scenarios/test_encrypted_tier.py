@@ -1,5 +1,5 @@
-"""The shared tier as whoever reads its server's memory sees it: ciphertext, under keys of each scope, for as long as
-its policy says."""
+"""The shared tier as a reader of its server's memory sees it: ciphertext, under keys of each scope, for as long as its
+policy declares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHRINKS = 0.9
 def test_the_server_holds_nothing_but_ciphertext_and_hits_are_right(stage: Stage, kubectl: Kubectl) -> None:
     make_room(stage)
     wait_until(
-        "every pod says that it encrypts", lambda: _encrypted(kubectl) == ("True", "KeysHeld"), ENCRYPTED_WITHIN_S
+        "every pod reports that it encrypts", lambda: _encrypted(kubectl) == ("True", "KeysHeld"), ENCRYPTED_WITHIN_S
     )
     prompt = fresh_prompt("sealed")
     answers = {}

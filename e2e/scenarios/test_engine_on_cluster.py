@@ -1,4 +1,4 @@
-"""An engine whose shared tier is a Redis Cluster of the operator: what its requests see when servers are lost."""
+"""An engine whose shared tier is a Redis Cluster of the operator: its requests while servers are lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_when_all_servers_are_lost_at_once_it_computes_and_stores_again(layered:
     before = cluster.pods()
     chosen = f"kvstrata.io/tier={REDIS}"
     layered.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", "-l", chosen, "--force", "--grace-period=0")
-    # A server may answer until the kubelet has killed it, so where this comes from is not said.
+    # A server may answer until the kubelet has killed it, so the tier of these blocks is not asserted.
     assert layered.ask(roamer, prompt).text == computed.text
     wait_until("all are new", lambda: cluster.all_new(before), HEALS_WITHIN_S)
     cluster.wait_whole()
@@ -67,8 +67,8 @@ def test_when_all_servers_are_lost_at_once_it_computes_and_stores_again(layered:
     stored(layered, roamer, fresh_prompt("after it"))
 
 
-def stored(layered: Layered, who: Tenant, prompt: str) -> Found:
+def stored(layered: Layered, owner: Tenant, prompt: str) -> Found:
     """Ask until the whole prompt comes from the cluster; return the first answer."""
-    first = layered.ask(who, prompt)
-    wait_until("it is stored", lambda: layered.ask(who, prompt) == IN_REDIS, STORED_WITHIN_S)
+    first = layered.ask(owner, prompt)
+    wait_until("it is stored", lambda: layered.ask(owner, prompt) == IN_REDIS, STORED_WITHIN_S)
     return first

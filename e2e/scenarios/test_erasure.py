@@ -37,7 +37,7 @@ PROVEN = ("LogicallyInvalid", "KeysRevoked", "Verified", "Complete")
 
 PREFIX_CHUNKS = 10
 PREFIX_TOKENS = PREFIX_CHUNKS * CHUNK_TOKENS + 60
-"""Of a prompt of 14 chunks. The 60 tokens fill no chunk, so what they are part of is not of the prefix."""
+"""Of a prompt of 14 chunks. The 60 tokens fill no chunk, so the chunk that they are part of is not of the prefix."""
 
 EVERYTHING = Hits(0, WHOLE_CHUNKS)
 """Of a prompt, nothing in the engine's own memory, and all whole chunks behind it."""
@@ -45,7 +45,7 @@ EVERYTHING = Hits(0, WHOLE_CHUNKS)
 
 def test_a_tenant_is_erased_from_every_tier_and_a_receipt_proves_it(stage: Stage, tmp_path: Path) -> None:
     kubectl = stage.kubectl
-    # A prompt for each pod: what acme asks anew on one is stored, and then found on the other.
+    # A prompt for each pod: a prompt that acme sends again to one pod is stored, and then found on the other.
     prompts = {where.pod: fresh_prompt(f"erased {where.pod}") for where in (stage.first, stage.second)}
     with tier_contents(kubectl) as redis:
         keyspaces = {ACME_KEY: keyspace_of(kubectl, "acme"), GLOBEX_KEY: keyspace_of(kubectl, "globex")}
@@ -67,7 +67,7 @@ def test_a_tenant_is_erased_from_every_tier_and_a_receipt_proves_it(stage: Stage
         assert kept <= _names(redis, keyspaces[GLOBEX_KEY]), "a neighbour lost blocks"
 
     for where in (stage.first, stage.second):
-        assert _found(stage, where, ACME_KEY, prompts[where.pod]) == Hits(0, 0), f"{where.pod} finds what was erased"
+        assert _found(stage, where, ACME_KEY, prompts[where.pod]) == Hits(0, 0), f"{where.pod} finds erased blocks"
         found = _found(stage, where, GLOBEX_KEY, prompts[where.pod])
         assert found.external + found.local == WHOLE_CHUNKS, f"a neighbour finds {found} on {where.pod}"
 
@@ -83,7 +83,7 @@ def test_a_prefix_and_a_tenant_are_erased_engines_forget_and_nobody_loses_anythi
     stage: Stage, tmp_path: Path
 ) -> None:
     kubectl, first, second = stage.kubectl, stage.first, stage.second
-    # A prompt for each pod of what is erased: what is asked anew on one is stored, and then found on the other.
+    # An erased prompt for each pod: a prompt that is sent again to one pod is stored, and then found on the other.
     leaked, theirs = ({where.pod: fresh_prompt(about) for where in (first, second)} for about in ("leaked", "leaves"))
     other, sign = fresh_prompt("not leaked"), fresh_prompt("reuse is back")
     with tier_contents(kubectl) as redis:
@@ -117,11 +117,11 @@ def test_a_prefix_and_a_tenant_are_erased_engines_forget_and_nobody_loses_anythi
             stage.report(f"{name}: {done['message']}")
         assert redis.blocks(acme) == []
         after = _names(redis, globex)
-        assert kept <= after, "what follows another beginning is gone"
+        assert kept <= after, "blocks after another beginning are gone"
         assert len(of_leaked - after) == len(leaked) * PREFIX_CHUNKS
         assert keyspace_of(kubectl, "globex") == globex
 
-    # Who paused is not reused, so what it does not find shows nothing before this.
+    # Reuse is paused for the scope, so its misses show nothing before this.
     for where in (first, second):
         wait_until("reuse is back", lambda where=where: _found(stage, where, GLOBEX_KEY, sign) != Hits(0, 0))
     for where in (first, second):
@@ -147,7 +147,7 @@ def _beginning(prompt: str) -> dict[str, Any]:
 
 
 def _store(stage: Stage, redis: TierContents, key: str, keyspace: str, prompt: str) -> None:
-    """Ask for a prompt that nobody has asked before, and return when all of its chunks are in the shared tier."""
+    """Ask for a new prompt, and return when all of its chunks are in the shared tier."""
     wanted = len(redis.blocks(keyspace)) + WHOLE_CHUNKS // CHUNK_TOKENS
     assert _found(stage, stage.first, key, prompt) == Hits(0, 0)
     wait_until("its chunks are stored", lambda: len(redis.blocks(keyspace)) >= wanted, STORED_WITHIN_S)

@@ -1,5 +1,5 @@
 """A tier with one shard whose server was made by an earlier version, as a single one: it goes when the operator is
-upgraded, and a cluster of one takes its place. What it held is lost; requests are answered all the while."""
+upgraded, and a cluster of one takes its place. Its blocks are lost; requests are answered all the while."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ DRAIN_TIMEOUT_S = 10
 FENCED_WITHIN_S = STALE_AFTER_S + DRAIN_TIMEOUT_S
 """From the last reading of its policy to the end of the last request on it."""
 
-SILENCE_IS_HEARD_WITHIN_S = 25
-"""The operator's longest question to a gate that has nothing new to say, with its grace."""
+SILENCE_IS_NOTICED_WITHIN_S = 25
+"""The operator's longest poll of a gate without changes, with its grace."""
 
 SETTLES_WITHIN_S = 300
 """Pods of an older template may still be on their way out when these tests start."""
 
 MACHINE_IS_BUSY_S = 60
-"""What a deadline allows beyond the time that the thing itself takes."""
+"""Allowance of a deadline beyond the time that the action itself takes."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def pods(kubectl: Kubectl) -> Iterator[Stage]:
     """Two replicas, reached without the API server, whose policy goes stale soon."""
     if not pods_run_here():
         pytest.skip("cuts pods off inside their own networks: only the local cluster's can be entered")
-    wait_until("what came before has come to rest", lambda: not unsettled(kubectl), SETTLES_WITHIN_S)
+    wait_until("everything is at rest", lambda: not unsettled(kubectl), SETTLES_WITHIN_S)
     with open_direct_stage(kubectl, print) as stage:
         with domain_rules(kubectl, {"staleAfter": f"{STALE_AFTER_S}s", "drainTimeout": f"{DRAIN_TIMEOUT_S}s"}):
             yield stage
@@ -70,15 +70,15 @@ def test_an_invalidation_is_complete_only_after_a_gate_without_the_api_server_ha
             done = story.wait_for("it is complete", _is_complete, FENCED_WITHIN_S + MACHINE_IS_BUSY_S)
             assert lost.gate_metric("kvstrata_gate_policy_fresh") == 0
             for where in (lost, kept):
-                assert _found(where, ACME_KEY, prompts["acme"]) == 0, f"acme finds on {where.pod} what was invalidated"
+                assert _found(where, ACME_KEY, prompts["acme"]) == 0, f"acme finds invalidated blocks on {where.pod}"
             _came_after_the_fence(story, done, lost.pod)
-            # Fenced, it answers everybody without reuse; the other pod is as ever.
+            # Fenced, it answers every tenant without reuse; the other pod is as ever.
             assert _found(lost, GLOBEX_KEY, prompts["globex"]) == 0
             assert _found(kept, GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
 
         wait_until("it reads its policy again", lambda: lost.gate_metric("kvstrata_gate_policy_fresh") == 1, 60)
-        wait_until("its word counts again", lambda: not unsettled(kubectl), MACHINE_IS_BUSY_S)
-        # Reuse is back in the new epoch; what was cached in the old one stays out of reach.
+        wait_until("its acknowledgements count again", lambda: not unsettled(kubectl), MACHINE_IS_BUSY_S)
+        # Reuse is back in the new epoch; blocks of the old one stay out of reach.
         assert _found(lost, GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
         later = fresh_prompt("after the cut")
         assert _found(lost, ACME_KEY, later) == 0
@@ -100,15 +100,15 @@ def test_an_invalidation_is_complete_only_after_a_gate_without_the_operator_woul
             name, story = _invalidate_acme(kubectl, stack)
             story.wait_for("it waits for that pod", lambda o: _waits_for(o, lost.pod), MACHINE_IS_BUSY_S)
             done = story.wait_for(
-                "it is complete", _is_complete, FENCED_WITHIN_S + SILENCE_IS_HEARD_WITHIN_S + MACHINE_IS_BUSY_S
+                "it is complete", _is_complete, FENCED_WITHIN_S + SILENCE_IS_NOTICED_WITHIN_S + MACHINE_IS_BUSY_S
             )
-            # Each is asked for what the other was not: it may store in the new epoch, where the other then finds it.
+            # Each is asked for another prompt: it may store in the new epoch, where the other would then find it.
             for where, prompt in ((lost, prompts["acme"]), (kept, prompts["acme, too"])):
-                assert _found(where, ACME_KEY, prompt) == 0, f"acme finds on {where.pod} what was invalidated"
+                assert _found(where, ACME_KEY, prompt) == 0, f"acme finds invalidated blocks on {where.pod}"
             _came_after_the_fence(story, done, lost.pod)
             # The gate itself was never cut off: it follows its policy, and globex finds its own as ever.
             assert _found(lost, GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
-        wait_until("the pod's word is heard again", lambda: not unsettled(kubectl), MACHINE_IS_BUSY_S)
+        wait_until("the pod is in contact again", lambda: not unsettled(kubectl), MACHINE_IS_BUSY_S)
         account = running.account
     assert account.served
     assert not account.failed, str(account)

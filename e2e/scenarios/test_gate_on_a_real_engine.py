@@ -57,7 +57,7 @@ def test_a_caller_that_goes_away_frees_the_engine(near: Stage) -> None:
     wait_until("the engine runs nothing any more", lambda: _running(near) == 0, 10)
     freed_s = time.monotonic() - gone_at
     computed = near.first.metric(GENERATED) - computed
-    assert computed < SEQUENCES * ANSWER_TOKENS / 2, f"{computed:.0f} tokens were computed for nobody"
+    assert computed < SEQUENCES * ANSWER_TOKENS / 2, f"{computed:.0f} tokens were computed without a caller"
     # The control: the engine needs longer than that for the whole answer, so it did not just come to its end.
     with closing(_long_stream(near, "control")) as stream:
         began_at = time.monotonic()

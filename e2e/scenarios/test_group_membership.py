@@ -1,4 +1,4 @@
-"""Members of a TenantGroup share; one that is removed no longer does, from the moment that status says so."""
+"""Members of a TenantGroup share; one that is removed no longer does, from the moment that status reports it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ ON_THE_WAY_S = 5
 """The last bytes of an answer reach a caller behind a forwarded port within this; the stream would take far longer."""
 
 STEP_TOKENS = 16
-"""Tokens that an engine may have computed for a request before it hears that nobody waits for it."""
+"""Tokens that an engine may have computed for a request before it learns that its caller is gone."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def room(stage: Stage) -> None:
-    """A shared tier that takes what these tests store."""
+    """A shared tier with room for the blocks of these tests."""
     make_room(stage)
 
 
@@ -69,7 +69,7 @@ def short_drain(kubectl: Kubectl) -> Iterator[None]:
 
 @pytest.fixture
 def group(kubectl: Kubectl) -> Iterator[list[str]]:
-    """The members of the group, who are put back in the end."""
+    """The members of the group; restored in the end."""
     before = list(kubectl.get("tenantgroup", GROUP, DEMO_NAMESPACE)["spec"]["members"])
     yield before
     _patch(kubectl, "tenantgroup", GROUP, {"members": before})
@@ -100,18 +100,18 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
 
         removed_at = time.monotonic()
         _patch(kubectl, "tenantgroup", GROUP, {"members": [name for name in group if name != "vision"]})
-        told = policies.wait_for("vision is enforced on its own", _is_enforced_alone, ENFORCED_WITHIN_S, removed_at)
+        alone = policies.wait_for("vision is enforced on its own", _is_enforced_alone, ENFORCED_WITHIN_S, removed_at)
 
-        # The request that was in flight was given its time to drain, and was ended by the gate before status said so.
-        assert told.at - removed_at >= DRAIN_TIMEOUT_S, (
-            "status said Enforced while a request on the group's keyspace ran"
+        # The request in flight had its time to drain, and the gate ended it before status reported Enforced.
+        assert alone.at - removed_at >= DRAIN_TIMEOUT_S, (
+            "status reported Enforced while a request on the group's keyspace ran"
         )
         wait_until("the end of the stream has reached its caller", lambda: stream.ended_at, ON_THE_WAY_S)
         assert not stream.done
         assert "policy changed" in stream.problem
         streamed = stream.tokens
 
-        # What it finds: nothing of the group's, on either replica. What it stores: nobody of the group reads it.
+        # It finds no block of the group on either replica, and no member of the group reads its blocks.
         for where in (stage.first, stage.second):
             assert _found(where, VISION_KEY, prompts[where.pod]) == 0, f"vision still finds the group's on {where.pod}"
         own = {where.pod: _shared(stage, VISION_KEY, VISION_KEY) for where in (stage.first, stage.second)}
@@ -126,16 +126,16 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
             f"{known} tokens of a request that ended after {PROMPT_TOKENS} + {streamed} are readable by the group"
         )
 
-        # The member that stays keeps its hits, and the group says that it is enforced without the other.
+        # The remaining member keeps its hits, and the group reports that it is enforced without the other.
         for prompt in prompts.values():
             for where in (stage.first, stage.second):
                 assert _found(where, SPEECH_KEY, prompt) >= WHOLE_CHUNKS, f"speech lost the group's on {where.pod}"
         groups.wait_for("the group is enforced", _is_enforced, ENFORCED_WITHIN_S, removed_at)
         account = running.account
 
-    _all_answered(account, cut_off_before=told.at)
+    _all_answered(account, cut_off_before=alone.at)
     print(
-        f"removed to enforced alone: {told.at - removed_at:.2f} s (drainTimeout {DRAIN_TIMEOUT_S} s); the stream was "
+        f"removed to enforced alone: {alone.at - removed_at:.2f} s (drainTimeout {DRAIN_TIMEOUT_S} s); the stream was "
         f"aborted after {streamed} tokens; the group reads {known} tokens of it; requests meanwhile: {account}"
     )
 

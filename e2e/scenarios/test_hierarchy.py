@@ -1,6 +1,6 @@
-"""Memory, files and Redis as one cache: where blocks are, where a request finds them, and who is kept off a tier.
+"""Memory, files and Redis as one cache: where blocks are, where requests find them, and which tenants a tier excludes.
 
-All stories share one model of one pod. What a request found is told by tier, so that a hit of the wrong one fails.
+All tests share one model of one pod. Hits of a request are counted by tier, so that a hit of the wrong one fails.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ SHRINKS = 0.9
 """KV blocks of the demo's model shrink to three quarters when they are compressed, ciphertext does not."""
 
 STATUS_SHARE = 1 / 8
-"""How exact the status of a policy is about what it uses."""
+"""How exact a policy's status is about its usage."""
 
-TOLD_WITHIN_S = 60.0
+REPORTED_WITHIN_S = 60.0
 MEMORY_LIFE_S, DISK_LIFE_S = 5, 20
 """Retentions that are some seconds apart, so that there is time to look in between."""
 
@@ -103,7 +103,7 @@ def test_blocks_on_disk_outlive_a_killed_cache_server_as_ciphertext(layered: Lay
         loaded = layered.ask(settler, prompt)
         assert loaded == ON_DISK
         assert loaded.text == computed.text
-        # What may be in memory was loaded into it before anybody asked: from the pod's own disk, not over the network.
+        # Blocks that may be in memory were loaded into it before any request: from the pod's own disk, not the network.
         assert layered.ask(roamer, prompt) == IN_MEMORY
         counts = layered.counters()
         assert counts["memory.warmed_blocks"] >= CHUNKS
@@ -119,17 +119,19 @@ def test_status_and_metrics_agree_with_the_disk(layered: Layered, kubectl: Kubec
         assert sum(path.stat().st_blocks for path in own) * 512 >= own_bytes, "no file has holes"
         scope = settler.keyspace[:SCOPE_DIGITS]
 
-        def told() -> tuple[float | None, float | None]:
+        def reported() -> tuple[float | None, float | None]:
             page = layered.metrics()
             used = sample(page, "kvstrata_cache_tier_used_bytes", tier=DISK, scope=scope)
             return used, sample(page, "kvstrata_cache_files_bytes", tier=DISK)
 
-        wait_until("metrics say what is there", lambda: told() == (own_bytes, all_bytes), TOLD_WITHIN_S)
+        wait_until("metrics show both sizes", lambda: reported() == (own_bytes, all_bytes), REPORTED_WITHIN_S)
         capacity_bytes = Quantity(kubectl.get("cachetier", DISK, DEMO_NAMESPACE)["spec"]["capacityPerPod"]).in_bytes
         wait_until(
-            "the tier says so", lambda: abs(used_of(kubectl, DISK) - all_bytes) * 20 < capacity_bytes, TOLD_WITHIN_S
+            "the tier reports it",
+            lambda: abs(used_of(kubectl, DISK) - all_bytes) * 20 < capacity_bytes,
+            REPORTED_WITHIN_S,
         )
-        rows = wait_until("the policy says so", lambda: usage_of(kubectl, settler), TOLD_WITHIN_S)
+        rows = wait_until("the policy reports it", lambda: usage_of(kubectl, settler), REPORTED_WITHIN_S)
         shown_bytes = Quantity(rows[DISK]).in_bytes
         assert abs(shown_bytes - own_bytes) <= STATUS_SHARE * own_bytes, f"{shown_bytes} of {own_bytes}"
         layered.report(kubectl.run("-n", DEMO_NAMESPACE, "get", "cachetier", *TIERS))
@@ -144,7 +146,7 @@ def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read
         assert layered.ask(settler, second) == IN_MEMORY
         assert (layered.held(settler, MEMORY), layered.files(settler.keyspace)) == (2 * CHUNKS, [])
 
-        # The memory is all that it had, and is full: what goes next is copied as soon as there is somewhere to.
+        # It had the memory alone, which is full: evicted blocks are copied as soon as there is a tier for them.
         before = layered.counters()
         set_policy(layered, "settler", narrow, *nothing_on(REDIS))
         on_disk(layered, settler, CHUNKS)
@@ -186,24 +188,24 @@ def test_what_a_tier_does_not_admit_leaves_it_and_never_comes_back(layered: Laye
         tier_contents(kubectl, REDIS) as redis,
     ):
 
-        def there(who: Tenant) -> tuple[int, int]:
-            return len(layered.files(who.keyspace)), len(redis.blocks(who.keyspace))
+        def there(owner: Tenant) -> tuple[int, int]:
+            return len(layered.files(owner.keyspace)), len(redis.blocks(owner.keyspace))
 
         for one in (admitted, restricted):
             layered.ask(one, prompt)
             wait_until("both tiers have it", lambda one=one: there(one) == (CHUNKS, CHUNKS), SETTLES_WITHIN_S)
         with only_for(layered, "Public", "Internal"):
-            wait_until("the policy says so", lambda: admission(layered, "secret")[0] == "False", TOLD_WITHIN_S)
+            wait_until("the policy reports it", lambda: admission(layered, "secret")[0] == "False", REPORTED_WITHIN_S)
             wait_until("every block has left both", lambda: there(restricted) == (0, 0), SETTLES_WITHIN_S)
-            said = kubectl.condition("tenantcachepolicy", "secret", DEMO_NAMESPACE, "TiersAdmitted")
-            assert said["reason"] == "ClassificationNotAllowed"
-            assert DISK in said["message"]
-            assert REDIS in said["message"]
+            condition = kubectl.condition("tenantcachepolicy", "secret", DEMO_NAMESPACE, "TiersAdmitted")
+            assert condition["reason"] == "ClassificationNotAllowed"
+            assert DISK in condition["message"]
+            assert REDIS in condition["message"]
             assert admission(layered, "open") == ("True", "TiersAdmitted")
 
             assert layered.ask(restricted, later) == NOTHING
-            assert layered.ask(restricted, later) == IN_MEMORY, "the memory takes everybody's"
-            # What came later than that and is admitted is there, so what is not there was kept out.
+            assert layered.ask(restricted, later) == IN_MEMORY, "the memory takes every tenant's blocks"
+            # Admitted blocks that came later are there, so missing ones were kept out.
             assert layered.ask(admitted, later) == NOTHING
             wait_until("the others' is there", lambda: there(admitted) == (2 * CHUNKS, 2 * CHUNKS), SETTLES_WITHIN_S)
             assert there(restricted) == (0, 0)
@@ -222,18 +224,18 @@ def test_a_pools_bytes_are_the_same_in_its_status_and_in_each_tier(layered: Laye
         redis = stack.enter_context(tier_contents(kubectl, REDIS))
         status = wait_published(kubectl, name)
         (keyspace,) = pool_keyspaces(kubectl, name, MODEL)
-        told = {row["name"]: (row["stored"], row["bytes"]) for row in status["tiers"]}
+        by_tier = {row["name"]: (row["stored"], row["bytes"]) for row in status["tiers"]}
         chunks, files, blocks = int(status["chunks"]), layered.files(keyspace), redis.blocks(keyspace)
         assert chunks == len(text) // CHUNK_TOKENS
-        assert told[DISK] == (len(files), size_of(files)) == (chunks, chunks * file_bytes(CHUNK_BYTES))
-        assert told[REDIS] == (len(blocks), sum(len(block.value) for block in blocks))
-        assert told[MEMORY] == (chunks, chunks * CHUNK_BYTES)
+        assert by_tier[DISK] == (len(files), size_of(files)) == (chunks, chunks * file_bytes(CHUNK_BYTES))
+        assert by_tier[REDIS] == (len(blocks), sum(len(block.value) for block in blocks))
+        assert by_tier[MEMORY] == (chunks, chunks * CHUNK_BYTES)
         scope = keyspace[:SCOPE_DIGITS]
 
         def in_memory() -> float | None:
             return sample(layered.metrics(), "kvstrata_gate_memory_used_bytes", tier=MEMORY, scope=scope)
 
-        wait_until("the memory says so", lambda: in_memory() == told[MEMORY][1], TOLD_WITHIN_S)
+        wait_until("the memory reports it", lambda: in_memory() == by_tier[MEMORY][1], REPORTED_WITHIN_S)
         ending = " and where does the book of rivers stand?"
         assert layered.ask(outsider, text + ending) == NOTHING
         assert layered.ask(reader, text + ending) == Found(chunks, 0, 0)
@@ -247,12 +249,14 @@ def test_a_disk_that_becomes_read_only_costs_new_hits_and_no_request(layered: La
         on_disk(layered, settler, CHUNKS)
         with read_only(container_pid(layered.kubectl, DEMO_NAMESPACE, layered.pod, "cache"), f"/{DISK_DIRECTORY}"):
             assert layered.ask(settler, new) == NOTHING
-            wait_until("the disk refused it", lambda: room(layered) == ("False", "DiskReadOnly"), TOLD_WITHIN_S)
+            wait_until("the disk refused it", lambda: room(layered) == ("False", "DiskReadOnly"), REPORTED_WITHIN_S)
             assert layered.ask(settler, new) == NOTHING
             assert layered.ask(settler, old) == ON_DISK
         # It is tried again every 30 s.
-        wait_until("blocks are stored again", lambda: layered.ask(settler, new) == ON_DISK, TOLD_WITHIN_S, every_s=2)
-        wait_until("the tier says so", lambda: room(layered) == ("True", "RoomLeft"), TOLD_WITHIN_S)
+        wait_until(
+            "blocks are stored again", lambda: layered.ask(settler, new) == ON_DISK, REPORTED_WITHIN_S, every_s=2
+        )
+        wait_until("the tier reports it", lambda: room(layered) == ("True", "RoomLeft"), REPORTED_WITHIN_S)
 
 
 def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layered, kubectl: Kubectl) -> None:
@@ -262,15 +266,15 @@ def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layer
         tenant(layered, "cold", *nothing_on(MEMORY, DISK)) as cold,
         tier_contents(kubectl, REDIS) as redis,
     ):
-        for who, prompt in ((hot, mine), (cold, others)):
-            assert layered.ask(who, prompt) == NOTHING
-            wait_until("Redis has it", lambda who=who: len(redis.blocks(who.keyspace)) == CHUNKS, SETTLES_WITHIN_S)
-        told = layered.replace_pod()
-        assert not told.warming
-        warmed = {row.scope: row.blocks for row in told.usage if row.tier == MEMORY}
+        for one, prompt in ((hot, mine), (cold, others)):
+            assert layered.ask(one, prompt) == NOTHING
+            wait_until("Redis has it", lambda one=one: len(redis.blocks(one.keyspace)) == CHUNKS, SETTLES_WITHIN_S)
+        state = layered.replace_pod()
+        assert not state.warming
+        warmed = {row.scope: row.blocks for row in state.usage if row.tier == MEMORY}
         assert warmed == {hot.keyspace[:SCOPE_DIGITS]: CHUNKS}
-        assert told.counters["memory.warmed_blocks"] == told.counters[f"{REDIS}.loaded"] == CHUNKS
-        # Its first request; and the control: what may not be in memory comes over the network when it is asked for.
+        assert state.counters["memory.warmed_blocks"] == state.counters[f"{REDIS}.loaded"] == CHUNKS
+        # Its first request; and the control: blocks that may not be in memory come over the network on request.
         assert layered.ask(hot, mine) == IN_MEMORY
         assert layered.ask(cold, others) == IN_REDIS
 
@@ -278,7 +282,7 @@ def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layer
             name, scope = "kvstrata_cache_memory_warmed_bytes_total", hot.keyspace[:SCOPE_DIGITS]
             return sample(layered.metrics(), name, scope=scope)
 
-        wait_until("metrics say so", lambda: warmed_bytes() == CHUNKS * CHUNK_BYTES, TOLD_WITHIN_S)
+        wait_until("metrics show it", lambda: warmed_bytes() == CHUNKS * CHUNK_BYTES, REPORTED_WITHIN_S)
         page = layered.metrics()
         lasted_s = sample(page, "kvstrata_cache_memory_warm_up_seconds")
         layered.report(f"the memory was warm after {lasted_s} s")
@@ -288,14 +292,14 @@ def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layer
         assert sample(page, "kvstrata_cache_memory_warming") == 0
 
 
-def on_disk(layered: Layered, who: Tenant, count: int) -> list[Path]:
+def on_disk(layered: Layered, owner: Tenant, count: int) -> list[Path]:
     """Wait until a tenant has so many files."""
 
     def there() -> list[Path] | None:
-        files = layered.files(who.keyspace)
+        files = layered.files(owner.keyspace)
         return files if len(files) == count else None
 
-    found: list[Path] = wait_until(f"{count} blocks of {who.name} are on the disk", there, SETTLES_WITHIN_S)
+    found: list[Path] = wait_until(f"{count} blocks of {owner.name} are on the disk", there, SETTLES_WITHIN_S)
     return found
 
 
@@ -326,22 +330,22 @@ def size_of(files: list[Path]) -> int:
 
 
 def used_of(kubectl: Kubectl, tier: str) -> int:
-    """Return how many bytes of a tier its status says are used."""
+    """Return the used bytes of a tier by its status."""
     return Quantity(kubectl.get("cachetier", tier, DEMO_NAMESPACE)["status"].get("used") or "0").in_bytes
 
 
-def usage_of(kubectl: Kubectl, who: Tenant) -> dict[str, Any] | None:
-    """Return what a tenant's status says that it has by tier, once it says something of the disk."""
-    status = kubectl.get("tenantcachepolicy", who.name, DEMO_NAMESPACE).get("status") or {}
+def usage_of(kubectl: Kubectl, owner: Tenant) -> dict[str, Any] | None:
+    """Return a tenant's used bytes by tier in its policy's status, once the disk is reported."""
+    status = kubectl.get("tenantcachepolicy", owner.name, DEMO_NAMESPACE).get("status") or {}
     rows = {row["tier"]: row.get("used") for row in (status.get("usage") or {}).get("tiers") or ()}
     return rows if rows.get(DISK) else None
 
 
 def room(layered: Layered) -> tuple[str, str]:
-    """Return what the tier of files says of its room."""
+    """Return status and reason of the file tier's condition HasRoom."""
     return layered.condition("cachetier", DISK, "HasRoom")
 
 
 def admission(layered: Layered, policy: str) -> tuple[str, str]:
-    """Return what a policy says of the tiers that take its data."""
+    """Return status and reason of a policy's condition TiersAdmitted."""
     return layered.condition("tenantcachepolicy", policy, "TiersAdmitted")

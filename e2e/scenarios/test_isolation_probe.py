@@ -16,20 +16,20 @@ from e2e.product.kubectl import Kubectl, wait_until
 pytestmark = pytest.mark.cluster
 
 SHOWN_WITHIN_S = 180.0
-"""Each pod computes four short prompts, beside whatever else the machine does."""
+"""Each pod computes four short prompts, on a machine with other work."""
 
 
 def test_every_pod_shows_in_every_tier_that_scopes_find_their_own_blocks_only(kubectl: Kubectl) -> None:
-    wait_until("what came before has come to rest", lambda: not unsettled(kubectl), SHOWN_WITHIN_S)
+    wait_until("everything is at rest", lambda: not unsettled(kubectl), SHOWN_WITHIN_S)
     pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
     with probed(kubectl, {"mode": "Scheduled", "interval": "10s"}):
         shown = wait_until("isolation is shown", lambda: verified(kubectl, "IsolationShown"), SHOWN_WITHIN_S)
         print(shown["message"])
         assert shown["status"] == "True"
-        told = kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)["status"]["probe"]
-        assert told["pods"] == len(pods)
-        assert told["lookups"] >= 2 * len(pods)
-        assert told["controls"] >= 2 * len(pods)
+        probe = kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)["status"]["probe"]
+        assert probe["pods"] == len(pods)
+        assert probe["lookups"] >= 2 * len(pods)
+        assert probe["controls"] >= 2 * len(pods)
         for tier in ("cpu", "shared"):
             assert tier in shown["message"]
 

@@ -47,7 +47,7 @@ def cluster(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[Manage
 
 @contextmanager
 def requests_all_the_while(cluster: ManagedCluster) -> Iterator[Requests]:
-    """Somebody writes and reads; whatever happens, nothing foreign is found and nobody hangs."""
+    """Write and read while the block runs; in any case no foreign value is found and no request hangs."""
     with cluster_caller(cluster.kubectl, cluster.name) as requests:
         wait_until("requests are served", lambda: requests.hits > 20, 30)
         yield requests
@@ -58,7 +58,7 @@ def requests_all_the_while(cluster: ManagedCluster) -> Iterator[Requests]:
 
 
 def served_without_loss(requests: Requests) -> None:
-    """Every request was answered, and every read found what had been written just before it."""
+    """Every request was answered, and every read found the value written just before it."""
     assert requests.failed == 0, requests.last_failure
     assert requests.misses == 0, requests
     assert requests.hits == requests.writes > 0, requests
@@ -118,7 +118,7 @@ def test_shards_are_added_and_taken_away_without_a_lost_request(cluster: Managed
 
 
 def test_one_shard_becomes_three_and_three_become_one_again(kubectl: Kubectl) -> None:
-    """The first shard's pod is replaced in the end, for its other memory, and what it held are misses then."""
+    """The first shard's pod is replaced in the end, for its other memory, and its values are misses then."""
     alone = ManagedCluster(kubectl, "alone", settings={"replicasPerShard": 0})
     try:
         alone.apply(shards=1)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 MANY = 30
 STALE_AFTER_S = 10
 COMMITS = (1, 2)
-"""A new epoch is committed at once, and once more with its data key unless that has been drawn by then."""
+"""A new epoch is committed at once, and again with its data key unless that has been drawn by then."""
 
 LEADS_WITHIN_S = DURATION_S + RENEW_EVERY_S + 10.0
 """From the death of the leader: its Lease runs out, and another notices; the rest is a busy machine's."""
@@ -109,10 +109,10 @@ def test_an_invalidation_is_carried_out_once_however_the_operator_dies(
             wait_until("the invalidation is complete", lambda: _phase(kubectl, name) == "Complete", 60)
             _wait_enforced(kubectl, "acme")
             operators.acting()
-            after, told = _policy(kubectl, "acme"), kubectl.get("cacheinvalidation", name, DEMO_NAMESPACE)["status"]
+            after, order = _policy(kubectl, "acme"), kubectl.get("cacheinvalidation", name, DEMO_NAMESPACE)["status"]
             assert after["status"]["scope"]["rolls"] == before["status"]["scope"]["rolls"] + 1
-            assert told["scopes"][0]["oldEpoch"] == before["status"]["scope"]["epoch"]
-            assert told["scopes"][0]["newEpoch"] == after["status"]["scope"]["epoch"]
+            assert order["scopes"][0]["oldEpoch"] == before["status"]["scope"]["epoch"]
+            assert order["scopes"][0]["newEpoch"] == after["status"]["scope"]["epoch"]
             assert _root(kubectl).revision - revision == len(writes.bundle_roots()) in COMMITS
             _agree(kubectl)
         assert not running.account.failed, running.account
@@ -153,9 +153,9 @@ def test_without_an_operator_traffic_flows_and_policies_stay_in_force(
                 assert of_gate(near, "kvstrata_gate_policy_fresh") == [1, 1], "a gate fences without a reason"
                 time.sleep(0.5)
             assert _found(near, ACME_KEY, prompt) >= WHOLE_CHUNKS, "the policy in force was lost"
-            assert _found(near, GLOBEX_KEY, prompt) == 0, "globex found what acme had computed"
+            assert _found(near, GLOBEX_KEY, prompt) == 0, "globex found acme's blocks"
             absent = running.account.since(gone_at)
-            assert absent.cached_tokens, "nobody asked"
+            assert absent.cached_tokens, "no request was made"
             assert min(absent.cached_tokens) >= WHOLE_CHUNKS, f"hits did not continue: {absent.cached_tokens}"
             assert _policy(kubectl, "acme")["status"] == before["status"]
         _wait_enforced(kubectl, "acme")
@@ -183,7 +183,7 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
 ) -> None:
     leader, writes = operators.acting(), OperatorWrites()
     with tenants_ask(near) as running:
-        # In the middle of work: what it still has to write would be the first thing that it does when it wakes.
+        # In the middle of work: its remaining writes would be the first thing that it does when it wakes.
         kubectl.apply(*many_policies)
         frozen_at = writes.when(MANY // 10, time.time)
         with paused(leader.pid):
@@ -195,11 +195,12 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
             _settled(kubectl, many_policies)
             woken_at = time.time()
         wait_until("the old leader has ended itself", lambda: operators.restarts(leader.name) == 1, 60)
-        said = kubectl.run("-n", SYSTEM_NAMESPACE, "logs", leader.name, "--previous", "--tail=20")
-        near.report("\n".join(line for line in said.splitlines() if "ignore their cancellation" in line))
-        assert "could not be renewed in time" in said or "another operator holds the lease" in said, said
+        log = kubectl.run("-n", SYSTEM_NAMESPACE, "logs", leader.name, "--previous", "--tail=20")
+        near.report("\n".join(line for line in log.splitlines() if "ignore their cancellation" in line))
+        assert "could not be renewed in time" in log or "another operator holds the lease" in log, log
         late = [w for w in writes.every_attempt() if w.pod == leader.name and w.received_at.timestamp() > woken_at]
-        # What it was sending when it was frozen arrives, and is refused: the object has changed, or the body came late.
+        # Requests that it was sending when it was frozen arrive, and are refused: the object has changed, or the body
+        # came late.
         assert not any(write.done for write in late), f"two operators acted: {late}"
         near.report(f"of the old leader's requests that were on their way none took effect: {[w.code for w in late]}")
         assert operators.holder() == successor.name
@@ -210,9 +211,9 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
 @pytest.fixture
 def many_policies(kubectl: Kubectl) -> Iterator[list[dict[str, Any]]]:
     """Policies to apply; gone afterwards."""
-    says = {"isolation": "Isolated", "classification": "Internal", "deletionPolicy": "Abandon"}
+    rest = {"isolation": "Isolated", "classification": "Internal", "deletionPolicy": "Abandon"}
     yield [
-        _object("TenantCachePolicy", name, {"tenant": name, **says}) for name in (f"many-{n:02}" for n in range(MANY))
+        _object("TenantCachePolicy", name, {"tenant": name, **rest}) for name in (f"many-{n:02}" for n in range(MANY))
     ]
     _delete_many(kubectl)
 
@@ -224,7 +225,7 @@ def _delete_many(kubectl: Kubectl) -> None:
 
 
 def _settled(kubectl: Kubectl, policies: list[dict[str, Any]]) -> dict[str, Any]:
-    """Wait until policies are enforced; return their statuses without what is random or a time."""
+    """Wait until policies are enforced; return their statuses without random values and times."""
     names = {policy["metadata"]["name"] for policy in policies}
 
     def enforced() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A policy is deleted: its tenant has no cache from then on, and it goes when a receipt tells what became of it all."""
+"""A policy is deleted: its tenant has no cache from then on, and it is gone when a receipt records the erasure."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ EVERYTHING = Hits(0, WHOLE_CHUNKS)
 
 @pytest.fixture
 def spec(stage: Stage) -> Iterator[dict[str, Any]]:
-    """What the sample's policy says; it is there again for the stories that follow."""
+    """The spec of the sample's policy, which is restored for later tests."""
     found: dict[str, Any] = stage.kubectl.get(KIND, TENANT, DEMO_NAMESPACE)["spec"]
     try:
         yield found
     finally:
-        wait_until("what was deleted is gone", lambda: not _deleting(stage.kubectl), GONE_WITHIN_S)
+        wait_until("the deleted policy is gone", lambda: not _deleting(stage.kubectl), GONE_WITHIN_S)
         stage.kubectl.apply(_object("TenantCachePolicy", TENANT, found))
         _wait_enforced(stage.kubectl, TENANT)
 
@@ -74,7 +74,7 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
         assert kept <= {block.name for block in redis.blocks(keyspaces[GLOBEX_KEY])}, "a neighbour lost blocks"
         Receipts(kubectl, tmp_path).of(order, "Unreachable", "KeysRevoked", "Erased", "Verified")
 
-        # A tenant without a policy is served by every pod, and nothing of it is kept: it never finds what it asked.
+        # Every pod serves a tenant without a policy, and none of its blocks is kept: it never finds a former prompt.
         for prompt in (prompts[ACME_KEY], fresh_prompt("without a policy")):
             for where in (stage.first, stage.second, stage.first):
                 assert stage.ask(where, ACME_KEY, prompt)[1] == Hits(0, 0), where.pod
@@ -82,9 +82,9 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
 
         kubectl.apply(_object("TenantCachePolicy", TENANT, spec))
         _wait_enforced(kubectl, TENANT)
-        anew = keyspace_of(kubectl, TENANT)
-        assert anew != keyspaces[ACME_KEY]
-        _store(stage, redis, ACME_KEY, anew, prompts[ACME_KEY])
+        renewed = keyspace_of(kubectl, TENANT)
+        assert renewed != keyspaces[ACME_KEY]
+        _store(stage, redis, ACME_KEY, renewed, prompts[ACME_KEY])
         assert stage.ask(stage.second, ACME_KEY, prompts[ACME_KEY])[1] == EVERYTHING
 
 

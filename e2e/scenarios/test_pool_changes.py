@@ -24,12 +24,12 @@ PREFIXES = 6
 CHUNKS = 10
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
 READERS = [f"reader-{number:02}" for number in range(32)]
-EVERYBODY = {"readers": {"public": True}, "warmup": {"maxConcurrent": 2}}
-"""Everybody whose policy names the pool, that is."""
+PUBLIC_READERS = {"readers": {"public": True}, "warmup": {"maxConcurrent": 2}}
+"""Every tenant whose policy names the pool is a reader."""
 
 CHANGED_WITHIN_S = 90.0
 ENOUGH = 4
-"""Requests that tell of a time, of either pod's."""
+"""Requests of each pod that a statement about a time needs."""
 
 
 @pytest.fixture(scope="module")
@@ -44,29 +44,29 @@ def test_lazy_readers_lose_no_hit_before_the_new_content_is_warm_and_published(
     near: Stage, kubectl: Kubectl, keys: dict[str, str]
 ) -> None:
     old, new = fresh_prefixes("old", PREFIXES), fresh_prefixes("new", PREFIXES)
-    fields = {**EVERYBODY, "invalidation": "Lazy"}
+    fields = {**PUBLIC_READERS, "invalidation": "Lazy"}
     with (
         pool(near, POOL, old, **fields),
-        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as told,
+        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as statuses,
         probing((near.first, near.second), keys, old, pause_s=0.35) as probes,
     ):
         probes.wait_for(4)
         before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
         kubectl.apply(pool_of(POOL, new, **fields))
-        begun = told.wait_for("the new content is being made", lambda o: "next" in o["status"], CHANGED_WITHIN_S)
+        begun = statuses.wait_for("the new content is being made", lambda o: "next" in o["status"], CHANGED_WITHIN_S)
         probes.ask_for(new)
-        taken_over = told.wait_for("it took over", lambda o: _has_other(o, before), CHANGED_WITHIN_S, begun.at)
+        taken_over = statuses.wait_for("it took over", lambda o: _has_other(o, before), CHANGED_WITHIN_S, begun.at)
         status = wait_published(kubectl, POOL)
-        ready = told.wait_for("it is ready", _is_ready, CHANGED_WITHIN_S, taken_over.at)
+        ready = statuses.wait_for("it is ready", _is_ready, CHANGED_WITHIN_S, taken_over.at)
         probes.wait_for(24)
     assert not probes.failed
     kept = probes.fresh(old, until=taken_over.at)
     assert {one.cached_tokens for one in kept} == {SHARED_TOKENS}, kept
     while_made = probes.fresh(old, since=begun.at, until=taken_over.at)
-    _tell_of_both_pods(near, while_made)
+    _cover_both_pods(near, while_made)
     assert {tier["stored"] for tier in status["tiers"]} == {status["chunks"]} == {PREFIXES * CHUNKS}
-    # Once status says so, everybody has the new and nobody the old.
-    _tell_of_both_pods(near, probes.fresh(new, since=ready.at))
+    # Once status reports it, every reader has the new content and none the old.
+    _cover_both_pods(near, probes.fresh(new, since=ready.at))
     assert {one.cached_tokens for one in probes.fresh(new, since=ready.at)} == {SHARED_TOKENS}
     assert {one.cached_tokens for one in probes.fresh(old, since=ready.at)} == {0}
     near.report(f"{len(while_made)} of {len(probes.done)} requests hit the old in {taken_over.at - begun.at:.1f} s")
@@ -76,31 +76,31 @@ def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_tha
     near: Stage, kubectl: Kubectl, keys: dict[str, str]
 ) -> None:
     old, new = fresh_prefixes("old", PREFIXES), fresh_prefixes("new", PREFIXES)
-    fields = {**EVERYBODY, "invalidation": "Eager"}
+    fields = {**PUBLIC_READERS, "invalidation": "Eager"}
     with (
         pool(near, POOL, old, **fields),
-        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as told,
+        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as statuses,
         probing((near.first, near.second), keys, old, pause_s=0.35) as probes,
     ):
         probes.wait_for(8)
         before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
         applied_at = time.monotonic()
         kubectl.apply(pool_of(POOL, new, **fields))
-        cut_off = told.wait_for("the old is cut off", lambda o: _has_other(o, before), CHANGED_WITHIN_S)
-        published = told.wait_for("the new is published", lambda o: o["status"].get("published"), 90, cut_off.at)
-        ready = told.wait_for("it is ready", _is_ready, CHANGED_WITHIN_S, published.at)
+        cut_off = statuses.wait_for("the old is cut off", lambda o: _has_other(o, before), CHANGED_WITHIN_S)
+        published = statuses.wait_for("the new is published", lambda o: o["status"].get("published"), 90, cut_off.at)
+        ready = statuses.wait_for("it is ready", _is_ready, CHANGED_WITHIN_S, published.at)
         probes.ask_for(new)
         probes.wait_for(24)
     assert not probes.failed
     assert {one.cached_tokens for one in probes.fresh(old, until=applied_at)} == {SHARED_TOKENS}
-    # It goes before the new is there, for good, and in each pod.
-    _tell_of_both_pods(near, [one for one in probes.fresh(old, until=published.at) if not one.cached_tokens])
+    # The old is gone before the new is there, does not return, and is gone in each pod.
+    _cover_both_pods(near, [one for one in probes.fresh(old, until=published.at) if not one.cached_tokens])
     for where in (near.first, near.second):
         seen = [one for one in probes.fresh(old) if one.pod == where.pod]
         first_miss_at = min(one.ended_at for one in seen if not one.cached_tokens)
         assert not any(one.cached_tokens for one in seen if one.began_at >= first_miss_at), seen
     after = probes.fresh(old, since=ready.at)
-    _tell_of_both_pods(near, after)
+    _cover_both_pods(near, after)
     assert {one.cached_tokens for one in after} == {0}
     assert {one.cached_tokens for one in probes.fresh(new)} == {SHARED_TOKENS}
     hits = [one for one in probes.fresh(old) if one.cached_tokens]
@@ -109,9 +109,9 @@ def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_tha
     )
 
 
-def _tell_of_both_pods(stage: Stage, probes: list[Probe]) -> None:
+def _cover_both_pods(stage: Stage, probes: list[Probe]) -> None:
     for where in (stage.first, stage.second):
-        assert sum(one.pod == where.pod for one in probes) >= ENOUGH, f"too few requests of {where.pod} tell: {probes}"
+        assert sum(one.pod == where.pod for one in probes) >= ENOUGH, f"too few requests of {where.pod}: {probes}"
 
 
 def _has_other(item: dict[str, Any], before: dict[str, Any]) -> bool:

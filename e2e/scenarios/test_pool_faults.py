@@ -1,5 +1,5 @@
-"""Whatever ends while a pool's new content is being warmed: it is published whole, nobody reads it before, and all are
-answered as if there were no pool. A new pod that a pool holds up serves nobody before it has the pool."""
+"""Faults while a pool's new content is being warmed: it is published whole, no tenant reads it before, and all answers
+are as without a pool. A new pod that waits for a pool serves no request before it has the pool."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def stranger(near: Stage) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Content:
-    """What readers have now, and what is answered to whoever asks for it without a pool."""
+    """The readers' present prefixes, and the answers to a tenant that asks for them without a pool."""
 
     prefixes: list[str]
     answers: dict[str, str]
@@ -92,9 +92,9 @@ def content(near: Stage, stranger: str) -> Iterator[Content]:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What ends, once the pod that warms has some share of the chunks. Meanwhile the pods are asked that serve.
+    """A fault that strikes once the warming pod has some share of the chunks. Meanwhile the serving pods are asked.
 
-    The pod that computes what shared tiers lack is the one whose name comes first, if nothing speaks against it.
+    The pod whose name comes first computes chunks that shared tiers lack, if it is able to.
     """
 
     strike: Callable[[Stage], None]
@@ -151,8 +151,8 @@ def test_content_is_published_whole_and_read_by_nobody_before_although_there_end
 
 
 def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger: str, content: Content) -> bool:
-    """Give the pool other content, and assert what must hold whenever the fault comes; return whether it came before
-    the content was published."""
+    """Give the pool other content, and assert all that must hold at any time of the fault; return whether it came
+    before the content was published."""
     kubectl = stage.kubectl
     old, new = content.prefixes, fresh_prefixes("new", PREFIXES)
     expected = content.answers | answers_without_a_pool(stage.second, stranger, new)
@@ -182,7 +182,7 @@ def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger:
     assert [(one, expected[one.prefix]) for one in probes.done if one.text != expected[one.prefix]] == []
     early = probes.fresh(new, until=published.at)
     assert {one.cached_tokens for one in early} <= {0}, early
-    # What status says is what there is, and whoever comes now finds all of it.
+    # Status reports the pool's true contents, and a new reader finds all of it.
     assert status["chunks"] == WHOLE
     assert {row["name"]: (row["stored"], row["expected"]) for row in status["tiers"]} == {
         MEMORY: (WHOLE, WHOLE),
@@ -205,21 +205,21 @@ def test_a_new_pod_that_a_pool_holds_up_is_ready_when_its_own_memory_has_the_poo
     (keyspace,) = pool_keyspaces(kubectl, POOL)
     kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", stage.second.pod, timeout_s=300)
     new = wait_until("a new pod runs", lambda: _new_pod(kubectl, stage), NEW_POD_WITHIN_S)
-    said: list[str] = []
+    reasons: list[str] = []
 
     def is_ready() -> bool:
         try:
             why = new.not_ready()
         except OSError:
             return False  # it does not listen yet
-        if why and why not in said[-1:]:
-            said.append(why)
+        if why and why not in reasons[-1:]:
+            reasons.append(why)
         return not why
 
     wait_until("it is ready", is_ready, NEW_POD_WITHIN_S, every_s=0.01)
     memory = held(new, keyspace)[MEMORY]
-    assert (memory.stored, memory.expected) == (WHOLE, WHOLE), said
-    assert said[-1] == f"warming: the pool {POOL} is not in this pod's memory yet", said
+    assert (memory.stored, memory.expected) == (WHOLE, WHOLE), reasons
+    assert reasons[-1] == f"warming: the pool {POOL} is not in this pod's memory yet", reasons
     before = counts(new)
     answer = new.complete(keys[READERS[0]], f"{content.prefixes[0]} [{time.time_ns()}] And now?")
     after = counts(new)
@@ -231,7 +231,7 @@ def test_a_new_pod_that_a_pool_holds_up_is_ready_when_its_own_memory_has_the_poo
 
 
 def answers_without_a_pool(where: Replica, stranger: str, prefixes: Sequence[str]) -> dict[str, str]:
-    """Return what a tenant is answered that reads no such pool and asks each for the first time."""
+    """Return the answers to a tenant that reads no such pool and asks for each prefix for the first time."""
     answers = {prefix: where.complete(stranger, prefix + QUESTION, max_tokens=ANSWER_TOKENS) for prefix in prefixes}
     assert {(one.status, one.cached_tokens) for one in answers.values()} == {(200, 0)}
     return {prefix: answer.text for prefix, answer in answers.items()}

@@ -27,7 +27,7 @@ FULL_WITHIN_S = 240.0
 
 @pytest.fixture
 def roomy(near: Stage) -> Iterator[Stage]:
-    """The model with room in its tier, before the test and after it: status tells late that a tier was filled."""
+    """The model with room in its tier, before the test and after it: status reports a filled tier late."""
     make_room(near)
     yield near
     empty(near)
@@ -49,7 +49,7 @@ def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go
         keyspaces = {name: pool_keyspaces(kubectl, name)[0] for name in texts}
 
         def stored(name: str, *tiers: str) -> list[int]:
-            """What tiers have of a pool by the word of each pod, in chunks."""
+            """Stored chunks of a pool in these tiers, by each pod's report."""
             rows = [held(where, keyspaces[name]) for where in replicas]
             return [row[tier].stored for row in rows for tier in tiers]
 

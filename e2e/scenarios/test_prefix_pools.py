@@ -1,4 +1,4 @@
-"""A declared prefix is computed once and read by whom its pool lists; all that follows it stays each tenant's own."""
+"""A declared prefix is computed once and read by its pool's readers; all that follows it stays each tenant's own."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CHUNKS = 10
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
 QUESTION_TOKENS = 200
 NUMBERS = itertools.count()
-TOLD_WITHIN_S = 60.0
+REPORTED_WITHIN_S = 60.0
 ATTEMPTS = 5
 
 
 def question(tenant: str) -> str:
-    """What a tenant adds to the shared prefix: the chunk in which it begins is the first that differs, each time."""
+    """A tenant's text after the shared prefix: the chunk in which it begins is the first that differs, each time."""
     return (f"{next(NUMBERS):04} {tenant} {time.time_ns()} asks where the book of rivers stands. " * 5)[
         :QUESTION_TOKENS
     ]
@@ -40,7 +40,7 @@ def question(tenant: str) -> str:
 
 def wait_stored(tier: TierContents, keyspace: str, blocks: int) -> None:
     """Wait until a keyspace has so many blocks in the tier, and see that it gets no more."""
-    wait_until(f"{blocks} blocks of {keyspace}", lambda: len(tier.blocks(keyspace)) >= blocks, TOLD_WITHIN_S)
+    wait_until(f"{blocks} blocks of {keyspace}", lambda: len(tier.blocks(keyspace)) >= blocks, REPORTED_WITHIN_S)
     time.sleep(STORE_SETTLES_S)
     assert len(tier.blocks(keyspace)) == blocks
 
@@ -72,7 +72,7 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
         ends = {name: question(name) for name in names}
         for name, where in zip(names, (near.first, near.second, near.first), strict=True):
             assert asked(where, keys[name], text + ends[name]) == Hits(0, SHARED_TOKENS), name
-        # Who is not a reader finds nothing of the same tokens, and one reader nothing of what another added.
+        # A tenant that is not a reader finds none of the same tokens, and one reader none of another's question.
         assert asked(near.first, ACME_KEY, text + ends["reader-a"]) == Hits(0, 0)
         assert asked(near.second, keys["reader-a"], text + ends["reader-b"]) == Hits(0, SHARED_TOKENS)
         with tier_contents(kubectl) as tier:
@@ -83,9 +83,9 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
                 wait_stored(tier, keyspace_of(kubectl, name), own)
             assert len(tier.blocks(keyspace)) == CHUNKS
         status = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
-        told = {tier["name"]: tier for tier in status["tiers"]}
-        assert status["chunks"] == told[TIER]["stored"] == CHUNKS
-        assert told[TIER]["bytes"] == sum(len(block.value) for block in of_pool)
+        by_tier = {tier["name"]: tier for tier in status["tiers"]}
+        assert status["chunks"] == by_tier[TIER]["stored"] == CHUNKS
+        assert by_tier[TIER]["bytes"] == sum(len(block.value) for block in of_pool)
         near.report(kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
 
 
@@ -113,7 +113,7 @@ def test_a_reader_that_is_taken_off_the_list_reads_no_more_once_its_policy_says_
             assert asked(where, keys[name], text + question(name)) == Hits(0, SHARED_TOKENS)
         kubectl.apply(pool_of(POOL, text, readers={"tenants": ["reader-a"]}))
         for name in leaving:
-            wait_until("the policy says so", lambda name=name: _not_a_reader(kubectl, name), TOLD_WITHIN_S)
+            wait_until("the policy reports it", lambda name=name: _not_a_reader(kubectl, name), REPORTED_WITHIN_S)
         for name, where in leaving.items():
             assert asked(_other(near, where), keys[name], text + question(name)) == Hits(0, 0), name
         for where in (near.first, near.second):
@@ -148,10 +148,10 @@ def test_a_pool_that_is_deleted_is_read_by_nobody(near: Stage, kubectl: Kubectl)
         with pool(near, POOL, text, readers={"tenants": [*where_of]}):
             for name, where in where_of.items():
                 assert asked(where, keys[name], text + question(name)) == Hits(0, SHARED_TOKENS), name
-        wait_until("the bundle has no pool", lambda: not pool_keyspaces(kubectl, POOL), TOLD_WITHIN_S)
+        wait_until("the bundle has no pool", lambda: not pool_keyspaces(kubectl, POOL), REPORTED_WITHIN_S)
         for name in where_of:
-            wait_until("it says so", lambda name=name: _reason(kubectl, name) == "PoolNotFound", TOLD_WITHIN_S)
-            wait_until("it is enforced", lambda name=name: _enforced(kubectl, name), TOLD_WITHIN_S)
+            wait_until("it reports it", lambda name=name: _reason(kubectl, name) == "PoolNotFound", REPORTED_WITHIN_S)
+            wait_until("it is enforced", lambda name=name: _enforced(kubectl, name), REPORTED_WITHIN_S)
         for name, where in where_of.items():
             assert asked(_other(near, where), keys[name], text + question(name)) == Hits(0, 0), name
 
@@ -169,10 +169,10 @@ def test_members_of_a_group_that_shares_pools_only_share_the_declared_prefix_and
             for where, key in zip((near.first, near.second), keys.values(), strict=True):
                 assert asked(where, key, text + end) == Hits(0, SHARED_TOKENS)
                 time.sleep(STORE_SETTLES_S)
-            # The same question has more in common than the prefix, as members find who share all.
+            # The same question has more in common than the prefix, as members that share all find.
             kubectl.apply(_object("TenantGroup", group, {"members": members, "sharing": "Full"}))
             for name in members:
-                wait_until("they share all", lambda name=name: _is_in_group(kubectl, name), TOLD_WITHIN_S)
+                wait_until("they share all", lambda name=name: _is_in_group(kubectl, name), REPORTED_WITHIN_S)
             whole = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS * CHUNK_TOKENS
             # Until the group's data key is there too, tiers take nothing of it; and a lookup that is late is a miss.
             found = []
@@ -205,7 +205,7 @@ def test_a_pool_that_cannot_be_served_says_why(kubectl: Kubectl, fields: dict[st
     name = f"wrong-{reason.lower()}"
     try:
         kubectl.apply(pool_of(name, fresh_prefix("wrong"), **{"readers": {"tenants": ["acme"]}} | fields))
-        stalled = wait_until(reason, lambda: _stalled(kubectl, name), TOLD_WITHIN_S)
+        stalled = wait_until(reason, lambda: _stalled(kubectl, name), REPORTED_WITHIN_S)
         assert stalled["reason"] == reason, json.dumps(stalled)
         assert len(stalled["message"].split()) > 5, stalled["message"]
     finally:
@@ -213,7 +213,7 @@ def test_a_pool_that_cannot_be_served_says_why(kubectl: Kubectl, fields: dict[st
 
 
 def asked(where: Replica, key: str, prompt: str) -> Hits:
-    """What the engine found of a prompt: in its own memory, and behind it."""
+    """Tokens of a prompt that the engine found: in its own memory, and behind it."""
     before = where.hits()
     answer = where.complete(key, prompt)
     assert answer.status == 200, answer.error

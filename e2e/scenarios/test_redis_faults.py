@@ -1,5 +1,5 @@
-"""A Redis tier that is deleted, frozen or out of memory: requests are answered all the while, the tier says so, it
-heals, and hits return. Nothing but the Redis server itself is started anew."""
+"""A Redis tier that is deleted, frozen or out of memory: requests are answered all the while, the tier reports it, it
+heals, and hits return. Only the Redis server itself is restarted."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.cluster
 
 _DEFAULTS = TierParams(TIER, endpoints=())
 EXTRA_DELAY_S = (_DEFAULTS.lookup_deadline_ms + _DEFAULTS.load_deadline_ms) / 1000
-"""What a tier may cost one request at most: a lookup and a load that are both given up at their deadlines."""
+"""Longest delay of one request by a tier: a lookup and a load that are both given up at their deadlines."""
 
 NOTICED_S = 60.0
-"""The tier says within this what it lacks: it is asked every 15 s, at once when a pod says so, on a busy machine."""
+"""Time in which the tier reports a fault: it is checked every 15 s, at once on a pod's report, on a busy machine."""
 
 HEALED_S = 120.0
 """The tier is ready again within this after its server is: a name's time to live, a breaker's and a look's pause."""
 
 AWAY = {"NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "PodsDisconnected"}
-AWAY |= {"ServersDoNotStart"}  # One that ended several times in a short time is started late, which is told.
+AWAY |= {"ServersDoNotStart"}  # One that ended several times in a short time is started late, which is reported.
 AWAY |= {"Progressing"}  # While there is no pod.
 FULL = "OutOfMemory"
 JUNK_BYTES = 4 << 20
@@ -52,9 +52,9 @@ FILLED_EVERY_S = 0.05
 
 @pytest.fixture
 def nothing_else_restarts(stage: Stage) -> Iterator[None]:
-    """No container of the model and of the operator is started anew by the test, and it leaves all well.
+    """The test restarts no container of the model and of the operator, and leaves all well.
 
-    The tier has room when it begins, whatever others stored.
+    The tier has room when it begins, also when earlier tests filled it.
     """
     make_room(stage)
     before = product_lives(stage.kubectl)
@@ -67,13 +67,13 @@ def nothing_else_restarts(stage: Stage) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_else_restarts")
 class TestAway:
-    """The server is gone, or says nothing."""
+    """The server is gone, or does not answer."""
 
     def test_a_deleted_pod(self, stage: Stage) -> None:
         server = _redis(stage).life()
         with requests_around_an_outage(stage) as outage:
             stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", SERVER, "--wait=false")
-            outage.is_told(AWAY)
+            outage.reports_away(AWAY)
             outage.ends()
         assert _redis(stage).life().pod_uid != server.pod_uid
 
@@ -81,7 +81,7 @@ class TestAway:
         server = _redis(stage).life()
         with requests_around_an_outage(stage) as outage:
             with _redis(stage).frozen():
-                outage.is_told({"Timeout"})
+                outage.reports_away({"Timeout"})
                 outage.lasts_for(requests=12)
                 assert not found_across(stage.first, stage.second, ACME_KEY), "a frozen server served a block"
             outage.ends()
@@ -91,7 +91,7 @@ class TestAway:
         server = _redis(stage).life()
         with requests_around_an_outage(stage) as outage:
             _redis(stage).run_out_of_memory()
-            outage.is_told(AWAY)
+            outage.reports_away(AWAY)
             outage.ends()
         after = _redis(stage).life()
         assert (after.pod_uid, after.restarts) == (server.pod_uid, server.restarts + 1)
@@ -99,7 +99,7 @@ class TestAway:
 
 @pytest.mark.usefixtures("nothing_else_restarts")
 class TestFull:
-    """The server has no memory left for blocks, and says so."""
+    """The server has no memory left for blocks, and reports it."""
 
     def test_a_full_server_serves_what_it_has_and_the_tier_says_that_it_takes_no_more(self, stage: Stage) -> None:
         known = [fresh_prompt(f"stored before {number}") for number in range(5)]
@@ -108,42 +108,42 @@ class TestFull:
         time.sleep(STORE_SETTLES_S)
         with requests_around_an_outage(stage) as outage:
             with _full(stage.kubectl):
-                outage.is_told_by("HasRoom", {FULL})
+                outage.reports("HasRoom", {FULL})
                 outage.lasts_for(requests=12)
                 assert _condition(stage.kubectl, "BackendReachable")["status"] == "True"
                 # One after another: a lookup that is late on a busy machine is a miss, and stored here then.
                 found = any(stage.second.complete(ACME_KEY, one).cached_tokens == WHOLE_CHUNKS for one in known)
-                assert found, "what was stored before is not served by a full tier"
+                assert found, "a full tier does not serve blocks that were stored before"
                 assert not found_across(stage.first, stage.second, ACME_KEY), "a full tier stored a block"
             outage.ends()
 
 
 @dataclass(slots=True)
 class Outage:
-    """What happens to the tier while tenants ask: what it says, and how the requests fare."""
+    """An outage of the tier while tenants ask: its conditions, and the outcome of the requests."""
 
     stage: Stage
     ordeal: Ordeal
     tier: Watch
 
-    def is_told(self, reasons: set[str]) -> None:
-        """See the tier say in time that its server is away, and why."""
-        self.is_told_by("BackendReachable", reasons)
+    def reports_away(self, reasons: set[str]) -> None:
+        """See the tier report in time that its server is away, and why."""
+        self.reports("BackendReachable", reasons)
         self.tier.wait_for(
             "the tier is not ready", lambda o: _of(o, "Ready").get("status") == "False", 5, self.ordeal.began_at
         )
 
-    def is_told_by(self, condition: str, reasons: set[str]) -> None:
+    def reports(self, condition: str, reasons: set[str]) -> None:
         """See a condition become False in time, for one of these reasons."""
-        said = self.tier.wait_for(
-            f"the tier says {condition}=False for one of {sorted(reasons)}",
+        seen = self.tier.wait_for(
+            f"the tier has {condition}=False for one of {sorted(reasons)}",
             lambda o: _of(o, condition).get("status") == "False" and _of(o, condition)["reason"] in reasons,
             NOTICED_S,
             self.ordeal.began_at,
         )
-        found = _of(said.object, condition)
+        found = _of(seen.object, condition)
         self.stage.report(
-            f"after {said.at - self.ordeal.began_at:.1f} s: {condition}=False {found['reason']}: {found['message']}"
+            f"after {seen.at - self.ordeal.began_at:.1f} s: {condition}=False {found['reason']}: {found['message']}"
         )
 
     def lasts_for(self, requests: int) -> None:
@@ -151,10 +151,10 @@ class Outage:
         self.ordeal.lasts_for(requests)
 
     def ends(self) -> None:
-        """See the tier say that it is well, and blocks found across replicas again, for each tenant."""
+        """See the tier report that it is well, and blocks found across replicas again, for each tenant."""
         since = time.monotonic()
         wait_until("the tier is ready", lambda: _well(self.stage.kubectl), HEALED_S)
-        self.stage.report(f"{time.monotonic() - since:.1f} s after the fault: the tier says that it is well")
+        self.stage.report(f"{time.monotonic() - since:.1f} s after the fault: the tier reports that it is well")
         for key in (ACME_KEY, GLOBEX_KEY):
             wait_until("hits across replicas", lambda key=key: self._hits_return(key), HEALED_S)
         self.stage.report(
@@ -176,8 +176,8 @@ def requests_around_an_outage(stage: Stage) -> Iterator[Outage]:
 def _full(kubectl: Kubectl) -> Iterator[None]:
     """Keep the server full, with the model's own user, while the block runs; in the end it has its room back.
 
-    Buffers of connections count as well, those of the large pieces too, and what they or expired blocks give back is
-    room: it is filled by small pieces as long as the block runs.
+    Buffers of connections count as well, those of the large pieces too. Memory that they or expired blocks give back is
+    filled by small pieces as long as the block runs.
     """
     with tier_contents(kubectl) as tier:
         written: list[str] = []

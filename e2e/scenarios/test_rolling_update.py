@@ -1,6 +1,6 @@
 """A rolling update under load: no broken stream, no unacknowledged pod ever ready, the old identity out of reach.
 
-Then it is rolled back, and what was stored in between is deleted when nobody wants to go there again.
+Then it is rolled back, and blocks that were stored in between are deleted when the rollback window is over.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Model:
         self._patch({"engine": {"args": list(args)}})
 
     def keep_for_a_rollback(self, window: str | None) -> None:
-        """Say for how long what a former identity cached is kept; None is what the product says."""
+        """Set how long blocks of a former identity are kept; None is the product's default."""
         self._patch({"rollbackWindow": window})
 
     def former(self, identity: str) -> str | None:
@@ -105,7 +105,7 @@ def model(kubectl: Kubectl) -> Iterator[Model]:
     """The demo's model, which gets its own arguments back in the end."""
     if not pods_run_here():
         pytest.skip("holds new pods back on their node and looks into their networks: only on the local cluster")
-    wait_until("what came before has come to rest", lambda: not unsettled(kubectl), ROLLED_OUT_WITHIN_S)
+    wait_until("everything is at rest", lambda: not unsettled(kubectl), ROLLED_OUT_WITHIN_S)
     found = kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)
     model = Model(kubectl, tuple(found["spec"]["engine"]["args"]))
     yield model
@@ -137,7 +137,7 @@ def test_an_update_and_its_rollback_break_no_stream_and_keep_each_identity_to_it
         _every_pod_had_acknowledged_when_it_became_ready(kubectl, pods, before, clock_ahead_s)
 
         with open_direct_stage(kubectl, print) as new:
-            # Each is asked once: whoever asks for it has it cached in the new identity from then on.
+            # Each is asked once: it is cached in the new identity from then on.
             for prompt, where in zip(prompts, (new.first, new.second, new.first), strict=True):
                 assert _found(where, prompt) == 0, f"{where.pod} reads blocks of another identity"
             _shared(new)
@@ -150,14 +150,14 @@ def test_an_update_and_its_rollback_break_no_stream_and_keep_each_identity_to_it
         with open_direct_stage(kubectl, print) as back:
             found = [_found(where, prompt) for prompt in prompts for where in (back.first, back.second)]
         assert WHOLE_CHUNKS in found, f"after the rollback nothing of the old identity is found: {found}"
-        _what_nobody_goes_back_to_is_deleted(kubectl, model, other, identity)
+        _an_abandoned_identity_is_deleted(kubectl, model, other, identity)
         calls = caller.calls()
     _nothing_broke(calls, pods, clock_ahead_s)
     print(f"update and rollback: {calls}; found after the rollback: {found}")
 
 
 def _a_pod_without_a_policy_is_not_ready(kubectl: Kubectl, pods: Watch, before: frozenset[str]) -> None:
-    """The first new pod cannot read its bundle: its engine serves, its gate says why not, and it is not ready."""
+    """The first new pod cannot read its bundle: its engine serves, its gate reports the reason, and it is not ready."""
     started = pods.wait_for(
         "a new engine runs", lambda pod: _is_new(pod, before) and _engine_runs(pod), ROLLED_OUT_WITHIN_S
     )
@@ -185,7 +185,7 @@ def _every_pod_had_acknowledged_when_it_became_ready(
         assert acked < ready.at + clock_ahead_s, f"{name} was ready {acked - ready.at - clock_ahead_s:.1f} s before"
 
 
-def _what_nobody_goes_back_to_is_deleted(kubectl: Kubectl, model: Model, unwanted: str, wanted: str) -> None:
+def _an_abandoned_identity_is_deleted(kubectl: Kubectl, model: Model, unwanted: str, wanted: str) -> None:
     """Its blocks are in the shared tier until the window is over; then a Job takes them, and no others."""
     with tier_contents(kubectl) as redis:
         keyspace = keyspace_of(kubectl, "acme")
@@ -196,9 +196,9 @@ def _what_nobody_goes_back_to_is_deleted(kubectl: Kubectl, model: Model, unwante
         model.keep_for_a_rollback("0s")
         wait_until("it is reclaimed", lambda: model.former(unwanted) is None, RECLAIMED_WITHIN_S)
         after = _blocks_by_identity(redis, keyspace)
-    told = model.status["reclaimed"]
-    assert told["identity"] == unwanted
-    assert told["blocks"] > 0
+    reclaimed = model.status["reclaimed"]
+    assert reclaimed["identity"] == unwanted
+    assert reclaimed["blocks"] > 0
     assert after[unwanted] == 0
     assert after[wanted] >= before[wanted], "blocks of the identity in use were deleted"
 
@@ -265,5 +265,5 @@ def _is_ready(pod: dict[str, Any]) -> bool:
 
 def _engine_runs(pod: dict[str, Any]) -> bool:
     """Whether the engine's startup probe has passed."""
-    told = (pod.get("status") or {}).get("containerStatuses") or ()
-    return any(one["name"] == "engine" and one.get("started") for one in told)
+    reclaimed = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(one["name"] == "engine" and one.get("started") for one in reclaimed)

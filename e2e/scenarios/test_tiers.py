@@ -43,7 +43,7 @@ def external_tier(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_wrong_password_is_named_and_the_right_one_heals(kubectl: Kubectl, external_tier: str) -> None:
-    wait_until("the tier says WrongPassword", lambda: _reason(kubectl, external_tier) == "WrongPassword", 30)
+    wait_until("the tier reports WrongPassword", lambda: _reason(kubectl, external_tier) == "WrongPassword", 30)
     ready = kubectl.condition("cachetier", external_tier, DEMO_NAMESPACE, "Ready")
     assert ready["status"] == "False"
     assert "password" in ready["message"]
