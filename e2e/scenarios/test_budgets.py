@@ -83,7 +83,7 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
         within = kubectl.condition("tenantcachepolicy", TENANT, DEMO_NAMESPACE, "WithinBudget")
         assert (within["status"], within["reason"]) == ("True", "BudgetsEnforced"), within
         shown = kubectl.run("-n", DEMO_NAMESPACE, "get", "tcpol", TENANT)
-        assert re.search(r"Isolated +12Mi +1[012]Mi ", shown), shown
+        assert re.search(rf"{TENANT} +1[012]Mi +12Mi +2/2 +True", shown), shown
         near.report(f"{running.account}; at most {most >> 20} MiB at any instant\n{shown}")
 
 
