@@ -71,5 +71,8 @@ def changed(obj: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+OWNED_SECRET = "Secrets whose names begin with kvstrata- or kvs- belong to the operator: name another Secret"
+"""The refusal of each field that names a Secret of the operator's."""
+
 REMOVE: Any = object()
 """Marks a field that `changed` takes away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.objects import REMOVE, Row
+from tests.api.objects import OWNED_SECRET, REMOVE, Row
 
 
 def argument(text: str) -> dict[str, Any]:
@@ -113,6 +113,38 @@ MODEL = [
     ),
     Row("image", "CachedModel", {"spec.engine.image": "a b"}, "spec.engine.image", "reference of an image such"),
     Row("salt_name", "CachedModel", {"spec.model.name": "tiny@1"}, "spec.model.name", "name of a model such"),
+    *(
+        Row(f"owned_secret_{number}", "CachedModel", {path: reference, **changes}, f"{path}.name", OWNED_SECRET)
+        for number, (path, reference, changes) in enumerate(
+            (
+                ("spec.gate.authentication.apiKeys.secretRef", {"name": "kvstrata-domain"}, {}),
+                ("spec.gate.tls.secretRef", {"name": "kvs-tiny-tls"}, {"spec.gate.tls.mode": "Secret"}),
+                (
+                    "spec.model.source.hub.tokenSecretRef",
+                    {"name": "kvs-shared-redis-auth", "key": "password"},
+                    {"spec.model.source.path": REMOVE, "spec.model.source.hub.repository": "a/b"},
+                ),
+            )
+        )
+    ),
+    *(
+        Row(
+            f"block_size {' '.join(arguments)} {chunk}",
+            "CachedModel",
+            {"spec.engine.args": list(arguments), **({"spec.cacheServer": {"chunkSize": chunk}} if chunk else {})},
+            "spec.cacheServer.chunkSize",
+            "must be a multiple of --block-size in engine.args: change one of them",
+        )
+        for arguments, chunk in (
+            (("--block-size=48",), None),
+            (("--block_size=48",), None),
+            (("--block-size", "48"), None),
+            (("--max-num-seqs", "8", "--block_size", "48", "--seed=1"), None),
+            (("--block-size=32",), 48),
+            (("--block-size=16", "--block-size=128"), 64),
+            (("--block-size=123456789012345678",), None),
+        )
+    ),
 ]
 
 POLICY = [
@@ -220,6 +252,13 @@ OTHERS = [
         {"spec.budgets": [{"tier": "shared", "guaranteed": "2Gi", "limit": "1Gi"}]},
         "spec.budgets[0].guaranteed",
         "guaranteed must not be above limit",
+    ),
+    Row(
+        "budgets_of_pools_only",
+        "TenantGroup",
+        {"spec.sharing": "PoolsOnly", "spec.budgets": [{"tier": "cpu", "limit": "1Mi"}]},
+        "spec.budgets",
+        "with sharing PoolsOnly nothing is stored under the group: remove budgets, and give members",
     ),
     Row("sharing", "TenantGroup", {"spec.sharing": "Some"}, "spec.sharing", '"Full", "PoolsOnly"'),
     Row("no_readers", "PrefixPool", {"spec.readers": {}}, "spec.readers", "readers must name at least one of"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.objects import REMOVE, Row
+from tests.api.objects import OWNED_SECRET, REMOVE, Row
 
 LONG_NAME = "a" * 41
 
@@ -71,6 +71,8 @@ EXTERNAL: dict[str, Any] = {
     "spec.redis.managed": REMOVE,
     "spec.redis.external": {"endpoints": ["a.example:6379", "b.example:6379"]},
 }
+
+ONE_SERVER: dict[str, Any] = {"spec.redis": {"external": {"endpoints": ["a.example:6379"]}}}
 
 TIER = [
     Row("long_name", "CacheTier", {"metadata.name": LONG_NAME}, "metadata.name", "at most 40 characters"),
@@ -216,6 +218,16 @@ TIER = [
         {"spec.redis.managed": {"tls": {"mode": "Secret"}}},
         "spec.redis.managed.tls",
         "secretRef is required for mode Secret",
+    ),
+    *(
+        Row(f"owned_secret_{number}", "CacheTier", {**changes, path: reference}, f"{path}.name", OWNED_SECRET)
+        for number, (path, reference, changes) in enumerate(
+            (
+                ("spec.redis.managed.tls.secretRef", {"name": "kvs-ca"}, {"spec.redis.managed.tls.mode": "Secret"}),
+                ("spec.redis.external.authSecretRef", {"name": "kvs-a-redis-auth"}, ONE_SERVER),
+                ("spec.redis.external.tls.caSecretRef", {"name": "kvstrata-ca", "key": "ca.crt"}, ONE_SERVER),
+            )
+        )
     ),
     Row(
         "two_shards",

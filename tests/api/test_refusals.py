@@ -68,6 +68,23 @@ ACCEPTED = [
     ("CachedModel", argument("-1")),
     ("CachedModel", argument("--model-impl=auto")),
     ("CachedModel", {"spec.engine.replicas": 0}),
+    *(
+        ("CachedModel", {"spec.engine.args": arguments, "spec.cacheServer": {"chunkSize": 96}})
+        for arguments in (
+            ["--block-size=48"],
+            ["--block_size", "32", "--seed", "1"],
+            ["--block-size", "auto"],
+            ["--block-size"],
+            ["--block-size=0"],
+            ["--block-size-of-another=7"],
+            ["--seed=7", "7", *["x" * 1024] * 126],
+        )
+    ),
+    ("CachedModel", {"spec.gate.authentication.apiKeys.secretRef": {"name": "team-kvs-keys"}}),
+    ("CachedModel", {"spec.engine.podTemplate": {"imagePullSecrets": [{"name": "kvstrata-registry"}]}}),
+    ("TenantGroup", {"spec.sharing": "PoolsOnly"}),
+    ("TenantGroup", {"spec.sharing": "PoolsOnly", "spec.budgets": []}),
+    ("TenantGroup", {"spec.sharing": "Full", "spec.budgets": [{"tier": "cpu", "limit": "1Mi"}]}),
     ("CacheTier", {"metadata.name": "a" * 40}),
     ("CacheTier", {"spec.capacity": "16Mi"}),
     ("CacheTier", {"spec.capacity": 50_331_648, "spec.redis.managed": {"shards": 3}}),

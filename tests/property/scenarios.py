@@ -17,6 +17,7 @@ from tests.support.objects import (
     group,
     invalidation,
     model,
+    older_tier,
     pod,
     policy,
     pool,
@@ -235,7 +236,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         TEAM, (edit(POLICY, "c", **NOWHERE), put(invalidation("now", **BY_TENANT)), edit(POLICY, "c", budgets=None))
     ),
     "a tier is stalled and repaired": Scenario(
-        TEAM,
+        (older_tier(), *TEAM),
         (edit(TIER, "shared", redis=STALLED_REDIS), edit(TIER, "shared", redis={"managed": {}})),
     ),
     "a tier is closed to some and opened again": Scenario(

@@ -36,8 +36,13 @@ def redis_tier(name: str = "shared", **spec: Any) -> Raw:
     return own("CacheTier", name, {key: value for key, value in {**base, **spec}.items() if value is not None})
 
 
-STALLED_REDIS: Raw = {"managed": {"tls": {"mode": "Secret", "secretRef": {"name": "kvs-ca"}}}}
-"""Servers for `redis_tier` that make it `Stalled` with SecretNotAllowed: the Secret is the operator's own."""
+STALLED_REDIS: Raw = {"external": {"endpoints": ["taken.example:6379"]}}
+"""Servers for `redis_tier` that make it `Stalled` with TiersConflict, where `older_tier` has them."""
+
+
+def older_tier() -> Raw:
+    """Return a tier with the servers `STALLED_REDIS`; create it before the tier that is to be stalled."""
+    return redis_tier("older", redis=STALLED_REDIS)
 
 
 def model(name: str = "tiny", *, tiers: tuple[str, ...] = (), labels: dict[str, str] | None = None, **spec: Any) -> Raw:

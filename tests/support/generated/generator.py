@@ -197,6 +197,9 @@ class Generator:
                 if spec["isolation"] != "Isolated":
                     spec.pop("budgets", None)
                     spec.pop("cacheGeneration", None)
+            case "TenantGroup":
+                if spec.get("sharing") == "PoolsOnly":
+                    spec.pop("budgets", None)
             case "PrefixPool":
                 if spec["readers"].get("public"):
                     spec["readers"] = {"public": True}

@@ -22,6 +22,7 @@ from tests.support.objects import (
     group,
     invalidation,
     model,
+    older_tier,
     pod,
     policy,
     redis_tier,
@@ -322,7 +323,7 @@ class TestTelling:
         assert simulation.status("CacheTier", "shared") == before
 
     def test_encryption_of_a_tier_that_no_pod_uses_is_not_judged(self) -> None:
-        simulation = Simulation(SEALED, *OBJECTS)
+        simulation = Simulation(older_tier(), SEALED, *OBJECTS)
         simulation.come_to_rest()
         assert simulation.condition("CacheTier", "shared", "Encrypted") == ("", "")
         simulation.edit("CacheTier", "shared", redis=STALLED_REDIS)

@@ -17,6 +17,7 @@ from tests.support.objects import (
     group,
     invalidation,
     model,
+    older_tier,
     pod,
     policy,
     redis_tier,
@@ -33,13 +34,14 @@ def at_rest(*objects: Any) -> Simulation:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("redis", "reason"),
     [
-        ({"redis": STALLED_REDIS}, "SecretNotAllowed"),
+        (STALLED_REDIS, "TiersConflict"),
+        ({"managed": {"tls": {"mode": "Secret", "secretRef": {"name": "kvs-ca"}}}}, "InvalidSpec"),
     ],
 )
-def test_a_tier_that_cannot_keep_its_promise_is_stalled_and_gets_no_server(change: dict[str, Any], reason: str) -> None:
-    simulation = at_rest(redis_tier(**change))
+def test_a_tier_that_cannot_keep_its_promise_is_stalled_and_gets_no_server(redis: dict[str, Any], reason: str) -> None:
+    simulation = at_rest(older_tier(), redis_tier(redis=redis))
     assert simulation.condition("CacheTier", "shared", "Stalled") == ("True", reason)
     assert simulation.condition("CacheTier", "shared", "Ready") == ("False", reason)
     assert not [kind for kind, _, _ in simulation.kube.objects if kind == "StatefulSet"]
@@ -47,7 +49,7 @@ def test_a_tier_that_cannot_keep_its_promise_is_stalled_and_gets_no_server(chang
 
 
 def test_a_model_serves_without_its_stalled_tier_and_says_so() -> None:
-    simulation = at_rest(redis_tier(redis=STALLED_REDIS), model(tiers=("shared",)))
+    simulation = at_rest(older_tier(), redis_tier(redis=STALLED_REDIS), model(tiers=("shared",)))
     assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
     assert ("Deployment", NAMESPACE, "kvs-tiny") in simulation.kube.objects
     assert simulation.condition("CachedModel", "tiny", "Stalled")[0] != "True"
@@ -256,12 +258,3 @@ def test_a_new_template_is_not_rolled_out_before_its_deployment_is_there() -> No
     simulation.advance(1)
     assert simulation.status("CachedModel", "tiny")["observedGeneration"] == 2
     assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("False", "RollingOut")
-
-
-@pytest.mark.parametrize("name", ["kvstrata-domain", "kvs-shared-redis-auth", "kvstrata-ca"])
-def test_the_operators_own_secrets_are_nobodys_to_name(name: str) -> None:
-    keys = {"authentication": {"apiKeys": {"secretRef": {"name": name}}}}
-    external = {"endpoints": ["redis:6379"], "authSecretRef": {"name": name}}
-    simulation = at_rest(model(gate=keys), redis_tier("else", redis={"external": external}))
-    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "SecretNotAllowed")
-    assert simulation.condition("CacheTier", "else", "Stalled") == ("True", "SecretNotAllowed")

@@ -215,12 +215,6 @@ class TestPoolsOnly:
         simulation.come_to_rest()
         assert simulation.condition(GROUP, "lab", "MembersResolved") == ("False", "MembersWithoutPolicy")
 
-    def test_budgets_of_a_group_under_which_nothing_is_stored_are_refused(self) -> None:
-        simulation = at_rest(
-            group("lab", "a", sharing="PoolsOnly", budgets=[{"tier": "cpu", "limit": "1Mi"}]), policy("a")
-        )
-        assert simulation.condition(GROUP, "lab", "Stalled") == ("True", "BudgetNotSupported")
-
     def test_members_that_shared_fully_before_remember_it(self) -> None:
         simulation = at_rest(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
         epoch, shared = simulation.status(GROUP, "lab")["scope"]["epoch"], simulation.entry("a").keyspace

@@ -13,7 +13,18 @@ from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.quantities import MIB
-from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, domain, group, model, pod, policy, redis_tier
+from tests.support.objects import (
+    NAMESPACE,
+    STALLED_REDIS,
+    cpu_tier,
+    domain,
+    group,
+    model,
+    older_tier,
+    pod,
+    policy,
+    redis_tier,
+)
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
@@ -185,7 +196,7 @@ class TestSeveral:
         assert simulation.condition("CacheTier", "far", "Ready")[0] == "True"
 
     def test_one_that_is_not_ready_or_stalled_does_not_hold_up_the_others(self) -> None:
-        simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")), said=())
+        simulation = at_rest(older_tier(), *self.TIERS, model(tiers=("cpu", "near", "far")), said=())
         simulation.backends_up = False
         simulation.advance(20)
         assert simulation.condition("CacheTier", "far", "Ready")[0] == "False"

@@ -17,7 +17,7 @@ from kvstrata.plan.actions import ProbeBackend
 from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
 from kvstrata.reconcile.secrets import decode
 from tests.support.memory_secret_store import CERTIFICATE_LIFE
-from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, pod, redis_tier
+from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, older_tier, pod, redis_tier
 from tests.support.worlds import Simulation, finish
 
 
@@ -55,7 +55,7 @@ def test_a_change_that_keeps_the_server_keeps_its_answer() -> None:
 
 
 def test_a_tier_that_is_stalled_does_not_claim_what_nobody_asks_about() -> None:
-    simulation = at_rest(redis_tier())
+    simulation = at_rest(older_tier(), redis_tier())
     before = simulation.status("CacheTier", "shared")
     assert before["shardsReady"] == 1
     assert before["used"] == "0"

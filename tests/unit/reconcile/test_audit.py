@@ -24,6 +24,7 @@ from tests.support.objects import (
     group,
     invalidation,
     model,
+    older_tier,
     pod,
     policy,
     pool,
@@ -92,7 +93,7 @@ def test_an_operator_that_starts_again_tells_nothing_anew(
     simulation: Simulation, caplog: pytest.LogCaptureFixture
 ) -> None:
     simulation.put(policy("acme", group="cooks"), policy("globex", group="cooks"), group("cooks", "acme", "globex"))
-    simulation.put(redis_tier("wrong", redis=STALLED_REDIS))
+    simulation.put(older_tier(), redis_tier("wrong", redis=STALLED_REDIS))
     simulation.come_to_rest()
     caplog.clear()
     simulation.restart()

@@ -20,7 +20,7 @@ from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.loop import plan
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError, Writer
-from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, pod, policy, pool, redis_tier
+from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, older_tier, pod, policy, pool, redis_tier
 from tests.support.worlds import CONTEXT, Simulation, finish
 
 TINY = Key(BUNDLE, NAMESPACE, "tiny")
@@ -249,7 +249,7 @@ def backend_up(tier: str) -> float | None:
 
 @pytest.mark.parametrize("stalled", [True, False])
 def test_a_tier_that_was_deleted_or_is_stalled_has_no_series_that_says_up_or_down(stalled: bool) -> None:
-    simulation = Simulation(redis_tier())
+    simulation = Simulation(older_tier(), redis_tier())
     simulation.come_to_rest()
     metrics.BACKEND_UP.labels(NAMESPACE, "shared").set(0)
     simulation.advance(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -36,7 +37,7 @@ from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierN
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.markers import AtLeast, AtomicList, Between, MapList, SchemaDefault
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import VALIDATIONS, Generation, Image, Quantity, ShortText
+from kvstrata.api.scalars import VALIDATIONS, Generation, Image, Quantity, ShortText, cel_text
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
 DEFAULT_STARTUP_TIMEOUT_S = 1800
@@ -69,8 +70,18 @@ _OWNED_FLAG_RULE = {
     + ", ".join(f'"{flag}: {remedy}"' for flag, remedy in OWNED_FLAGS.items())
     + "].filter(owned, owned.startsWith(name))[0])[0] + ')'",
 }
+_BLOCK_SIZE = r"\n--block[-_]size[=\n]([1-9][0-9]{0,17})"
+"""The number behind --block-size in arguments that each begin with a new line: the same argument, or the next."""
+
 _OWNED_ENV_MESSAGE = f"these variables belong to the operator: {', '.join(sorted(OWNED_ENV))}"
 _OWNED_ENV_CEL = "!(self.name in [" + ", ".join(f"'{name}'" for name in sorted(OWNED_ENV)) + "])"
+
+
+def _chunks_are_whole_blocks(spec: CachedModelSpec) -> bool:
+    """Whether a chunk ends where one of the engine's blocks does; other chunks could never be stored."""
+    lines = "".join(f"\n{argument}" for argument in spec.engine.args)
+    return all(spec.cache_server.chunk_size_tokens % int(size) == 0 for size in re.findall(_BLOCK_SIZE, lines))
+
 
 EngineArgument = Annotated[
     str,
@@ -233,6 +244,16 @@ class CachedModelSpec(ApiModel):
             "(has(self.cacheGeneration) && self.cacheGeneration >= oldSelf.cacheGeneration)",
             message="cacheGeneration can only be raised: a lower one would make blocks reachable that were given up",
             field_path=".cacheGeneration",
+        ),
+        Rule(
+            cel="!has(self.engine.args) || [has(self.cacheServer) && has(self.cacheServer.chunkSize) ? "
+            f"self.cacheServer.chunkSize : {DEFAULT_CHUNK_SIZE_TOKENS}].all(chunk, "
+            f"('\\n' + self.engine.args.join('\\n')).findAll({cel_text(_BLOCK_SIZE)})"
+            ".all(found, chunk % int(found.find('[0-9]+')) == 0))",
+            message="cacheServer.chunkSize, where absent "
+            f"{DEFAULT_CHUNK_SIZE_TOKENS}, must be a multiple of --block-size in engine.args: change one of them",
+            field_path=".cacheServer.chunkSize",
+            holds=_chunks_are_whole_blocks,
         ),
     )
 

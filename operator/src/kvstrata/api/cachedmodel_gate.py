@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvstrata.api.base import ApiModel
-from kvstrata.api.common import LocalObjectRef, ServerTls, TlsMode
+from kvstrata.api.common import SecretRef, ServerTls, TlsMode
 from kvstrata.api.pod_template import ResourceRequirements
 
 
 class ApiKeys(ApiModel):
     """Callers show an API key."""
 
-    secret_ref: LocalObjectRef
+    secret_ref: SecretRef
     """Secret with the key keys.json: {"keys": [{"tenant": "acme", "sha256": "<hex of the SHA-256 of the key>"}]}."""
 
 

@@ -12,9 +12,9 @@ from kvstrata.api.cachetier_managed import NAME_FITS, RedisManaged
 from kvstrata.api.common import (
     Classification,
     Duration,
-    LocalObjectRef,
     Quantity,
     SecretKeyRef,
+    SecretRef,
     Status,
 )
 from kvstrata.api.markers import AtLeast, Immutable, SetList
@@ -93,7 +93,7 @@ class RedisExternal(ApiModel):
     ) = None
     """User of the server. Absent means its default user."""
 
-    auth_secret_ref: LocalObjectRef | None = None
+    auth_secret_ref: SecretRef | None = None
     """Secret with the key password. Absent means that the server asks for none."""
 
     RULES = (

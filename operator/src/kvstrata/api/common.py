@@ -51,6 +51,7 @@ __all__ = [
     "ScopeKind",
     "ScopeStatus",
     "SecretKeyRef",
+    "SecretRef",
     "ServerTls",
     "Status",
     "Summary",
@@ -79,14 +80,36 @@ class LocalObjectRef(ApiModel):
     """Name of the object."""
 
 
+OWNED_SECRETS = ("kvstrata-", "kvs-")
+"""How the names of the operator's Secrets begin. Images that a user chooses could read any Secret that is mounted."""
+
+_SECRET_OF_THE_USER = Rule(
+    cel=" && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWNED_SECRETS),
+    message=f"Secrets whose names begin with {' or '.join(OWNED_SECRETS)} belong to the operator: name another Secret",
+    field_path=".name",
+    holds=lambda reference: not reference.name.startswith(OWNED_SECRETS),
+)
+
+
+class SecretRef(ApiModel):
+    """Reference to a Secret in the same namespace, none of the operator's own."""
+
+    name: ForeignName
+    """Name of the Secret."""
+
+    RULES = (_SECRET_OF_THE_USER,)
+
+
 class SecretKeyRef(ApiModel):
-    """One key of a Secret in the same namespace."""
+    """One key of a Secret in the same namespace, none of the operator's own."""
 
     name: ForeignName
     """Name of the Secret."""
 
     key: DataKey
     """Key within the Secret."""
+
+    RULES = (_SECRET_OF_THE_USER,)
 
 
 class ConfigMapKeyRef(ApiModel):
@@ -237,7 +260,7 @@ class ServerTls(ApiModel):
     mode: TlsMode
     """Issued: by the operator's own authority. Secret: taken from secretRef. Disabled: plain text."""
 
-    secret_ref: LocalObjectRef | None = None
+    secret_ref: SecretRef | None = None
     """Secret of type kubernetes.io/tls with tls.crt, tls.key and ca.crt; only with mode Secret."""
 
     RULES = (

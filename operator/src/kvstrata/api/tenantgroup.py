@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import AGE, ENFORCED_BY, READY, ApiModel, Column, KindInfo, Resource, condition_column
+from kvstrata.api.base import AGE, ENFORCED_BY, READY, ApiModel, Column, KindInfo, Resource, Rule, condition_column
 from kvstrata.api.common import Admission, Budget, Budgets, Count, ScopeStatus, Status, Usage
 from kvstrata.api.markers import SetList
 from kvstrata.api.scalars import Generation, ShortText, TenantName
@@ -35,6 +35,16 @@ class TenantGroupSpec(ApiModel):
 
     cache_generation: Generation | None = None
     """Raise it to make everything that this group has cached unreachable."""
+
+    RULES = (
+        Rule(
+            cel="!has(self.sharing) || self.sharing != 'PoolsOnly' || !has(self.budgets) || size(self.budgets) == 0",
+            message="with sharing PoolsOnly nothing is stored under the group: remove budgets, and give members "
+            "budgets in their own policies",
+            field_path=".budgets",
+            holds=lambda group: group.sharing is not Sharing.POOLS_ONLY or not group.budgets,
+        ),
+    )
 
     @property
     def effective_sharing(self) -> Sharing:

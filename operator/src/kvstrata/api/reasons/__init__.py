@@ -80,7 +80,6 @@ class DomainReason(Reason):
 class ModelReason(Reason):
     """Reasons on a CachedModel."""
 
-    SECRET_NOT_ALLOWED = texts.SECRET_NOT_ALLOWED
     INVALID_SPEC = texts.INVALID_SPEC
     WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     SECRET_NOT_FOUND = texts.SECRET_NOT_FOUND
@@ -102,7 +101,6 @@ class ModelReason(Reason):
         "WarmupNeedsTiers",
         "A warm start is asked for, and the model has no memory tier or no slower one to load it from.",
     )
-    CHUNK_SIZE_MISMATCH = "ChunkSizeMismatch", "The chunk size is not a multiple of the engine's block size."
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
     NAME_CONFLICT = texts.NAME_CONFLICT
     CHILD_REFUSED = texts.CHILD_REFUSED
@@ -204,7 +202,6 @@ class GroupReason(Reason):
         "Some listed tenants have no policy that names the group, or none at all with sharing PoolsOnly.",
     )
     TIER_NOT_FOUND = texts.TIER_NOT_FOUND
-    BUDGET_NOT_SUPPORTED = texts.BUDGET_NOT_SUPPORTED
     GUARANTEE_EXCEEDS_CAPACITY = texts.GUARANTEE_EXCEEDS_CAPACITY
     RETENTION_EXCEEDS_TIER = texts.RETENTION_EXCEEDS_TIER
     CLASSIFICATION_NOT_ALLOWED = texts.CLASSIFICATION_NOT_ALLOWED

@@ -43,7 +43,6 @@ CHILD_REFUSED = (
     "ChildRefused",
     "The API server refuses an object that belongs to this one; the message has its name and the API server's words.",
 )
-SECRET_NOT_ALLOWED = ("SecretNotAllowed", "A Secret that is named belongs to the operator.")
 BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
     "A serving pod does not report that it enforces budgets on a tier.",
@@ -63,10 +62,6 @@ INSUFFICIENT_CAPACITY = (
     "InsufficientCapacity",
     "A tier has no room for a guarantee beside those that others have, or older ones wait for; it counts as none until "
     "there is room, and limits hold.",
-)
-BUDGET_NOT_SUPPORTED = (
-    "BudgetNotSupported",
-    "A group that shares pools only has budgets.",
 )
 GUARANTEE_EXCEEDS_CAPACITY = (
     "GuaranteeExceedsCapacity",

@@ -9,7 +9,6 @@ from kvstrata.api.reasons.texts import Reason
 class TierReason(Reason):
     """Reasons on a CacheTier."""
 
-    SECRET_NOT_ALLOWED = texts.SECRET_NOT_ALLOWED
     PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     SECRET_NOT_FOUND = texts.SECRET_NOT_FOUND

@@ -48,7 +48,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         group.status.cache_generation is not None
         and group.status.cache_generation != group.spec.effective_cache_generation
     )
-    stalled = _stalled(world, group)
+    stalled = budget_problem(world, group.spec.budgets, "spec.budgets")
     due = due or (previous is not None and is_lost(world, previous.epoch))
     verdict = admission_of(world, group, stalled)
     if previous is None or due or verdict.due:
@@ -96,19 +96,6 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         statuses=write_status(group, now, applicable(world, group, findings), fields, can_wait=can_wait),
         enqueue=() if total is not None else followers,
     )
-
-
-def _stalled(world: World, group: TenantGroup) -> Decision | None:
-    wrong = budget_problem(world, group.spec.budgets, "spec.budgets")
-    if wrong:
-        return wrong
-    if group.spec.budgets and not _shares_blocks(group):
-        return Decision(
-            GroupReason.BUDGET_NOT_SUPPORTED,
-            "with sharing PoolsOnly nothing is stored under the group: remove spec.budgets, and give members "
-            "budgets in their own policies",
-        )
-    return None
 
 
 def _shares_blocks(group: TenantGroup) -> bool:

@@ -13,7 +13,6 @@ from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
-from kvstrata.plan.rules.tier import reserved, sentence
 
 
 def tiers_exist(world: World, model: CachedModel) -> Decision | None:
@@ -38,18 +37,6 @@ def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
     )
 
 
-def chunks_are_whole_blocks(world: World, model: CachedModel) -> Decision | None:
-    """A chunk that ends within one of the engine's blocks could never be stored."""
-    block = _block_size(model.spec.engine.args)
-    chunk = model.spec.cache_server.chunk_size_tokens
-    if block is None or chunk % block == 0:
-        return None
-    return Decision(
-        ModelReason.CHUNK_SIZE_MISMATCH,
-        f"cacheServer.chunkSize {chunk} is not a multiple of the engine's --block-size {block}: change one of them",
-    )
-
-
 def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | None:
     """Warmup needs a memory tier and a source tier."""
     media = {world.tiers[name].spec.medium for name in model.spec.tier_names}
@@ -61,34 +48,10 @@ def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | N
     )
 
 
-def names_own_secrets(world: World, model: CachedModel) -> Decision | None:
-    """A model may mount its user's Secrets, not the operator's."""
-    spec = model.spec
-    hub = spec.model.source.hub
-    token = hub.token_secret_ref if hub else None
-    tls = spec.gate.tls.secret_ref if spec.gate.tls else None
-    keys = spec.gate.authentication.api_keys.secret_ref
-    named = (token.name if token else None, tls.name if tls else None, keys.name)
-    name = reserved(named)
-    return Decision(ModelReason.SECRET_NOT_ALLOWED, sentence(name, "the model")) if name else None
-
-
-def _block_size(arguments: Sequence[str]) -> int | None:
-    """Return the value of --block-size, in one argument or two, or None without a number."""
-    for number, argument in enumerate(arguments):
-        flag, equals, value = argument.replace("_", "-").partition("=")
-        if flag == "--block-size":
-            text = value if equals else next(iter(arguments[number + 1 :]), "")
-            return int(text) if text.isdigit() and int(text) > 0 else None
-    return None
-
-
 RULES = (
     tiers_exist,
     tiers_fit_a_pod,
-    chunks_are_whole_blocks,
     warms_memory_up_from_tiers,
-    names_own_secrets,
 )
 
 

@@ -1,14 +1,9 @@
 """Problems of a CacheTier that schema and CEL cannot see.
 
 No pod uses a tier with a decision.
-
-Secrets in specs must be the user's own: the operator's keys, authority and passwords are in Secrets of the same
-namespace, and images chosen by a user could mount them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
@@ -47,33 +42,4 @@ def seniority(tier: CacheTier) -> tuple[float, str]:
     return (created.timestamp() if created else 0.0, tier.uid)
 
 
-def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
-    """A tier may use its user's Secrets, not the operator's."""
-    redis = tier.spec.redis
-    external, managed = redis.external if redis else None, tier.spec.managed
-    named = [
-        external.auth_secret_ref.name if external and external.auth_secret_ref else None,
-        external.tls.ca_secret_ref.name if external and external.tls else None,
-        managed.tls.secret_ref.name if managed and managed.tls and managed.tls.secret_ref else None,
-    ]
-    name = reserved(named)
-    return Decision(TierReason.SECRET_NOT_ALLOWED, sentence(name, "the tier")) if name else None
-
-
-RULES = (
-    has_servers_of_its_own,
-    names_own_secrets,
-)
-
-
-RESERVED_PREFIXES = ("kvstrata-", "kvs-")
-
-
-def reserved(names: Iterable[str | None]) -> str | None:
-    return next((name for name in names if name and name.startswith(RESERVED_PREFIXES)), None)
-
-
-def sentence(name: str, field: str) -> str:
-    return f"{field} names Secret {name}, which is the operator's own: use a Secret whose name begins neither with " + (
-        " nor with ".join(RESERVED_PREFIXES)
-    )
+RULES = (has_servers_of_its_own,)
