@@ -267,7 +267,7 @@ OTHERS = [
         "PrefixPool",
         {"spec.readers": {"public": True, "tenants": ["acme"]}},
         "spec.readers.public",
-        "already means everyone",
+        "public: true means every tenant",
     ),
     Row(
         "reader_twice",

@@ -108,7 +108,13 @@ TIER = [
         "spec.encryption",
         "encryption is only for the media Redis and NVMe",
     ),
-    Row("capacity_zero", "CacheTier", {"spec.capacity": 0}, "spec.capacity", "must be at least 16Mi: even of a model"),
+    Row(
+        "capacity_zero",
+        "CacheTier",
+        {"spec.capacity": 0},
+        "spec.capacity",
+        "must be at least 16Mi: a chunk of 256 tokens",
+    ),
     Row("capacity_small", "CacheTier", {"spec.capacity": "16383Ki"}, "spec.capacity", "must be at least 16Mi"),
     Row(
         "capacity_of_cpu",

@@ -1,4 +1,4 @@
-"""What is checked in is what the models say."""
+"""Checked-in CRDs and pages match the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public API of kvstrata as typed models: what users write, what the apiserver checks, what status says.
+"""The public API of kvstrata as typed models: specs, their rules, and statuses.
 
 One module per kind. Everything here is pure: the CRDs in crds/ and the pages in docs/reference/ are generated from it.
 """

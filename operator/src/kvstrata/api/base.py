@@ -1,7 +1,7 @@
-"""What every kind is made of: models with rules, metadata, and the resource that ties spec and status together.
+"""Base classes of all kinds: models with rules, metadata, and the resource that joins spec and status.
 
-A `Rule` says one cross-field invariant twice, as CEL for the apiserver and as a predicate for Python, with one
-sentence for both. So an object that reaches a planner satisfies the same invariants even when it came from a file or
+A `Rule` states one cross-field invariant twice, as CEL for the apiserver and as a predicate for Python, with one
+message for both. So an object that reaches a planner satisfies the same invariants even when it came from a file or
 from a cluster whose CRDs are of another version.
 """
 
@@ -99,8 +99,8 @@ class ApiModel(BaseModel):
         return produced
 
     def to_kubernetes(self) -> dict[str, Any]:
-        """The model as a Kubernetes object fragment: camelCase, only what was given, so that nothing is defaulted
-        late."""
+        """The model as a Kubernetes object fragment: camelCase, without fields that were not given, so that defaults
+        are not written into objects."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
 
 
@@ -196,9 +196,9 @@ def condition_column(name: str, condition: str, field: str = "status", priority:
     return Column(name, f'.status.conditions[?(@.type=="{condition}")].{field}', priority=priority)
 
 
-ENFORCED_BY = Column("Enforced", ".status.enforcedBy", description="Serving pods that enforce the spec, of all")
+ENFORCED_BY = Column("Enforced", ".status.enforcedBy", description="Serving pods that enforce the spec, out of all")
 READY = (condition_column("Ready", "Ready"), condition_column("Reason", "Ready", "reason"))
-"""The columns of every kind; Reason says why an object is ready or not."""
+"""The columns of every kind; Reason is the reason of condition Ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Problem:
 
 
 class InvalidObjectError(ValueError):
-    """An object cannot be read as its kind; `problems` names every field and what is wrong with it."""
+    """An object cannot be read as its kind; `problems` has a sentence for each invalid field."""
 
     def __init__(self, kind: str, problems: Sequence[Problem]) -> None:
         self.kind = kind

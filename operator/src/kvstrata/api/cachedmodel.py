@@ -105,14 +105,14 @@ class EngineSpec(ApiModel):
     """Image with vLLM and LMCache."""
 
     args: Annotated[tuple[EngineArgument, ...], Field(max_length=128), AtomicList()] = ()
-    """Further arguments of the engine. Flags that the operator owns are refused. All arguments that are not known to
-    leave KV bytes alone are part of the cache identity."""
+    """Further arguments of the engine. Flags that the operator owns are refused. Arguments are part of the cache
+    identity unless they are known to leave KV bytes unchanged."""
 
     env: Annotated[tuple[EngineVariable, ...], Field(max_length=64), MapList()] = ()
     """Further environment variables with plain values."""
 
     replicas: Annotated[int, Field(ge=0, le=10_000), SchemaDefault(1)] = 1
-    """Number of pods. The apiserver fills in 1, as for a Deployment, so that autoscalers find a value."""
+    """Number of pods. The API server fills in 1, as for a Deployment, so that autoscalers find a value."""
 
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
     """Accelerators that one replica spans. Absent means 1."""
@@ -151,14 +151,14 @@ class Transfer(StrEnum):
 
 
 class WarmupSpec(ApiModel):
-    """What a new pod's memory tier is loaded with before requests come: what was used last in slower tiers."""
+    """Loading of a new pod's memory tier from slower tiers before the pod serves, most recently used blocks first."""
 
     bytes: Annotated[Quantity, AtLeast("1", "must be above 0")]
-    """How much is loaded at most. More than the memory tier has room for does no harm."""
+    """Most bytes that are loaded. A value above the memory tier's capacity does no harm."""
 
     timeout: Annotated[Duration, Between("1s", "1h")]
-    """How long it may take, from the moment at which the engine tells the cache server how its blocks look. A pod that
-    is not done by then, or that long after its engine answers, becomes ready all the same."""
+    """Longest duration, from the moment at which the engine reports the layout of its blocks to the cache server. A pod
+    that is not done by then, or that long after its engine answers, becomes ready nevertheless."""
 
 
 class CacheServerSpec(ApiModel):
@@ -178,8 +178,8 @@ class CacheServerSpec(ApiModel):
     memory. Absent means EngineDriven."""
 
     warmup: WarmupSpec | None = None
-    """Load the memory tier of a new pod from slower tiers before it becomes ready. Needs a CPU tier, and an NVMe or
-    Redis tier. Absent means that requests load what they need."""
+    """Loading of a new pod's memory tier from slower tiers before the pod becomes ready. Needs a CPU tier, and an NVMe
+    or Redis tier. Absent means that requests load the blocks that they need."""
 
     @property
     def chunk_size_tokens(self) -> int:
@@ -193,7 +193,7 @@ class CacheServerSpec(ApiModel):
 
 
 class ReuseMode(StrEnum):
-    """What may be reused between requests."""
+    """Kind of reuse between requests."""
 
     PREFIX = "Prefix"
     DISABLED = "Disabled"
@@ -210,16 +210,17 @@ class CachedModelSpec(ApiModel):
     """Inference pods for one model with their cache."""
 
     model: ModelSpec
-    """The model."""
+    """The served model and its weights."""
 
     engine: EngineSpec
-    """The engine."""
+    """The inference engine and its pods."""
 
     tiers: TierNames = ()
-    """CacheTiers from fast to slow, behind the engine's own memory. Absent means that only that is used."""
+    """CacheTiers from fast to slow, behind the engine's own memory. Absent means that blocks stay in the engine's
+    memory alone."""
 
     cache_server: CacheServerSpec = CacheServerSpec()
-    """The cache server."""
+    """The LMCache server beside the engine, in every pod."""
 
     gate: GateSpec
     """The proxy that authenticates tenants and keeps them apart."""
@@ -228,21 +229,21 @@ class CachedModelSpec(ApiModel):
     """Reuse of blocks. Absent means mode Prefix."""
 
     cache_generation: Generation | None = None
-    """Raise it to make everything that this model has cached unreachable. It cannot be lowered or removed: that would
-    make blocks reachable again that were given up."""
+    """Raise it to make everything that this model has cached unreachable. It cannot be lowered or removed, because that
+    would make invalidated blocks reachable again."""
 
     rollback_window: Annotated[Duration, Between("0s", "720h")] | None = None
-    """How long blocks in Redis tiers are kept that pods of a former cache identity stored, counted from the end of the
-    rollout that replaced them: a rollback within it finds them. Then they are deleted. Absent means 1h."""
+    """How long blocks of a former cache identity stay in Redis tiers, from the end of the rollout that replaced it. A
+    rollback within this time reuses them; afterwards they are deleted. Absent means 1h."""
 
     probe: ProbeSpec | None = None
-    """Probing of isolation."""
+    """Isolation probes. Absent means that they run every 5 minutes and report failures."""
 
     RULES = (
         Rule(
             cel="!has(oldSelf.cacheGeneration) || "
             "(has(self.cacheGeneration) && self.cacheGeneration >= oldSelf.cacheGeneration)",
-            message="cacheGeneration can only be raised: a lower one would make blocks reachable that were given up",
+            message="cacheGeneration can only be raised: a lower one would make invalidated blocks reachable again",
             field_path=".cacheGeneration",
         ),
         Rule(
@@ -289,7 +290,7 @@ class CachedModelSpec(ApiModel):
 
     @property
     def is_probed(self) -> bool:
-        """Whether probe.mode lets pods be probed."""
+        """Whether pods are probed."""
         return (self.probe or ProbeSpec()).mode is not ProbeMode.NEVER
 
     @property
@@ -299,7 +300,7 @@ class CachedModelSpec(ApiModel):
 
 
 class WitnessPod(StatusModel):
-    """A pod whose word an invalidation needs."""
+    """A pod whose acknowledgement an invalidation needs."""
 
     name: ShortText
     """Its name."""
@@ -308,7 +309,8 @@ class WitnessPod(StatusModel):
     """Its uid."""
 
     acked: Revision | None = None
-    """Bundle revision that it acknowledged last, as far as is known: by its rules it fences itself off."""
+    """Last bundle revision that it is known to have acknowledged. The rules of that revision decide when the pod fences
+    itself."""
 
 
 class CachedModelStatus(Status):
@@ -320,10 +322,10 @@ class CachedModelStatus(Status):
     former_identities: Annotated[
         tuple[FormerIdentity, ...], Field(max_length=MAX_FORMER_IDENTITIES), MapList("identity")
     ] = ()
-    """Identities that the model had before, whose blocks wait to be deleted from Redis tiers; at most 32 of them."""
+    """Former identities whose blocks are not deleted from Redis tiers yet; at most 32 of them."""
 
     reclaimed: ReclaimedCache | None = None
-    """What was deleted of the former identity that was done with last."""
+    """The last completed deletion of a former identity's blocks."""
 
     cache_generation: Generation | None = None
     """The cacheGeneration that was last acted on."""
@@ -338,10 +340,10 @@ class CachedModelStatus(Status):
     """Label selector of the pods; read by autoscalers."""
 
     bundle_revision: Revision | None = None
-    """Newest revision of the model's bundle."""
+    """Newest revision of the model's bundle: the compiled policies that its pods read."""
 
     enforced_by: ShortText | None = None
-    """Serving pods that enforce the newest policy, of all (`2/3`); `no pods` where none serves."""
+    """Serving pods that enforce the newest policy, out of all (`2/3`); `no pods` if none serves."""
 
     pods_acked: PodCount | None = None
     """Pods that acknowledged the newest revision."""
@@ -350,18 +352,19 @@ class CachedModelStatus(Status):
     """Pods that serve."""
 
     witnesses: Annotated[tuple[WitnessPod, ...], Field(max_length=MAX_WITNESSES), AtomicList()] = ()
-    """Pods that may hold a policy, at most 1000 of them. An operator that starts learns from it which have vanished."""
+    """Pods that may hold a policy, at most 1000 of them. An operator that starts compares them with the pods that
+    exist, to find those that vanished."""
 
     probe: ProbeStatus | None = None
-    """What probes of isolation found."""
+    """Results of isolation probes."""
 
     endpoint: ShortText | None = None
     """URL of the model's Service."""
 
 
 class CachedModel(Resource):
-    """A CachedModel serves one model by inference pods that reuse KV blocks as policies allow. It becomes a Deployment
-    whose pods hold the engine, a gate that authenticates tenants, and a cache server."""
+    """A CachedModel runs inference pods for one model, which reuse KV blocks as policies allow. The operator makes a
+    Deployment of it; each pod has the engine, a gate that authenticates tenants, and a cache server."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="CachedModel",

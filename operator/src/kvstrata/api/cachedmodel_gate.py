@@ -1,4 +1,4 @@
-"""The gate section of a CachedModel: who may call."""
+"""The gate section of a CachedModel: authentication of callers, TLS and resources."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from kvstrata.api.pod_template import ResourceRequirements
 
 
 class ApiKeys(ApiModel):
-    """Callers show an API key."""
+    """Callers send an API key."""
 
     secret_ref: SecretRef
     """Secret with the key keys.json: {"keys": [{"tenant": "acme", "sha256": "<hex of the SHA-256 of the key>"}]}."""
 
 
 class Authentication(ApiModel):
-    """How the gate learns the tenant of a caller."""
+    """How the gate identifies the tenant of a caller."""
 
     api_keys: ApiKeys
     """API keys, hashed in a Secret."""
@@ -31,7 +31,7 @@ class GateSpec(ApiModel):
     """TLS towards callers. Absent means Issued."""
 
     resources: ResourceRequirements | None = None
-    """Resources of the gate container. Absent means the operator's choice."""
+    """Resources of the gate container. Absent means defaults of the operator."""
 
     @property
     def tls_mode(self) -> TlsMode:

@@ -1,4 +1,4 @@
-"""Which model is served: where its weights come from and in which form."""
+"""Source of the served model's weights, and their form."""
 
 from __future__ import annotations
 

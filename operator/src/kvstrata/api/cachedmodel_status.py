@@ -23,25 +23,26 @@ class ProbeMode(StrEnum):
 
 
 class OnProbeFailure(StrEnum):
-    """What follows when a probe finds that isolation is broken."""
+    """Reaction to a probe that finds isolation broken."""
 
     REPORT = "Report"
     FENCE_REUSE = "FenceReuse"
 
 
 class ProbeSpec(ApiModel):
-    """The probe that shows isolation on running pods."""
+    """Probes that test on running pods whether scopes are isolated."""
 
     mode: ProbeMode | None = None
-    """Scheduled: on schedule, and soon after keyspaces changed. Never: not at all, and nothing is shown. Absent means
-    Scheduled. A probe has the engine compute four prompts of one chunk."""
+    """Scheduled: on schedule, and soon after keyspaces changed. Never: pods are not probed, and their isolation is not
+    verified. Absent means Scheduled. For each probe the engine computes four prompts of one chunk."""
 
     interval: Annotated[Duration, Between("10s", "168h")] | None = None
     """Time between two probes of a pod. Absent means 5m."""
 
     on_failure: OnProbeFailure | None = None
-    """When one scope finds what another one stored. Report: say so by condition, event and metric. FenceReuse: also
-    reuse nothing any more, as with reuse.mode Disabled, until cacheGeneration is raised. Absent means Report."""
+    """Reaction when one scope finds blocks that another one stored. Report: condition, event and metric. FenceReuse: in
+    addition no reuse for this model, as with reuse.mode Disabled, until cacheGeneration is raised. Absent means
+    Report."""
 
     @property
     def interval_s(self) -> int:
@@ -50,29 +51,29 @@ class ProbeSpec(ApiModel):
 
 
 class ProbeFailure(StatusModel):
-    """Isolation that was found broken."""
+    """A probe that found isolation broken."""
 
     time: Timestamp
-    """When it was found."""
+    """When the probe found it."""
 
     reason: ShortText
-    """What was found, as the condition's reason."""
+    """The reason that condition IsolationVerified has for it."""
 
     message: Annotated[str, StringConstraints(max_length=1024)]
-    """Where, and whose blocks were found by whom."""
+    """The pod and tiers, the scope that stored the blocks, and the scope that found them."""
 
     cache_generation: Generation
-    """The cacheGeneration in which it was found. It stands until a higher one is declared."""
+    """The cacheGeneration in which it was found. The failure stands until a higher one is declared."""
 
 
 class ProbeStatus(StatusModel):
-    """What probes of isolation found; renewed once in an interval."""
+    """Results of isolation probes; updated once per interval."""
 
     time: Timestamp | None = None
-    """When the pod that was probed longest ago answered."""
+    """When the least recently probed pod answered."""
 
     revision: Revision | None = None
-    """The oldest bundle revision that a pod was probed under."""
+    """The oldest bundle revision under which a pod was probed."""
 
     pods: PodCount | None = None
     """Pods that were probed."""
@@ -89,59 +90,59 @@ class ProbeStatus(StatusModel):
 
 DEFAULT_ROLLBACK_WINDOW_S = 3600
 MAX_FORMER_IDENTITIES = 32
-"""Of how many former identities status tells. The blocks of others go by their age."""
+"""Most former identities in status. Blocks of further ones expire by age."""
 
 
 class FormerPhase(StrEnum):
-    """What becomes of blocks of an identity that the model had before."""
+    """State of the blocks of a former identity."""
 
     IN_USE = "InUse"
     """A pod of this model still has the identity, or another model has it."""
 
     KEPT = "Kept"
-    """A rollback finds them, until rollbackWindow is over."""
+    """A rollback reuses them, until rollbackWindow is over."""
 
     RECLAIMING = "Reclaiming"
     """They are being deleted from Redis tiers."""
 
 
 class FormerIdentity(StatusModel):
-    """A cache identity that the model had, and whose blocks may still be in Redis tiers."""
+    """A former cache identity of the model, whose blocks may still be in Redis tiers."""
 
     identity: Hex
     """The identity."""
 
     phase: FormerPhase
-    """InUse: a pod still has it, or another model does. Kept: for a rollback, until rollbackWindow is over. Reclaiming:
-    its blocks are being deleted."""
+    """InUse: a pod of this model or another model has the identity. Kept: for a rollback, until rollbackWindow is over.
+    Reclaiming: its blocks are being deleted."""
 
     message: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """Until when or for whom it is kept, or how far its deletion is."""
+    """The end of the retention, the user of the identity, or the progress of the deletion."""
 
     unused_since: Timestamp | None = None
-    """When no pod of the model had it any more and the rollout was over; rollbackWindow counts from here."""
+    """Since when no pod of the model has it and the rollout is complete; rollbackWindow counts from here."""
 
     round: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """How often its deletion was begun, from the second time on."""
+    """Number of the current deletion attempt; absent for the first."""
 
     blocks: Count | None = None
-    """Blocks that deletions which did not come to their end deleted, as far as they told."""
+    """Blocks deleted by attempts that did not finish, as far as they reported them."""
 
     bytes: Count | None = None
-    """Bytes of these."""
+    """Bytes of these blocks."""
 
 
 class ReclaimedCache(StatusModel):
-    """What was deleted of a former identity."""
+    """A completed deletion of a former identity's blocks."""
 
     identity: Hex
     """The identity."""
 
     time: Timestamp
-    """When that was done."""
+    """When the deletion was complete."""
 
     blocks: Count
-    """Blocks that were deleted from all Redis tiers of the namespace, as far as deletions told."""
+    """Blocks deleted from all Redis tiers of the namespace, as far as deletions reported them."""
 
     bytes: Count
-    """Bytes of these."""
+    """Bytes of these blocks."""

@@ -43,14 +43,14 @@ DEFAULT_DRAIN_TIMEOUT_S = 30
 
 
 class OnStale(StrEnum):
-    """What pods do when they cannot confirm that their policy is current."""
+    """Behaviour of pods that cannot confirm that their policy is current."""
 
     FENCE = "Fence"
     SERVE_STALE = "ServeStale"
 
 
 class KeyCustody(StrEnum):
-    """Where the data keys of a domain are kept."""
+    """Custody of a domain's data keys."""
 
     SECRET = "Secret"  # noqa: S105 - a name, not a secret
     KMS = "KMS"
@@ -78,21 +78,21 @@ DEFAULT_AUTH_MOUNT = "kubernetes"
 
 
 class KeyManagement(ApiModel):
-    """Where a key management service is: OpenBao or Vault with Transit, and its method `kubernetes` to log in."""
+    """A key management service: OpenBao or Vault with the Transit engine and the authentication method `kubernetes`."""
 
     address: ServiceAddress
-    """https://host:port. Whoever runs the operator allows it by the chart's kms.addresses, with the authMount and the
-    namespace that go with it."""
+    """https://HOST:PORT. The administrator of the operator must list it in the chart's kms.addresses, with authMount
+    and namespace."""
 
     authority_config_map_ref: ConfigMapKeyRef
-    """Certificate authority, in PEM, that alone is trusted to sign the service's certificate."""
+    """Certificate authority in PEM; the service's certificate must be signed by it."""
 
     role: Annotated[
         str,
         StringConstraints(min_length=1, max_length=128),
         Pattern(r"^[-A-Za-z0-9_.]+$", "must be letters, digits, hyphens, underscores and dots"),
     ]
-    """What the service calls the operator's rights, at its authentication method."""
+    """Name of the operator's role at the authentication method."""
 
     mount: ServicePath | None = None
     """Path of the Transit engine. Absent means transit."""
@@ -101,7 +101,7 @@ class KeyManagement(ApiModel):
     """Path of the authentication method. Absent means kubernetes."""
 
     namespace: ServicePath | None = None
-    """The service's own namespace. Absent means its root."""
+    """Namespace within the service. Absent means its root."""
 
     @property
     def effective_auth_mount(self) -> str:
@@ -117,7 +117,7 @@ class UnknownTenants(StrEnum):
 
 
 class AuditNames(StrEnum):
-    """How lines of the audit log speak of tenants."""
+    """Naming of tenants in the audit log."""
 
     SCOPES = "Scopes"
     TENANTS = "Tenants"
@@ -127,34 +127,34 @@ class CacheDomainSpec(ApiModel):
     """Settings of the whole namespace. Every field may be absent."""
 
     stale_after: Annotated[Duration, Between("5s", "24h")] | None = None
-    """How old a pod's confirmation of its policy may become before onStale applies. Absent means 5m. An unreachable pod
+    """Age of a pod's last confirmation of its policy at which onStale applies. Absent means 5m. An unreachable pod
     delays an invalidation by at most staleAfter + drainTimeout."""
 
     drain_timeout: Annotated[Duration, Between("1s", "1h")] | None = None
-    """How long requests on a removed keyspace may run on before they are aborted. Absent means 30s."""
+    """How long requests on a removed keyspace may continue before they are aborted. Absent means 30s."""
 
     on_stale: OnStale | None = None
-    """Fence: requests are answered without any reuse. ServeStale: the last known policy stays in use, and an
-    invalidation cannot be promised for unreachable pods. Absent means Fence."""
+    """Fence: requests are answered without any reuse. ServeStale: the last known policy stays in use, and invalidations
+    give no guarantee for unreachable pods. Absent means Fence."""
 
     key_custody: KeyCustody | None = None
     """Where data keys are kept. Secret: in Secrets of the namespace. KMS: wrapped by a key management service, which
-    can end them. It cannot be changed while there are keys. Absent means Secret."""
+    can destroy them. It cannot be changed while keys exist. Absent means Secret."""
 
     kms: KeyManagement | None = None
-    """The service, for keyCustody: KMS. Leave it until the last key that it wraps has ended: without it no key is
-    unwrapped or ended."""
+    """The key management service, for keyCustody: KMS. Keep it until the last key that it wraps is destroyed: without
+    it, keys can be neither unwrapped nor destroyed."""
 
     public_budgets: Budgets = ()
     """Budgets of the Public scope; a tier without an entry is used without guarantee and without limit."""
 
     unknown_tenants: UnknownTenants | None = None
-    """NoReuse: callers without a policy are answered, without reuse and without stores. Refuse: they get 403.
-    Absent means NoReuse."""
+    """NoReuse: requests of callers without a policy are answered, without reuse and without stores. Refuse: they get
+    403. Absent means NoReuse."""
 
     audit_names: AuditNames | None = None
-    """How the audit log of operator and gates speaks of tenants. Scopes: by objects and the first digits of keyspaces.
-    Tenants: by their names, too. Absent means Scopes."""
+    """Naming of tenants in the audit log of operator and gates. Scopes: objects and the first digits of keyspaces.
+    Tenants: tenant names in addition. Absent means Scopes."""
 
     RULES = (
         Rule(
@@ -212,7 +212,7 @@ class ReceiptChain(StatusModel):
 
 
 class RestoreWitness(StatusModel):
-    """A pod that held what the API server did not."""
+    """A pod that held a newer bundle than the API server."""
 
     pod: ShortText
     """Its name."""
@@ -230,29 +230,29 @@ class RestoreWitness(StatusModel):
     """Bundle revision that the API server had."""
 
     at: Timestamp
-    """When it was believed; for an hour from then on it is not believed again."""
+    """When the operator accepted its report. It accepts no other report of this pod within an hour."""
 
 
 class Restored(StatusModel):
-    """The last time that the API server was found to have gone back to an older state."""
+    """The last detected restore of the API server to an older state."""
 
     id: Hex
     """Random id of the restore; the Secret with the domain's key bears it once the key was replaced."""
 
     detected_at: Timestamp
-    """When it was found."""
+    """When the operator detected it."""
 
     settled_at: Timestamp | None = None
     """When every serving pod had acknowledged bundles under the new key."""
 
     revision: Revision
-    """Every bundle goes on above this revision, which is above what any pod can hold."""
+    """Every bundle has a revision above this one, which is above any that a pod can hold."""
 
     term: Revision
-    """No bundle has a lower leader's term."""
+    """Every bundle has at least this leader term."""
 
     witnesses: Annotated[tuple[RestoreWitness, ...], Field(max_length=16), AtomicList()] = ()
-    """Pods that told of it, and of restores within the last hour before it."""
+    """Pods that reported it, and pods that reported restores within the hour before it."""
 
 
 class CacheDomainStatus(Status):
@@ -268,13 +268,13 @@ class CacheDomainStatus(Status):
     """Usage of the Public scope."""
 
     admission: Admission | None = None
-    """The guarantees that were admitted; absent where none was ever declared."""
+    """Admitted guarantees; absent if none was ever declared."""
 
     bundle_revision: Revision | None = None
-    """Highest revision of any bundle of this domain."""
+    """Highest revision of any bundle (compiled policies of one model) of this domain."""
 
     enforced_by: ShortText | None = None
-    """Serving pods that enforce the newest policy, of all (`2/3`); `no pods` where none serves."""
+    """Serving pods that enforce the newest policy, out of all (`2/3`); `no pods` if none serves."""
 
     pods_acked: PodCount | None = None
     """Pods of all models that acknowledged the newest revision of their bundle."""
@@ -286,16 +286,16 @@ class CacheDomainStatus(Status):
     """The chain of erasure receipts."""
 
     key_custody: KeyCustody | None = None
-    """Where the data keys that there are are kept, and the next ones will be. Absent means Secret."""
+    """Custody of the existing data keys, and of new ones. Absent means Secret."""
 
     restored: Restored | None = None
-    """The last restore of the API server from a backup that was found; absent where none was."""
+    """The last detected restore of the API server from a backup; absent if there was none."""
 
 
 class CacheDomain(Resource):
-    """A CacheDomain holds what belongs to a whole namespace: how stale policy may become, who keeps keys, what unknown
-    tenants get, and the domain's identity. There is one for each namespace, named default; the operator creates it when
-    it is missing."""
+    """A CacheDomain holds the settings and the state of a whole namespace: the tolerated age of policies, the custody
+    of data keys, the treatment of tenants without a policy, and the domain's identity. Each namespace has one, named
+    default; the operator creates it when it is missing."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="CacheDomain",

@@ -31,14 +31,14 @@ MAX_SCOPES = 4096
 """Most scopes of one invalidation."""
 
 MAX_ERASED_TIERS = 16
-"""Most tiers of which status says what was deleted."""
+"""Most tiers in status.tiers."""
 
 
 class PrefixContent(ApiModel):
-    """Content whose beginnings are to be invalidated, given in exactly one form."""
+    """The content of the prefix, given in exactly one form."""
 
     text: PrefixText | None = None
-    """Text, tokenised as it is."""
+    """Text, tokenised without a chat template."""
 
     messages: Messages | None = None
     """Messages, rendered by the model's chat template."""
@@ -52,8 +52,8 @@ class PrefixContent(ApiModel):
 
 
 class PrefixScope(ApiModel):
-    """Blocks of one prefix: its whole chunks, as the model's pods name them. Meanwhile the scopes that may have them
-    are not reused, and their copies in pods are erased; what else they have in shared tiers stays."""
+    """Blocks of one prefix: its whole chunks, as the model's pods name them. During the erasure the scopes that may
+    hold them reuse nothing. In pods all blocks of these scopes are erased; in shared tiers their other blocks stay."""
 
     model_ref: ObjectRef
     """The CachedModel."""
@@ -62,11 +62,11 @@ class PrefixScope(ApiModel):
     """The prefix."""
 
     tenants: Annotated[tuple[TenantName, ...], Field(min_length=1, max_length=1024), SetList()] | None = None
-    """Tenants whose blocks are meant. Absent means all."""
+    """Tenants whose blocks are erased. Absent means all."""
 
 
 class InvalidationScope(ApiModel):
-    """What is to be invalidated: exactly one of these."""
+    """The data to invalidate: exactly one of these."""
 
     tenant: TenantName | None = None
     """Everything of one tenant."""
@@ -78,11 +78,11 @@ class InvalidationScope(ApiModel):
     """Everything of one PrefixPool."""
 
     model: ObjectName | None = None
-    """Everything of one CachedModel: the scopes of all tenants that use it, and its pools. An epoch of a scope is that
-    of all models, so what these tenants have cached under others goes, too."""
+    """Everything of one CachedModel: the scopes of all tenants that use it, and its pools. A scope has one epoch for
+    all models, so these tenants also lose their blocks of other models."""
 
     prefix: PrefixScope | None = None
-    """One prefix, with mode Eager and hbm ResetEngine. PrefixPools are left as they are."""
+    """One prefix, with mode Eager and hbm ResetEngine. PrefixPools are not changed."""
 
     all: Literal[True] | None = None
     """Everything of the namespace."""
@@ -96,7 +96,7 @@ class InvalidationScope(ApiModel):
 
     @property
     def named_tenants(self) -> tuple[str, ...]:
-        """The tenants that are named, one or those of a prefix; none where all are meant, or something else."""
+        """The named tenants: one, or those of a prefix; empty for all, or for another kind of scope."""
         if self.tenant is not None:
             return (self.tenant,)
         return (self.prefix.tenants or ()) if self.prefix is not None else ()
@@ -126,35 +126,36 @@ class CacheInvalidationSpec(ApiModel):
     """An order to invalidate. It cannot be changed."""
 
     scope: InvalidationScope
-    """What is to be invalidated."""
+    """The data to invalidate."""
 
     shared_scopes: SharedScopes | None = None
-    """For a tenant that shares or shared. Roll: the whole shared scope is invalidated. Exclude: it is left, and named
-    as residue. Required for such tenants."""
+    """Required for tenants that share or shared blocks. Roll: the whole shared scope is invalidated. Exclude: the
+    shared scope stays, and the receipt names it as residue."""
 
     mode: Mode
-    """Lazy: data becomes unreachable and ages out. Eager: data is also deleted, and that is verified."""
+    """Lazy: data becomes unreachable and ages out. Eager: data is also deleted, and the deletion is verified."""
 
     tiers: TierNames = ()
     """CacheTiers from which data is deleted; with mode Eager only. Absent means all."""
 
     hbm: Hbm | None = None
     """RollScopes: blocks in the engines' memory become unreachable. ResetEngine, with mode Eager only: the engines'
-    prefix caches are emptied, for all tenants, and requests that run for more than two seconds are computed anew.
+    prefix caches are emptied, for all tenants, and requests that run for more than two seconds are computed again.
     Absent means RollScopes."""
 
     reason: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """Why; it is recorded in the receipt."""
+    """Purpose of the invalidation; the receipt records it."""
 
     deadline: Annotated[Duration, Between("10s", "168h")] | None = None
-    """When the invalidation fails if it is not complete, counted from its start. Absent means never."""
+    """Time after its start at which an incomplete invalidation fails. Absent means never."""
 
     allow_residue: bool | None = None
-    """Whether copies that nobody can reach may be left and named in the receipt."""
+    """Whether copies that the erasure cannot reach, for example on a lost node, may be left and named in the receipt.
+    Absent means false."""
 
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Seconds after which this object is deleted when it has finished. Absent means never; a tool that keeps applying
-    this object would create and run it again."""
+    """Seconds after its end at which this object is deleted. Absent means never. A tool that keeps applying this object
+    would create and run it again."""
 
     RULES = (
         Rule(cel="self == oldSelf", message="an invalidation is immutable: create another CacheInvalidation"),
@@ -210,12 +211,12 @@ class CacheInvalidationSpec(ApiModel):
 
     @property
     def residue_allowed(self) -> bool:
-        """Whether unreachable copies may be left."""
+        """Whether copies that the erasure cannot reach may be left."""
         return bool(self.allow_residue)
 
 
 class Phase(StrEnum):
-    """Where an invalidation stands."""
+    """Current step of an invalidation."""
 
     PENDING = "Pending"
     ROLLING = "Rolling"
@@ -230,7 +231,7 @@ class Phase(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the invalidation is over."""
         return self in (Phase.COMPLETE, Phase.FAILED)
 
 
@@ -247,7 +248,8 @@ class RolledScope(StatusModel):
     """The epoch that the scope had; it is replaced only while the scope still has it."""
 
     new_epoch: Annotated[str, StringConstraints(max_length=32)] | None = None
-    """The epoch that replaces the old one; of a prefix, for which scopes only pause, if its end is not proven."""
+    """The epoch that replaces the old one. Scopes of a prefix only pause, and get it only if the erasure is not
+    proven."""
 
 
 class TargetBundle(StatusModel):
@@ -267,10 +269,10 @@ class PodsProgress(StatusModel):
     """Pods that acknowledged."""
 
     live: PodCount = 0
-    """Pods that had to, when it was last counted."""
+    """Pods that have to acknowledge, at the last count."""
 
     fenced: PodCount = 0
-    """Pods that could not be reached and have fenced themselves off by now."""
+    """Unreachable pods that have fenced themselves."""
 
 
 class AwaitedPod(StatusModel):
@@ -286,11 +288,11 @@ class AwaitedPod(StatusModel):
     """Its uid."""
 
     fenced_by: Timestamp | None = None
-    """When it has fenced itself off at the latest if it cannot be reached; absent if it never does."""
+    """Latest time at which it fences itself if it is unreachable; absent if it never does."""
 
 
 class TierErasure(StatusModel):
-    """What was deleted from one tier."""
+    """Deletion from one tier."""
 
     name: ShortText
     """Name of the CacheTier."""
@@ -312,20 +314,20 @@ class CacheInvalidationStatus(Status):
     """Observed state of a CacheInvalidation."""
 
     phase: Phase | None = None
-    """Where the invalidation stands."""
+    """Current step of the invalidation."""
 
     start_time: Timestamp | None = None
-    """When it was begun."""
+    """When it started."""
 
     rolled_time: Timestamp | None = None
-    """When every scope had its new epoch and every bundle carried it: pods that cannot be reached fence themselves off
-    staleAfter + drainTimeout later."""
+    """When every scope had its new epoch and every bundle carried it. Unreachable pods fence themselves staleAfter +
+    drainTimeout later."""
 
     completion_time: Timestamp | None = None
     """When it ended."""
 
     took: ShortText | None = None
-    """Time from begin to end."""
+    """Time from start to end."""
 
     scope_summary: ShortText | None = None
     """The scope in short form."""
@@ -349,7 +351,7 @@ class CacheInvalidationStatus(Status):
     """Bytes deleted on all tiers."""
 
     tiers: Annotated[tuple[TierErasure, ...], Field(max_length=MAX_ERASED_TIERS), MapList()] = ()
-    """What was deleted from each tier."""
+    """Deletion from each tier."""
 
     receipt_digest: Hex | None = None
     """Digest of the signed receipt."""
@@ -359,8 +361,8 @@ class CacheInvalidationStatus(Status):
 
 
 class CacheInvalidation(Resource):
-    """A CacheInvalidation makes cached data unreachable or erases it, once. Its status says what was done, what was
-    acknowledged and what was verified, and keeps those apart."""
+    """A CacheInvalidation makes cached data unreachable or erases it, once. Its status shows separately which steps
+    were done, acknowledged and verified."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="CacheInvalidation",
@@ -385,5 +387,5 @@ class CacheInvalidation(Resource):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the invalidation is over."""
         return self.status.phase is not None and self.status.phase.finished

@@ -32,7 +32,7 @@ CLUSTER_SLOTS = 16_384
 
 
 class Medium(StrEnum):
-    """What a tier is made of."""
+    """Memory or storage that a tier uses."""
 
     CPU = "CPU"
     NVME = "NVMe"
@@ -47,18 +47,19 @@ class Encryption(StrEnum):
 
 
 class Eviction(ApiModel):
-    """When a tier makes room: the least recently used blocks go first."""
+    """When a tier evicts; the least recently used blocks go first."""
 
     high_watermark_percent: Annotated[int, Field(ge=10, le=100)] | None = None
-    """Share of the capacity at which eviction starts, and up to which guarantees are possible. Absent means 90; for
-    Redis 80, or 65 of several servers, which is also the most, because index and allocator take room, too."""
+    """Share of the capacity at which eviction starts, and which guarantees cannot exceed. Absent means 90, for Redis
+    80, for several Redis servers 65. On Redis these values are also the maximum, because index and allocator need the
+    rest."""
 
 
 class RedisClientTls(ApiModel):
-    """TLS towards servers that someone else runs."""
+    """TLS towards external servers."""
 
     ca_secret_ref: SecretKeyRef
-    """Certificate authority that the servers are checked against, in PEM."""
+    """Certificate authority in PEM that signs the servers' certificates."""
 
 
 Endpoint = Annotated[
@@ -72,13 +73,13 @@ Endpoint = Annotated[
 
 
 class RedisExternal(ApiModel):
-    """Redis servers that someone else runs."""
+    """Redis servers that the operator does not run."""
 
     endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, max_length=64), SetList()]
-    """Addresses as host:port. Of a cluster some are enough; otherwise exactly one."""
+    """Addresses as HOST:PORT. Of a cluster some servers are enough; otherwise exactly one."""
 
     cluster: bool | None = None
-    """Whether the servers form a Redis Cluster. Absent means no."""
+    """Whether the servers form a Redis Cluster. Absent means false."""
 
     tls: RedisClientTls | None = None
     """TLS towards the servers. Absent means plain text."""
@@ -94,7 +95,7 @@ class RedisExternal(ApiModel):
     """User of the server. Absent means its default user."""
 
     auth_secret_ref: SecretRef | None = None
-    """Secret with the key password. Absent means that the server asks for none."""
+    """Secret with the key password. Absent means that the server requires no password."""
 
     RULES = (
         Rule(
@@ -110,10 +111,10 @@ class Redis(ApiModel):
     """Servers of a Redis tier."""
 
     managed: RedisManaged | None = None
-    """Servers that the operator runs."""
+    """A Redis Cluster that the operator runs."""
 
     external: RedisExternal | None = None
-    """Servers that someone else runs."""
+    """Servers that the operator does not run."""
 
     RULES = (exactly_one_of(("managed", "external"), "redis needs exactly one of managed and external"),)
 
@@ -123,7 +124,7 @@ class NvmeEmptyDir(ApiModel):
 
 
 class NvmeHostPath(ApiModel):
-    """A folder of the node, in which each pod has a place of its own; the next pod on the node inherits it."""
+    """A folder of the node with a subfolder for each pod, which the next pod of the same model on the node inherits."""
 
     path: AbsolutePath
     """The folder; it must exist and belong to uid 65532. Namespaces may share one. Such volumes need a namespace whose
@@ -131,7 +132,7 @@ class NvmeHostPath(ApiModel):
 
 
 class NvmeEphemeral(ApiModel):
-    """A volume that is claimed for each pod and lost with it."""
+    """An ephemeral volume: claimed for each pod and deleted with it."""
 
     storage_class_name: ForeignName | None = None
     """StorageClass of the claim. Absent means the cluster's default."""
@@ -147,10 +148,10 @@ class Nvme(ApiModel):
     """Space of the node, lost with the pod."""
 
     host_path: NvmeHostPath | None = None
-    """A folder of the node, in which each pod has a place of its own; the next pod on the node inherits it."""
+    """A folder of the node with a subfolder for each pod, which the next pod of the same model on the node inherits."""
 
     ephemeral: NvmeEphemeral | None = None
-    """A volume that is claimed for each pod."""
+    """An ephemeral volume: claimed for each pod and deleted with it."""
 
     RULES = (
         exactly_one_of(
@@ -185,8 +186,8 @@ _AT_REST = (Medium.NVME, Medium.REDIS)
 
 LEAST_CAPACITY = "16Mi"
 _WHY_NOT_LESS = (
-    f"must be at least {LEAST_CAPACITY}: even of a model with a billion parameters a chunk of 256 tokens takes 8Mi, "
-    "and in less every chunk evicts the one before"
+    f"must be at least {LEAST_CAPACITY}: a chunk of 256 tokens takes 8Mi even with a billion parameters, and in a "
+    "smaller tier every chunk evicts the previous one"
 )
 
 
@@ -201,7 +202,7 @@ def _has_room_in_each_shard(spec: CacheTierSpec) -> bool:
 
 
 class CacheTierSpec(ApiModel):
-    """One layer of memory or storage. The medium says which of the other fields belong to it."""
+    """One layer of memory or storage. The medium decides which of the other fields apply."""
 
     medium: Annotated[Medium, Immutable("medium is immutable: create another CacheTier and move the models to it")]
     """CPU: memory of each pod. NVMe: local files of each pod. Redis: servers that all pods share."""
@@ -210,11 +211,11 @@ class CacheTierSpec(ApiModel):
     """Bytes in each pod, at least 16Mi; for CPU and NVMe."""
 
     capacity: Annotated[Quantity, AtLeast(LEAST_CAPACITY, _WHY_NOT_LESS)] | None = None
-    """Bytes in total, at least 16Mi for each shard; for Redis: of all servers together, of external ones what they may
-    hold for this tier. Another capacity restarts the models' pods."""
+    """Bytes in total, at least 16Mi for each shard; for Redis. Managed servers share it; of external servers it is the
+    part that this tier may use. A change restarts the models' pods."""
 
     eviction: Eviction | None = None
-    """How the tier makes room."""
+    """When the tier evicts blocks."""
 
     encryption: Encryption | None = None
     """Whether blocks at rest must be encrypted; for Redis and NVMe, where absent means Required. Immutable."""
@@ -225,14 +226,14 @@ class CacheTierSpec(ApiModel):
     """Classifications of data that may be stored here. Absent means all."""
 
     max_retention: Duration | None = None
-    """Longest life of any block on this tier, as condition RetentionKept reports. Absent means no limit of the tier's
-    own; on Redis, blocks without a retention then expire after 24 h."""
+    """Longest life of any block on this tier. Absent means that the tier sets no limit; on Redis, blocks without a
+    retention then expire after 24 h."""
 
     redis: Redis | None = None
-    """Servers; for Redis."""
+    """The servers; for Redis."""
 
     nvme: Nvme | None = None
-    """Files; for NVMe."""
+    """Place of the files; for NVMe."""
 
     RULES = (
         _member(
@@ -269,8 +270,8 @@ class CacheTierSpec(ApiModel):
             cel="!has(self.capacity) || !has(self.redis) || !has(self.redis.managed) || "
             "!has(self.redis.managed.shards) || quantity(string(self.capacity)).asApproximateFloat() >= "
             f"{Quantity(LEAST_CAPACITY).in_bytes}.0 * double(self.redis.managed.shards)",
-            message=f"capacity must be at least {LEAST_CAPACITY} for each of redis.managed.shards: in less "
-            "every chunk evicts the one before; raise capacity, or lower shards",
+            message=f"capacity must be at least {LEAST_CAPACITY} for each of redis.managed.shards: in a smaller "
+            "shard every chunk evicts the previous one; raise capacity, or lower shards",
             field_path=".capacity",
             holds=_has_room_in_each_shard,
         ),
@@ -317,12 +318,12 @@ class CacheTierSpec(ApiModel):
 
     @property
     def has_several_primaries(self) -> bool:
-        """Whether blocks are spread over servers; assumed of a cluster that someone else runs."""
+        """Whether blocks are spread over several servers; assumed of an external cluster."""
         return self.is_cluster if self.managed is None else self.managed.effective_shards > 1
 
     @property
     def default_high_watermark_percent(self) -> int:
-        """highWatermarkPercent when it is absent; for Redis also the most."""
+        """highWatermarkPercent when it is absent; for Redis also the maximum."""
         if self.medium is not Medium.REDIS:
             return DEFAULT_HIGH_WATERMARK_PERCENT
         return CLUSTER_HIGH_WATERMARK_PERCENT if self.has_several_primaries else REDIS_HIGH_WATERMARK_PERCENT
@@ -340,7 +341,8 @@ class CacheTierSpec(ApiModel):
 
     @property
     def outlives_pods(self) -> bool:
-        """Whether files stay when their pod is gone: a folder of the node does, a pod's own volume goes with it."""
+        """Whether files stay when their pod ends: in a folder of the node they do, in a pod's own volume they do
+        not."""
         return self.nvme is not None and self.nvme.host_path is not None
 
     @property
@@ -357,48 +359,48 @@ class SlotLoss(ApiModel):
     """Slots of a cluster whose blocks were lost with their servers."""
 
     at: Timestamp
-    """When the slots were given to servers without these blocks."""
+    """When the slots were assigned to servers without these blocks."""
 
     slots: Annotated[int, Field(ge=1, le=CLUSTER_SLOTS)]
-    """How many slots: 16384 if everything was lost at once."""
+    """Number of slots: 16384 if all blocks were lost at once."""
 
 
 class CacheTierStatus(Status):
     """Observed state of a CacheTier."""
 
     capacity: Quantity | None = None
-    """The capacity that spec asks for: in each pod or in total, as the medium has it. It is not measured."""
+    """The capacity in the spec: in each pod for CPU and NVMe, in total for Redis. It is not measured."""
 
     used: Quantity | None = None
-    """Bytes in use: of Redis as its server reports, of NVMe in the pod that uses most. It is written when it differs by
-    a twentieth of the capacity."""
+    """Bytes in use: on Redis as its servers report, on NVMe in the pod that uses most; absent on CPU. Updated when it
+    changes by a twentieth of the capacity."""
 
     guaranteed: Quantity | None = None
-    """Sum of the guarantees that were admitted: in each pod for CPU and NVMe, in total for Redis."""
+    """Sum of the admitted guarantees: in each pod for CPU and NVMe, in total for Redis."""
 
     shards: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
-    """Shards that there should be; for Redis."""
+    """Shards that the spec asks for; for Redis."""
 
     shards_ready: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
-    """Shards that answer; for Redis. Of a cluster that the operator runs those that serve, with all their replicas in
-    step. Absent while the tier is stalled."""
+    """Shards that answer; for Redis. Of a managed cluster: shards that serve and whose replicas are all in step. Absent
+    while the tier is stalled."""
 
     replicas: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
-    """Replicas that are in step with their primaries, of all shards together; of a cluster that the operator runs."""
+    """Replicas in step with their primaries, over all shards; for a managed cluster."""
 
     progress: Text | None = None
-    """What is being done to a cluster that the operator runs, and how far it is. Absent when there is nothing to do."""
+    """Current change to a managed cluster and its progress. Absent if there is none."""
 
     formed_at: Timestamp | None = None
-    """When all slots of a cluster that the operator runs were first served since it was formed. One that is formed
-    again has lost everything."""
+    """When all slots of a managed cluster were first served after it was formed. A cluster that is formed again has
+    lost all blocks."""
 
     last_loss: SlotLoss | None = None
-    """The last time that blocks were lost with servers of a cluster that the operator runs."""
+    """The last loss of blocks together with servers of a managed cluster."""
 
     external: RedisExternal | None = None
-    """The external servers that pods use: those of spec when they last passed the checks that are required. While
-    others that spec names now have not, pods go on with these. Absent until some have."""
+    """The external servers that pods use: those of the spec that last passed the required checks. Until new servers in
+    the spec pass, pods continue with these. Absent until servers have passed."""
 
 
 class CacheTier(Resource):

@@ -14,13 +14,13 @@ from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import Image
 
 MIN_SHARDS_WITH_REPLICAS = 3
-"""With fewer primaries no majority of them is left to promote the replica of one that fails."""
+"""With fewer primaries, the rest is no majority that could promote the replica of a failed primary."""
 
 DEFAULT_MIGRATE_MAX_BYTES = 8 << 20
 
 
 class Rebalance(StrEnum):
-    """What becomes of the blocks in slots that move to another shard."""
+    """Treatment of blocks in slots that move to another shard."""
 
     MIGRATE = "Migrate"
     DROP = "Drop"
@@ -33,16 +33,16 @@ class RedisManaged(ApiModel):
     """Number of primaries: 1, or 3 to 64. Absent means 1."""
 
     replicas_per_shard: Annotated[int, Field(ge=0, le=5)] | None = None
-    """Replicas of each primary, with three shards or more; without any, a lost server's blocks are misses. Absent means
-    0."""
+    """Replicas of each primary; needs three shards or more. Without replicas, the blocks of a lost server become
+    misses. Absent means 0."""
 
     rebalance: Rebalance | None = None
-    """What becomes of blocks when the number of shards changes: Migrate moves them, Drop makes them misses, which is
-    quicker. Absent means Migrate."""
+    """Treatment of blocks when the number of shards changes. Migrate: blocks move to their new shard. Drop: they become
+    misses, which is faster. Absent means Migrate."""
 
     migrate_max_bytes: Annotated[Quantity, AtLeast("1", "must be above 0")] | None = None
-    """Largest value that is moved to another shard where servers move keys one by one, as all but Valkey 9 do: a server
-    answers nobody else meanwhile. Larger ones become misses. Absent means 8Mi."""
+    """Largest value that moves between servers that move keys one by one (all but Valkey 9), because a server answers
+    no other request during such a move. Larger values become misses. Absent means 8Mi."""
 
     image: Image | None = None
     """Image with redis-server or valkey-server, version 7.0 or later, and a shell. Absent means the one that the
@@ -53,11 +53,11 @@ class RedisManaged(ApiModel):
     fits mode Secret; it needs the usages server auth and client auth."""
 
     rotate_passwords_every: Annotated[Duration, Between("1h", "8760h")] | None = None
-    """How old the passwords of the servers' users may become. Absent means 90 days (2160h). A new value of the
-    annotation kvstrata.io/rotate-passwords rotates them at once."""
+    """Longest life of the passwords of the servers' users. Absent means 90 days (2160h). A new value of the annotation
+    kvstrata.io/rotate-passwords rotates them at once."""
 
     resources: ResourceRequirements | None = None
-    """Resources of each server. Absent means memory that fits the capacity; cpu sets io-threads."""
+    """Resources of each server. Absent means memory that fits the capacity; cpu also sets io-threads."""
 
     pod_template: PodTemplate | None = None
     """Settings of the servers' pods."""
@@ -65,7 +65,7 @@ class RedisManaged(ApiModel):
     RULES = (
         Rule(
             cel="!has(self.shards) || self.shards != 2",
-            message="shards must be 1 or 3 to 64: of two primaries none is a majority that could promote the other's "
+            message="shards must be 1 or 3 to 64: one of two primaries is no majority that could promote the other's "
             "replica",
             field_path=".shards",
             holds=lambda managed: managed.shards != 2,

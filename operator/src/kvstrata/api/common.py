@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 AnyObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
-"""An object of another API, passed on as it is."""
+"""An object of another API, passed on unchanged."""
 
 
 class ObjectRef(ApiModel):
@@ -81,7 +81,7 @@ class LocalObjectRef(ApiModel):
 
 
 OWNED_SECRETS = ("kvstrata-", "kvs-")
-"""How the names of the operator's Secrets begin. Images that a user chooses could read any Secret that is mounted."""
+"""Prefixes of the names of the operator's Secrets. An image that a user chooses can read every mounted Secret."""
 
 _SECRET_OF_THE_USER = Rule(
     cel=" && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWNED_SECRETS),
@@ -92,7 +92,7 @@ _SECRET_OF_THE_USER = Rule(
 
 
 class SecretRef(ApiModel):
-    """Reference to a Secret in the same namespace, none of the operator's own."""
+    """Reference to a Secret in the same namespace, except the operator's own."""
 
     name: ForeignName
     """Name of the Secret."""
@@ -101,7 +101,7 @@ class SecretRef(ApiModel):
 
 
 class SecretKeyRef(ApiModel):
-    """One key of a Secret in the same namespace, none of the operator's own."""
+    """One key of a Secret in the same namespace, except the operator's own."""
 
     name: ForeignName
     """Name of the Secret."""
@@ -150,15 +150,16 @@ class Budget(ApiModel):
     """Name of the CacheTier."""
 
     guaranteed: Quantity | None = None
-    """Bytes that are reserved for this scope: others never get them. Absent means none.
-    For tiers with a capacity per pod this is per pod."""
+    """Bytes reserved for this scope; no other scope gets them. On tiers with a capacity per pod, in each pod. Absent
+    means none."""
 
     limit: Quantity | None = None
-    """Bytes that this scope never exceeds. Absent means no limit besides the tier's capacity; 0 stores nothing."""
+    """Bytes that this scope never exceeds. On tiers with a capacity per pod, in each pod. Absent means no limit besides
+    the tier's capacity; 0 stores nothing."""
 
     retention: Duration | None = None
-    """How long a block may live after it was computed, at most the tier's maxRetention. Absent means the tier's
-    maxRetention; without one 24 h on Redis, and no end in memory of pods."""
+    """Longest life of a block after it was computed, at most the tier's maxRetention. Absent means the tier's
+    maxRetention; without one 24 h on Redis, and no limit on CPU and NVMe."""
 
     RULES = (
         Rule(
@@ -174,7 +175,7 @@ class Budget(ApiModel):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it sets anything."""
+        """Whether it sets any bound."""
         return any(value is not None for name, value in self if name != "tier")
 
     @property
@@ -234,7 +235,7 @@ class LabelSelector(ApiModel):
     """A Kubernetes label selector; all of its requirements must hold, and an empty one selects everything."""
 
     match_labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
-    """Labels that must be there with exactly these values."""
+    """Labels that must exist with exactly these values."""
 
     match_expressions: Annotated[tuple[LabelSelectorRequirement, ...], Field(max_length=16), AtomicList()] = ()
     """Further requirements."""
@@ -290,13 +291,13 @@ class Condition(StatusModel):
     """True, False or Unknown."""
 
     reason: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-    """Why, as one word of this API."""
+    """Cause, as one of this API's reasons."""
 
     message: Text = ""
-    """Why, as a sentence that names the object and the fix."""
+    """Cause, as a sentence that names the object and the fix."""
 
     observed_generation: Generation | None = None
-    """The metadata.generation that this condition speaks of."""
+    """The metadata.generation that this condition is about."""
 
     last_transition_time: Timestamp
     """When status last changed."""
@@ -309,12 +310,12 @@ class ScopeStatus(StatusModel):
     """Kind of the scope."""
 
     name: ShortText
-    """The tenant, the TenantGroup, the PrefixPool, or the word public."""
+    """The tenant, the TenantGroup or the PrefixPool; `public` for the Public scope."""
 
     epoch: Annotated[
         str, StringConstraints(max_length=32), Pattern(r"^[0-9a-f]{32}$", "must be 32 hexadecimal digits in lower case")
     ]
-    """Random 128-bit value in hex. It is not a secret."""
+    """Random 128-bit value in hex; a new one makes the blocks under the old one unreachable. It is not a secret."""
 
     rolls: Count = 0
     """How often the epoch was replaced."""
@@ -327,7 +328,7 @@ class TierUsage(StatusModel):
     """Name of the CacheTier."""
 
     used: Quantity | None = None
-    """Bytes in use: of a CPU or NVMe tier in the pod that holds most."""
+    """Bytes in use; on a CPU or NVMe tier those of the pod that holds most."""
 
     limit: Quantity | None = None
     """The limit in force."""
@@ -337,7 +338,7 @@ class TierUsage(StatusModel):
 
 
 class Usage(StatusModel):
-    """Usage of a scope over all tiers. It is written when a size differs by a quarter, at most every five minutes."""
+    """Usage of a scope over all tiers. Updated when a size changes by a quarter, at most every five minutes."""
 
     used: Quantity | None = None
     """Bytes in use on all tiers together."""
@@ -352,28 +353,28 @@ class Usage(StatusModel):
     """When usage was read."""
 
     tiers: Annotated[tuple[TierUsage, ...], Field(max_length=64), MapList("tier")] = ()
-    """The same for each tier."""
+    """Usage of each tier."""
 
 
 class AdmittedGuarantee(StatusModel):
-    """What is reserved for a scope of one tier."""
+    """A guarantee that a tier reserves for a scope."""
 
     tier: ShortText
     """Name of the CacheTier."""
 
     guaranteed: Quantity
-    """The guarantee that was admitted; for tiers with a capacity per pod this is per pod."""
+    """The admitted guarantee; on tiers with a capacity per pod, in each pod."""
 
 
 class Admission(StatusModel):
-    """The guarantees that were admitted. They stay admitted while others come, as long as they are declared and the
-    tier has room."""
+    """Admitted guarantees. They stay admitted when others are declared, as long as they are declared and the tier has
+    room."""
 
     models: Annotated[str, StringConstraints(max_length=64)] = ""
-    """Digest of the choice of models that they were admitted for; empty for all."""
+    """Digest of the selected models that they were admitted for; empty for all models."""
 
     tiers: Annotated[tuple[AdmittedGuarantee, ...], Field(max_length=32), MapList("tier")] = ()
-    """One entry for each tier; a declared guarantee without one waits for room and counts as none."""
+    """One entry for each tier. A declared guarantee without an entry waits for room and reserves nothing."""
 
     @property
     def by_tier(self) -> dict[str, int]:
@@ -397,23 +398,23 @@ class Summary(StatusModel):
     """Bytes in use."""
 
     bytes: ShortText | None = None
-    """Bytes of a pool's content, or that an invalidation deleted."""
+    """Bytes of a pool's content, or bytes that an invalidation deleted."""
 
 
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=32), MapList("type")]
 
 
 class Status(StatusModel):
-    """What every status has."""
+    """Fields that every status has."""
 
     observed_generation: Generation | None = None
-    """The metadata.generation that this status speaks of."""
+    """The metadata.generation that this status is about."""
 
     conditions: Conditions = ()
-    """Ready, Reconciling and Stalled, and those of the kind."""
+    """Ready, Reconciling and Stalled, and conditions of the kind."""
 
     summary: Summary | None = None
-    """Sizes of this status in one unit."""
+    """Sizes of this status in whole mebibytes, for the columns of `kubectl get`."""
 
     def condition(self, condition_type: str) -> Condition | None:
         """The condition of that type, or None."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """Every condition of the API, with one sentence that says what True means."""
+    """Every condition of the API, with one sentence on the meaning of True."""
 
     meaning: str
 
@@ -23,7 +23,10 @@ class ConditionType(StrEnum):
 
     READY = "Ready", "The spec is admitted, and every live pod enforces it. Without a live pod it is admitted."
     RECONCILING = "Reconciling", "The operator is still working towards the spec."
-    STALLED = "Stalled", "The operator cannot go on until someone changes something; reason and message say what."
+    STALLED = (
+        "Stalled",
+        "The operator cannot continue until a user changes something; reason and message state the cause.",
+    )
 
     BACKEND_REACHABLE = "BackendReachable", "The tier's servers answer, or pods use its files."
     SERVERS_SUITABLE = (
@@ -43,15 +46,18 @@ class ConditionType(StrEnum):
 
     PASSWORDS_CURRENT = (
         "PasswordsCurrent",
-        "Every server that the operator runs has the passwords of the Secret, and they are not older than they may be.",
+        "Every server that the operator runs has the passwords of the Secret, and they are within their allowed age.",
     )
     CERTIFICATE_CURRENT = (
         "CertificateCurrent",
-        "Every server that the operator runs shows the certificate of the Secret, and it is valid.",
+        "Every server that the operator runs presents the certificate of the Secret, and it is valid.",
     )
 
-    HAS_ROOM = "HasRoom", "The tier's server or files take new blocks; what is full serves those that it has."
-    EVICTS_WHEN_FULL = "EvictsWhenFull", "A full tier makes room for new blocks; otherwise it refuses them."
+    HAS_ROOM = (
+        "HasRoom",
+        "The tier's server or files take new blocks. A full tier still serves the blocks that it holds.",
+    )
+    EVICTS_WHEN_FULL = "EvictsWhenFull", "A full tier evicts blocks to take new ones; otherwise it refuses new ones."
     RETENTION_KEPT = "RetentionKept", "No block lives longer on this tier than its maxRetention."
 
     TIERS_BOUND = "TiersBound", "Every tier of the model exists and can be used."
@@ -65,17 +71,17 @@ class ConditionType(StrEnum):
 
     ADMITTED = (
         "Admitted",
-        "The spec was accepted, and all guarantees that it declares are reserved. What waits for room runs without a "
-        "guarantee, within its limit, and the object is not Ready.",
+        "The spec was accepted, and all guarantees that it declares are reserved. While a guarantee waits for room, "
+        "nothing of it is reserved, limits hold, and the object is not Ready.",
     )
     ENFORCED = "Enforced", "Every live pod acknowledged this generation of the policy."
-    WITHIN_BUDGET = "WithinBudget", "Everything that the object sets limits for stays below them."
+    WITHIN_BUDGET = "WithinBudget", "Every serving pod enforces the object's budgets."
     TIERS_ADMITTED = (
         "TiersAdmitted",
-        "Every tier of the models takes the data by its classification. A warning: Ready does not need it.",
+        "Every tier of the models may store data of this classification. A warning: Ready does not need it.",
     )
     POOLS_RESOLVED = "PoolsResolved", "Every pool that the policy names exists and lists the tenant as a reader."
-    ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases what the tenant has cached."
+    ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases the tenant's cached data."
 
     KEYS_AT_HAND = (
         "KeysAtHand",
@@ -83,8 +89,8 @@ class ConditionType(StrEnum):
     )
     RESTORED = (
         "Restored",
-        "The API server was found to be older than pods: what was cached before can no longer be read, and pods "
-        "enforce the policy again.",
+        "The API server was found to be older than pods: blocks cached before are unreadable now, and pods enforce "
+        "the policy again.",
     )
 
     MEMBERS_RESOLVED = "MembersResolved", "A policy of every listed tenant names the group."
@@ -93,18 +99,18 @@ class ConditionType(StrEnum):
     PUBLISHED = "Published", "Every live pod knows the pool's current content."
 
     LOGICALLY_INVALID = "LogicallyInvalid", "No live pod can reach the data any more."
-    KEYS_REVOKED = "KeysRevoked", "The data keys are gone from the Secret and from all processes."
-    KEYS_DESTROYED = "KeysDestroyed", "The custody confirmed that no copy of the data keys is left."
+    KEYS_REVOKED = "KeysRevoked", "The data keys are removed from their custody and from all processes."
+    KEYS_DESTROYED = "KeysDestroyed", "The custody of the data keys confirmed that no copy of them is left."
     ERASED = "Erased", "The data was deleted from every tier."
-    VERIFIED = "Verified", "The operator looked for the data itself and found none."
-    COMPLETE = "Complete", "The invalidation has done all that its mode asks for."
+    VERIFIED = "Verified", "The operator searched for the data and found none."
+    COMPLETE = "Complete", "The invalidation has done everything that its mode requires."
     FAILED = "Failed", "The invalidation ended without being complete."
 
 
 _COMMON = {
     ConditionType.READY: "",
     ConditionType.RECONCILING: "while the operator works towards the spec or waits",
-    ConditionType.STALLED: "while someone has to change something",
+    ConditionType.STALLED: "while a user has to change something",
 }
 _OF_KIND: dict[str, dict[ConditionType, str]] = {
     "CacheDomain": {

@@ -1,7 +1,7 @@
 """Engine arguments and variables that belong to the operator.
 
-They decide who may reach the engine, which cache it uses and under which identity its blocks are stored. A user who
-could set them could step around the gate or the isolation of tenants, so they are refused at admission.
+They decide which clients reach the engine, which cache it uses and under which identity its blocks are stored. With
+them a user could bypass the gate or the isolation of tenants, so they are refused at admission.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ OWNED_FLAGS: dict[str, str] = {
     "--no-enable-prefix-caching": "set reuse.mode",
     "--prefix-caching-hash-algo": "the operator chooses the hash that isolation depends on",
 }
-"""Each flag that engine.args may not contain, and what to do instead. Written with dashes; underscores mean the
-same."""
+"""Each flag that engine.args may not contain, and the remedy. Written with dashes; underscores mean the same."""
 
 OWNED_ENV: frozenset[str] = frozenset(
     {

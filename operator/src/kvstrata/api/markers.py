@@ -1,6 +1,6 @@
 """Annotations of fields that CRD schemas know and JSON schema does not: list types, immutability, bounds of durations.
 
-Each adds its keys to the CRD schema and, where Python can tell, the same check to the model.
+Each adds its keys to the CRD schema and, where Python can check it, the same check to the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 from kvstrata.api.scalars import VALIDATIONS, Duration, Quantity, cel_text
 
 DEFAULT = "x-kvstrata-default"
-"""Key under which a model says that the apiserver fills in a value; plain defaults of models stay out of CRDs."""
+"""Key of a default that the apiserver fills in; plain defaults of models stay out of CRDs."""
 
 
 class Marker:
@@ -113,7 +113,7 @@ class Between(Marker):
 
 @dataclass(frozen=True, slots=True)
 class AtLeast(Marker):
-    """A least quantity; `message` says which, and why."""
+    """A minimum quantity; `message` states it and the cause."""
 
     least: str
     message: str
@@ -129,7 +129,7 @@ class AtLeast(Marker):
 
 @dataclass(frozen=True, slots=True)
 class Immutable(Marker):
-    """A field that keeps the value that it was created with; `message` says what to do instead."""
+    """A field that keeps the value that it was created with; `message` states the alternative."""
 
     message: str
 

@@ -23,7 +23,7 @@ class EnvVar(ApiModel):
     """Name of the variable."""
 
     value: Annotated[str, StringConstraints(max_length=4096)] = ""
-    """Its value."""
+    """Value of the variable."""
 
 
 ResourceName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
@@ -34,10 +34,10 @@ class ResourceRequirements(ApiModel):
     """Compute resources of a container."""
 
     requests: ResourceAmounts = Field(default_factory=dict)
-    """What the scheduler sets aside for the container."""
+    """Amounts that the scheduler reserves for the container."""
 
     limits: ResourceAmounts = Field(default_factory=dict)
-    """What the container may use at most."""
+    """Largest amounts that the container may use."""
 
 
 class Toleration(ApiModel):
@@ -56,11 +56,11 @@ class Toleration(ApiModel):
     """Effect of the taint; absent matches every effect."""
 
     toleration_seconds: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    """How long a NoExecute taint is tolerated; absent means for ever."""
+    """How long a NoExecute taint is tolerated; absent means forever."""
 
 
 class PodTemplate(ApiModel):
-    """Settings of the pods that are free to choose; everything else belongs to the operator."""
+    """Settings of pods that users may choose; all others belong to the operator."""
 
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
     """Labels besides those of the operator. The prefixes app.kubernetes.io/ and kvstrata.io/ are the operator's."""

@@ -1,4 +1,4 @@
-"""PrefixPool: prefixes that are computed once and read by many."""
+"""PrefixPool: prefixes that are computed once and read by many tenants."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Message(ApiModel):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    """Who speaks."""
+    """Role of the author."""
 
     content: PrefixText
-    """What is said."""
+    """Text of the message."""
 
 
 Messages = Annotated[tuple[Message, ...], Field(min_length=1, max_length=64), AtomicList()]
 
 
 class SourceFormat(StrEnum):
-    """What the key of a ConfigMap holds."""
+    """Content of a ConfigMap's key."""
 
     TEXT = "Text"
     CHAT = "Chat"
@@ -67,29 +67,29 @@ class Prefix(ApiModel):
     """Name of the prefix within its pool."""
 
     text: PrefixText | None = None
-    """Text, tokenised as it is."""
+    """Text, tokenised without a chat template."""
 
     messages: Messages | None = None
     """Messages, rendered by the model's chat template."""
 
     tools: Annotated[tuple[AnyObject, ...], Field(max_length=128), AtomicList()] = ()
-    """Tools that the chat template renders; with messages only. The API server keeps the keys of these objects in
-    alphabetical order, and most templates render them in the order that they are in: callers must send theirs in the
-    same order, or the prefix must come from a ConfigMap with format Chat, whose text is kept as it is."""
+    """Tools that the chat template renders; with messages only. The API server stores the keys of these objects in
+    alphabetical order, and most templates render keys in the order of the object. Callers must therefore send the same
+    order; or use a ConfigMap with format Chat, whose text keeps its order."""
 
     chat_template_kwargs: AnyObject | None = None
-    """Further arguments of the chat template; with messages only. Only simple values are taken, as from callers."""
+    """Further arguments of the chat template; with messages only. Only simple values are accepted, as from callers."""
 
     token_ids: TokenIds | None = Field(default=None, alias="tokenIDs")
     """Token ids."""
 
     config_map_key_ref: ConfigMapKeyRef | None = None
-    """A ConfigMap's key that holds the prefix. It is read again within a minute of a change."""
+    """Key of a ConfigMap that holds the prefix. A change is read within a minute."""
 
     format: SourceFormat | None = None
-    """What the ConfigMap's key holds, with configMapKeyRef only. Text: text, tokenised as it is. Chat: a JSON object
-    with messages and optionally tools and chat_template_kwargs, as callers send them to /v1/chat/completions. Absent
-    means Text."""
+    """Form of the ConfigMap's key, with configMapKeyRef only. Text: text, tokenised without a chat template. Chat: a
+    JSON object with messages and optionally tools and chat_template_kwargs, as callers send them to
+    /v1/chat/completions. Absent means Text."""
 
     @property
     def effective_format(self) -> SourceFormat:
@@ -118,7 +118,7 @@ class Prefix(ApiModel):
 
 
 class Readers(ApiModel):
-    """Who may read a pool. A tenant must also list the pool in its own policy."""
+    """Tenants that may read a pool. A tenant must also list the pool in its own policy."""
 
     public: bool | None = None
     """All tenants."""
@@ -139,7 +139,7 @@ class Readers(ApiModel):
         Rule(
             cel="!(has(self.public) && self.public) || "
             "((!has(self.groups) || size(self.groups) == 0) && (!has(self.tenants) || size(self.tenants) == 0))",
-            message="public: true already means everyone: leave groups and tenants out, or set public to false",
+            message="public: true means every tenant: remove groups and tenants, or set public to false",
             field_path=".public",
             holds=lambda readers: not (readers.public and (readers.groups or readers.tenants)),
         ),
@@ -160,11 +160,11 @@ class Warmup(ApiModel):
     """Requests at one time. Absent means 1."""
 
     timeout: Annotated[Duration, Between("10s", "24h")] | None = None
-    """How long warming may take. Absent means 10m."""
+    """Longest duration of warming. Absent means 10m."""
 
     before_ready: bool | None = None
-    """Whether a new pod becomes ready only when the pool is warm in its memory, for at most the timeout or two minutes,
-    whichever is shorter. Absent means false."""
+    """Whether a new pod becomes ready only when its memory holds the pool. It waits for the timeout, but at most two
+    minutes. Absent means false."""
 
     @property
     def is_before_ready(self) -> bool:
@@ -183,24 +183,25 @@ class Warmup(ApiModel):
 
 
 class PrefixPoolSpec(ApiModel):
-    """Prefixes of one model that many may read."""
+    """Prefixes of one model that many tenants may read."""
 
     model_ref: Annotated[ObjectRef, Immutable("modelRef is immutable: create another PrefixPool for the other model")]
-    """The CachedModel that the prefixes are for. Its pods alone compute the chunks and hold the key that they are
-    encrypted with, so a pool never moves to another."""
+    """The CachedModel that the prefixes are for. Only its pods compute the chunks and hold the key that encrypts them,
+    so a pool cannot move to another model."""
 
     prefixes: Annotated[tuple[Prefix, ...], Field(min_length=1, max_length=64), MapList()]
     """The prefixes."""
 
     readers: Readers
-    """Who may read."""
+    """Tenants that may read the pool."""
 
     invalidation: PoolInvalidation | None = None
-    """Lazy: readers keep the old content until the new is warm. Eager: the old is cut off at once. Absent means
-    Lazy."""
+    """Lazy: readers keep the old content until the new is warm. Eager: readers lose the old content at once. Absent
+    means Lazy."""
 
     pinned: bool | None = None
-    """Whether the pool's blocks are never evicted."""
+    """Whether the pool's blocks are never evicted. Their size is then a guarantee that the tiers must admit. Absent
+    means false."""
 
     tiers: TierNames = ()
     """CacheTiers that hold the pool. Absent means the slowest tier of the model."""
@@ -209,7 +210,7 @@ class PrefixPoolSpec(ApiModel):
     """How the prefixes are computed."""
 
     cache_generation: Generation | None = None
-    """Raise it to compute the pool anew."""
+    """Raise it to compute the pool again."""
 
     @property
     def effective_warmup(self) -> Warmup:
@@ -233,7 +234,7 @@ class PrefixPoolSpec(ApiModel):
 
 
 class PoolTier(StatusModel):
-    """How much of a pool one tier holds."""
+    """Chunks of a pool that one tier holds."""
 
     name: ShortText
     """Name of the CacheTier."""
@@ -242,14 +243,14 @@ class PoolTier(StatusModel):
     """Chunks that are stored."""
 
     expected: Count = 0
-    """Chunks that there should be."""
+    """Chunks of the pool."""
 
     bytes: Count = 0
-    """Bytes of the chunks that are stored; once all were, what they took, also when some are lost."""
+    """Bytes of the stored chunks. Once all chunks were stored it keeps their size, also when some are lost."""
 
 
 class PrefixStatus(StatusModel):
-    """What one prefix came to."""
+    """Result of rendering one prefix."""
 
     name: ShortText
     """Name of the prefix."""
@@ -258,41 +259,42 @@ class PrefixStatus(StatusModel):
     """Tokens that no continuation changes: the part that a pool can hold."""
 
     chunks: Count = 0
-    """Whole chunks of them."""
+    """Whole chunks of these tokens."""
 
 
 class NextContent(StatusModel):
-    """Content that is to replace the one that readers have."""
+    """New content that will replace the current one."""
 
     scope: ScopeStatus
     """Its scope and epoch."""
 
     content_digest: Hex
-    """Digest of what its prefixes say."""
+    """Digest of the content of its prefixes."""
 
     render_id: Hex | None = Field(default=None, alias="renderID")
-    """What rendered it."""
+    """Engine, tokenizer and arguments that made its tokens, as in the pods' label kvstrata.io/render."""
 
     manifest_digest: Hex | None = None
-    """Digest of its manifest, once every pod came to the same."""
+    """Digest of its manifest, once every pod computed the same."""
 
     tokens: Count | None = None
     """Tokens of all its prefixes."""
 
     chunks: Count | None = None
-    """Chunks of all its prefixes; those that begin alike are counted once."""
+    """Chunks of all its prefixes; common beginnings are counted once."""
 
     prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), MapList()] = ()
-    """What each prefix came to."""
+    """Result of rendering each prefix."""
 
     published: bool | None = None
-    """Whether readers are told of it, too: both are read until no pod makes the tokens of the other any more."""
+    """Whether readers know it already. They use both contents until every pod knows the new one and no pod makes the
+    tokens of the current one."""
 
     warmed_at: Timestamp | None = None
     """When all of it was computed."""
 
     tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), MapList()] = ()
-    """How much each tier holds; of a tier within pods, the pod that holds least."""
+    """Chunks that each tier holds; of a tier in pods, those of the pod that holds least."""
 
 
 class PrefixPoolStatus(Status):
@@ -305,16 +307,16 @@ class PrefixPoolStatus(Status):
     """The cacheGeneration that was last acted on."""
 
     content_digest: Hex | None = None
-    """Digest of what the prefixes say, with what ConfigMaps hold."""
+    """Digest of the content of the prefixes, including that of ConfigMaps."""
 
     render_id: Hex | None = Field(default=None, alias="renderID")
-    """Engine, tokenizer and arguments that made tokens of it, as on the pods' label kvstrata.io/render."""
+    """Engine, tokenizer and arguments that made the tokens, as in the pods' label kvstrata.io/render."""
 
     tokens: Count | None = None
     """Tokens of all prefixes that no continuation changes."""
 
     chunks: Count | None = None
-    """Whole chunks of all prefixes; those that begin alike are counted once."""
+    """Whole chunks of all prefixes; common beginnings are counted once."""
 
     bytes: Quantity | None = None
     """Size of those chunks."""
@@ -323,36 +325,36 @@ class PrefixPoolStatus(Status):
     """Digest of the pool's manifest: the names of its chunks."""
 
     prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), MapList()] = ()
-    """What each prefix came to."""
+    """Result of rendering each prefix."""
 
     next: NextContent | None = None
-    """Content that is being computed while readers keep the one above."""
+    """New content that is being computed while readers keep the current one."""
 
     published: bool | None = None
-    """Whether readers are told of the content above."""
+    """Whether readers know the current content."""
 
     warmed_at: Timestamp | None = None
-    """When the content above was last computed."""
+    """When the current content was last computed."""
 
     tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), MapList()] = ()
-    """How much each tier holds; of a tier within pods, the pod that holds least."""
+    """Chunks that each tier holds; of a tier in pods, those of the pod that holds least."""
 
     usage: Usage | None = None
-    """What the pool holds in the tiers."""
+    """Bytes of the pool in the tiers."""
 
     admission: Admission | None = None
-    """The guarantees that were admitted; absent where none was ever declared."""
+    """Admitted guarantees; absent if none was ever declared."""
 
     @property
     def epochs(self) -> frozenset[str]:
-        """The epochs of the pool's content: the one in force and the one that is to replace it."""
+        """The epochs of the pool's content: the current one and the one that will replace it."""
         scopes = (self.scope, self.next.scope if self.next is not None else None)
         return frozenset(scope.epoch for scope in scopes if scope is not None)
 
 
 class PrefixPool(Resource):
-    """A PrefixPool holds prefixes that are computed once, stored once for each shared tier and read by many. Tenants
-    only read; the pool is written by its warmer alone."""
+    """A PrefixPool holds prefixes that are computed once, stored once for each shared tier and read by many tenants.
+    Tenants only read; pods of the model compute and store the pool on the operator's request."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="PrefixPool",

@@ -1,8 +1,8 @@
 """Scalar types of the API: quantities, durations, names.
 
-Each type validates in Python exactly what its CRD schema validates in the apiserver, keeps the text that the user
-wrote (so that a round trip changes nothing) and gives the number behind it. Patterns keep to what Go's RE2 and
-pydantic's regular expressions both understand.
+Each type accepts in Python exactly the values that its CRD schema accepts, keeps the user's text (so that a round trip
+changes nothing) and gives its number. Patterns use only syntax that both Go's RE2 and pydantic's regular expressions
+know.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ ModelName = Annotated[
 """Name of a model or repository, for example ``meta-llama/Llama-3.1-8B``."""
 
 Generation = Annotated[int, Field(ge=0, le=2**53)]
-"""A counter that users bump; the bound keeps it exact in every JSON implementation."""
+"""A counter that users raise; the bound keeps it exact in every JSON implementation."""
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A number of things, never negative."""

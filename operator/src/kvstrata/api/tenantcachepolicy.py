@@ -1,4 +1,4 @@
-"""TenantCachePolicy: what one tenant may keep, share and reuse."""
+"""TenantCachePolicy: isolation, budgets and retention of one tenant."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
 
 
 class Isolation(StrEnum):
-    """With whom a tenant shares blocks."""
+    """Scope in which a tenant shares blocks."""
 
     ISOLATED = "Isolated"
     GROUP = "Group"
@@ -52,19 +52,19 @@ class DeletionPolicy(StrEnum):
 
 
 class ModelsSelector(ApiModel):
-    """The CachedModels that a policy speaks of."""
+    """The CachedModels that a policy applies to."""
 
     names: Annotated[tuple[ObjectName, ...], Field(min_length=1, max_length=256), SetList()] | None = None
-    """By name."""
+    """Names of the CachedModels."""
 
     selector: LabelSelector | None = None
-    """By label."""
+    """Selector of CachedModels by label."""
 
     RULES = (exactly_one_of(("names", "selector"), "models needs exactly one of names and selector"),)
 
 
 class TenantCachePolicySpec(ApiModel):
-    """What one tenant may keep, share and reuse."""
+    """Isolation, budgets and retention of one tenant."""
 
     tenant: Annotated[
         TenantName, Immutable("tenant is immutable: create another TenantCachePolicy for the other tenant")
@@ -72,34 +72,35 @@ class TenantCachePolicySpec(ApiModel):
     """The caller identity, as the gate authenticates it."""
 
     isolation: Isolation
-    """Isolated: nobody else reuses this tenant's blocks. Group: the members of a TenantGroup share. Public: all tenants
-    whose policy says Public share."""
+    """Isolated: no other tenant reuses this tenant's blocks. Group: the members of a TenantGroup share blocks. Public:
+    all tenants with isolation Public share blocks."""
 
     group_ref: ObjectRef | None = None
     """The TenantGroup; with isolation Group only. The group must list the tenant."""
 
     models: ModelsSelector | None = None
-    """CachedModels that this policy is for. Absent means all of the namespace."""
+    """CachedModels that this policy applies to. Absent means all of the namespace."""
 
     classification: Classification | None = None
-    """How sensitive the tenant's data is. Absent means Restricted, because nothing is known."""
+    """Sensitivity of the tenant's data. Absent means Restricted, the strictest."""
 
     budgets: Budgets = ()
-    """Budgets; with isolation Isolated only, because shared scopes have budgets of their own."""
+    """Budgets on tiers; with isolation Isolated only, because shared scopes have budgets of their own. A tier without
+    an entry is used without guarantee and without limit."""
 
     pools: Annotated[tuple[ObjectRef, ...], Field(max_length=64), MapList()] = ()
-    """PrefixPools that the tenant wants to read. It reads those that also list the tenant as a reader."""
+    """PrefixPools for the tenant to read. A pool must also list the tenant as a reader."""
 
     cache_generation: Generation | None = None
     """Raise it to make everything that this tenant has cached unreachable; with isolation Isolated only, because others
     use shared scopes too."""
 
     deletion_policy: DeletionPolicy | None = None
-    """Erase: when the policy is deleted, so is what the tenant has cached and does not share; the policy goes when a
-    receipt says what became of it. Abandon: it becomes unreachable and ages out. Absent means Erase."""
+    """Erase: deleting the policy also erases the tenant's blocks that it does not share, and the policy remains until a
+    receipt records the result. Abandon: the blocks become unreachable and age out. Absent means Erase."""
 
     suspend: bool | None = None
-    """Whether reuse is off for this tenant. Its requests are still answered."""
+    """Whether reuse is suspended for this tenant. Its requests are still answered. Absent means false."""
 
     RULES = (
         Rule(
@@ -147,7 +148,7 @@ class TenantCachePolicySpec(ApiModel):
 
     @property
     def is_suspended(self) -> bool:
-        """Whether reuse is off."""
+        """Whether reuse is suspended."""
         return bool(self.suspend)
 
     @property
@@ -157,7 +158,7 @@ class TenantCachePolicySpec(ApiModel):
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Names of the PrefixPools that the tenant wants to read."""
+        """Names of the PrefixPools for the tenant to read."""
         return tuple(pool.name for pool in self.pools)
 
     def budget(self, tier: str) -> Budget | None:
@@ -165,7 +166,7 @@ class TenantCachePolicySpec(ApiModel):
         return next((budget for budget in self.budgets if budget.tier == tier), None)
 
     def covers(self, model_name: str, model_labels: dict[str, str]) -> bool:
-        """Whether this policy is for the CachedModel of that name and those labels."""
+        """Whether this policy applies to the CachedModel of that name and those labels."""
         if self.models is None:
             return True
         if self.models.names is not None:
@@ -174,7 +175,7 @@ class TenantCachePolicySpec(ApiModel):
 
 
 class FormerScope(StatusModel):
-    """A scope that this tenant may have written to earlier and whose epoch still lives."""
+    """A scope that this tenant may have written to earlier and whose epoch is still in use."""
 
     kind: ScopeKind
     """Kind of the scope."""
@@ -193,10 +194,10 @@ class TenantCachePolicyStatus(Status):
     """The scope in force and its epoch."""
 
     former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), AtomicList()] = ()
-    """Other scopes that this tenant may have written to and whose epoch still lives."""
+    """Other scopes that this tenant may have written to and whose epoch is still in use."""
 
     enforced_by: ShortText | None = None
-    """Serving pods that enforce this generation, of all (`2/3`); `no pods` where none serves."""
+    """Serving pods that enforce this generation, out of all (`2/3`); `no pods` if none serves."""
 
     enforced_generation: Generation | None = None
     """The metadata.generation that every live pod has acknowledged."""
@@ -211,12 +212,12 @@ class TenantCachePolicyStatus(Status):
     """Usage of the scope."""
 
     admission: Admission | None = None
-    """The guarantees that were admitted; absent where none was ever declared."""
+    """Admitted guarantees; absent if none was ever declared."""
 
 
 class TenantCachePolicy(Resource):
-    """A TenantCachePolicy says for one tenant with whom it shares blocks, how much it may keep on which tier, for how
-    long, and what happens to its data in the end."""
+    """A TenantCachePolicy sets for one tenant the scope in which it shares blocks, its budget and retention on each
+    tier, and the treatment of its data when the policy is deleted."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="TenantCachePolicy",

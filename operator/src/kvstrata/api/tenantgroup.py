@@ -14,7 +14,7 @@ from kvstrata.api.scalars import Generation, ShortText, TenantName
 
 
 class Sharing(StrEnum):
-    """What the members of a group share."""
+    """Blocks that the members of a group share."""
 
     FULL = "Full"
     POOLS_ONLY = "PoolsOnly"
@@ -27,8 +27,8 @@ class TenantGroupSpec(ApiModel):
     """Tenants that may share. A tenant shares only when its own policy names this group, too."""
 
     sharing: Sharing | None = None
-    """Full: members reuse one another's blocks. PoolsOnly: members share nothing but the PrefixPools that the group may
-    read. Absent means Full."""
+    """Full: members reuse one another's blocks. PoolsOnly: members share only the PrefixPools that the group may read.
+    Absent means Full."""
 
     budgets: Budgets = ()
     """Budgets of the group as a whole; with sharing Full only, because otherwise nothing is stored under the group."""
@@ -71,7 +71,7 @@ class TenantGroupStatus(Status):
     """Members whose policy names this group; with sharing PoolsOnly those that have a policy."""
 
     enforced_by: ShortText | None = None
-    """Serving pods that enforce this generation, of all (`2/3`); `no pods` where none serves."""
+    """Serving pods that enforce this generation, out of all (`2/3`); `no pods` if none serves."""
 
     enforced_generation: Generation | None = None
     """The metadata.generation that every live pod has acknowledged."""
@@ -86,13 +86,13 @@ class TenantGroupStatus(Status):
     """Usage of the scope."""
 
     admission: Admission | None = None
-    """The guarantees that were admitted; absent where none was ever declared."""
+    """Admitted guarantees; absent if none was ever declared."""
 
 
 class TenantGroup(Resource):
-    """A TenantGroup lists tenants that may share blocks. It is a kind of its own, so that the right to edit a policy is
-    not the right to join a group. What members share is as sensitive as the strictest classification of their
-    policies says, whose absence counts as Restricted; retention is the group's own, in its budgets."""
+    """A TenantGroup lists tenants that may share blocks. It is a separate kind, so that the right to edit a policy is
+    not the right to join a group. Shared blocks have the strictest classification of the members' policies; an absent
+    one counts as Restricted. Retention is set by the group's own budgets."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="TenantGroup",

@@ -46,7 +46,7 @@ def unknown(kind: str, reason: str, message: str = "") -> Finding:
 
 def kstatus(stalled: Decision | None, pending: Decision | None, ready: Decision) -> tuple[Finding, ...]:
     """Return Ready, with Stalled beside it if a person must act, or Reconciling while the operator waits; absent means
-    False for both (kstatus). `stalled` is the problem, `pending` what the operator waits for, `ready` holds otherwise.
+    False for both (kstatus). `stalled` is the problem, `pending` the cause of waiting, `ready` holds otherwise.
     """
     if stalled:
         return (

@@ -1,6 +1,6 @@
-"""Reasons: the words in conditions that programs may depend on, one enumeration for each kind.
+"""Reasons in conditions, on which programs may depend: one enumeration for each kind.
 
-Every member carries the sentence that documents it. Reasons that mean the same on several kinds have the same text.
+Every member has a sentence that documents it. Reasons that mean the same on several kinds have the same text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DomainReason(Reason):
     """Reasons on a CacheDomain."""
 
     INVALID_SPEC = texts.INVALID_SPEC
-    CREATING = "Creating", "The domain's identity and key are being drawn."
+    CREATING = "Creating", "The domain's identity and key are being generated."
     READY = "DomainReady", "The domain has its identity and key."
     KEY_LOST = "DomainKeyLost", "The Secret with the domain key is gone or unreadable although scopes exist."
     RESTORE_DETECTED = (
@@ -37,27 +37,33 @@ class DomainReason(Reason):
         "A pod holds a newer bundle than the API server, which was restored from a backup; the key is being replaced.",
     )
     NAME_CONFLICT = texts.NAME_CONFLICT
-    KEY_REPLACED = "KeyReplaced", "After a restore the domain's key was replaced, and pods enforce what is new."
+    KEY_REPLACED = (
+        "KeyReplaced",
+        "After a restore the domain's key was replaced, and pods enforce bundles under the new key.",
+    )
     WITNESS_NOT_BELIEVED = (
         "WitnessNotBelieved",
-        "A pod claims a newer bundle than the API server's, and is not believed: it claims too much, or again.",
+        "A pod reports a newer bundle than the API server's, and the operator rejects the report: it is implausibly "
+        "new, or repeated within an hour.",
     )
     KEY_CUSTODY_IN_USE = (
         "KeyCustodyInUse",
-        "The spec names another custody than the one that has keys; they stay there, and new ones are drawn there.",
+        "The spec names another custody than that of the existing keys; these and new keys stay in the existing one.",
     )
     KEY_CUSTODY_AWAY = (
         "KeyCustodyAway",
-        "The key management service does not do what it is asked, or may not be asked; pods go on with their keys.",
+        "The key management service does not answer or refuses requests, or the operator may not call it; pods keep "
+        "their keys.",
     )
     KEYS_AT_HAND = "KeysAtHand", "The operator has every data key that is in use."
     KEYS_UNWRAPPING = (
         "KeysUnwrapping",
-        "The operator was started anew and has data keys unwrapped; pods that have theirs go on meanwhile.",
+        "The operator restarted and has data keys unwrapped; pods that have their keys continue.",
     )
     KEYS_LOST = (
         "KeysLost",
-        "The data keys of some epochs cannot be unwrapped any more; these get new epochs, with a cold cache.",
+        "The data keys of some epochs cannot be unwrapped any more; their scopes get new epochs and start with a cold "
+        "cache.",
     )
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = texts.BUDGETS_ENFORCED
@@ -89,17 +95,14 @@ class ModelReason(Reason):
     TIER_NOT_READY = "TierNotReady", "A CacheTier of the model is not ready; the model serves without it."
     TIERS_CONFLICT = texts.TIERS_CONFLICT
     TIERS_ORDERED = "TiersOrdered", "Tiers are listed from fast to slow, and none is smaller than a faster one."
-    NOT_FAST_TO_SLOW = (
-        "NotFastToSlow",
-        "A tier in memory is listed behind a slower one; it serves before it all the same.",
-    )
+    NOT_FAST_TO_SLOW = "NotFastToSlow", "A tier in memory is listed behind a slower one; pods still use it first."
     LOWER_TIER_SMALLER = (
         "LowerTierSmaller",
-        "A tier holds less than a faster one, so it has mostly let go of what that one has no room for.",
+        "A tier is smaller than a faster one, so it has evicted most of the blocks that the faster one evicts.",
     )
     WARMUP_NEEDS_TIERS = (
         "WarmupNeedsTiers",
-        "A warm start is asked for, and the model has no memory tier or no slower one to load it from.",
+        "A warm start is configured, and the model has no memory tier, or no slower tier to load it from.",
     )
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
     NAME_CONFLICT = texts.NAME_CONFLICT
@@ -111,25 +114,32 @@ class ModelReason(Reason):
     ROLLING_OUT = texts.ROLLING_OUT
     ROLLED_OUT = "RolledOut", "Every pod runs the newest template."
     ROLLOUT_STUCK = "RolloutStuck", "Pods do not become ready within startupTimeout."
-    PODS_NOT_READY = "PodsNotReady", "Fewer pods are ready than spec asks for."
+    PODS_NOT_READY = "PodsNotReady", "Fewer pods are ready than the spec asks for."
     SCALED_TO_ZERO = "ScaledToZero", "The spec asks for no replicas."
     NOT_COMMITTED = texts.NOT_COMMITTED
     AWAITING_ACKS = texts.AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = texts.ALL_ACKED
     NO_LIVE_PODS = texts.NO_LIVE_PODS
-    NOT_PROBED = "NotProbed", "A pod was not probed yet, so nothing is shown of it."
+    NOT_PROBED = "NotProbed", "A pod was not probed yet, so its isolation is not verified."
     ISOLATION_SHOWN = (
         "IsolationShown",
-        "In every tier of every pod other scopes missed what one stored, between two lookups of its own that hit.",
+        "In every tier of every pod, other scopes missed the blocks that one scope stored, and that scope hit them "
+        "before and after.",
     )
-    FOREIGN_HIT = "ForeignHit", "A scope found blocks of another one. It stands until cacheGeneration is raised."
-    WRONG_HIT = "WrongHit", "Blocks were found under other tokens. It stands until cacheGeneration is raised."
+    FOREIGN_HIT = (
+        "ForeignHit",
+        "A scope found blocks of another scope. The failure stands until cacheGeneration is raised.",
+    )
+    WRONG_HIT = (
+        "WrongHit",
+        "Blocks were found for other tokens than their own. The failure stands until cacheGeneration is raised.",
+    )
     CONTROL_MISSED = (
         "ControlMissed",
-        "In a tier nothing was found where it should be, or no other scope may look, so that misses show nothing.",
+        "In a tier a scope missed its own blocks, or no other scope may look there, so misses prove nothing.",
     )
-    ONE_SCOPE = "OneScope", "One scope uses the model, so there is nobody to be told apart."
-    REUSE_OFF = "ReuseOff", "Nothing is reused, so there is nothing to probe."
+    ONE_SCOPE = "OneScope", "One scope uses the model, so there is no other scope to probe with."
+    REUSE_OFF = "ReuseOff", "Reuse is disabled, so there is nothing to probe."
     PROBE_UNANSWERED = "ProbeUnanswered", "A pod has not answered a probe for three intervals."
     PROBE_UNSUPPORTED = "ProbeUnsupported", "A pod runs a version that cannot be probed."
 
@@ -140,7 +150,10 @@ class PolicyReason(Reason):
     INVALID_SPEC = texts.INVALID_SPEC
     WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     ACCEPTED = "Accepted", "The policy was accepted."
-    TENANT_CONFLICT = "TenantConflict", "An older policy of the same namespace is for the same tenant; that one stands."
+    TENANT_CONFLICT = (
+        "TenantConflict",
+        "An older policy of the same namespace is for the same tenant; the older one stays in force.",
+    )
     GROUP_NOT_FOUND = "GroupNotFound", "The TenantGroup does not exist; the tenant stays isolated."
     NOT_A_MEMBER = "NotAMember", "The TenantGroup does not list the tenant; the tenant stays isolated."
     TIER_NOT_FOUND = texts.TIER_NOT_FOUND
@@ -171,35 +184,35 @@ class PolicyReason(Reason):
         "NarrowedByScope",
         "Another tenant of the same scope may not read a PrefixPool, so none of the scope does.",
     )
-    ERASES = "Erases", "Deleting the policy erases what the tenant has cached, and leaves a receipt."
-    SHARES_ALL = "SharesAll", "The tenant shares all that it caches, so deleting the policy erases nothing."
-    BEING_DELETED = "BeingDeleted", "The policy is being deleted; its tenant reuses nothing any more."
+    ERASES = "Erases", "Deleting the policy erases the tenant's cached data, and leaves a receipt."
+    SHARES_ALL = "SharesAll", "The tenant shares all its blocks, so deleting the policy erases nothing."
+    BEING_DELETED = "BeingDeleted", "The policy is being deleted; its tenant's requests reuse nothing any more."
     ERASING = texts.ERASING
     ERASURE_FAILED = "ErasureFailed", "The policy was deleted, and the erasure failed; a person has to decide."
-    NAME_TAKEN = "NameTaken", "Another CacheInvalidation has the name of the one that erases for a deleted policy."
+    NAME_TAKEN = "NameTaken", "Another CacheInvalidation has the name of the one that erases for the deleted policy."
     CREATION_REFUSED = (
         "CreationRefused",
-        "The policy was deleted, and the API server refuses the CacheInvalidation that is to erase.",
+        "The policy was deleted, and the API server refuses the CacheInvalidation that erases for it.",
     )
     RECEIPT_MISSING = "ReceiptMissing", "The erasure for a deleted policy is over, and its receipt is not written."
-    ABANDONING = (
-        "Abandoning",
-        "The erasure for a deleted policy is given up; the receipt that says so is being written.",
-    )
+    ABANDONING = "Abandoning", "The erasure for a deleted policy is given up; its receipt is being written."
 
 
 class GroupReason(Reason):
     """Reasons on a TenantGroup."""
 
     INVALID_SPEC = texts.INVALID_SPEC
-    NO_MEMBERS = "NoMembers", "No policy of a listed tenant names the group, or none is there with sharing PoolsOnly."
+    NO_MEMBERS = (
+        "NoMembers",
+        "No policy of a listed tenant names the group; with sharing PoolsOnly, no listed tenant has a policy.",
+    )
     ALL_MEMBERS_JOINED = (
         "AllMembersJoined",
-        "A policy of every listed tenant names the group, or is there with sharing PoolsOnly.",
+        "A policy of every listed tenant names the group; with sharing PoolsOnly, every listed tenant has a policy.",
     )
     MEMBERS_WITHOUT_POLICY = (
         "MembersWithoutPolicy",
-        "Some listed tenants have no policy that names the group, or none at all with sharing PoolsOnly.",
+        "Some listed tenants have no policy that names the group; with sharing PoolsOnly, some have no policy.",
     )
     TIER_NOT_FOUND = texts.TIER_NOT_FOUND
     GUARANTEE_EXCEEDS_CAPACITY = texts.GUARANTEE_EXCEEDS_CAPACITY
@@ -225,51 +238,54 @@ class PoolReason(Reason):
     WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     MODEL_NOT_FOUND = texts.MODEL_NOT_FOUND
     TIER_NOT_FOUND = texts.TIER_NOT_FOUND
-    TIER_NOT_IN_MODEL = "TierNotInModel", "A CacheTier that is named is none of the model's, or the model has none."
+    TIER_NOT_IN_MODEL = "TierNotInModel", "The model does not list a CacheTier that the pool names, or has no tiers."
     TIER_NOT_ALLOWED = (
         "TierNotAllowed",
-        "A CacheTier that is named takes data of some classifications only, and pools have none.",
+        "A named CacheTier takes data of some classifications only, and pools have no classification.",
     )
     TEMPLATE_ARGUMENTS_REFUSED = (
         "TemplateArgumentsRefused",
-        "A prefix has chatTemplateKwargs that no caller may send, so that no request could begin with it.",
+        "A prefix has chatTemplateKwargs that callers may not send, so no request could begin with it.",
     )
-    SOURCE_NOT_FOUND = "SourceNotFound", "A ConfigMap that is named does not exist or lacks the key."
+    SOURCE_NOT_FOUND = "SourceNotFound", "A named ConfigMap does not exist or lacks the key."
     SOURCE_REFUSED = (
         "SourceRefused",
-        "A ConfigMap's key does not hold what its format says, or the gate or the engine refuses the prefix as they "
-        "would refuse a caller's.",
+        "A ConfigMap's key is not in the declared format, or the gate or the engine refuses the prefix, as it would "
+        "refuse a caller's.",
     )
-    PREFIX_TOO_LONG = "PrefixTooLong", "A prefix is longer than what the engine takes, or than a pool can hold."
+    PREFIX_TOO_LONG = "PrefixTooLong", "A prefix is longer than the engine accepts, or than a pool can hold."
     TOO_MANY_CHUNKS = "TooManyChunks", "All prefixes together have more chunks than a pool can hold."
     NO_WHOLE_CHUNK = (
         "NoWholeChunk",
-        "A prefix has not one whole chunk that no continuation changes; the message has its tokens.",
+        "The part of a prefix that no continuation changes is shorter than a chunk; the message has its tokens.",
     )
     UNSTABLE_TEMPLATE = (
         "UnstableTemplate",
-        "The chat template makes other tokens of the same prefix at other times: it writes a date, a time or a random "
-        "value into it.",
+        "The chat template makes different tokens of the same prefix at different times: it writes a date, a time or "
+        "a random value.",
     )
     REPLICAS_DISAGREE = "ReplicasDisagree", "Pods that should be equal make different tokens of the same prefix."
-    RENDERING = "Rendering", "Pods are making tokens of the prefixes."
+    RENDERING = "Rendering", "Pods are rendering the prefixes into tokens."
     ROLLING_OUT = texts.ROLLING_OUT
     NO_LIVE_PODS = texts.NO_LIVE_PODS
     PODS_TOO_OLD = "PodsTooOld", "Pods run a version that cannot render prefixes; they have to be replaced."
-    TOO_MANY_POOLS = "TooManyPools", "A CachedModel has more pools than its bundle has room for; the eldest are kept."
+    TOO_MANY_POOLS = "TooManyPools", "A CachedModel has more pools than its bundle has room for; the oldest are kept."
     NOT_COMMITTED = texts.NOT_COMMITTED
     AWAITING_ACKS = texts.AWAITING_ACKS
     AWAITING_KEYS = texts.AWAITING_KEYS
-    WARMING = "Warming", "Pods compute the chunks, or are asked what they hold of them."
-    RENEWING = "Renewing", "What readers have is computed anew before its retention ends."
-    WARMING_TIMED_OUT = "WarmingTimedOut", "Not all is stored within warmup.timeout; it is tried again at times."
+    WARMING = "Warming", "Pods are computing the chunks, or reporting which of them they hold."
+    RENEWING = "Renewing", "The readers' content is computed again before its retention ends."
+    WARMING_TIMED_OUT = (
+        "WarmingTimedOut",
+        "Not all chunks are stored within warmup.timeout; warming is repeated at intervals.",
+    )
     RENDER_MISMATCH = (
         "RenderMismatch",
-        "A real request with the prefix begins with other tokens than the prefix came to by itself.",
+        "A real request with the prefix begins with other tokens than those that the prefix was rendered to.",
     )
-    CHUNKS_LOST = "ChunksLost", "A tier lost chunks, which are computed again."
+    CHUNKS_LOST = "ChunksLost", "A tier lost chunks, which are being computed again."
     WARM = "Warm", "Every tier of the pool holds every chunk."
-    PUBLISHED = "Published", "Every serving pod knows what readers are to have."
+    PUBLISHED = "Published", "Every serving pod knows the readers' content."
     GUARANTEES_ADMITTED = texts.GUARANTEES_ADMITTED
     INSUFFICIENT_CAPACITY = texts.INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = texts.GUARANTEES_EXCEED_CAPACITY

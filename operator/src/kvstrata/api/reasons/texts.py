@@ -1,4 +1,4 @@
-"""What reasons are, and the texts of those that mean the same on several kinds."""
+"""Base of reasons, and the texts of reasons that mean the same on several kinds."""
 
 from __future__ import annotations
 
@@ -25,23 +25,26 @@ NOT_COMMITTED = ("NotCommitted", "The change is not in every bundle yet; it is b
 AWAITING_ACKS = ("AwaitingAcks", "Some live pods have not acknowledged yet.")
 ALL_ACKED = ("AllPodsAcknowledged", "Every live pod acknowledged.")
 NO_LIVE_PODS = ("NoLivePods", "No pod serves: there is nothing to enforce.")
-NO_MODELS = ("NoModels", "There is no CachedModel that this is for.")
-WAITING_FOR_DOMAIN = ("WaitingForDomain", "The domain's identity, key or epochs are being drawn.")
-ERASING = ("Erasing", "Servers and pods are deleting what was cached.")
+NO_MODELS = ("NoModels", "No CachedModel exists that the object applies to.")
+WAITING_FOR_DOMAIN = ("WaitingForDomain", "The domain's identity, key or epochs are being generated.")
+ERASING = ("Erasing", "Servers and pods are deleting the cached data.")
 ROLLING_OUT = ("RollingOut", "Some pods still run an older template.")
-MODEL_NOT_FOUND = ("ModelNotFound", "A CachedModel that is named does not exist.")
-TIER_NOT_FOUND = ("TierNotFound", "A CacheTier that is named does not exist.")
-POOL_NOT_FOUND = ("PoolNotFound", "A PrefixPool that is named does not exist.")
+MODEL_NOT_FOUND = ("ModelNotFound", "A named CachedModel does not exist.")
+TIER_NOT_FOUND = ("TierNotFound", "A named CacheTier does not exist.")
+POOL_NOT_FOUND = ("PoolNotFound", "A named PrefixPool does not exist.")
 AWAITING_KEYS = (
     "AwaitingKeys",
-    "A data key is being drawn, or a serving pod has not said that it encrypts and has the keys of all keyspaces of "
-    "its policy.",
+    "A data key is being generated, or a serving pod has not reported that it encrypts and has the keys of all "
+    "keyspaces of its policy.",
 )
-SECRET_NOT_FOUND = ("SecretNotFound", "A Secret that is named does not exist or lacks a key.")
-NAME_CONFLICT = ("NameConflict", "An object that would belong to this one exists and belongs to someone else.")
+SECRET_NOT_FOUND = ("SecretNotFound", "A named Secret does not exist or lacks a key.")
+NAME_CONFLICT = (
+    "NameConflict",
+    "An object with the name of one of this object's children exists and has another owner.",
+)
 CHILD_REFUSED = (
     "ChildRefused",
-    "The API server refuses an object that belongs to this one; the message has its name and the API server's words.",
+    "The API server refuses a child of this object; the message has the child's name and the error.",
 )
 BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
@@ -50,30 +53,30 @@ BUDGETS_NOT_ENFORCED = (
 BUDGETS_ENFORCED = ("BudgetsEnforced", "Every serving pod keeps within the budgets.")
 MEMORY_NOT_GOVERNED = (
     "MemoryNotGoverned",
-    "A pod does not say that it keeps its memory within budgets; it may run an older version.",
+    "A pod does not report that it keeps its memory within budgets; it may run an older version.",
 )
 GUARANTEES_EXCEED_CAPACITY = (
     "GuaranteesExceedCapacity",
-    "Pods were told of more guarantees than a tier can keep now, and are being told which of them stand. Meanwhile "
-    "each is cut by the same share in pods, and on Redis the server refuses blocks for want of memory.",
+    "Pods enforce more guarantees than a tier can keep, until bundles with fewer guarantees reach them. Meanwhile "
+    "pods cut each guarantee by the same share, and Redis refuses blocks for lack of memory.",
 )
 GUARANTEES_ADMITTED = ("GuaranteesAdmitted", "All declared guarantees are reserved.")
 INSUFFICIENT_CAPACITY = (
     "InsufficientCapacity",
-    "A tier has no room for a guarantee beside those that others have, or older ones wait for; it counts as none until "
-    "there is room, and limits hold.",
+    "A tier has no room for a guarantee beside admitted ones and older ones that wait. Nothing of it is reserved "
+    "until there is room; limits hold.",
 )
 GUARANTEE_EXCEEDS_CAPACITY = (
     "GuaranteeExceedsCapacity",
-    "A guarantee is more than blocks may take of its tier's capacity.",
+    "A guarantee exceeds the part of its tier's capacity that blocks may take.",
 )
 RETENTION_EXCEEDS_TIER = ("RetentionExceedsTier", "A retention is longer than the tier's maxRetention.")
 TIERS_CONFLICT = (
     "TiersConflict",
-    "Two CacheTiers exclude each other: a pod can have only one of their medium, or both are on one Redis server.",
+    "Two CacheTiers exclude each other: a pod can have only one of this medium, or both use one Redis server.",
 )
 CLASSIFICATION_NOT_ALLOWED = (
     "ClassificationNotAllowed",
-    "A tier does not take data of this classification; pods keep it off.",
+    "A tier may not store data of this classification; pods do not store it there.",
 )
-TIERS_ADMITTED = ("TiersAdmitted", "Every tier of the models takes data of this classification.")
+TIERS_ADMITTED = ("TiersAdmitted", "Every tier of the models may store data of this classification.")

@@ -12,47 +12,56 @@ class TierReason(Reason):
     PROGRESSING = texts.PROGRESSING
     INVALID_SPEC = texts.INVALID_SPEC
     SECRET_NOT_FOUND = texts.SECRET_NOT_FOUND
-    SECRET_UNREADABLE = "SecretUnreadable", "The password in a Secret that is named is not UTF-8 text."
+    SECRET_UNREADABLE = "SecretUnreadable", "The password in a named Secret is not UTF-8 text."
     READY = "TierReady", "The tier can be used."
     IN_POD = "InPod", "The tier lives inside the pods of the models that list it."
     KEYS_HELD = "KeysHeld", "Every serving pod encrypts, and has the keys of all keyspaces of its policy."
     AWAITING_KEYS = texts.AWAITING_KEYS
     PLAINTEXT_LEFT = (
         "PlaintextLeft",
-        "A folder of a node may hold plain files of a tier that was deleted; pods read it and delete them.",
+        "A folder of a node may hold unencrypted files of a deleted tier; pods scan the folder and delete them.",
     )
-    ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
+    ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec sets encryption: Disabled."
     TIERS_CONFLICT = texts.TIERS_CONFLICT
     NAME_CONFLICT = texts.NAME_CONFLICT
     PREDECESSOR_REMAINS = (
         "PredecessorRemains",
-        "Something is left of a deleted CacheTier of the same name, which Kubernetes removes; then this one's is made.",
+        "Objects of a deleted CacheTier of the same name still exist; this tier's are created once Kubernetes has "
+        "removed them.",
     )
     CHILD_REFUSED = texts.CHILD_REFUSED
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
-    GUARANTEES_FIT = "GuaranteesFit", "All declared guarantees together fit into what blocks may take of the capacity."
+    GUARANTEES_FIT = (
+        "GuaranteesFit",
+        "All declared guarantees together fit into the part of the capacity that blocks may take.",
+    )
     GUARANTEES_EXCEED_CAPACITY = texts.GUARANTEES_EXCEED_CAPACITY
     GUARANTEES_WAITING = (
         "GuaranteesWaiting",
-        "Guarantees that do not fit any more wait for room; those that are admitted fit.",
+        "Guarantees that do not fit any more wait for room; the admitted ones fit.",
     )
-    EVICTS_OWN_BLOCKS = "EvictsOwnBlocks", "A scope that finds no room makes it among its own blocks."
-    SERVER_TOO_SMALL = "ServerTooSmall", "The server may hold less than blocks may take of the tier's capacity."
+    EVICTS_OWN_BLOCKS = "EvictsOwnBlocks", "A scope that needs room evicts its own blocks."
+    SERVER_TOO_SMALL = (
+        "ServerTooSmall",
+        "The server's memory limit is below the part of the tier's capacity that blocks may take.",
+    )
     REMOVED_IN_TIME = "RemovedInTime", "Pods remove blocks that have reached the tier's maxRetention."
-    ROOM_LEFT = "RoomLeft", "The server has memory for new blocks, or makes room itself."
-    OUT_OF_MEMORY = "OutOfMemory", "The server holds all that it may and refuses new blocks for now."
-    DISK_FULL = "DiskFull", "The disk of a pod's files has no room for new blocks for now."
-    DISK_READ_ONLY = "DiskReadOnly", "The file system of a pod's files takes no writing."
-    FLOOR_REACHED = "FloorReached", "Files may take less than the capacity, because the file system has little left."
+    ROOM_LEFT = "RoomLeft", "The server has memory for new blocks, or evicts blocks for them."
+    OUT_OF_MEMORY = "OutOfMemory", "The server's memory limit is reached, and it refuses new blocks."
+    DISK_FULL = "DiskFull", "The disk of a pod's files has no room for new blocks."
+    DISK_READ_ONLY = "DiskReadOnly", "The file system of a pod's files is read-only."
+    FLOOR_REACHED = (
+        "FloorReached",
+        "Files take less than the capacity, because the file system has little free space left.",
+    )
     SERVERS_DO_NOT_START = (
         "ServersDoNotStart",
-        "A server's pod does not come up: it cannot be scheduled or pulled, or its container ends; the message is what "
-        "Kubernetes and the container say.",
+        "A server's pod does not start: it cannot be scheduled, its image cannot be pulled, or its container exits; "
+        "the message quotes Kubernetes and the container.",
     )
     POD_STUCK = (
         "PodStuckTerminating",
-        "A server's pod that is being deleted is still there long after its grace period, as on a node that is lost; "
-        "the message says what to do.",
+        "A deleted pod of a server exists long after its grace period, as on a lost node; the message has the remedy.",
     )
     REACHABLE = "Reachable", "The tier's servers answer, or pods use its files."
     PODS_DISCONNECTED = "PodsDisconnected", "Pods do not reach the tier's server, or do not use its files."
@@ -65,9 +74,9 @@ class TierReason(Reason):
     WRONG_PASSWORD = "WrongPassword", "The server refuses the password."
     PASSWORD_REQUIRED = "PasswordRequired", "The server asks for a password and none is configured."
     PASSWORD_UNEXPECTED = "PasswordUnexpected", "A password is configured and the server has none."
-    NO_PERMISSION = "NoPermission", "The user may not ask the server for its state."
+    NO_PERMISSION = "NoPermission", "The user may not read the server's state."
     LOADING = "Loading", "The server is loading its data."
-    NOT_REDIS = "NotRedis", "What answers at the tier's address is no Redis server."
+    NOT_REDIS = "NotRedis", "The service at the tier's address is not a Redis server."
     DISCONNECTED = "Disconnected", "The server closed the connection; it may expect TLS."
     INVALID_ENDPOINT = "InvalidEndpoint", "The tier's address is not of the form host:port."
     INVALID_CERTIFICATE_AUTHORITY = "InvalidCertificateAuthority", "The certificate authority is not PEM."
@@ -78,20 +87,20 @@ class TierReason(Reason):
         "A server is in cluster mode and spec.redis.external.cluster is not true, or the other way round.",
     )
     READ_ONLY_REPLICA = "ReadOnlyReplica", "The server at the tier's address is a replica, which takes no blocks."
-    TOO_OLD = "TooOld", "A server is older than Redis 7.0, whose commands and script rules are needed."
+    TOO_OLD = "TooOld", "A server is older than Redis 7.0, and lacks required commands and script rules."
     MISSING_PERMISSIONS = (
         "MissingPermissions",
-        "The user may not run a command that pods need, or not on the domain's keys; the message names which.",
+        "The user may not run a command that pods need, or not on the domain's keys; the message names the command.",
     )
     SLOTS_COVERED = "SlotsCovered", "All slots of the cluster have a server that answers."
     REPLICAS_IN_STEP = "ReplicasInStep", "Every primary has all its replicas in step."
     REPLICAS_MISSING = "ReplicasMissing", "Servers of the cluster are missing, do not answer, or are not in step."
-    COMMAND_FAILED = "CommandFailed", "A server of the cluster refused a command; it is tried again."
+    COMMAND_FAILED = "CommandFailed", "A server of the cluster refused a command; the operator repeats it."
     SLOTS_UNCOVERED = "SlotsUncovered", "Slots of the cluster belong to no server."
     EVERYTHING_LOST = (
         "EverythingLost",
-        "All servers of the cluster lost what they held, so that it is formed anew, empty: blocks are misses until "
-        "they are stored again.",
+        "All servers of the cluster lost their blocks, so it is formed again, empty: lookups miss until blocks are "
+        "stored again.",
     )
     SERVERS_AWAY = "ServersAway", "Servers that have slots of the cluster do not answer the operator."
     NOT_NOEVICTION = (
@@ -106,20 +115,23 @@ class TierReason(Reason):
     PASSWORDS_SET = "PasswordsSet", "Every server admits the passwords of the Secret and no others."
     PASSWORDS_OVERLAP = (
         "PasswordsOverlap",
-        "New passwords are used, and the previous ones still admitted, because pods read files of Secrets late.",
+        "Clients use new passwords; servers still admit the previous ones, because pods read mounted Secrets late.",
     )
     PASSWORDS_OVERDUE = "PasswordsOverdue", "A rotation is due and waits for a server that does not answer."
-    ROTATING_PASSWORDS = "RotatingPasswords", "Servers come to admit new passwords, which nobody uses yet."
-    SETTING_USERS = "SettingUsers", "A server has other users or passwords than the Secret says, and is told."
+    ROTATING_PASSWORDS = "RotatingPasswords", "Servers are being set to admit new passwords, which no client uses yet."
+    SETTING_USERS = "SettingUsers", "A server's users or passwords differ from the Secret; the operator sets them."
     PASSWORDS_LOST = (
         "PasswordsLost",
-        "A server was started with passwords that no Secret holds any more, so that its pod is replaced.",
+        "A server was started with passwords that no Secret holds any more; its pod is being replaced.",
     )
-    CERTIFICATE_SHOWN = "CertificateShown", "Every server shows the certificate of the Secret."
-    LOADING_CERTIFICATE = "LoadingCertificate", "A server does not show the certificate of the Secret yet, and is told."
-    CHANGING_AUTHORITY = "ChangingAuthority", "Clients trust two authorities while one takes the other's place."
+    CERTIFICATE_SHOWN = "CertificateShown", "Every server presents the certificate of the Secret."
+    LOADING_CERTIFICATE = (
+        "LoadingCertificate",
+        "A server does not present the certificate of the Secret yet; the operator has it load the certificate.",
+    )
+    CHANGING_AUTHORITY = "ChangingAuthority", "Clients trust two authorities while one replaces the other."
     CERTIFICATE_EXPIRED = "CertificateExpired", "The certificate in the Secret is not valid any more."
     INVALID_TLS_SECRET = (
         "InvalidTlsSecret",
-        "The Secret with the servers' certificate lacks a key, or what is in it does not fit together.",
+        "The Secret with the servers' certificate lacks a key, or its parts do not match.",
     )
