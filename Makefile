@@ -9,6 +9,7 @@ LOCAL := .local
 VENV := $(LOCAL)/venv
 BIN := $(VENV)/bin
 CLUSTER ?=
+REGISTRY ?=
 cluster_flag = $(if $(CLUSTER),--cluster $(CLUSTER))
 SOURCES := operator/src sidecar/src tests e2e bench tools
 export PYTHONDONTWRITEBYTECODE := 1
@@ -45,6 +46,10 @@ clean: ## Stop the cluster and remove everything under .local/
 .PHONY: images
 images: ## Build the images (operator, sidecar, Redis, CPU engine)
 	@$(PYTHON) -m e2e.images build
+
+.PHONY: push
+push: ## Build the product's images and push them: make push REGISTRY=registry.example.com/team
+	@$(PYTHON) -m e2e.images push --registry "$(REGISTRY)"
 
 .PHONY: generate
 generate: $(VENV)/installed ## Write CRDs, charts' copies and the reference pages from the code

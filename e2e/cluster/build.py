@@ -1,13 +1,15 @@
-"""Build the Kubernetes components, kubectl, helm, etcd and CoreDNS from source as one multi-call binary.
+"""Build programs from the Go modules below ``go/``.
 
-One binary because the components share most of their code: 156 MB and one link instead of nine.
-``go/kubernetes/go.mod`` is that of Kubernetes with its staging directories replaced by the published modules of the
-same release.
+``kubernetes`` is the Kubernetes components, kubectl, helm, etcd and CoreDNS as one multi-call binary, because they
+share most of their code: 156 MB and one link instead of nine. Its go.mod is that of Kubernetes with the staging
+directories replaced by the published modules of the same release.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import digests
@@ -17,8 +19,23 @@ from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.settings import COMPONENTS, HELM_VERSION, KUBERNETES_VERSION, Paths, inherited_environment
 
 SOURCES = Path(__file__).parent / "go"
-MULTI_CALL_BINARY = "kubernetes"
-PAUSE_BINARY = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program in Go.
+
+    Attributes:
+        name: of the binary, and of the folder of its sources.
+        purpose: the line that a user sees while it is built.
+        flags: the linker's.
+        links: further names of the binary.
+    """
+
+    name: str
+    purpose: str
+    flags: str = "-s -w"
+    links: tuple[str, ...] = ()
 
 
 def linker_flags(kubernetes_version: str, helm_version: str) -> str:
@@ -39,39 +56,52 @@ def linker_flags(kubernetes_version: str, helm_version: str) -> str:
     return " ".join(flags)
 
 
-def build_binaries(paths: Paths, progress: Progress) -> None:
-    """Build everything into ``paths.bin``; a quick no-op while sources, versions and the Go toolchain are unchanged.
+KUBERNETES = Program(
+    "kubernetes",
+    "build Kubernetes from source (minutes when Go's cache is cold, half a minute when warm)",
+    linker_flags(KUBERNETES_VERSION, HELM_VERSION),
+    COMPONENTS,
+)
+PAUSE = Program("pause", "build pause")
+CRANE = Program("crane", "build crane, which pushes images")
+CLUSTER_PROGRAMS = (KUBERNETES, PAUSE)
+"""The programs of the local cluster."""
+
+
+def build_binaries(paths: Paths, progress: Progress, programs: Sequence[Program] = CLUSTER_PROGRAMS) -> None:
+    """Build programs into ``paths.bin``; a quick no-op for each whose sources, flags and Go toolchain are unchanged.
 
     Raises:
         ClusterError: Go is missing or the build failed.
     """
     go = shutil.which("go")
     if go is None:
+        names = " and ".join(program.name for program in programs)
         raise ClusterError(
-            "Go is not installed, and the Kubernetes components are built from source",
-            advice="install Go 1.25 or newer (https://go.dev/dl/ or a package), or use `up --cluster kind`",
+            f"Go is not installed, and {names} are built from source",
+            advice="install Go 1.25 or newer (https://go.dev/dl/ or a package)",
         )
     with exclusive(paths, "binaries", progress):
-        _build_changed(go, paths, progress)
+        version = output_of([go, "env", "GOVERSION"])
+        for program in programs:
+            _build_changed(go, version, program, paths, progress)
 
 
-def _build_changed(go: str, paths: Paths, progress: Progress) -> None:
-    built = all((paths.bin / name).exists() for name in (MULTI_CALL_BINARY, PAUSE_BINARY, *COMPONENTS))
-    flags = linker_flags(KUBERNETES_VERSION, HELM_VERSION)
-    digest = digests.digest_of({"go": output_of([go, "env", "GOVERSION"]), "flags": flags}, [SOURCES])
-    if built and digests.is_unchanged(paths, "binaries", digest):
+def _build_changed(go: str, version: str, program: Program, paths: Paths, progress: Progress) -> None:
+    name, source = f"binary-{program.name}", SOURCES / program.name
+    digest = digests.digest_of({"go": version, "flags": program.flags}, [source])
+    built = all((paths.bin / file).exists() for file in (program.name, *program.links))
+    if built and digests.is_unchanged(paths, name, digest):
         return
-    digests.forget(paths, "binaries")
+    digests.forget(paths, name)
     paths.bin.mkdir(parents=True, exist_ok=True)
-    with progress.step("build Kubernetes from source (minutes when Go's cache is cold, half a minute when warm)"):
-        _go_build(go, SOURCES / "kubernetes", flags, paths.bin / MULTI_CALL_BINARY, paths.logs / "go-kubernetes.log")
-    with progress.step("build pause"):
-        _go_build(go, SOURCES / "pause", "-s -w", paths.bin / PAUSE_BINARY, paths.logs / "go-pause.log")
-    for name in COMPONENTS:
-        link = paths.bin / name
+    with progress.step(program.purpose):
+        _go_build(go, source, program.flags, paths.bin / program.name, paths.logs / f"go-{program.name}.log")
+    for file in program.links:
+        link = paths.bin / file
         link.unlink(missing_ok=True)
-        link.symlink_to(MULTI_CALL_BINARY)
-    digests.remember(paths, "binaries", digest)
+        link.symlink_to(program.name)
+    digests.remember(paths, name, digest)
 
 
 def _go_build(go: str, source: Path, flags: str, output: Path, log: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from e2e.cluster import digests
 from e2e.cluster.archive import image_identities, write_image
-from e2e.cluster.build import MULTI_CALL_BINARY, PAUSE_BINARY
+from e2e.cluster.build import KUBERNETES, PAUSE
 from e2e.cluster.node import Node
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.settings import COREDNS_IMAGE, PAUSE_IMAGE, Paths
@@ -22,11 +22,11 @@ def build_system_images(paths: Paths, progress: Progress) -> list[Path]:
         Their docker-archive files.
     """
     pause, coredns = paths.images / "pause.tar", paths.images / "coredns.tar"
-    for output, tag, binary, name in (
-        (pause, PAUSE_IMAGE, PAUSE_BINARY, "/pause"),
-        (coredns, COREDNS_IMAGE, MULTI_CALL_BINARY, "/coredns"),
+    for output, tag, program, name in (
+        (pause, PAUSE_IMAGE, PAUSE, "/pause"),
+        (coredns, COREDNS_IMAGE, KUBERNETES, "/coredns"),
     ):
-        source = paths.bin / binary
+        source = paths.bin / program.name
         if output.exists() and output.stat().st_mtime_ns > source.stat().st_mtime_ns:
             continue
         with progress.step(f"write the image {tag}"):

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from e2e.cluster import rootfs
-from e2e.cluster.build import PAUSE_BINARY
+from e2e.cluster.build import PAUSE
 from e2e.cluster.cgroups import NodeCgroups
 from e2e.cluster.processes import children_of, kill_recorded, output_of, record_pid, recorded_pid, spawn, wait_until
 from e2e.cluster.progress import ClusterError
@@ -61,14 +61,15 @@ class Node:
 
     def command(self) -> list[str]:
         """An argv prefix that runs a program inside the node, with a clean environment."""
-        pid = recorded_pid(self._init_pid_file)
-        if pid is None:
-            raise ClusterError("the local node is not running", advice="run `python3 -m e2e.cluster up`")
         return [
             "sh", "-c", JOIN_AND_RUN, str(self._cgroups.record),
-            "nsenter", "-t", str(pid), "-m", "-n", "-C", "-u", "-i", "-p", "--",
+            "nsenter", "-t", str(self._init_pid()), "-m", "-n", "-C", "-u", "-i", "-p", "--",
             "/usr/bin/env", "-i", f"PATH={NODE_PATH}:{self._paths.bin}", "HOME=/root", "LANG=C.UTF-8",
         ]  # fmt: skip
+
+    def network_command(self) -> list[str]:
+        """An argv prefix that runs a program of this machine on the node's network."""
+        return ["nsenter", "-t", str(self._init_pid()), "-n", "--"]
 
     def destroy(self) -> None:
         """End the node and remove every trace but the image store. Nothing happens when there is none."""
@@ -87,6 +88,12 @@ class Node:
             if folder not in KEPT_DISK_FOLDERS:
                 remove(self._paths.node_disk / folder)
 
+    def _init_pid(self) -> int:
+        pid = recorded_pid(self._init_pid_file)
+        if pid is None:
+            raise ClusterError("the local node is not running", advice="run `python3 -m e2e.cluster up`")
+        return pid
+
     def _start_init(self) -> None:
         scratch = self.state / "mnt"
         scratch.mkdir(exist_ok=True)
@@ -101,7 +108,7 @@ class Node:
             "DISK": str(self._paths.node_disk),
             "STATE": str(self.state),
             "NODE_NAME": self._network.node_name,
-            "INIT": str(self._paths.bin / PAUSE_BINARY),
+            "INIT": str(self._paths.bin / PAUSE.name),
             "CGROUP": self._cgroups.mount_description,
         }
         groups = self.state / "namespace-root"

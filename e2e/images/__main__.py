@@ -1,7 +1,8 @@
-"""``python3 -m e2e.images build|load|list [NAME ...]``: build the images, and load them into the cluster in use.
+"""``python3 -m e2e.images build|load|push|list [NAME ...]``: build images, load them into the cluster in use, push.
 
-Nothing is built or loaded again while its inputs are unchanged. Without names, all images are meant. Servers are also
-unpacked: tests run them on this machine (`e2e.cluster.rootfs.server_command`).
+Nothing is built or loaded again while its inputs are unchanged. Without names, all images are meant; `push` then means
+those that the chart names. Servers are also unpacked: tests run them on this machine
+(`e2e.cluster.rootfs.server_command`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from e2e.cluster import digests
 from e2e.cluster.archive import image_identities, unpack_programs
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.locks import exclusive
-from e2e.cluster.progress import Progress
+from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import Paths
 from e2e.images.catalogue import IMAGES, Image, select
+from e2e.images.registry import check_registry, push_archives
 
 
 def build(images: Sequence[Image], paths: Paths) -> int:
@@ -50,6 +52,19 @@ def load(images: Sequence[Image], paths: Paths) -> int:
     return build(images, paths) or cluster(["load", *(str(image.archive(paths)) for image in images)])
 
 
+def push(images: Sequence[Image], paths: Paths, registry: str) -> int:
+    """Build the images, and push them to a registry; returns the exit code."""
+    try:
+        check_registry(registry)
+        if code := build(images, paths):
+            return code
+        push_archives({image.name_in(registry): image.archive(paths) for image in images}, paths, Progress())
+    except ClusterError as error:
+        print(describe(error), file=sys.stderr)
+        return 1
+    return 0
+
+
 def show(images: Sequence[Image], paths: Paths) -> int:
     """Print the images with their tags and whether they are built; returns 0."""
     for image in images:
@@ -62,13 +77,17 @@ def show(images: Sequence[Image], paths: Paths) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python3 -m e2e.images", description="The images of tests and demos.")
-    parser.add_argument("verb", choices=("build", "load", "list"))
+    parser.add_argument("verb", choices=("build", "load", "push", "list"))
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(image.name for image in IMAGES))
+    parser.add_argument("--registry", default="", metavar="HOST/PATH", help="where `push` puts images")
     options = parser.parse_args(arguments)
     try:
         images = select(options.names)
     except ValueError as error:
         parser.error(str(error))
+    if options.verb == "push":
+        chosen = images if options.names else [image for image in images if image.is_product]
+        return push(chosen, Paths(), options.registry)
     return {"build": build, "load": load, "list": show}[options.verb](images, Paths())
 
 

@@ -40,6 +40,10 @@ class Image:
         """
         return f"localhost/kvstrata-{self.name}:{version() if self.is_product else 'local'}"
 
+    def name_in(self, registry: str) -> str:
+        """The name in a registry: the chart's, so that a chart with `image.registry` finds it."""
+        return f"{registry}/kvstrata-{self.name}:{version()}"
+
     def archive(self, paths: Paths) -> Path:
         """The docker-archive that a build writes."""
         return paths.images / f"kvstrata-{self.name}.tar"
