@@ -268,7 +268,8 @@ class CacheTierSpec(ApiModel):
         ),
         Rule(
             cel="!has(self.capacity) || !has(self.redis) || !has(self.redis.managed) || "
-            "!has(self.redis.managed.shards) || quantity(string(self.capacity)).asApproximateFloat() >= "
+            "!has(self.redis.managed.shards) || !isQuantity(string(self.capacity)) || "
+            "quantity(string(self.capacity)).asApproximateFloat() >= "
             f"{Quantity(LEAST_CAPACITY).in_bytes}.0 * double(self.redis.managed.shards)",
             message=f"capacity must be at least {LEAST_CAPACITY} for each of redis.managed.shards: in a smaller "
             "shard every chunk evicts the previous one; raise capacity, or lower shards",

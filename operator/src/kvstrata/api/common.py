@@ -164,6 +164,7 @@ class Budget(ApiModel):
     RULES = (
         Rule(
             cel="!has(self.guaranteed) || !has(self.limit) || "
+            "!isQuantity(string(self.guaranteed)) || !isQuantity(string(self.limit)) || "
             "quantity(string(self.guaranteed)).compareTo(quantity(string(self.limit))) <= 0",
             message="guaranteed must not be above limit: raise limit or lower guaranteed",
             field_path=".guaranteed",

@@ -119,7 +119,7 @@ class AtLeast(Marker):
     message: str
 
     def _schema_keys(self) -> dict[str, Any]:
-        cel = f"!quantity(string(self)).isLessThan(quantity('{self.least}'))"
+        cel = f"!isQuantity(string(self)) || !quantity(string(self)).isLessThan(quantity('{self.least}'))"
         return {VALIDATIONS: [{"rule": cel, "message": self.message}]}
 
     def _check(self, value: Any) -> None:
