@@ -81,12 +81,9 @@ class FaultyWorld:
     def settled(self, kind: str, name: str) -> bool:
         """Whether an object's status is of its present generation and nothing is in progress."""
         found = self.get(kind, name)
-        conditions = {c["type"]: c for c in (found.get("status") or {}).get("conditions") or ()}
-        reconciling = conditions.get("Reconciling") or {}
-        return (
-            reconciling.get("status") == "False"
-            and reconciling.get("observedGeneration") == found["metadata"]["generation"]
-        )
+        status = found.get("status") or {}
+        in_progress = any(c["type"] == "Reconciling" for c in status.get("conditions") or ())
+        return not in_progress and status.get("observedGeneration") == found["metadata"]["generation"]
 
     def bundle(self) -> Bundle:
         """The model's bundle as pods would read it."""
