@@ -27,7 +27,7 @@ def build_audit_reference() -> str:
     lines += ["A line is one JSON object. Fields that do not apply are absent; there is no null and no free text.", ""]
     lines += ["## In every line", "", *_rows_named(every)]
     lines += ["## Where the action has it", "", *_rows_named(own)]
-    lines += ["## Events", "", "| Event | It is about |", "|---|---|"]
+    lines += ["## Events", "", "| Event | Subject |", "|---|---|"]
     lines += [f"| {event.value} | {event.meaning} |" for event in Event]
     lines += ["", "## Actions", "", "| Action | Event | Source | Meaning | Fields |", "|---|---|---|---|---|"]
     for action in Action:

@@ -39,11 +39,11 @@ class Source(StrEnum):
 class Event(Meaningful):
     """The subject of a line, for routing in a platform."""
 
-    ADMISSION = "Admission", "something was let in: a guarantee on a tier, callers' requests"
-    DENIAL = "Denial", "something was not let in, or no longer: a guarantee, an object, a pod's word, requests"
+    ADMISSION = "Admission", "a guarantee on a tier, or callers' requests, were admitted"
+    DENIAL = "Denial", "a guarantee, an object, a pod's report or requests were refused, or a guarantee was withdrawn"
     SHARE = "Share", "sharing of blocks between tenants"
     ERASE = "Erase", "an invalidation, and each step of an erasure"
-    KEY = "Key", "keys, passwords and certificates: made, in use, turned, gone"
+    KEY = "Key", "keys, passwords and certificates: created, in use, rotated, removed"
     LOG = "Log", "the audit log itself"
 
 
@@ -73,11 +73,12 @@ class Action(StrEnum):
         return member
 
     GUARANTEE_ADMITTED = (
-        "GuaranteeAdmitted", Event.ADMISSION, _OPERATOR, "a guarantee got room on a tier, or more of it", _GUARANTEE,
+        "GuaranteeAdmitted", Event.ADMISSION, _OPERATOR, "a tier reserved a guarantee, or more bytes for it",
+        _GUARANTEE,
     )  # fmt: skip
     GUARANTEE_RELEASED = (
-        "GuaranteeReleased", Event.ADMISSION, _OPERATOR, "a guarantee gave room back, as its object asks",
-        _GUARANTEE,
+        "GuaranteeReleased", Event.ADMISSION, _OPERATOR,
+        "an object lowered or removed a guarantee, and the tier released its bytes", _GUARANTEE,
     )  # fmt: skip
     REQUESTS_SERVED = (
         "RequestsServed", Event.ADMISSION, _GATE,
@@ -87,14 +88,15 @@ class Action(StrEnum):
         "GuaranteeDenied", Event.DENIAL, _OPERATOR, "a guarantee waits for room", (*_POLICY, "reason"),
     )  # fmt: skip
     GUARANTEE_WITHDRAWN = (
-        "GuaranteeWithdrawn", Event.DENIAL, _OPERATOR, "a guarantee lost room, because a tier has less", _GUARANTEE,
+        "GuaranteeWithdrawn", Event.DENIAL, _OPERATOR,
+        "a guarantee lost bytes, because its tier has less room", _GUARANTEE,
     )  # fmt: skip
     OBJECT_STALLED = (
         "ObjectStalled", Event.DENIAL, _OPERATOR,
-        "an object's spec is not carried out; `reason` is that of its condition Stalled", (*_POLICY, "reason"),
+        "an object's spec is not enforced; `reason` is that of its condition Stalled", (*_POLICY, "reason"),
     )  # fmt: skip
     REPORT_REFUSED = (
-        "ReportRefused", Event.DENIAL, _OPERATOR, "a pod's report was refused: it is not proven to be its own",
+        "ReportRefused", Event.DENIAL, _OPERATOR, "a pod's report was refused, because it does not prove its pod",
         ("namespace", "model", "pod_uid", "reason"),
     )  # fmt: skip
     REQUESTS_REFUSED = (
@@ -103,28 +105,28 @@ class Action(StrEnum):
     )  # fmt: skip
     REUSE_REFUSED = (
         "ReuseRefused", Event.DENIAL, _GATE,
-        "requests went to the engine under random salts: they found nothing and left nothing. `reason` is "
+        "requests went to the engine under random salts, so they reuse no blocks and leave none to others. `reason` is "
         "`unknown_tenant`, `suspended`, `reuse_off` or `stale`", (*_REQUESTS, "reason"),
     )  # fmt: skip
     SHARING_BEGAN = (
         "SharingBegan", Event.SHARE, _OPERATOR,
-        "a bundle was committed by which a tenant shares a scope, or reads a pool", _SHARED,
+        "a committed bundle lets a tenant share a scope, or read a pool", _SHARED,
     )  # fmt: skip
     SHARING_ENDED = (
         "SharingEnded", Event.SHARE, _OPERATOR,
-        "a bundle was committed by which it no longer does; pods follow when they acknowledge `revision`", _SHARED,
+        "a committed bundle ends that; it is in force in a pod that has acknowledged `revision`", _SHARED,
     )  # fmt: skip
     INVALIDATION_MOVED = (
-        "InvalidationMoved", Event.ERASE, _OPERATOR, "the status of a CacheInvalidation came to another phase",
+        "InvalidationMoved", Event.ERASE, _OPERATOR, "a CacheInvalidation entered another phase",
         (*_OBJECT, "phase"),
     )  # fmt: skip
     SCOPES_ROLLED = (
         "ScopesRolled", Event.ERASE, _OPERATOR,
-        "every bundle has new epochs in place of those that are erased; `count` of them", (*_OBJECT, "count"),
+        "every bundle has new epochs instead of the erased ones; `count` of them", (*_OBJECT, "count"),
     )  # fmt: skip
     POD_STANDS = (
         "PodStands", Event.ERASE, _OPERATOR,
-        "the state of a pod that may have used it: `Acked`, `Fenced`, `Ended` or `Open`",
+        "state of a pod that may have used the erased blocks: `Acked`, `Fenced`, `Ended` or `Open`",
         (*_OBJECT, "pod_uid", "revision", "reason"),
     )  # fmt: skip
     POD_ERASED = (
@@ -135,7 +137,7 @@ class Action(StrEnum):
         "EngineReset", Event.ERASE, _OPERATOR, "a pod's engine emptied its prefix cache", (*_OBJECT, "pod_uid"),
     )  # fmt: skip
     ENGINE_KEPT = (
-        "EngineKept", Event.ERASE, _OPERATOR, "a pod's engine has no way to empty its prefix cache",
+        "EngineKept", Event.ERASE, _OPERATOR, "a pod's engine cannot empty its prefix cache",
         (*_OBJECT, "pod_uid"),
     )  # fmt: skip
     POD_PROBED = (
@@ -145,12 +147,12 @@ class Action(StrEnum):
     )  # fmt: skip
     SERVER_DELETED = (
         "ServerDeleted", Event.ERASE, _OPERATOR,
-        "a Job deleted from a server of a shared tier, and is `Done`, or `Failed`",
+        "a Job that deletes from a server of a shared tier ended; `reason` is `Done` or `Failed`",
         (*_OBJECT, "tier", "server", "reason", "blocks", "bytes", "remaining"),
     )  # fmt: skip
     TIER_VERIFIED = (
         "TierVerified", Event.ERASE, _OPERATOR,
-        "the operator looked at `count` servers of a shared tier, and `remaining` blocks were left",
+        "the operator searched `count` servers of a shared tier and found `remaining` blocks",
         (*_OBJECT, "tier", "count", "remaining"),
     )  # fmt: skip
     TIER_LOST = (
@@ -158,7 +160,7 @@ class Action(StrEnum):
         (*_OBJECT, "tier"),
     )  # fmt: skip
     ERASURE_JUDGED = (
-        "ErasureJudged", Event.ERASE, _OPERATOR, "an erasure is over; `reason` is that of its condition",
+        "ErasureJudged", Event.ERASE, _OPERATOR, "an erasure ended; `reason` is that of its condition",
         (*_OBJECT, "reason"),
     )  # fmt: skip
     RECEIPT_WRITTEN = (
@@ -172,11 +174,12 @@ class Action(StrEnum):
     )  # fmt: skip
     KEYS_MADE = (
         "KeysMade", Event.KEY, _OPERATOR,
-        "keys, users or a certificate were written to a Secret, or data keys unwrapped by a KMS: `count` that are new",
+        "keys, users or a certificate were written to a Secret, or a KMS unwrapped data keys; `count` of them are new",
         (*_SECRET, "count"),
     )  # fmt: skip
     KEYS_REMOVED = (
-        "KeysRemoved", Event.KEY, _OPERATOR, "data keys left a Secret, or the operator's memory", (*_SECRET, "count"),
+        "KeysRemoved", Event.KEY, _OPERATOR,
+        "data keys were removed from a Secret or from the operator's memory", (*_SECRET, "count"),
     )  # fmt: skip
     CREDENTIALS_TURNED = (
         "CredentialsTurned", Event.KEY, _OPERATOR,
@@ -184,7 +187,7 @@ class Action(StrEnum):
         ("namespace", "object", "reason"),
     )  # fmt: skip
     KEY_REVOKED = (
-        "KeyRevoked", Event.KEY, _OPERATOR, "a data key of erased blocks is gone from its custody and every bundle",
+        "KeyRevoked", Event.KEY, _OPERATOR, "a data key of erased blocks was removed from its custody and every bundle",
         (*_OBJECT, "fingerprint"),
     )  # fmt: skip
     KEY_DESTROYED = (
@@ -193,16 +196,16 @@ class Action(StrEnum):
     )  # fmt: skip
     DATA_KEYS_HELD = (
         "DataKeysHeld", Event.KEY, _GATE,
-        "files of data keys changed in the pod: `count` are there now, with policy revision `revision` in force",
+        "the pod's files of data keys changed: it has `count` keys, with policy revision `revision` in force",
         ("namespace", "model", "revision", "count"),
     )  # fmt: skip
     API_KEYS_HELD = (
-        "ApiKeysHeld", Event.KEY, _GATE, "other API keys are in force than before: `count`",
+        "ApiKeysHeld", Event.KEY, _GATE, "the API keys in force changed; there are `count`",
         ("namespace", "model", "count"),
     )  # fmt: skip
     EVENTS_DROPPED = (
         "EventsDropped", Event.LOG, _BOTH,
-        "`count` events of this process have no line, because lines were not taken fast enough", ("count",),
+        "`count` events of this process have no line, because lines were written faster than collected", ("count",),
     )  # fmt: skip
 
 
@@ -213,19 +216,19 @@ class Happened:
     WIRE: ClassVar[Wire] = Wire("a line of the audit log", closed=True, camel=True)
 
     action: Action
-    """The event, see below."""
+    """The action, see below."""
 
     namespace: KubeName | None = None
-    """The domain's namespace; of the operator's own keys that of the operator."""
+    """The domain's namespace; for the operator's own keys its own."""
 
     object: KubeName | None = None
-    """The object that it is about, as `Kind/name`."""
+    """The object concerned, as `Kind/name`."""
 
     uid: KubeName | None = None
     """Its uid."""
 
     tenant: str | None = None
-    """The tenant's name, where the domain's `auditNames` is `Tenants`."""
+    """The tenant's name, if the domain's `auditNames` is `Tenants`."""
 
     model: KubeName | None = None
     """The CachedModel."""
@@ -240,46 +243,46 @@ class Happened:
     """The CacheTier."""
 
     server: KubeName | None = None
-    """The id that a server of the tier has by itself."""
+    """Id of the tier's server, as the server reports it."""
 
     pod_uid: KubeName | None = None
-    """The uid of the pod that it is about."""
+    """Uid of the pod concerned."""
 
     material: Token | None = None
     """Content of a Secret."""
 
     fingerprint: HexDigest | None = None
-    """SHA-256 that stands for a data key, as in receipts."""
+    """SHA-256 that identifies a data key, as in receipts."""
 
     receipt: HexDigest | None = None
     """Digest of the receipt."""
 
     phase: Token | None = None
-    """The phase that was reached."""
+    """The new phase."""
 
     reason: Token | None = None
-    """Why, or with which outcome."""
+    """Cause or outcome."""
 
     revision: int | None = None
     """A bundle's revision."""
 
     bytes: int | None = None
-    """Bytes: of a guarantee now; that were erased."""
+    """Current bytes of a guarantee, or erased bytes."""
 
     bytes_before: int | None = None
-    """Bytes of a guarantee before."""
+    """Former bytes of a guarantee."""
 
     blocks: int | None = None
     """Blocks that were erased."""
 
     remaining: int | None = None
-    """Blocks that were left."""
+    """Remaining blocks."""
 
     count: int | None = None
-    """How many."""
+    """Number of things that the action counts."""
 
     since: Instant | None = None
-    """The first of them did not happen before, the last not after `time`."""
+    """Start of the counted interval; `time` is its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +308,7 @@ class Line(Happened):
     """Random for each start of the process."""
 
     sequence: int
-    """Number of the line of this process, from 1: a number that is missing was lost on its way."""
+    """Number of the line of this process, from 1; the line of a missing number was lost."""
 
     event: Event
     """Subject of the action."""
