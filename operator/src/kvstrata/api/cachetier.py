@@ -186,8 +186,8 @@ _AT_REST = (Medium.NVME, Medium.REDIS)
 
 LEAST_CAPACITY = "16Mi"
 _WHY_NOT_LESS = (
-    f"must be at least {LEAST_CAPACITY}: a chunk of 256 tokens takes 8Mi even with a billion parameters, and in a "
-    "smaller tier every chunk evicts the previous one"
+    f"must be at least {LEAST_CAPACITY}: a chunk of 256 tokens of a model with a billion parameters takes 8Mi, and in "
+    "a smaller tier every chunk evicts the previous one"
 )
 
 
