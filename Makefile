@@ -1,4 +1,4 @@
-# Every set-up step installs what it needs under .local/. `make help` lists the targets.
+# Every set-up step installs its programs under .local/. `make help` lists the targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -27,7 +27,7 @@ $(VENV)/installed: requirements/dev.txt
 	@touch $@
 
 .PHONY: demo
-demo: ## Bring up a cluster, install the product, send real requests and tell the story (CLUSTER=local|kind|existing)
+demo: ## Bring up a cluster, install the product, send real requests and explain the results (CLUSTER=local|kind|existing)
 	@$(PYTHON) -m e2e.demo $(cluster_flag)
 
 .PHONY: up

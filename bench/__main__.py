@@ -56,7 +56,7 @@ def _run(name: str) -> Verdict:
         (RESULTS / f"{name}.{ending}").write_text(text)
     print(json.dumps(document, indent=2))
     for name in document["out_of_range"]:
-        print(f"{name} is out of its range", file=sys.stderr)
+        print(f"{name} is out of its range in bench/ranges", file=sys.stderr)
     for name in document["too_busy_to_judge"]:
         print(f"{name} is not judged: other programs kept the machine too busy", file=sys.stderr)
     verdict: Verdict = document["ok"]

@@ -63,10 +63,10 @@ def judge(
     for number in range(1, RUNS + 1):
         found = again(left) if left else Outcome(0, ())
         if found.code not in (0, TESTS_FAILED) or (found.code and not found.failed):
-            failures += [f"FAILED: {test}: run again, pytest ended with {found.code}" for test in left]
+            failures += [f"FAILED: {test}: in its rerun, pytest ended with {found.code}" for test in left]
             left = []
         failures += [
-            f"FAILED: {test}: again in run {number} of {RUNS}{_quoted(first, test)}"
+            f"FAILED: {test}: failed again in rerun {number} of {RUNS}{_quoted(first, test)}"
             for test in left
             if test in found.failed
         ]
@@ -78,7 +78,8 @@ def judge(
             allowed.append(f"UNSTEADY: {test}: excused since {excuse.since}: {excuse.reason}{_quoted(first, test)}")
         else:
             failures.append(
-                f"UNSTEADY: {test}: failed, and passed {RUNS} times under load; find out why{_quoted(first, test)}"
+                f"UNSTEADY: {test}: failed once, and passed {RUNS} reruns under load; find the cause"
+                f"{_quoted(first, test)}"
             )
     return failures, allowed
 

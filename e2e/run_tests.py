@@ -141,7 +141,7 @@ def _prepare_and_test(progress: Progress) -> tuple[list[str], list[str]]:
         failures += found
         excused += allowed
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    progress.report(f"{used.ru_utime + used.ru_stime:.0f} s of processors in all")
+    progress.report(f"processor time of all tests: {used.ru_utime + used.ru_stime:.0f} s")
     return failures, excused
 
 
@@ -280,7 +280,7 @@ def run(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        print(f"not in time, interrupted after {time.monotonic() - began_s:.0f} s: {' '.join(arguments)}")
+        print(f"not finished after {time.monotonic() - began_s:.0f} s, interrupted: {' '.join(arguments)}")
         return NOT_IN_TIME
 
 

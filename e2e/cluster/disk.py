@@ -27,8 +27,9 @@ def warn_of_little_room(local: Path, needed_bytes: int) -> str | None:
     free_bytes = shutil.disk_usage(local if local.exists() else local.parent).free
     if free_bytes < LEAST_BYTES:
         raise ClusterError(
-            f"the disk of {local} has {free_bytes >> 20} MiB left, and pods are evicted below {LEAST_BYTES >> 21}",
-            advice="free some of it; `make clean` removes everything that was built",
+            f"the disk of {local} has {free_bytes >> 20} MiB left; the kubelet evicts pods below "
+            f"{LEAST_BYTES >> 21} MiB",
+            advice="free some space; `make clean` removes everything that was built",
         )
     if free_bytes >= needed_bytes:
         return None
@@ -37,8 +38,8 @@ def warn_of_little_room(local: Path, needed_bytes: int) -> str | None:
         return None
     whole, built, free = (size / GIB for size in (needed_bytes, built_bytes, free_bytes))
     return (
-        f"warning: {local} takes about {whole:.0f} GiB when everything is built; {built:.1f} are there and the disk has"
-        f" {free:.1f} left. If something fails for want of room, free some."
+        f"warning: {local} takes about {whole:.0f} GiB when everything is built; it has {built:.1f} GiB, and the disk"
+        f" has {free:.1f} GiB left. If a step fails because the disk is full, free some space."
     )
 
 

@@ -83,8 +83,8 @@ def report_if_newer(root: Path, debian: Debian, progress: Progress) -> None:
     found = (root / "etc/debian_version").read_text().strip()
     if found != debian.point_release:
         progress.report(
-            f"note: this is Debian {found}, and all was tested on {debian.point_release}; KVSTRATA_DEBIAN_MIRROR can"
-            " name a mirror of snapshots, which has every one"
+            f"note: this is Debian {found}, and all was tested on {debian.point_release}; for that release, set"
+            " KVSTRATA_DEBIAN_MIRROR to a mirror of snapshots"
         )
 
 

@@ -150,7 +150,9 @@ def test_a_pool_that_is_deleted_is_read_by_nobody(near: Stage, kubectl: Kubectl)
                 assert asked(where, keys[name], text + question(name)) == Hits(0, SHARED_TOKENS), name
         wait_until("the bundle has no pool", lambda: not pool_keyspaces(kubectl, POOL), REPORTED_WITHIN_S)
         for name in where_of:
-            wait_until("it reports it", lambda name=name: _reason(kubectl, name) == "PoolNotFound", REPORTED_WITHIN_S)
+            wait_until(
+                "it reports PoolNotFound", lambda name=name: _reason(kubectl, name) == "PoolNotFound", REPORTED_WITHIN_S
+            )
             wait_until("it is enforced", lambda name=name: _enforced(kubectl, name), REPORTED_WITHIN_S)
         for name, where in where_of.items():
             assert asked(_other(near, where), keys[name], text + question(name)) == Hits(0, 0), name

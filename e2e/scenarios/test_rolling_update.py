@@ -137,7 +137,7 @@ def test_an_update_and_its_rollback_break_no_stream_and_keep_each_identity_to_it
         _every_pod_had_acknowledged_when_it_became_ready(kubectl, pods, before, clock_ahead_s)
 
         with open_direct_stage(kubectl, print) as new:
-            # Each is asked once: it is cached in the new identity from then on.
+            # Each prompt is asked once: it is cached in the new identity from then on.
             for prompt, where in zip(prompts, (new.first, new.second, new.first), strict=True):
                 assert _found(where, prompt) == 0, f"{where.pod} reads blocks of another identity"
             _shared(new)
@@ -265,5 +265,5 @@ def _is_ready(pod: dict[str, Any]) -> bool:
 
 def _engine_runs(pod: dict[str, Any]) -> bool:
     """Whether the engine's startup probe has passed."""
-    reclaimed = (pod.get("status") or {}).get("containerStatuses") or ()
-    return any(one["name"] == "engine" and one.get("started") for one in reclaimed)
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(one["name"] == "engine" and one.get("started") for one in statuses)

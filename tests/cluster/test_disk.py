@@ -43,11 +43,11 @@ def test_what_is_built_counts(local: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert warn_of_little_room(local, 5 * GIB + (8 << 20)) is None
     warning = warn_of_little_room(local, 22 * GIB)
     assert warning is not None
-    assert "takes about 22 GiB when everything is built; 0.0 are there and the disk has 5.0 left" in warning
+    assert "takes about 22 GiB when everything is built; it has 0.0 GiB, and the disk has 5.0 GiB left" in warning
 
 
 def test_nothing_is_begun_on_a_disk_that_is_full(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave(monkeypatch, LEAST_BYTES - 1)
-    with pytest.raises(ClusterError, match="has 1023 MiB left, and pods are evicted below 512") as refused:
+    with pytest.raises(ClusterError, match="has 1023 MiB left; the kubelet evicts pods below 512 MiB") as refused:
         warn_of_little_room(local, disk.CLUSTER_BYTES)
     assert "make clean" in refused.value.advice

@@ -143,19 +143,22 @@ class TestJudging:
         again, asked = answering(*[PASSED] * RUNS)
         failures, excused = judge(Outcome(1, ("a",)), again, {}, TODAY)
         assert asked == [["a"]] * RUNS == [["a"]] * 5
-        assert (failures, excused) == (["UNSTEADY: a: failed, and passed 5 times under load; find out why"], [])
+        assert (failures, excused) == (
+            ["UNSTEADY: a: failed once, and passed 5 reruns under load; find the cause"],
+            [],
+        )
 
     def test_what_a_test_failed_with_at_first_is_quoted(self, tmp_path: Path) -> None:
         outcome = run(suite_of(tmp_path, fails="def test_fails():\n    assert False, 'the\\nwords'\n"))
         again, _ = answering(*[PASSED] * RUNS)
         (failure,), _ = judge(outcome, again, {}, TODAY)
-        assert failure.endswith("find out why (at first: AssertionError: the words assert False)")
+        assert failure.endswith("find the cause (at first: AssertionError: the words assert False)")
 
     def test_a_test_that_fails_once_more_has_failed_and_the_others_go_on(self) -> None:
         again, asked = answering(PASSED, Outcome(1, ("a",)), PASSED, PASSED, PASSED)
         failures, _ = judge(Outcome(1, ("a", "b")), again, {}, TODAY)
         assert asked == [["a", "b"]] * 2 + [["b"]] * 3
-        assert failures[0] == "FAILED: a: again in run 2 of 5"
+        assert failures[0] == "FAILED: a: failed again in rerun 2 of 5"
         assert failures[1].startswith("UNSTEADY: b")
 
     def test_the_list_excuses_a_test_for_a_while(self) -> None:
@@ -167,7 +170,7 @@ class TestJudging:
     def test_the_list_excuses_no_test_that_fails_again(self) -> None:
         again, _ = answering(Outcome(1, ("a",)), *[PASSED] * RUNS)
         failures, _ = judge(Outcome(1, ("a",)), again, {"a": Excuse("a race", TODAY)}, TODAY)
-        assert failures == ["FAILED: a: again in run 1 of 5"]
+        assert failures == ["FAILED: a: failed again in rerun 1 of 5"]
 
     @pytest.mark.parametrize(
         "first",
@@ -182,7 +185,7 @@ class TestJudging:
     def test_a_second_run_that_does_not_get_to_its_end_is_a_failure(self, other: Outcome) -> None:
         again, _ = answering(other)
         assert judge(Outcome(1, ("a",)), again, {}, TODAY)[0] == [
-            f"FAILED: a: run again, pytest ended with {other.code}"
+            f"FAILED: a: in its rerun, pytest ended with {other.code}"
         ]
 
     def test_the_list_is_short_and_names_tests_that_exist(self) -> None:
