@@ -220,17 +220,19 @@ def test_a_domains_key_is_drawn_where_nobody_has_its_name(world: World) -> None:
     group = objects.group("research", "acme")
     world.server.apply({**group, "metadata": {**group["metadata"], "namespace": "key"}})
 
-    def told() -> Any:
+    def stalled() -> Any:
         listed = json.loads(world.server.kubectl("-n", "key", "get", "cachedomains", "-o", "json"))["items"]
         conditions = [c for one in listed for c in (one.get("status") or {}).get("conditions", ())]
         return next(((c["status"], c["reason"]) for c in conditions if c["type"] == "Stalled"), None)
 
-    world.server.wait("the conflict", lambda: told() == ("True", "NameConflict"))
+    world.server.wait("the conflict", lambda: stalled() == ("True", "NameConflict"))
     text = world.server.kubectl("-n", "key", "get", "secret", "kvstrata-domain", "-o", "json")
     assert json.loads(text)["data"] == {"mine": "AA=="}
     assert "ownerReferences" not in json.loads(text)["metadata"]
     world.server.kubectl("-n", "key", "delete", "secret", "kvstrata-domain")
-    world.server.wait("the key", lambda: (told() or ("",))[0] == "False")
+    world.server.wait("the key", lambda: not stalled())
+    text = world.server.kubectl("-n", "key", "get", "secret", "kvstrata-domain", "-o", "json")
+    assert "ownerReferences" in json.loads(text)["metadata"]
 
 
 @pytest.mark.parametrize("kind", ["Service", "ServiceAccount", "Deployment"])

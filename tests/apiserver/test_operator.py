@@ -37,7 +37,7 @@ def at_rest(server: Server) -> dict[str, str]:
 def test_the_samples_end_ready_or_with_the_documented_reason(server: Server, operator: OperatorProcess) -> None:
     at_rest(server)
     expected = {
-        ("CacheDomain", "default"): ("True", "DomainReady"),
+        ("CacheDomain", "default"): ("True", "NoLivePods"),
         ("CacheTier", "cpu"): ("True", "InPod"),
         ("CachedModel", "tiny"): ("False", "RollingOut"),
         **{
