@@ -177,6 +177,8 @@ class NodeComponents:
             "tlsCertFile": str(pki.crt("kubelet")),
             "tlsPrivateKeyFile": str(pki.key("kubelet")),
             "serializeImagePulls": False,
+            # An image that was loaded stays usable after a pod pulled the same content under another name.
+            "imagePullCredentialsVerificationPolicy": "NeverVerify",
             # There is no registry to pull an image again from: never collect images for space.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
