@@ -121,7 +121,7 @@ TIER = [
         "CacheTier",
         {**CPU, "spec.capacityPerPod": 16_777_215},
         "spec.capacityPerPod",
-        "a chunk of 256 tokens takes 8Mi",
+        "with a billion parameters takes 8Mi",
     ),
     Row(
         "capacity_of_shards",

@@ -48,7 +48,7 @@ WRONG = {
         "CacheTier", "spec.capacity: 100m", "spec.capacity", "without fractions of a byte"
     ),
     "too small a capacity": Mistake(
-        "CacheTier", "spec.capacity: 1Mi", "spec.capacity", "must be at least 16Mi: a chunk of 256 tokens takes 8Mi"
+        "CacheTier", "spec.capacity: 1Mi", "spec.capacity", "must be at least 16Mi: a chunk of 256 tokens"
     ),
     "the capacity of another medium": Mistake(
         "CacheTier",

@@ -224,7 +224,7 @@ def test_a_restart_over_a_settled_world_writes_nothing(
     successor.wait_until_leading()
     time.sleep(5)
     after = server.versions()
-    assert {name for name in after if after[name] != before.get(name)} == set()
+    assert {name for name in after if after[name] != before.get(name)} == set(), successor.log_tail()
     assert successor.metric("kvstrata_writes_total") == 0
 
 
