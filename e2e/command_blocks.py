@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,3 +62,23 @@ def blocks(page: Path) -> list[Block]:
 def all_blocks() -> list[Block]:
     """The shell blocks of the whole documentation."""
     return [block for page in PAGES for block in blocks(page)]
+
+
+def run(script: str, folder: Path, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> str:
+    """Run commands of a page in a folder, each to succeed; return their output. `prefix` is a command that runs them.
+
+    Raises:
+        AssertionError: a command failed; with the output.
+    """
+    done = subprocess.run(
+        [*prefix, "bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout

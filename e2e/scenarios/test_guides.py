@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from e2e.command_blocks import REPOSITORY, blocks
+from e2e.command_blocks import REPOSITORY, blocks, run
 from e2e.product.install import DEMO_NAMESPACE, unsettled
 from e2e.product.kubectl import Kubectl, wait_until
 
@@ -31,24 +30,12 @@ def test_the_commands_of_a_page_succeed(kubectl: Kubectl, tmp_path: Path, page: 
     keys = kubectl.get("secret", "tiny-api-keys", DEMO_NAMESPACE)
     if first := MANIFEST.search((REPOSITORY / page).read_text()):
         (tmp_path / "initech.yaml").write_text(first[1])
-    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n" + "\n".join(commands)
+    script = "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n" + "\n".join(commands)
     try:
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=tmp_path,
-            env=dict(kubectl.environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
+        output = run(script, tmp_path, kubectl.environment)
         if page == PAGES[0]:
-            fresh, again, other = re.findall(r"cached_tokens: (.*)", done.stdout)
-            assert [bool(re.search(r"[1-9]", text)) for text in (fresh, again, other)] == [False, True, False], (
-                done.stdout
-            )
+            fresh, again, other = re.findall(r"cached_tokens: (.*)", output)
+            assert [bool(re.search(r"[1-9]", text)) for text in (fresh, again, other)] == [False, True, False], output
     finally:
         kubectl.apply({**keys, "metadata": {"name": keys["metadata"]["name"], "namespace": DEMO_NAMESPACE}})
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantcachepolicy", "initech", "--ignore-not-found", timeout_s=300)

@@ -21,7 +21,7 @@ from e2e.cluster.node import Node
 from e2e.cluster.processes import output_of
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Network, Paths
-from e2e.command_blocks import REPOSITORY, blocks
+from e2e.command_blocks import REPOSITORY, blocks, run
 from e2e.images.catalogue import select
 from e2e.images.registry import EXAMPLE
 from e2e.product.direct import pods_run_here
@@ -84,10 +84,13 @@ def release(kubectl: Kubectl) -> Iterator[None]:
 @pytest.mark.usefixtures("release")
 def test_readme_lines_push_images_and_install_from_the_registry(kubectl: Kubectl, node: Node, registry: str) -> None:
     push, *install = _lines(registry)
-    pushed = {name: image for image, name in PUSHED.findall(_run(kubectl, [*node.network_command()], push))}
+    pushed = {
+        name: image
+        for image, name in PUSHED.findall(run(push, REPOSITORY, kubectl.environment, node.network_command()))
+    }
     assert sorted(pushed) == ["operator", "redis", "sidecar"]
     for line in install:
-        _run(kubectl, [], line)
+        run(line, REPOSITORY, kubectl.environment)
     small = {"shards": 1, "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}}}
     kubectl.apply(
         _object("CacheDomain", "default", {"staleAfter": "1m"}),
@@ -114,21 +117,6 @@ def _lines(registry: str) -> list[str]:
         assert old in block, f"{PAGES[0]} has no {old!r}"
         block = block.replace(old, new)
     return block.splitlines()
-
-
-def _run(kubectl: Kubectl, prefix: list[str], line: str) -> str:
-    done = subprocess.run(
-        [*prefix, "bash", "-euc", line],
-        cwd=REPOSITORY,
-        env=dict(kubectl.environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def _images(kubectl: Kubectl, namespace: str, selector: str) -> set[str]:
