@@ -21,7 +21,6 @@ from tests.support.objects import (
     pod,
     policy,
     redis_tier,
-    server_pod,
 )
 from tests.support.server_answers import NO_PODS
 from tests.support.worlds import Simulation
@@ -86,26 +85,13 @@ def test_a_managed_tiers_server_is_not_restarted_while_it_is_set_up() -> None:
     assert written == ["kvs-shared-redis-0"]
 
 
-def test_the_single_server_of_an_earlier_version_is_removed_and_models_go_on() -> None:
-    simulation = at_rest(redis_tier(), model(tiers=("shared",)), pod("pod-0"), policy("acme"))
-    revision = simulation.bundle().root.revision
-    shard = simulation.kube.objects[("StatefulSet", NAMESPACE, "kvs-shared-redis-0")]
-    former = {key: shard["metadata"][key] for key in ("namespace", "labels", "ownerReferences")}
-    simulation.put({**shard, "metadata": {**former, "name": "kvs-shared-redis"}}, server_pod("kvs-shared-redis-0"))
-    simulation.kube.remove("StatefulSet", NAMESPACE, "kvs-shared-redis-0")
-    simulation.kube.remove("PodDisruptionBudget", NAMESPACE, "kvs-shared-redis")
+def test_an_operator_that_starts_repeats_what_a_tier_without_servers_waits_for() -> None:
+    simulation = Simulation(redis_tier())
     simulation.looks["shared"] = NO_PODS
+    simulation.come_to_rest()
+    assert "wait for a server" in str(simulation.status("CacheTier", "shared")["conditions"])
     simulation.restart()
-    simulation.come_to_rest()
-    sets = {name for kind, _, name in simulation.kube.objects if kind == "StatefulSet"}
-    assert sets == {"kvs-shared-redis-0"}
-    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierNotReady")
-    assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
-    simulation.looks.clear()
-    simulation.come_to_rest()
-    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
-    assert simulation.bundle().root.revision == revision
-    assert simulation.unsettled() == {}
+    assert simulation.step(Key("CacheTier", NAMESPACE, "shared")).statuses == ()
 
 
 @pytest.mark.parametrize(

@@ -325,8 +325,9 @@ def _pending(
 ) -> Decision | None:
     if report is None or verdict is None:
         before = previous_condition(tier, ConditionType.READY)
-        if report is None and before is not None and before.status == "True":
-            return None  # An operator that has just started repeats the last condition until it has an answer.
+        if report is None and before is not None and not tier.status.is_true(ConditionType.STALLED):
+            # An operator that has just started repeats the last condition until it has an answer.
+            return None if before.status == "True" else Decision(before.reason, before.message)
         if report is not None and report.reason:
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
