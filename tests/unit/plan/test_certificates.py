@@ -132,16 +132,6 @@ def test_a_server_is_told_until_it_shows_the_new_certificate() -> None:
     assert next_step(tier.case()) is None
 
 
-def test_a_certificate_that_servers_cannot_show_one_another_is_issued_anew() -> None:
-    tier = Tier()
-    pair = pki.issue_server(tier.authority, NAMES, tier.now, pki.generate_key())
-    former = {names.CERTIFICATE_KEY: pair.certificate_pem, names.PRIVATE_KEY_KEY: pair.key_pem}
-    tier.secret = {**tier.secret, **former}
-    tier.settle()
-    assert tier.turns == [Turn.ISSUE]
-    assert tier.facts.for_peers
-
-
 def test_a_new_authority_takes_the_formers_place_while_clients_trust_both() -> None:
     tier = Tier()
     tier.now += timedelta(days=10)

@@ -122,7 +122,6 @@ def describe(values: Mapping[str, bytes], authority_pem: bytes, changed_at: date
         not_after=leaf.not_valid_after_utc,
         names=_names(leaf),
         issued_by_it=_is_issued_by(leaf, authority_pem),
-        for_peers=_is_for_peers(leaf),
         renew_at=leaf.not_valid_after_utc - (leaf.not_valid_after_utc - leaf.not_valid_before_utc) * RENEW_AT_REMAINING,
     )
     if not trusted:
@@ -149,14 +148,6 @@ def _is_issued_by(leaf: x509.Certificate, authority_pem: bytes) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
-
-
-def _is_for_peers(leaf: x509.Certificate) -> bool:
-    try:
-        usages = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except x509.ExtensionNotFound:
-        return True
-    return ExtendedKeyUsageOID.CLIENT_AUTH in usages
 
 
 def _names(leaf: x509.Certificate) -> frozenset[str]:

@@ -50,8 +50,7 @@ class TlsFacts:
 
     `problem` is the reason why servers cannot use it. `fingerprint` is the certificate's (SHA-256, hexadecimal),
     `trusted` those of the authorities in `ca.crt`, `names` its subjects. `authority` is the operator's own,
-    `issued_by_it` whether it signed, `for_peers` whether it is good as a client's, too. `changed_at` is when the
-    operator last wrote the Secret.
+    `issued_by_it` whether it signed. `changed_at` is when the operator last wrote the Secret.
     """
 
     fingerprint: str
@@ -60,7 +59,6 @@ class TlsFacts:
     names: frozenset[str] = frozenset()
     authority: str = ""
     issued_by_it: bool = True
-    for_peers: bool = True
     renew_at: datetime | None = None
     changed_at: datetime | None = None
     missing: tuple[str, ...] = ()

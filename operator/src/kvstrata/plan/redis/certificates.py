@@ -72,10 +72,10 @@ def trust(case: CertificateCase) -> Step | None:
 
 
 def issue(case: CertificateCase) -> Step | None:
-    """A certificate is replaced when it expires soon, lacks a name or the use between servers, or has another
-    authority. A valid one waits until clients trust the new authority; an expired one does not."""
+    """A certificate is replaced when it expires soon, lacks a name, or has another authority. A valid one waits until
+    clients trust the new authority; an expired one does not."""
     facts = case.facts
-    lacking = not facts.for_peers or (bool(facts.names) and not facts.names.issuperset(case.terms.names))
+    lacking = bool(facts.names) and not facts.names.issuperset(case.terms.names)
     old = facts.renew_at is not None and facts.renew_at <= case.now
     if facts.issued_by_it and not old and not lacking:
         return None
