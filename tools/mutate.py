@@ -37,11 +37,14 @@ PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "reconcile": (f"{OPERATOR}/reconcile", ("tests/unit/reconcile",)),
     "cli": (f"{OPERATOR}/cli", ("tests/unit/cli",)),
     "gate": (f"{SIDECAR}/gate", ("tests/gate",)),
-    "adapter": (f"{SIDECAR}/adapter", ("tests/tiers",)),
-    "memory": (f"{SIDECAR}/adapter/memory", ("tests/tiers/test_memory*.py",)),
+    "adapter": (f"{SIDECAR}/adapter", ("tests/adapter", "tests/tiers")),
+    "memory": (f"{SIDECAR}/adapter/memory", ("tests/adapter/test_memory*.py",)),
     "files": (f"{SIDECAR}/adapter/files", ("tests/files",)),
     "connector": (f"{SIDECAR}/connector", ("tests/dataplane/test_guard_*.py",)),
-    "delete_job": (f"{SIDECAR}/delete_job", ("tests/tiers/test_deletion_job.py", "tests/tiers/test_erase*.py")),
+    "delete_job": (
+        f"{SIDECAR}/delete_job",
+        ("tests/adapter/test_erase_pace.py", "tests/tiers/test_deletion_job.py", "tests/tiers/test_erase*.py"),
+    ),
 }
 """The folder of a part and its tests. A file belongs to the part with the innermost folder."""
 

@@ -29,10 +29,10 @@ from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import Runtime
 from kvstrata_sidecar.adapter.tier.tasks import Task
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH
+from tests.adapter.memory_server import Server as Memory
+from tests.adapter.memory_stand_in import Key
 from tests.apiserver.kubelet import NODE, wait
 from tests.files.file_driver import aligned, files_in
-from tests.tiers.memory_server import Server as Memory
-from tests.tiers.memory_stand_in import Key
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
 ROOT = Path(__file__).resolve().parents[2]

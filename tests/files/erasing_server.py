@@ -23,9 +23,9 @@ from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.runtime import acquire
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
+from tests.adapter.memory_server import Server
+from tests.adapter.memory_stand_in import BLOCK_BYTES, Key
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
-from tests.tiers.memory_server import Server
-from tests.tiers.memory_stand_in import BLOCK_BYTES, Key
 
 BLOCKS = 16
 POLL_S = 0.01

@@ -24,6 +24,8 @@ from kvstrata.contract.messages.erase import (
 )
 from kvstrata_sidecar.adapter import erase as erasing
 from kvstrata_sidecar.adapter.files import erase as file_erasing
+from tests.adapter.memory_stand_in import BLOCK_BYTES as MEMORY_BYTES
+from tests.adapter.memory_stand_in import Key, marker
 from tests.dataplane.memory_scan import in_file
 from tests.files.file_driver import (
     BLOCK_BYTES,
@@ -37,8 +39,6 @@ from tests.files.file_driver import (
 )
 from tests.files.test_faults import SlowDisk
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
-from tests.tiers.memory_stand_in import BLOCK_BYTES as MEMORY_BYTES
-from tests.tiers.memory_stand_in import Key, marker
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., FileDriver]

@@ -18,9 +18,9 @@ from kvstrata_sidecar.adapter.files.file_format import address_of
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
+from tests.adapter.memory_stand_in import LOCKED, SUCCESS, Manager, MemoryObject
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block, blocks, file_of, files_in, purge
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
-from tests.tiers.memory_stand_in import LOCKED, SUCCESS, Manager, MemoryObject
 
 Start = Callable[..., FileDriver]
 

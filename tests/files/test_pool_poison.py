@@ -1,6 +1,6 @@
 """Whoever writes what into a tier of files: readers of a pool get the pool's bytes or none.
 
-The same on shared servers is in tests/tiers/test_pool_poison.py, in memory in tests/tiers/test_memory_loans.py.
+The same on shared servers is in tests/tiers/test_pool_poison.py, in memory in tests/adapter/test_memory_loans.py.
 """
 
 from __future__ import annotations

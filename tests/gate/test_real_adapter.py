@@ -12,8 +12,8 @@ from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
-from tests.tiers.memory_server import Server
-from tests.tiers.memory_stand_in import BLOCK_BYTES, Key
+from tests.adapter.memory_server import Server
+from tests.adapter.memory_stand_in import BLOCK_BYTES, Key
 
 from .test_erasing import erased
 from .world import World, entry, keyspace, until

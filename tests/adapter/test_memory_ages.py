@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
-from tests.tiers.memory_server import TIER, A, Server
-from tests.tiers.memory_stand_in import (
+from tests.adapter.memory_server import TIER, A, Server
+from tests.adapter.memory_stand_in import (
     Key,
 )
 

@@ -19,14 +19,14 @@ from kvstrata_sidecar.adapter.index.scope_index import Kept
 from kvstrata_sidecar.adapter.memory import erase
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from kvstrata_sidecar.adapter.tier.interface import block_of
-from tests.support.amounts import examples
-from tests.tiers.memory_server import TIER, A, B, Server, keys_of
-from tests.tiers.memory_stand_in import (
+from tests.adapter.memory_server import TIER, A, B, Server, keys_of
+from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     Entry,
     Key,
     Manager,
 )
+from tests.support.amounts import examples
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from kvstrata_sidecar.adapter import runtime as running
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
-from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of, until
-from tests.tiers.memory_stand_in import (
+from tests.adapter.memory_server import TIER, A, B, C, Server, keys_of, until
+from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     Key,
 )

@@ -14,7 +14,7 @@ from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
-from tests.tiers.memory_stand_in import (
+from tests.adapter.memory_stand_in import (
     LOCKED,
     MISSING,
     SUCCESS,

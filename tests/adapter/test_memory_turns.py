@@ -13,9 +13,9 @@ from kvstrata_sidecar.adapter.memory.events import COMPARE_S, MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import LOOK_S
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
 from kvstrata_sidecar.adapter.memory.write_back import LOOK_S as COPY_S
-from tests.tiers.memory_server import TIER, A, B, Server, keys_of
-from tests.tiers.memory_stand_in import BLOCK_BYTES, LOCKED, Key
-from tests.tiers.slower_tier import SlowerTier
+from tests.adapter.memory_server import TIER, A, B, Server, keys_of
+from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, Key
+from tests.adapter.slower_tier import SlowerTier
 
 SOON = 1e-6
 

@@ -13,8 +13,8 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index import victims as choice
 from kvstrata_sidecar.adapter.memory import events
 from kvstrata_sidecar.adapter.memory import evictor as evicting
-from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of
-from tests.tiers.memory_stand_in import (
+from tests.adapter.memory_server import TIER, A, B, C, Server, keys_of
+from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     LOCKED,
     Key,

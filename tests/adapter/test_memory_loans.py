@@ -15,9 +15,9 @@ from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.memory.loans import Borrowed
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from kvstrata_sidecar.adapter.tier.buffers import address_of
-from tests.tiers.memory_readers import CHUNKS, P, content, found, from_the_pool
-from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of
-from tests.tiers.memory_stand_in import BLOCK_BYTES, LOCKED, READ_TTL_S, SUCCESS, Key, marker
+from tests.adapter.memory_readers import CHUNKS, P, content, found, from_the_pool
+from tests.adapter.memory_server import TIER, A, B, C, Server, keys_of
+from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, READ_TTL_S, SUCCESS, Key, marker
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-from tests.tiers.memory_server import Server
-from tests.tiers.memory_stand_in import Key, MemoryObject
+from tests.adapter.memory_server import Server
+from tests.adapter.memory_stand_in import Key, MemoryObject
 
 P = "p" * 32
 """A pool's keyspace."""

@@ -25,9 +25,9 @@ from kvstrata_sidecar.adapter.memory.write_back import (
     Offers,
     PendingWriteBack,
 )
-from tests.tiers.memory_server import TIER, A, B, Server, keys_of
-from tests.tiers.memory_stand_in import BLOCK_BYTES, Key
-from tests.tiers.slower_tier import SlowerTier
+from tests.adapter.memory_server import TIER, A, B, Server, keys_of
+from tests.adapter.memory_stand_in import BLOCK_BYTES, Key
+from tests.adapter.slower_tier import SlowerTier
 
 BLOCKS = 200
 SOON = 1e-6

@@ -9,8 +9,8 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
-from tests.tiers.memory_server import TIER, A, B, Server, keys_of
-from tests.tiers.memory_stand_in import BLOCK_BYTES, SUCCESS, Key
+from tests.adapter.memory_server import TIER, A, B, Server, keys_of
+from tests.adapter.memory_stand_in import BLOCK_BYTES, SUCCESS, Key
 
 
 @pytest.fixture

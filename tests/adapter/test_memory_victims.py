@@ -11,7 +11,7 @@ from kvstrata_sidecar.adapter.index import victims
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Fill, Situation, choose, next_expiry_s, next_victims
 from kvstrata_sidecar.adapter.policy.limits import Bounds
-from tests.tiers.memory_stand_in import Key
+from tests.adapter.memory_stand_in import Key
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 

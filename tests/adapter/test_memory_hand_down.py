@@ -16,10 +16,10 @@ from kvstrata_sidecar.adapter.index.victims import Cause, Fill, Situation, choos
 from kvstrata_sidecar.adapter.memory import write_back as cleaner
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from kvstrata_sidecar.adapter.policy.limits import Bounds
+from tests.adapter.memory_server import TIER, A, B, Server, keys_of, until
+from tests.adapter.memory_stand_in import BLOCK_BYTES, Key, marker
+from tests.adapter.slower_tier import SlowerTier
 from tests.support.amounts import examples
-from tests.tiers.memory_server import TIER, A, B, Server, keys_of, until
-from tests.tiers.memory_stand_in import BLOCK_BYTES, Key, marker
-from tests.tiers.slower_tier import SlowerTier
 
 BLOCKS = 200
 

@@ -13,8 +13,8 @@ import pytest
 from kvstrata_sidecar.adapter.memory import lmcache_memory, scrub
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.scrub import Scrubber, joined
-from tests.tiers.memory_server import A, B, Server, keys_of, until
-from tests.tiers.memory_stand_in import (
+from tests.adapter.memory_server import A, B, Server, keys_of, until
+from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     LOCKED,
     READ_TTL_S,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
+from tests.adapter.memory_readers import CHUNKS, P, content, found, from_the_pool
+from tests.adapter.memory_server import TIER, A, B, Server
+from tests.adapter.memory_stand_in import BLOCK_BYTES, READ_TTL_S, Key, MemoryObject, marker
 from tests.support.amounts import examples
-from tests.tiers.memory_readers import CHUNKS, P, content, found, from_the_pool
-from tests.tiers.memory_server import TIER, A, B, Server
-from tests.tiers.memory_stand_in import BLOCK_BYTES, READ_TTL_S, Key, MemoryObject, marker
 
 
 class LendingMachine(RuleBasedStateMachine):
