@@ -18,6 +18,7 @@ from typing import Any
 
 import uvloop
 
+from bench.measured import measured
 from bench.result import NOT_JUDGED, RANGES, Result, Verdict, load_range, overall
 from e2e.cluster.progress import ClusterError, describe
 
@@ -49,7 +50,7 @@ def _run(name: str) -> Verdict:
     print(f"benchmark {name}", file=sys.stderr, flush=True)
     module = importlib.import_module(f"bench.{name.replace('-', '_')}")
     result: Result = uvloop.run(_until_stopped(module.measure()))
-    document = result.to_json(load_range(name))
+    document = result.to_json(load_range(name)) | {"measured": measured(name)}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
     for ending, text in result.beside.items():
