@@ -2,30 +2,69 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from threading import Thread
 
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.progress import Progress
-from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, install
+from e2e.cluster.settings import REPOSITORY, Paths
+from e2e.product.install import DEMO_NAMESPACE, IMAGES, SYSTEM_NAMESPACE, install
 from e2e.product.kubectl import CommandError, Kubectl
 
 WHERE_TO_LOOK = (
     f"for details: kubectl -n {SYSTEM_NAMESPACE} logs deploy/kvstrata; "
     f"kubectl -n {DEMO_NAMESPACE} get pods,cache-status"
 )
+FIRST_TIME = (
+    "nothing is built yet: Kubernetes is compiled, and beside it the images are built (the engine's has 2 GB);"
+    " ten minutes on two cores"
+)
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Do both, with the options of the cluster's `up`; returns the exit code, and prints problems on stderr."""
-    if code := cluster(["up", *arguments]):
-        return code
+    progress = Progress()
+    if not (Paths().bin / "kubernetes").exists():
+        progress.report(FIRST_TIME)
+    with _images_built_beside(progress) if _is_local(arguments) else nullcontext() as images:
+        if (code := cluster(["up", *arguments])) or (code := images.wait() if images else 0):
+            return code
     try:
-        install(Kubectl(), Progress())
+        install(Kubectl(), progress)
     except (AssertionError, CommandError) as error:
         print(f"the product did not become ready: {error}\n{WHERE_TO_LOOK}", file=sys.stderr)
         return 1
     return 0
+
+
+def _is_local(arguments: Sequence[str]) -> bool:
+    in_use = Paths().provider
+    return (arguments[-1] if arguments else in_use.read_text().strip() if in_use.exists() else "local") == "local"
+
+
+@contextmanager
+def _images_built_beside(progress: Progress) -> Iterator[subprocess.Popen[str]]:
+    """Build the images in a process of its own, which ends with the body: downloads and archives leave room for the
+    compiler. Images for another kind of cluster are built when it is up."""
+    command = (sys.executable, "-m", "e2e.images", "build", *(image.name for image in IMAGES))
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        reader = Thread(target=_report_lines, args=(process.stderr, progress), daemon=True)
+        reader.start()
+        try:
+            yield process
+        finally:
+            process.terminate()
+            reader.join()
+
+
+def _report_lines(stream: Iterable[str], progress: Progress) -> None:
+    for line in stream:
+        progress.report(line.rstrip())
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Progress:
 
     def report(self, message: str) -> None:
         """Print one line."""
-        print(message, file=self._stream, flush=True)
+        print(f"\r\033[K{message}" if self._on_terminal else message, file=self._stream, flush=True)
 
     @contextmanager
     def step(self, what: str | Callable[[], str]) -> Iterator[None]:
@@ -93,7 +93,4 @@ class Progress:
                 return
 
     def _finish(self, line: str) -> None:
-        if self._on_terminal:
-            print(f"\r\033[K{line}", file=self._stream, flush=True)
-        else:
-            self.report(line)
+        self.report(line)
