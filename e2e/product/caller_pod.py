@@ -109,9 +109,9 @@ def caller_pod(
         }
     )
     try:
-        kubectl.run("-n", namespace, "wait", "--for=condition=Ready", f"pod/{NAME}", "--timeout=60s")
+        kubectl.run("-n", namespace, "wait", "--for=condition=Ready", f"pod/{NAME}", "--timeout=240s")
         caller = CallerPod(kubectl, namespace)
-        wait_until("the caller is answered", lambda: any(one.served for one in caller.calls().requests), 60)
+        wait_until("the caller is answered", lambda: any(one.served for one in caller.calls().requests))
         yield caller
     finally:
         kubectl.run("-n", namespace, "delete", "pod", NAME, "--ignore-not-found", "--wait=false")

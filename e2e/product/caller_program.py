@@ -16,9 +16,9 @@ from typing import Any
 
 STREAM_TOKENS = 400
 """An engine's work of most of a second, or of several on a busy machine."""
-PAUSE_S = {True: 0.1, False: 1.0}
-"""After a stream, and after a plain request: some stream nearly always runs, whenever a pod is asked to go, and beyond
-that little is asked, because engines start beside these requests, on as few cores."""
+PAUSE_S = {True: 0.0, False: 1.0}
+"""After a stream, and after a plain request: a stream runs whenever a pod is asked to go, and beyond that little is
+asked, because engines start beside these requests, on as few cores."""
 TIMEOUT_S = 120.0
 
 _write = threading.Lock()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .kubectl import Kubectl
+from .kubectl import LIMIT_S, Kubectl
 
 HTTPS_PORT = 8443
 HITS = "vllm:external_prefix_cache_hits_total"
@@ -21,7 +21,7 @@ LOCAL_HITS = "vllm:prefix_cache_hits_total"
 
 _READ_METRICS = """
 import socket, sys
-c = socket.socket(socket.AF_UNIX); c.settimeout(5); c.connect('/run/kvstrata/engine/engine.sock')
+c = socket.socket(socket.AF_UNIX); c.settimeout(60); c.connect('/run/kvstrata/engine/engine.sock')
 c.sendall(b'GET /metrics HTTP/1.0\\r\\nHost: engine\\r\\n\\r\\n')
 while (d := c.recv(65536)): sys.stdout.buffer.write(d)
 """
@@ -74,6 +74,22 @@ class Replica:
         """Ask for a short completion of `prompt` with an API key; `fields` are further keys of the body."""
         body = {"model": self._model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **fields}
         return self.post("/v1/completions", json.dumps(body).encode(), key)
+
+    def ask(self, key: str, prompt: str, **fields: Any) -> Answer:
+        """Ask as `complete` does. Raises AssertionError if there is no answer."""
+        answer = self.complete(key, prompt, **fields)
+        assert answer.status == 200, f"{self.pod} answered {answer.status}: {answer.body}"
+        return answer
+
+    def found(self, key: str, prompt: str) -> int:
+        """Ask for a prompt and return how many of its tokens the engine found cached."""
+        return self.ask(key, prompt).cached_tokens
+
+    def found_by_place(self, key: str, prompt: str) -> Hits:
+        """Ask for a prompt and return where its cached tokens were, by the engine's counters: no other may ask then."""
+        before = self.hits()
+        self.ask(key, prompt)
+        return self.hits() - before
 
     def post(self, path: str, body: bytes, key: str | None, headers: Mapping[str, str] | None = None) -> Answer:
         """Send raw bytes."""
@@ -138,7 +154,7 @@ class _Connection(http.client.HTTPSConnection):
     """A connection to a forwarded port whose certificate is checked against the Service's name."""
 
     def __init__(self, port: int, tls: ssl.SSLContext, server_name: str) -> None:
-        super().__init__("127.0.0.1", port, context=tls, timeout=120)
+        super().__init__("127.0.0.1", port, context=tls, timeout=LIMIT_S)
         self._tls, self._server_name = tls, server_name
 
     def connect(self) -> None:

@@ -7,30 +7,39 @@ chapter's docstring, in front of the lines that the chapter reports.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from .attacks import ATTACKS
-from .calls import Answer, Hits, Replica, replica
+from .calls import Replica, replica
 from .install import DEMO_NAMESPACE, unsettled
-from .kubectl import Kubectl, pod_names, wait_until
+from .kubectl import Kubectl, fresh_name, pod_names, wait_until
+from .prompts import (
+    CHUNK_TOKENS,
+    PROMPT_TOKENS,
+    QUESTION_TOKENS,
+    STORE_SETTLES_S,
+    finds,
+    fresh_prompt,
+    fresh_text,
+    newly_stored,
+    questions,
+    shared,
+    stored,
+)
 
 MODEL = "tiny"
 ACME_KEY = "acme-demo-key"
 GLOBEX_KEY = "globex-demo-key"
 DOCS_KEY = "docs-demo-key"
 POOL = "assistant"
-PROMPT_TOKENS = 900
-CHUNK_TOKENS = 64
-WHOLE_CHUNKS = PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
-"""Tokens of the prompt that fill whole chunks; the tokenizer of the tiny model makes one token of each byte."""
-
-STORE_SETTLES_S = 2.0
-"""Blocks are stored behind the answer; they are in the shared tier after this."""
+SPARE = 3
+"""Prompts of which one is to be found: a lookup that is late on a busy machine is a miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +50,6 @@ class Stage:
     first: Replica
     second: Replica
     report: Callable[[str], None]
-
-    def ask(self, where: Replica, key: str, prompt: str) -> tuple[Answer, Hits]:
-        """Ask for a completion and return it with the tokens that the engine found cached for it."""
-        before = where.hits()
-        answer = where.complete(key, prompt)
-        assert answer.status == 200, f"{where.pod} answered {answer.status}: {answer.body}"
-        return answer, where.hits() - before
 
 
 @contextmanager
@@ -62,12 +64,6 @@ def open_stage(kubectl: Kubectl, report: Callable[[str], None]) -> Iterator[Stag
     with ExitStack() as stack:
         first, second = (stack.enter_context(replica(kubectl, DEMO_NAMESPACE, MODEL, name)) for name in names)
         yield Stage(kubectl, first, second, report)
-
-
-def fresh_prompt(about: str) -> str:
-    """Return a prompt of 900 tokens that no tenant has sent before, not even its first block."""
-    text = f"[{time.time_ns()} {about}] " + "The quick brown fox jumps over the lazy dog. " * 30
-    return text[:PROMPT_TOKENS]
 
 
 def everything_is_ready_and_enforced(stage: Stage) -> None:
@@ -90,30 +86,32 @@ def a_tenant_finds_its_blocks_on_every_replica_and_no_other_tenant_does(stage: S
     in front of each engine derives the tenant from it.
     """
     prompt = fresh_prompt("acme")
-    answer, found = stage.ask(stage.first, ACME_KEY, prompt)
+    answer = stage.first.ask(ACME_KEY, prompt)
     stage.report(
-        f"acme's new prompt of {PROMPT_TOKENS} tokens on replica 1: {found.external} tokens found, "
+        f"acme's new prompt of {PROMPT_TOKENS} tokens on replica 1: {answer.cached_tokens} tokens found, "
         f"{answer.took_s:.2f} s"
     )
-    assert found == Hits(0, 0), f"a prompt that no tenant has sent before found {found}"
+    assert answer.cached_tokens == 0, f"a prompt that no tenant has sent before found {answer.cached_tokens} tokens"
     time.sleep(STORE_SETTLES_S)
-    answer, found = stage.ask(stage.second, ACME_KEY, prompt)
+    prompts = itertools.chain([prompt], newly_stored(stage.first, ACME_KEY, "acme"))
+    prompt, answer = finds(stage.second, ACME_KEY, prompts)
     stage.report(
-        f"acme's same prompt on replica 2: {found.external} tokens found in the shared tier, {answer.took_s:.2f} s"
+        f"acme's same prompt on replica 2: {answer.cached_tokens} tokens found in the shared tier, "
+        f"{answer.took_s:.2f} s"
     )
-    assert found.external == WHOLE_CHUNKS, f"expected {WHOLE_CHUNKS} tokens from the shared tier, found {found}"
-    _, found = stage.ask(stage.first, GLOBEX_KEY, prompt)
-    stage.report(f"globex's identical prompt on replica 1: {found.external + found.local} tokens found")
-    assert found == Hits(0, 0), f"globex found {found} of acme's blocks on replica 1"
-    # Another prompt for the other replica: by now globex has blocks of its own for the first.
-    prompt = fresh_prompt("acme again")
-    stage.ask(stage.first, ACME_KEY, prompt)
-    time.sleep(STORE_SETTLES_S)
-    _, found = stage.ask(stage.second, GLOBEX_KEY, prompt)
-    stage.report(f"globex's copy of a second prompt of acme on replica 2: {found.external + found.local} tokens found")
-    assert found == Hits(0, 0), f"globex found {found} of acme's blocks on replica 2"
-    _, found = stage.ask(stage.second, ACME_KEY, prompt)
-    assert found.external == WHOLE_CHUNKS, f"the control failed: acme itself found {found} there"
+    found = stage.first.found(GLOBEX_KEY, prompt)
+    stage.report(f"globex's identical prompt on replica 1: {found} tokens found")
+    assert found == 0, f"globex found {found} tokens of acme's blocks on replica 1"
+
+    def missed_by_globex() -> Iterator[str]:
+        for prompt in newly_stored(stage.first, ACME_KEY, "acme again"):
+            found = stage.second.found(GLOBEX_KEY, prompt)
+            stage.report(f"globex's copy of a second prompt of acme on replica 2: {found} tokens found")
+            assert found == 0, f"globex found {found} tokens of acme's blocks on replica 2"
+            yield prompt
+
+    # Another prompt for the other replica, because globex has blocks of its own for the first; acme itself finds it.
+    finds(stage.second, ACME_KEY, missed_by_globex())
 
 
 def a_tenant_cannot_reach_anothers_blocks_by_force(stage: Stage) -> None:
@@ -123,23 +121,19 @@ def a_tenant_cannot_reach_anothers_blocks_by_force(stage: Stage) -> None:
     endpoints. Each line shows the HTTP status of the gate's answer, and the reason of a refusal. This needs no
     configuration: gates check every request.
     """
-    prompt = fresh_prompt("secret")
-    stage.ask(stage.first, ACME_KEY, prompt)
-    time.sleep(STORE_SETTLES_S)
+    (prompt,) = shared(stage.first, stage.second, ACME_KEY, "secret")
     salt = keyspace_of(stage.kubectl, "acme")
-    before = stage.first.hits()
+    found = 0
     for attack in ATTACKS:
         path, body, headers = attack.build(MODEL, prompt, salt)
         answer = stage.first.post(path, body, GLOBEX_KEY, headers)
         assert answer.status == attack.status, f"{attack.name}: {answer.status} {answer.body}"
         if answer.status >= 400:
             assert answer.error, f"{attack.name}: the refusal is not shaped like OpenAI's errors: {answer.body}"
+        found += answer.cached_tokens
         stage.report(f"globex tries {attack.name}: {answer.status} {answer.error[:90]}".rstrip())
-    found = stage.first.hits() - before
-    stage.report(f"all {len(ATTACKS)} attempts together: {found.external + found.local} tokens found")
-    assert found == Hits(0, 0), f"an attack found {found} tokens"
-    _, found = stage.ask(stage.second, ACME_KEY, prompt)
-    assert found.external == WHOLE_CHUNKS, f"the control failed: there was nothing to find, not even for acme: {found}"
+    stage.report(f"all {len(ATTACKS)} attempts together: {found} tokens found")
+    assert found == 0, f"an attack found {found} tokens"
 
 
 def a_raised_cache_generation_forgets_one_tenant(stage: Stage) -> None:
@@ -148,17 +142,14 @@ def a_raised_cache_generation_forgets_one_tenant(stage: Stage) -> None:
     Raise `spec.cacheGeneration` of the tenant's policy, for example in Git. When the policy is enforced again, the
     tenant finds none of its former blocks on any replica.
     """
-    # One prompt for each pod: a prompt that acme sends again to one pod is stored, and then found on the other.
-    prompts = _asked_by_both(stage, "generation")
-    generation = int(time.time())
-    patch = {"spec": {"cacheGeneration": generation}}
-    _patch(stage.kubectl, "tenantcachepolicy", "acme", patch)
+    prompts, kept = _found_by_both(stage, "generation")
+    raise_generation(stage.kubectl, "acme")
     _wait_enforced(stage.kubectl, "acme")
     for where in (stage.first, stage.second):
-        _, found = stage.ask(where, ACME_KEY, prompts[where.pod])
-        stage.report(f"{where.pod}: after the edit, acme finds {found.local + found.external} tokens")
-        assert found == Hits(0, 0), f"acme found {found} on {where.pod} after its generation was raised"
-    _globex_keeps_its_blocks(stage, prompts)
+        found = where.found(ACME_KEY, prompts[where.pod])
+        stage.report(f"{where.pod}: after the edit, acme finds {found} tokens")
+        assert found == 0, f"acme found {found} tokens on {where.pod} after its generation was raised"
+    _globex_keeps_its_blocks(stage, kept)
 
 
 def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> None:
@@ -167,20 +158,20 @@ def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> N
     It has the effect of the edit, as an object that keeps a reason and the time. READY becomes True when every pod has
     acknowledged it. Blocks then age out of the tiers; mode Erase deletes them and writes a receipt.
     """
-    prompts = _asked_by_both(stage, "invalidation")
-    name = f"acme-{time.time_ns() % 10**9}"
+    prompts, kept = _found_by_both(stage, "invalidation")
+    name = fresh_name("acme")
     stage.kubectl.apply(
         _object("CacheInvalidation", name, {"scope": {"tenant": "acme"}, "mode": "Lazy", "reason": "the demo shows it"})
     )
-    status = wait_until("the invalidation is complete", lambda: _finished(stage.kubectl, name), 60)
+    status = wait_until("the invalidation is complete", lambda: _finished(stage.kubectl, name))
     assert status["phase"] == "Complete", status
     assert status["pods"]["acked"] == status["pods"]["live"] == 2, status["pods"]
     stage.report(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "cacheinvalidation", name))
     for where in (stage.first, stage.second):
-        _, found = stage.ask(where, ACME_KEY, prompts[where.pod])
-        assert found == Hits(0, 0), f"acme found {found} on {where.pod} after its invalidation"
+        found = where.found(ACME_KEY, prompts[where.pod])
+        assert found == 0, f"acme found {found} tokens on {where.pod} after its invalidation"
     stage.report("acme finds 0 tokens on either replica")
-    _globex_keeps_its_blocks(stage, prompts)
+    _globex_keeps_its_blocks(stage, kept)
 
 
 def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
@@ -199,7 +190,7 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
     assert "only for isolation Isolated" in refusal, refusal
     stage.report(f"refused by the API server: {refusal.splitlines()[-1]}")
     prompt = fresh_prompt("policy")
-    stage.ask(stage.first, ACME_KEY, prompt)
+    stage.first.ask(ACME_KEY, prompt)
     before = kubectl.get("tenantcachepolicy", "acme", DEMO_NAMESPACE)
     try:
         _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"budgets": [{"tier": "nowhere", "limit": "1Mi"}]}})
@@ -207,9 +198,9 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
         stage.report(f"acme's policy with an unknown tier: Stalled/{stalled['reason']}: {stalled['message']}")
         enforced = kubectl.condition("tenantcachepolicy", "acme", DEMO_NAMESPACE, "Enforced")
         assert enforced["reason"] == "LastValidInForce", enforced
-        _, found = stage.ask(stage.first, ACME_KEY, prompt)
-        assert found.local + found.external > 0, "the last enforced policy did not stay in force"
-        stage.report(f"meanwhile acme's last valid policy is in force: {found.local + found.external} tokens found")
+        found = stage.first.found(ACME_KEY, prompt)
+        assert found > 0, "the last enforced policy did not stay in force"
+        stage.report(f"meanwhile acme's last valid policy is in force: {found} tokens found")
     finally:
         _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"budgets": before["spec"].get("budgets")}})
     _wait_enforced(kubectl, "acme")
@@ -229,32 +220,30 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
 def tenants_share_a_declared_prefix_and_nothing_after_it(stage: Stage) -> None:
     """Tenants share the blocks of a declared prefix, and none of the blocks after it.
 
-    A PrefixPool names a system prompt and its readers, here acme and globex. Its blocks are computed once, before the
-    first request: a reader's first question finds the prefix already. The text after the prefix stays each tenant's
-    own, and a tenant that is not a reader finds nothing.
+    A PrefixPool names a system prompt and its readers, here acme and globex. The prompt is edited, and the blocks of
+    the new one are computed once, before the first request: a reader's first question finds the prefix already. The
+    text after the prefix stays each tenant's own, and a tenant that is not a reader finds nothing.
     """
-    pool = stage.kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)
-    prefix, shared = str(pool["spec"]["prefixes"][0]["text"]), int(pool["status"]["chunks"]) * CHUNK_TOKENS
-    assert shared > 0, "the pool has no chunks, so finding as many shows nothing"
-    stage.report(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
-    question = f" [{time.time_ns()}] Where does the book of rivers stand? " + "Please look twice. " * 10
-    for name, where, key in (("acme", stage.first, ACME_KEY), ("globex", stage.second, GLOBEX_KEY)):
-        _, found = stage.ask(where, key, prefix + question)
+    with _new_system_prompt(stage) as prefix:
+        pool = stage.kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)
+        shared_tokens = int(pool["status"]["chunks"]) * CHUNK_TOKENS
+        assert shared_tokens > 0, "the pool has no chunks, so finding as many shows nothing"
+        stage.report(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
+        question = prefix + fresh_text("Where does the book of rivers stand?", QUESTION_TOKENS)
+        for name, where, key in (("acme", stage.first, ACME_KEY), ("globex", stage.second, GLOBEX_KEY)):
+            found = where.found(key, question)
+            stage.report(f"{name}'s first question after the prefix of {shared_tokens} tokens: {found} tokens found")
+            assert found == shared_tokens, f"{name} found {found} of a prefix of {shared_tokens} tokens"
+        time.sleep(STORE_SETTLES_S)
+        asked = itertools.chain([question], questions(stage.second, GLOBEX_KEY, prefix))
+        question, answer = finds(stage.first, GLOBEX_KEY, asked)
         stage.report(
-            f"{name}'s first question after the prefix of {shared} tokens: {found.local + found.external} tokens found"
+            f"globex's same question on the other replica: {answer.cached_tokens} tokens found, "
+            "the prefix and its own blocks"
         )
-        assert found.local + found.external == shared, f"{name} found {found} of a prefix of {shared} tokens"
-    time.sleep(STORE_SETTLES_S)
-    _, found = stage.ask(stage.first, GLOBEX_KEY, prefix + question)
-    own = (len(prefix + question)) // CHUNK_TOKENS * CHUNK_TOKENS
-    stage.report(
-        f"globex's same question on the other replica: {found.local + found.external} tokens found, "
-        "the prefix and its own blocks"
-    )
-    assert found.local + found.external == own, f"globex found {found} of {own} tokens"
-    _, found = stage.ask(stage.second, DOCS_KEY, prefix + question)
-    stage.report(f"the same question of docs, which is no reader: {found.local + found.external} tokens found")
-    assert found == Hits(0, 0), f"docs found {found} of the pool's or globex's blocks"
+        found = stage.second.found(DOCS_KEY, question)
+        stage.report(f"the same question of docs, which is no reader: {found} tokens found")
+        assert found == 0, f"docs found {found} tokens of the pool's or globex's blocks"
 
 
 CHAPTERS = (
@@ -268,26 +257,61 @@ CHAPTERS = (
 )
 
 
-def _asked_by_both(stage: Stage, about: str) -> dict[str, str]:
-    """Return a prompt for each pod that acme and globex have asked on the first, and that is in the shared tier."""
-    prompts = {where.pod: fresh_prompt(f"{about} {where.pod}") for where in (stage.first, stage.second)}
-    for prompt in prompts.values():
-        for key in (ACME_KEY, GLOBEX_KEY):
-            stage.ask(stage.first, key, prompt)
-    time.sleep(STORE_SETTLES_S)
-    for key in (ACME_KEY, GLOBEX_KEY):
-        _, found = stage.ask(stage.first, key, prompts[stage.second.pod])
-        assert found.local + found.external >= WHOLE_CHUNKS, f"the control failed: it finds {found} of its own"
-    return prompts
+def _found_by_both(stage: Stage, about: str) -> tuple[dict[str, str], list[str]]:
+    """Return a prompt of acme for each pod, found on both, and prompts that globex asked the first pod for.
+
+    One for each pod: a prompt that acme sends to one again is stored again, and may be found on the other.
+    """
+    prompts = shared(stage.first, stage.second, ACME_KEY, about, 2)
+    return dict(zip((stage.first.pod, stage.second.pod), prompts, strict=True)), stored(
+        stage.first, GLOBEX_KEY, about, SPARE
+    )
 
 
-def _globex_keeps_its_blocks(stage: Stage, prompts: dict[str, str]) -> None:
-    """See globex find its prompt of the first pod on each: in that engine's memory, and in the shared tier."""
+def _globex_keeps_its_blocks(stage: Stage, kept: list[str]) -> None:
+    """See globex find blocks of the first pod on each: in that engine's memory, and in the shared tier."""
     for where in (stage.first, stage.second):
-        _, found = stage.ask(where, GLOBEX_KEY, prompts[stage.second.pod])
-        stage.report(f"{where.pod}: globex still finds {found.local + found.external} tokens")
-        assert found.local + found.external >= WHOLE_CHUNKS, f"globex lost its blocks on {where.pod}: {found}"
-    assert found.external == WHOLE_CHUNKS, f"globex lost its blocks in the shared tier: {found}"
+        _, answer = finds(where, GLOBEX_KEY, kept)
+        stage.report(f"{where.pod}: globex still finds {answer.cached_tokens} tokens")
+
+
+@contextmanager
+def _new_system_prompt(stage: Stage) -> Iterator[str]:
+    """Let the pool have a text that no tenant has sent before while the block runs."""
+    before = stage.kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["spec"]["prefixes"]
+    text = f"{fresh_text('rules', 30)} {before[0]['text']}"
+    try:
+        _set_prefixes(stage.kubectl, [{**before[0], "text": text}])
+        yield text
+    finally:
+        _set_prefixes(stage.kubectl, before)
+
+
+def _set_prefixes(kubectl: Kubectl, prefixes: list[dict[str, Any]]) -> None:
+    _patch(kubectl, "prefixpool", POOL, {"spec": {"prefixes": prefixes}})
+    wait_published(kubectl, POOL)
+
+
+def wait_published(kubectl: Kubectl, pool: str) -> Mapping[str, Any]:
+    """Wait until every serving pod knows the content of the pool's present spec; return the status."""
+
+    def published() -> Mapping[str, Any] | None:
+        item = kubectl.get("prefixpool", pool, DEMO_NAMESPACE)
+        status: dict[str, Any] = item.get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        ready = conditions.get("Ready") or {}
+        seen = ready.get("observedGeneration") == item["metadata"]["generation"]
+        settled = "next" not in status and status.get("published")
+        return status if seen and settled and ready.get("status") == "True" else None
+
+    found: Mapping[str, Any] = wait_until(f"pool {pool} is published", published)
+    return found
+
+
+def raise_generation(kubectl: Kubectl, policy: str) -> None:
+    """Raise `spec.cacheGeneration` of a policy by one."""
+    generation = kubectl.get("tenantcachepolicy", policy, DEMO_NAMESPACE)["spec"].get("cacheGeneration", 0)
+    _patch(kubectl, "tenantcachepolicy", policy, {"spec": {"cacheGeneration": generation + 1}})
 
 
 def keyspace_of(kubectl: Kubectl, tenant: str, model: str = MODEL) -> str:
@@ -323,7 +347,7 @@ def _wait_enforced(kubectl: Kubectl, policy: str) -> None:
         current = status.get("enforcedGeneration") == item["metadata"]["generation"]
         return current and conditions.get("Enforced") == "True"
 
-    wait_until(f"policy {policy} is enforced", enforced, 60)
+    wait_until(f"policy {policy} is enforced", enforced)
 
 
 def _wait_reason(kubectl: Kubectl, policy: str, reason: str) -> dict[str, Any]:
@@ -331,7 +355,7 @@ def _wait_reason(kubectl: Kubectl, policy: str, reason: str) -> dict[str, Any]:
         found = kubectl.condition("tenantcachepolicy", policy, DEMO_NAMESPACE, "Stalled")
         return found if found.get("status") == "True" and found.get("reason") == reason else None
 
-    result: dict[str, Any] = wait_until(f"policy {policy} is Stalled/{reason}", stalled, 30)
+    result: dict[str, Any] = wait_until(f"policy {policy} is Stalled/{reason}", stalled)
     return result
 
 

@@ -90,7 +90,7 @@ def _enter(namespace: int) -> None:
         raise OSError(number, f"the pod's network cannot be entered: {os.strerror(number)}")
 
 
-def scrape(pid: int, port: int, path: str = "/metrics", timeout_s: float = 5.0) -> str:
+def scrape(pid: int, port: int, path: str = "/metrics", timeout_s: float = 60.0) -> str:
     """GET a page of a process' pod, from within that pod's network. Raises OSError."""
     with network_of(pid):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
@@ -127,7 +127,7 @@ class DirectReplica(Replica):
     def metric(self, name: str) -> float:
         """Return the sum of one of the engine's own metrics, read through the engine's socket."""
         with socket.socket(socket.AF_UNIX) as engine:
-            engine.settimeout(10)
+            engine.settimeout(60)
             engine.connect(f"/proc/{self._engine}/root/{ENGINE_SOCKET}")
             engine.sendall(b"GET /metrics HTTP/1.0\r\nHost: engine\r\n\r\n")
             text = b"".join(iter(lambda: engine.recv(65536), b"")).decode()
@@ -140,7 +140,7 @@ class DirectReplica(Replica):
     def ask_cache(self, line: bytes) -> bytes:
         """Send a line to the pod's cache server, as its gate does, and return the answer's. Raises OSError."""
         with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(10)
+            link.settimeout(60)
             link.connect(f"/proc/{self._gate}/root/{LINK_SOCKET}")
             link.sendall(line)
             with link.makefile("rb") as answer:

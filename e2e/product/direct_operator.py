@@ -15,7 +15,7 @@ from e2e.cluster.settings import Paths
 
 from .direct import metric, pid_in, scrape
 from .install import SYSTEM_NAMESPACE
-from .kubectl import CommandError, Kubectl, wait_until
+from .kubectl import LIMIT_S, CommandError, Kubectl, wait_until
 
 LEASE = "kvstrata-operator"
 DEPLOYMENT = "kvstrata"
@@ -84,7 +84,7 @@ class Operators:
         spec = self._kubectl.get("lease", LEASE, SYSTEM_NAMESPACE)["spec"]
         return str(spec.get("holderIdentity") or "")
 
-    def acting(self, timeout_s: float = 60) -> OperatorPod:
+    def acting(self) -> OperatorPod:
         """Wait until a replica leads and has nothing left to do; return it."""
 
         def settled() -> OperatorPod | None:
@@ -96,7 +96,7 @@ class Operators:
             quiet = done > 0 and leader.metric("kvstrata_reconcile_seconds_count") == done
             return leader if quiet and leader.leads else None
 
-        found: OperatorPod = wait_until("an operator leads and rests", settled, timeout_s)
+        found: OperatorPod = wait_until("an operator leads and rests", settled)
         return found
 
     def fresh(self) -> OperatorPod:
@@ -104,7 +104,7 @@ class Operators:
         for pod in self.pods():
             if pod.restarts:
                 self._kubectl.run("-n", SYSTEM_NAMESPACE, "delete", "pod", pod.name, "--wait=true")
-        wait_until("two operators that never restarted run", self._two_ready, 90)
+        wait_until("two operators that never restarted run", self._two_ready)
         return self.acting()
 
     @contextmanager
@@ -121,9 +121,9 @@ class Operators:
         name = f"deployment/{DEPLOYMENT}"
         self._kubectl.run("-n", SYSTEM_NAMESPACE, "scale", name, f"--replicas={replicas}")
         if replicas:
-            self._kubectl.run("-n", SYSTEM_NAMESPACE, "rollout", "status", name, "--timeout=120s")
+            self._kubectl.run("-n", SYSTEM_NAMESPACE, "rollout", "status", name)
         else:
-            wait_until("no operator runs", lambda: not self._kubectl.list("pod", SYSTEM_NAMESPACE, SELECTOR), 60)
+            wait_until("no operator runs", lambda: not self._kubectl.list("pod", SYSTEM_NAMESPACE, SELECTOR))
 
     def _two_ready(self) -> bool:
         pods = self.pods()
@@ -150,11 +150,11 @@ class OperatorWrites:
         """Return the commits of bundles: a commit is the write of a root."""
         return [w for w in self.all() if w.resource == "secrets" and re.fullmatch(r"kvs-.*-bundle", w.name)]
 
-    def when(self, count: int, act: Callable[[], float], timeout_s: float = 30) -> float:
+    def when(self, count: int, act: Callable[[], float]) -> float:
         """Wait for that many writes, then `act` at once and return its result."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + LIMIT_S
         while len(self.all()) < count:
             if time.monotonic() > deadline:
-                raise AssertionError(f"only {len(self.all())} writes in {timeout_s} s: {self.all()}")
+                raise AssertionError(f"only {len(self.all())} writes in {LIMIT_S:.0f} s: {self.all()}")
             time.sleep(0.001)
         return act()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, fresh_prompt, open_stage
+from .chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, open_stage
 from .direct import DirectReplica, direct_replica
 from .install import DEMO_NAMESPACE, SYSTEM_NAMESPACE
 from .kubectl import Kubectl, wait_until
+from .prompts import fresh_prompt
 from .traffic import Caller, Traffic, traffic
 
 WRITTEN_KINDS = (
@@ -42,7 +43,7 @@ def tenants_ask(stage: Stage) -> Iterator[Traffic]:
     """Let acme ask one pod and globex the other, each the same prompt again and again, which it finds cached."""
     prompts = {key: fresh_prompt(f"steady {key}") for key in (ACME_KEY, GLOBEX_KEY)}
     for where, key in ((stage.first, ACME_KEY), (stage.second, GLOBEX_KEY)):
-        stage.ask(where, key, prompts[key])
+        where.ask(key, prompts[key])
     callers = (
         Caller(stage.first, "acme", ACME_KEY, lambda: prompts[ACME_KEY]),
         Caller(stage.second, "globex", GLOBEX_KEY, lambda: prompts[GLOBEX_KEY]),
@@ -102,7 +103,7 @@ def _set_rules(kubectl: Kubectl, rules: dict[str, Any]) -> None:
         current = status.get("observedGeneration") == domain["metadata"]["generation"]
         return bool(current and conditions.get("Enforced") == "True")
 
-    wait_until("the domain's rules are in force in every pod", in_force, 60)
+    wait_until("the domain's rules are in force in every pod", in_force)
 
 
 def of_gate(stage: Stage, name: str) -> list[float]:

@@ -65,10 +65,10 @@ class Victim:
         group = self._group()
         _limit_file(group).write_text(str(_held_bytes(group) + OOM_ROOM_BYTES))
         with contextlib.suppress(CommandError):
-            self._kubectl.exec(self.pod, self._namespace, self.container, "sh", "-c", _TAKE_ALL_MEMORY, timeout_s=30)
-        wait_until("kubelet saw the container end", lambda: self._ended_since(before), 30)
+            self._kubectl.exec(self.pod, self._namespace, self.container, "sh", "-c", _TAKE_ALL_MEMORY)
+        wait_until("kubelet saw the container end", lambda: self._ended_since(before))
         # While it restarts a container, kubelet may not report for a moment how the last one ended.
-        end = wait_until("kubelet reports how the container ended", self.last_end, 30)
+        end = wait_until("kubelet reports how the container ended", self.last_end)
         assert end.get("reason") == "OOMKilled", f"{self.container} ended otherwise: {end}"
 
     def life(self) -> Life:

@@ -9,28 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .calls import Replica
-from .chapters import ACME_KEY, GLOBEX_KEY, MODEL, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt
+from .chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage
 from .faults import Life, lives
 from .install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
 from .kubectl import Kubectl, wait_until
+from .prompts import STORE_SETTLES_S, WHOLE_CHUNKS, fresh_prompt
 from .traffic import Account, Caller, Traffic, traffic
 
 TENANTS = (("acme", ACME_KEY), ("globex", GLOBEX_KEY))
 
-CROWDED = 2.0
-"""Factor on the median time of a request while a container restarts beside the engine on two cores. The median was seen
-to double with a cache server (and not in the other pod); the processor is the likely cause, not measured."""
-
-BUSY_S = 5.0
-"""How much longer a request may take for no fault of the product's, on a machine with two cores and other work."""
-
-HANG_S = 180.0
-"""Requests that are not answered for so long hang; a client would have given up."""
-
 NEW_PROMPT_EVERY_S = 4.0
 """A prompt is 2 MB in the demo's shared tier of 200: asked without a pause, new ones fill it within a story."""
-
-WELL_AGAIN_S = 300
 
 
 @dataclass(slots=True)
@@ -46,7 +35,7 @@ class Ordeal:
 
     def lasts_for(self, requests: int) -> None:
         """Wait until that many more requests have been answered or failed. Raises AssertionError if they hang."""
-        self.running.wait_for(requests, HANG_S)
+        self.running.wait_for(requests)
 
     @property
     def before(self) -> Account:
@@ -61,12 +50,10 @@ class Ordeal:
 
 
 @contextmanager
-def tenants_ask(stage: Stage, extra_delay_s: float | None = None) -> Iterator[Ordeal]:
+def tenants_ask(stage: Stage) -> Iterator[Ordeal]:
     """Let two tenants ask both replicas before, during and after a fault that the block makes.
 
-    In the end all must have been answered. With `extra_delay_s`, their median time and their longest time may exceed
-    those before the fault by that, after allowances for a busy machine: CROWDED and BUSY_S. The benchmark `outages`
-    judges delays that are small beside those.
+    In the end all must have been answered. The benchmark `outages` judges how late.
     """
     callers = []
     for (tenant, key), (leads, follows) in zip(
@@ -81,14 +68,8 @@ def tenants_ask(stage: Stage, extra_delay_s: float | None = None) -> Iterator[Or
         ordeal.begins()
         yield ordeal
         ordeal.lasts_for(8)
-    before, since = ordeal.before, ordeal.since
-    stage.report(f"before the fault: {before}; since: {since}")
+    stage.report(f"before the fault: {ordeal.before}; since: {ordeal.since}")
     assert not running.account.failed, str(running.account)
-    if extra_delay_s is None:
-        return
-    usual_s = before.took_s(50) * CROWDED
-    assert since.took_s(50) <= usual_s + extra_delay_s, f"before: {before}; since: {since}"
-    assert since.slowest_s <= before.slowest_s + extra_delay_s + BUSY_S, f"before: {before}; since: {since}"
 
 
 class Trail:
@@ -116,9 +97,9 @@ class Trail:
 def found_across(leads: Replica, follows: Replica, key: str) -> bool:
     """Whether one replica finds all the whole chunks of a new prompt that another has just computed."""
     prompt = fresh_prompt("across")
-    assert leads.complete(key, prompt).status == 200
+    leads.ask(key, prompt)
     time.sleep(STORE_SETTLES_S)
-    return follows.complete(key, prompt).cached_tokens == WHOLE_CHUNKS
+    return follows.found(key, prompt) == WHOLE_CHUNKS
 
 
 def product_lives(kubectl: Kubectl, *except_for: tuple[str, str]) -> frozenset[Life]:
@@ -130,4 +111,4 @@ def product_lives(kubectl: Kubectl, *except_for: tuple[str, str]) -> frozenset[L
 
 def wait_until_well(kubectl: Kubectl) -> None:
     """Wait until every object of the demo is ready and enforced."""
-    wait_until("everything is ready and enforced again", lambda: not unsettled(kubectl), WELL_AGAIN_S, every_s=1)
+    wait_until("everything is ready and enforced again", lambda: not unsettled(kubectl), every_s=1)

@@ -14,7 +14,6 @@ from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl, wait_until
 
 KEYS = "tiny-api-keys"
-KNOWN_WITHIN_S = 60
 
 
 @contextmanager
@@ -35,14 +34,10 @@ def guests(stage: Stage, tenants: Sequence[str], spec: Mapping[str, Any]) -> Ite
         # They go as they came: an erasure would take a minute each.
         rest = {"isolation": "Isolated", "deletionPolicy": "Abandon", **spec}
         kubectl.apply(*(_object("TenantCachePolicy", name, {"tenant": name, **rest}) for name in tenants))
-        wait_until("their policies are enforced", lambda: _all_enforced(kubectl, tenants), KNOWN_WITHIN_S)
+        wait_until("their policies are enforced", lambda: _all_enforced(kubectl, tenants))
         key = keys[tenants[-1]]
         for where in (stage.first, stage.second):
-            wait_until(
-                "the gate knows the keys",
-                lambda where=where: where.complete(key, "hello").status == 200,
-                KNOWN_WITHIN_S,
-            )
+            wait_until("the gate knows the keys", lambda where=where: where.complete(key, "hello").status == 200)
         yield keys
     finally:
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantcachepolicy", *tenants, "--ignore-not-found")

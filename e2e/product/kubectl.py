@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import time
@@ -18,7 +19,11 @@ from e2e.cluster.settings import Paths
 if TYPE_CHECKING:
     from e2e.product.api_reader import ApiReader  # needs packages that the demo does without
 
-FORWARD_TIMEOUT_S = 15.0
+FORWARD_TIMEOUT_S = 60.0
+
+LIMIT_S = 300.0
+"""At least ten times as long as a quiet machine needs for anything but a rollout of engines: it is the limit of waits
+that end by their condition, and lateness is no failure."""
 
 
 class CommandError(Exception):
@@ -40,7 +45,9 @@ class Kubectl:
             "PATH": f"{paths.bin}{os.pathsep}{os.environ.get('PATH', '')}",
         }
 
-    def run(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120, program: str = "kubectl") -> str:
+    def run(
+        self, *arguments: str, stdin: str | None = None, timeout_s: float = LIMIT_S, program: str = "kubectl"
+    ) -> str:
         """Run one command and return its output. Raises CommandError."""
         try:
             done = subprocess.run(
@@ -68,7 +75,7 @@ class Kubectl:
             text=True,
         )
 
-    def helm(self, *arguments: str, timeout_s: float = 180) -> str:
+    def helm(self, *arguments: str, timeout_s: float = LIMIT_S) -> str:
         """Run helm."""
         return self.run(*arguments, timeout_s=timeout_s, program="helm")
 
@@ -106,9 +113,9 @@ class Kubectl:
         status = self.get(kind, name, namespace).get("status") or {}
         return next((c for c in status.get("conditions") or () if c["type"] == condition), {})
 
-    def exec(self, pod: str, namespace: str, container: str, *command: str, timeout_s: float = 60) -> str:
+    def exec(self, pod: str, namespace: str, container: str, *command: str) -> str:
         """Run a command in a container."""
-        return self.run("-n", namespace, "exec", pod, "-c", container, "--", *command, timeout_s=timeout_s)
+        return self.run("-n", namespace, "exec", pod, "-c", container, "--", *command)
 
     @contextmanager
     def forward(self, namespace: str, target: str, port: int) -> Iterator[int]:
@@ -128,7 +135,12 @@ class Kubectl:
             process.wait(10)
 
 
-def wait_until(what: str, holds: Any, timeout_s: float = 60, every_s: float = 0.25) -> Any:
+def fresh_name(beginning: str) -> str:
+    """Return an object's name that no earlier run has used."""
+    return f"{beginning}-{secrets.token_hex(4)}"
+
+
+def wait_until(what: str, holds: Any, timeout_s: float = LIMIT_S, every_s: float = 0.25) -> Any:
     """Return the first true result of `holds()`. Raises AssertionError with `what` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     last: Any = None

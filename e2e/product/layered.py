@@ -11,8 +11,7 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +21,13 @@ from kvstrata.contract.messages.adapter import AdapterState, StateRequest, decod
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.block_file import ROOT
 
-from .chapters import CHUNK_TOKENS, _is_ready, _object, _wait_enforced, keyspace_of
 from .chapters import MODEL as DEMO_MODEL
+from .chapters import _is_ready, _object, _wait_enforced, keyspace_of
 from .direct import HEALTH_PORT, DirectReplica, container_pid, direct_replica, scrape
 from .faults import Victim
 from .install import DEMO_NAMESPACE
 from .kubectl import CommandError, Kubectl, wait_until
+from .prompts import CHUNK_TOKENS, fresh_text
 
 MODEL = "layered"
 MEMORY, DISK, REDIS = "layered-cpu", "layered-nvme", "layered-redis"
@@ -46,7 +46,6 @@ FILLER_TOKENS = 1010
 
 WARM_UP_S = 60
 UP_WITHIN_S = 600.0
-SETTLES_WITHIN_S = 60.0
 DISK_DIRECTORY = f"run/kvstrata/nvme/{DISK}"
 LINK = "run/kvstrata/link/adapter.sock"
 
@@ -86,7 +85,7 @@ class Layered:
     def replace_pod(self) -> AdapterState:
         """Delete the pod; return the state of the next one's cache server when its gate first reported ready."""
         old = self.pod
-        self.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", old, timeout_s=300)
+        self.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", old)
         self.pod = wait_until("there is a new pod", lambda: self._newcomer(old), UP_WITHIN_S)
         wait_until("its containers run", self._found, UP_WITHIN_S)
         wait_until("its gate reports ready", self._gate_is_ready, UP_WITHIN_S, every_s=0.05)
@@ -107,10 +106,19 @@ class Layered:
         disk, redis = (after.get(f"{tier}.loaded", 0) - before.get(f"{tier}.loaded", 0) for tier in (DISK, REDIS))
         return Found(found.external // CHUNK_TOKENS - disk - redis, disk, redis, answer.text)
 
+    def finds(self, tenant: Tenant, prompts: Sequence[str], where: Found) -> tuple[str, Found]:
+        """Return the first of the prompts whose blocks are all found there: a lookup that is late is a miss."""
+        found = []
+        for prompt in prompts:
+            found.append(self.ask(tenant, prompt))
+            if found[-1] == where:
+                return prompt, found[-1]
+        raise AssertionError(f"none of {tenant.name}'s prompts was {where}: {found}")
+
     def state(self) -> AdapterState:
         """Return the cache server's state, asked as the gate asks for it. Raises OSError while it is away."""
         with socket.socket(socket.AF_UNIX) as line:
-            line.settimeout(10)
+            line.settimeout(60)
             line.connect(f"/proc/{self._gate}/root/{LINK}")
             line.sendall(encode_request(StateRequest()))
             with line.makefile("rb") as lines:
@@ -201,8 +209,8 @@ def open_layered(
         assert room[0] == "True", f"files cannot be kept on this machine's disk: {room[1]}"
         yield layered
     finally:
-        kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachedmodel", MODEL, "--ignore-not-found", timeout_s=300)
-        kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachetier", *TIERS, "--ignore-not-found", timeout_s=300)
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachedmodel", MODEL, "--ignore-not-found")
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachetier", *TIERS, "--ignore-not-found")
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "secret", KEYS, "--ignore-not-found")
         wait_until("nothing of it is left", lambda: not _left(kubectl), UP_WITHIN_S)
 
@@ -252,7 +260,7 @@ def _admit(kubectl: Kubectl, classifications: list[str] | None) -> None:
 
 
 def _filler() -> str:
-    return (f"[{time.time_ns()}] " + "Pack my box with five dozen liquor jugs. " * 30)[:FILLER_TOKENS]
+    return fresh_text("filler", FILLER_TOKENS)
 
 
 def _well(layered: Layered) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,27 +12,24 @@ from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTier
 from kvstrata.reconcile.bundles import assemble
 
 from .calls import Replica
-from .chapters import MODEL, Stage, _object
+from .chapters import MODEL, Stage, _object, wait_published
 from .direct import DirectReplica
 from .install import DEMO_NAMESPACE
-from .kubectl import Kubectl, wait_until
+from .kubectl import Kubectl
+from .prompts import fresh_text
 
 PREFIX_TOKENS = 700
 """Of the demo's tokenizer, whose tokens are bytes: ten whole chunks, and tokens that a continuation could change."""
 
-PUBLISHED_WITHIN_S = 90.0
-
 
 def fresh_prefix(about: str) -> str:
     """Return a system prompt of `PREFIX_TOKENS` tokens that no pool has declared before."""
-    text = f"[{time.time_ns()} {about}] You are the assistant of a library. " + "Cite the place of each book. " * 30
-    return text[:PREFIX_TOKENS]
+    return fresh_text(about, PREFIX_TOKENS)
 
 
-def fresh_prefixes(about: str, count: int, tokens: int = PREFIX_TOKENS) -> list[str]:
-    """Return new system prompts of so many tokens, each different from its beginning on."""
-    lines = "Cite the place of each book, and the year. " * (tokens // 40 + 1)
-    return [(f"[{number} {time.time_ns()} {about}] " + lines)[:tokens] for number in range(count)]
+def fresh_prefixes(about: str, count: int) -> list[str]:
+    """Return new system prompts."""
+    return [fresh_prefix(about) for _ in range(count)]
 
 
 def pool_of(name: str, text: str | Sequence[str], **spec: Any) -> dict[str, Any]:
@@ -57,22 +53,6 @@ def pool(stage: Stage, name: str, text: str | Sequence[str], **spec: Any) -> Ite
         yield
     finally:
         stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "prefixpool", name, "--ignore-not-found")
-
-
-def wait_published(kubectl: Kubectl, name: str, within_s: float = PUBLISHED_WITHIN_S) -> Mapping[str, Any]:
-    """Wait until every serving pod knows the content of the pool's present spec; return the status."""
-
-    def published() -> Mapping[str, Any] | None:
-        item = kubectl.get("prefixpool", name, DEMO_NAMESPACE)
-        status: dict[str, Any] = item.get("status") or {}
-        conditions = {c["type"]: c for c in status.get("conditions") or ()}
-        ready = conditions.get("Ready") or {}
-        seen = ready.get("observedGeneration") == item["metadata"]["generation"]
-        settled = "next" not in status and status.get("published")
-        return status if seen and settled and ready.get("status") == "True" else None
-
-    found: Mapping[str, Any] = wait_until(f"pool {name} is published", published, within_s)
-    return found
 
 
 def pool_keyspaces(kubectl: Kubectl, name: str, model: str = MODEL) -> list[str]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from .calls import Replica
+from .kubectl import LIMIT_S
 
 QUESTION = " Where does the book of rivers stand, and when may one read it? Use one short sentence, please. Thank you!"
 """The same of all readers, longer than one chunk, so that one answer without the pool is the control for all."""
@@ -82,11 +83,13 @@ class Probes:
             one for one in self.done if one.fresh and one.prefix in of and since <= one.began_at < one.ended_at < until
         ]
 
-    def wait_for(self, count: int, timeout_s: float = 120) -> None:
+    def wait_for(self, count: int) -> None:
         """Wait until so many more requests have ended. Raises AssertionError if they hang."""
-        wanted, deadline = len(self.done) + count, time.monotonic() + timeout_s
+        wanted, deadline = len(self.done) + count, time.monotonic() + LIMIT_S
         while len(self.done) < wanted:
-            assert time.monotonic() < deadline, f"requests hang: {wanted - len(self.done)} missing after {timeout_s} s"
+            assert time.monotonic() < deadline, (
+                f"requests hang: {wanted - len(self.done)} missing after {LIMIT_S:.0f} s"
+            )
             time.sleep(0.05)
 
     def _next(self, number: int) -> tuple[str, str, bool]:

@@ -24,7 +24,7 @@ _READ_ONLY, _REMOUNT_THIS_MOUNT = 0x1, 0x20 | 0x1000  # MS_RDONLY; MS_REMOUNT an
 def read_only(pid: int, path: str) -> Iterator[None]:
     """Let a mount point of a process' container be read-only while the block runs. Needs root on its machine."""
     # A mount with a file that is open for writing is busy.
-    wait_until("the disk is read-only", lambda: _remount(pid, path, _REMOUNT_THIS_MOUNT | _READ_ONLY), 30)
+    wait_until("the disk is read-only", lambda: _remount(pid, path, _REMOUNT_THIS_MOUNT | _READ_ONLY))
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .calls import Replica
+from .kubectl import LIMIT_S
 
 
 @dataclass(slots=True)
@@ -61,9 +62,9 @@ def streaming(where: Replica, key: str, body: dict[str, Any]) -> Iterator[Stream
     lines = where.stream("/v1/completions", json.dumps({**body, "stream": True}).encode(), key)
     thread = threading.Thread(target=stream.read, args=(lines,), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while not stream.arrived and stream.ended_at is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert stream.arrived, f"no token came: {stream.problem or 'no answer'}"
     yield stream
-    thread.join(130)
+    thread.join(LIMIT_S)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .calls import Replica
+from .kubectl import LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,15 @@ class Traffic:
         with self._lock:
             return Account(list(self._account.served))
 
-    def wait_for(self, count: int, timeout_s: float = 60) -> None:
+    def wait_for(self, count: int) -> None:
         """Wait until that many more requests have ended. Raises AssertionError if they hang."""
         wanted = len(self.account.served) + count
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + LIMIT_S
         while len(self.account.served) < wanted:
             if time.monotonic() > deadline:
-                raise AssertionError(f"requests hang: {wanted - len(self.account.served)} missing after {timeout_s} s")
+                raise AssertionError(
+                    f"requests hang: {wanted - len(self.account.served)} missing after {LIMIT_S:.0f} s"
+                )
             time.sleep(0.05)
 
     def _ask_for_ever(self, where: Replica, tenant: str, key: str, prompt: Callable[[], str], pause_s: float) -> None:

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.product.chapters import MODEL, Stage, fresh_prompt
+from e2e.product.chapters import MODEL, Stage
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import CommandError, Kubectl, wait_until
+from e2e.product.prompts import fresh_prompt
 from e2e.product.shared_tier import SERVER
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.claim(
+        "a caller without a key, a pod beside the model and a pod's token reach nothing that is not theirs"
+    ),
+]
 
 STRANGER = "stranger"
 _CONNECT = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close()"
@@ -28,7 +34,7 @@ def stranger(kubectl: Kubectl) -> Iterator[str]:
         "name": "main",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["sleep", "600"],
+        "command": ["sleep", "3600"],
         "securityContext": security,
     }
     pod_security = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -45,7 +51,7 @@ def stranger(kubectl: Kubectl) -> Iterator[str]:
             },
         }
     )
-    kubectl.run("-n", DEMO_NAMESPACE, "wait", "--for=condition=Ready", f"pod/{STRANGER}", "--timeout=60s")
+    kubectl.run("-n", DEMO_NAMESPACE, "wait", "--for=condition=Ready", f"pod/{STRANGER}", "--timeout=240s")
     yield STRANGER
     kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", STRANGER, "--wait=false")
 
@@ -60,7 +66,7 @@ def test_a_caller_without_a_key_or_with_a_wrong_one_is_refused(stage: Stage) -> 
 
 def test_a_pod_beside_the_model_reaches_its_callers_port_and_no_other(kubectl: Kubectl, stranger: str) -> None:
     address = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")[0]["status"]["podIP"]
-    wait_until("the callers' port is open", lambda: _reaches(kubectl, stranger, address, 8443), 15)
+    wait_until("the callers' port is open", lambda: _reaches(kubectl, stranger, address, 8443))
     assert not _reaches(kubectl, stranger, address, 9443)
     assert not _reaches(kubectl, stranger, address, 5555)
 

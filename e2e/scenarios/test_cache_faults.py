@@ -21,24 +21,24 @@ from datetime import UTC, datetime
 import pytest
 
 from e2e.product.calls import Replica
-from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, fresh_prompt, open_stage
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, open_stage
 from e2e.product.direct import direct_replica
 from e2e.product.faults import Victim
 from e2e.product.faults_traffic import (
-    found_across,
     product_lives,
     tenants_ask,
     wait_until_well,
 )
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.prompts import fresh_prompt, shared
 from e2e.product.shared_tier import make_room
 from e2e.product.streams import streaming
 
 pytestmark = pytest.mark.cluster
 
-BACK_S = 300.0
-"""Within this the container runs again and hits return; a cache server takes some 10 s to start on a quiet machine."""
+RUNS_AGAIN_WITHIN_S = 600
+"""Kubernetes waits up to five minutes with a container that has ended several times of late."""
 
 STREAM_TOKENS = 1000
 """More than an engine computes until the container has been killed."""
@@ -48,6 +48,7 @@ BACK_AGAIN = "LMCache server is healthy again"
 TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not available within timeout")
 
 
+@pytest.mark.claim("a cache container that is killed with requests in flight fails none, and hits return")
 def test_killed_with_requests_in_flight(stage: Stage) -> None:
     with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage) as ordeal:
         body = {"model": MODEL, "prompt": fresh_prompt("in flight"), "max_tokens": STREAM_TOKENS, "ignore_eos": True}
@@ -73,7 +74,7 @@ def test_out_of_memory_while_nobody_asks(stage: Stage) -> None:
 
 
 def test_terminated_before_an_engines_first_request(kubectl: Kubectl, stage: Stage) -> None:
-    kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", stage.second.pod, timeout_s=300)
+    kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", stage.second.pod)
     with open_stage(kubectl, print) as opened:
         new = next(one for one in (opened.first, opened.second) if one.pod != stage.first.pod)
         with a_cache_container_ends(opened, new) as cache:
@@ -102,15 +103,15 @@ def a_cache_container_ends(stage: Stage, where: Replica) -> Iterator[Victim]:
     try:
         yield cache
     finally:
-        wait_until("the cache container runs again", cache.running, BACK_S)
+        wait_until("the cache container runs again", cache.running, RUNS_AGAIN_WITHIN_S)
         wait_until_well(stage.kubectl)
     assert replace(cache.life(), started_at="") == replace(was, restarts=was.restarts + 1, started_at="")
     assert product_lives(stage.kubectl, (was.pod_uid, "cache")) == others
     log = stage.kubectl.run(
         "-n", DEMO_NAMESPACE, "logs", where.pod, "-c", "engine", f"--since-time={began:%Y-%m-%dT%H:%M:%SZ}"
     )
-    # The slowness of a server that has just started is no part of this.
-    while_away = log.partition(BACK_AGAIN)[0]
+    # An answer that is late before, or from a server that has just started, is no part of this.
+    while_away = log[log.find(NOTICED) :].partition(BACK_AGAIN)[0]
     assert while_away.count(NOTICED) == 2, log[-4000:]
     assert not TIMED_OUT.findall(while_away), log[-4000:]
     stage.report("".join(line + "\n" for line in log.splitlines() if NOTICED in line or "given up after" in line))
@@ -120,12 +121,10 @@ def hits_return(stage: Stage, leads: Replica, follows: Replica) -> None:
     """See one replica find blocks that the other has stored, for each tenant."""
     since = time.monotonic()
     for key in (ACME_KEY, GLOBEX_KEY):
-        wait_until("hits are back", lambda key=key: found_across(leads, follows, key), BACK_S)
+        shared(leads, follows, key, "hits return")
     stage.report(f"hits of both tenants are back {time.monotonic() - since:.1f} s after the container ended")
 
 
 def slowest_s(where: Replica, requests: int) -> float:
     """Send new prompts; return the longest time of an answer."""
-    answers = [where.complete(ACME_KEY, fresh_prompt("alone")) for _ in range(requests)]
-    assert [one.status for one in answers] == [200] * requests
-    return max(one.took_s for one in answers)
+    return max(where.ask(ACME_KEY, fresh_prompt("alone")).took_s for _ in range(requests))

@@ -5,30 +5,22 @@ from __future__ import annotations
 
 import time
 import zlib
+from functools import partial
 
 import pytest
 
-from e2e.product.chapters import (
-    ACME_KEY,
-    CHUNK_TOKENS,
-    GLOBEX_KEY,
-    STORE_SETTLES_S,
-    WHOLE_CHUNKS,
-    Stage,
-    fresh_prompt,
-    keyspace_of,
-)
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, SPARE, Stage, keyspace_of
 from e2e.product.guest import guest
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, finds, fresh_prompt, shared, stored
 from e2e.product.shared_tier import TIER, make_room
-from e2e.product.tier_contents import StoredBlock, tier_contents
+from e2e.product.tier_contents import StoredBlock, TierContents, tier_contents
 from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, unpack_header
 
 pytestmark = pytest.mark.cluster
 
 CHUNKS = WHOLE_CHUNKS // CHUNK_TOKENS
-ENCRYPTED_WITHIN_S = 120.0
 TENANT = "forgetful"
 SHORT_S = 20
 """A retention that a block which was stored a moment ago has not reached, and will within the story."""
@@ -37,30 +29,27 @@ SHRINKS = 0.9
 """KV blocks of the demo's model shrink to three quarters when they are compressed, ciphertext does not."""
 
 
+@pytest.mark.claim("with engines the shared tier's server holds nothing but ciphertext, and hits are right")
 def test_the_server_holds_nothing_but_ciphertext_and_hits_are_right(stage: Stage, kubectl: Kubectl) -> None:
     make_room(stage)
-    wait_until(
-        "every pod reports that it encrypts", lambda: _encrypted(kubectl) == ("True", "KeysHeld"), ENCRYPTED_WITHIN_S
-    )
-    prompt = fresh_prompt("sealed")
-    answers = {}
+    wait_until("every pod reports that it encrypts", lambda: _encrypted(kubectl) == ("True", "KeysHeld"))
+    prompts = [fresh_prompt("sealed") for _ in range(SPARE)]
+    bodies = {}
     with tier_contents(kubectl) as tier:
         for key, tenant in ((ACME_KEY, "acme"), (GLOBEX_KEY, "globex")):
-            before = {block.name for block in tier.blocks(keyspace_of(kubectl, tenant))}
-            computed, _ = stage.ask(stage.first, key, prompt)
-            time.sleep(STORE_SETTLES_S)
-            loaded, found = stage.ask(stage.second, key, prompt)
-            assert found.external == WHOLE_CHUNKS, found
-            assert loaded.text == computed.text
-            blocks = [block for block in tier.blocks(keyspace_of(kubectl, tenant)) if block.name not in before]
-            assert len(blocks) == CHUNKS
+            keyspace = keyspace_of(kubectl, tenant)
+            before = {block.name for block in tier.blocks(keyspace)}
+            computed = {prompt: stage.first.ask(key, prompt).text for prompt in prompts}
+            blocks = wait_until("they are stored", partial(_new, tier, keyspace, before))
             for block in blocks:
                 _is_ciphertext(block)
-            answers[tenant] = {block.name.rpartition(":")[2]: _body(block) for block in blocks}
+            bodies[tenant] = {block.name.rpartition(":")[2]: _body(block) for block in blocks}
+            prompt, loaded = finds(stage.second, key, prompts)
+            assert loaded.text == computed[prompt]
     # The same text has the same names for both, and under each tenant's own key nothing of it is alike.
-    assert answers["acme"].keys() == answers["globex"].keys()
-    for name, body in answers["acme"].items():
-        other = answers["globex"][name]
+    assert bodies["acme"].keys() == bodies["globex"].keys()
+    for name, body in bodies["acme"].items():
+        other = bodies["globex"][name]
         alike = sum(body[at : at + 16] == other[at : at + 16] for at in range(0, len(body), 16))
         assert alike == 0, f"{alike} pieces of {name} are the same under both keys"
 
@@ -68,9 +57,8 @@ def test_the_server_holds_nothing_but_ciphertext_and_hits_are_right(stage: Stage
 def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: Stage, kubectl: Kubectl) -> None:
     make_room(stage)
     with guest(stage, TENANT, {"budgets": [{"tier": TIER, "retention": "6h"}]}) as key, tier_contents(kubectl) as tier:
-        keyspace, old = keyspace_of(kubectl, TENANT), fresh_prompt("old")
-        stage.ask(stage.first, key, old)
-        time.sleep(STORE_SETTLES_S)
+        keyspace = keyspace_of(kubectl, TENANT)
+        (old,) = stored(stage.first, key, "old")
         stored_by = time.monotonic()
         lives_ms = [block.expires_in_ms for block in tier.blocks(keyspace)]
         assert len(lives_ms) == CHUNKS
@@ -83,14 +71,15 @@ def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: St
 
         wait_until("blocks that are there expire sooner", expire_soon, SHORT_S)
         time.sleep(max(0.0, stored_by + SHORT_S - time.monotonic()))
-        _, found = stage.ask(stage.second, key, old)
-        assert found.external == 0, f"{found} of blocks that are too old"
-        # Newer blocks are found meanwhile.
-        new = fresh_prompt("new")
-        stage.ask(stage.first, key, new)
-        time.sleep(STORE_SETTLES_S)
-        _, found = stage.ask(stage.second, key, new)
-        assert found.external == WHOLE_CHUNKS, found
+        found = stage.second.found(key, old)
+        assert found == 0, f"{found} tokens of blocks that are too old"
+        shared(stage.first, stage.second, key, "new")
+
+
+def _new(tier: TierContents, keyspace: str, before: set[str]) -> list[StoredBlock]:
+    """Return the blocks of a keyspace that were not there before, once they are as many as the prompts have chunks."""
+    found = [block for block in tier.blocks(keyspace) if block.name not in before]
+    return found if len(found) == SPARE * CHUNKS else []
 
 
 def _is_ciphertext(block: StoredBlock) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -11,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from e2e.product.calls import Replica
-from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, WHOLE_CHUNKS, Stage, fresh_prompt
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, Stage
 from e2e.product.direct import DirectReplica, pods_run_here
 from e2e.product.direct_stage import domain_rules, open_direct_stage
 from e2e.product.install import DEMO_NAMESPACE, unsettled
 from e2e.product.isolate import cut_off_the_api_server, cut_off_the_operator
-from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.kubectl import Kubectl, fresh_name, wait_until
+from e2e.product.prompts import WHOLE_CHUNKS, fresh_prompt
 from e2e.product.traffic import Caller, traffic
 from e2e.product.watches import Seen, Watch, watch
 
@@ -28,14 +27,8 @@ DRAIN_TIMEOUT_S = 10
 FENCED_WITHIN_S = STALE_AFTER_S + DRAIN_TIMEOUT_S
 """From the last reading of its policy to the end of the last request on it."""
 
-SILENCE_IS_NOTICED_WITHIN_S = 25
-"""The operator's longest poll of a gate without changes, with its grace."""
-
-SETTLES_WITHIN_S = 300
-"""Pods of an older template may still be on their way out when these tests start."""
-
-MACHINE_IS_BUSY_S = 60
-"""Allowance of a deadline beyond the time that the action itself takes."""
+NO_LONGER_S = 60
+"""From then to the end of the invalidation, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +36,14 @@ def pods(kubectl: Kubectl) -> Iterator[Stage]:
     """Two replicas, reached without the API server, whose policy goes stale soon."""
     if not pods_run_here():
         pytest.skip("cuts pods off inside their own networks: only the local cluster's can be entered")
-    wait_until("everything is at rest", lambda: not unsettled(kubectl), SETTLES_WITHIN_S)
+    wait_until("everything is at rest", lambda: not unsettled(kubectl))
     with open_direct_stage(kubectl, print) as stage:
         with domain_rules(kubectl, {"staleAfter": f"{STALE_AFTER_S}s", "drainTimeout": f"{DRAIN_TIMEOUT_S}s"}):
             yield stage
-        wait_until("everything is ready and enforced", lambda: not unsettled(kubectl), MACHINE_IS_BUSY_S)
+        wait_until("everything is ready and enforced", lambda: not unsettled(kubectl))
 
 
+@pytest.mark.claim("a gate that is cut off delays an invalidation until it has fenced itself, and no longer")
 def test_an_invalidation_is_complete_only_after_a_gate_without_the_api_server_has_fenced_itself(
     pods: Stage, kubectl: Kubectl
 ) -> None:
@@ -61,28 +55,28 @@ def test_an_invalidation_is_complete_only_after_a_gate_without_the_api_server_ha
         with cut_off_the_api_server(kubectl, DEMO_NAMESPACE, lost.pod):
             name, story = _invalidate_acme(kubectl, stack)
             # It still has the policy that it read last, and may use it: that is why nothing may be called complete.
-            found, fresh = _found(lost, ACME_KEY, prompts["acme"]), lost.gate_metric("kvstrata_gate_policy_fresh")
+            found, fresh = lost.found(ACME_KEY, prompts["acme"]), lost.gate_metric("kvstrata_gate_policy_fresh")
             assert found >= WHOLE_CHUNKS or not fresh
             print(f"the cut-off gate finds {found} tokens of acme's; afterwards its policy is fresh: {fresh == 1}")
-            waiting = story.wait_for("it waits for that pod", lambda o: _waits_for(o, lost.pod), MACHINE_IS_BUSY_S)
-            assert lost.pod in waiting.object["status"]["message"]
+            story.wait_for("it waits for that pod", lambda o: _waits_for(o, lost.pod))
+            story.wait_for("its message names the pod", lambda o: lost.pod in o["status"].get("message", ""))
 
-            done = story.wait_for("it is complete", _is_complete, FENCED_WITHIN_S + MACHINE_IS_BUSY_S)
+            done = story.wait_for("it is complete", _is_complete)
             assert lost.gate_metric("kvstrata_gate_policy_fresh") == 0
             for where in (lost, kept):
-                assert _found(where, ACME_KEY, prompts["acme"]) == 0, f"acme finds invalidated blocks on {where.pod}"
+                assert where.found(ACME_KEY, prompts["acme"]) == 0, f"acme finds invalidated blocks on {where.pod}"
             _came_after_the_fence(story, done, lost.pod)
             # Fenced, it answers every tenant without reuse; the other pod is as ever.
-            assert _found(lost, GLOBEX_KEY, prompts["globex"]) == 0
-            assert _found(kept, GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
+            assert lost.found(GLOBEX_KEY, prompts["globex"]) == 0
+            assert kept.found(GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
 
-        wait_until("it reads its policy again", lambda: lost.gate_metric("kvstrata_gate_policy_fresh") == 1, 60)
-        wait_until("its acknowledgements count again", lambda: not unsettled(kubectl), MACHINE_IS_BUSY_S)
+        wait_until("it reads its policy again", lambda: lost.gate_metric("kvstrata_gate_policy_fresh") == 1)
+        wait_until("its acknowledgements count again", lambda: not unsettled(kubectl))
         # Reuse is back in the new epoch; blocks of the old one stay out of reach.
-        assert _found(lost, GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
+        assert lost.found(GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
         later = fresh_prompt("after the cut")
-        assert _found(lost, ACME_KEY, later) == 0
-        assert _found(lost, ACME_KEY, later) >= WHOLE_CHUNKS
+        assert lost.found(ACME_KEY, later) == 0
+        assert lost.found(ACME_KEY, later) >= WHOLE_CHUNKS
         account = running.account
     assert account.served
     assert not account.failed, str(account)
@@ -98,17 +92,15 @@ def test_an_invalidation_is_complete_only_after_a_gate_without_the_operator_woul
         running = stack.enter_context(traffic(*_callers(pods)))
         with cut_off_the_operator(kubectl, DEMO_NAMESPACE, lost.pod):
             name, story = _invalidate_acme(kubectl, stack)
-            story.wait_for("it waits for that pod", lambda o: _waits_for(o, lost.pod), MACHINE_IS_BUSY_S)
-            done = story.wait_for(
-                "it is complete", _is_complete, FENCED_WITHIN_S + SILENCE_IS_NOTICED_WITHIN_S + MACHINE_IS_BUSY_S
-            )
+            story.wait_for("it waits for that pod", lambda o: _waits_for(o, lost.pod))
+            done = story.wait_for("it is complete", _is_complete)
             # Each is asked for another prompt: it may store in the new epoch, where the other would then find it.
             for where, prompt in ((lost, prompts["acme"]), (kept, prompts["acme, too"])):
-                assert _found(where, ACME_KEY, prompt) == 0, f"acme finds invalidated blocks on {where.pod}"
+                assert where.found(ACME_KEY, prompt) == 0, f"acme finds invalidated blocks on {where.pod}"
             _came_after_the_fence(story, done, lost.pod)
             # The gate itself was never cut off: it follows its policy, and globex finds its own as ever.
-            assert _found(lost, GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
-        wait_until("the pod is in contact again", lambda: not unsettled(kubectl), MACHINE_IS_BUSY_S)
+            assert lost.found(GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
+        wait_until("the pod is in contact again", lambda: not unsettled(kubectl))
         account = running.account
     assert account.served
     assert not account.failed, str(account)
@@ -121,8 +113,8 @@ def _cached_everywhere(pods: Stage) -> dict[str, str]:
     prompts = {name: fresh_prompt(f"cut off {name}") for name in keys}
     for name, key in keys.items():
         for where in (pods.first, pods.second):
-            _found(where, key, prompts[name])
-            assert _found(where, key, prompts[name]) >= WHOLE_CHUNKS
+            where.found(key, prompts[name])
+            assert where.found(key, prompts[name]) >= WHOLE_CHUNKS
     return prompts
 
 
@@ -135,7 +127,7 @@ def _callers(pods: Stage) -> list[Caller]:
 
 def _invalidate_acme(kubectl: Kubectl, stack: ExitStack) -> tuple[str, Watch]:
     """Create an invalidation of acme; it is deleted in the end. Returns its name and a watch on it."""
-    name = f"cut-off-{time.time_ns() % 10**9}"
+    name = fresh_name("cut-off")
     spec = {"scope": {"tenant": "acme"}, "mode": "Lazy", "reason": "a gate is cut off"}
     kubectl.apply(
         {
@@ -177,16 +169,11 @@ def _came_after_the_fence(story: Watch, done: Seen, pod: str) -> None:
     fenced_by = datetime.fromisoformat(awaited[-1][1]["fencedBy"])
     rolled = datetime.fromisoformat(status["rolledTime"])
     assert (fenced_by - rolled).total_seconds() >= FENCED_WITHIN_S
-    assert datetime.fromisoformat(status["completionTime"]) >= fenced_by
+    late_s = (datetime.fromisoformat(status["completionTime"]) - fenced_by).total_seconds()
+    assert 0 <= late_s < NO_LONGER_S
     # No status called it invalid before: neither its phase nor a condition.
     for seen in story.history:
         conditions = {c["type"]: c["status"] for c in (seen.object.get("status") or {}).get("conditions") or ()}
         if seen.at < done.at:
             assert conditions.get("LogicallyInvalid") != "True"
             assert conditions.get("Complete") != "True"
-
-
-def _found(where: Replica, key: str, prompt: str) -> int:
-    answer = where.complete(key, prompt)
-    assert answer.status == 200, f"{where.pod} answered {answer.status}: {answer.body}"
-    return answer.cached_tokens

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from e2e.cluster.component import paused
-from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, WHOLE_CHUNKS, Stage, fresh_prompt
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, raise_generation
 from e2e.product.direct_operator import OperatorPod, Operators, OperatorWrites
 from e2e.product.direct_stage import USAGE_KINDS, domain_rules, everything, of_gate, tenants_ask
 from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
-from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.kubectl import Kubectl, fresh_name, wait_until
+from e2e.product.prompts import WHOLE_CHUNKS, fresh_prompt
 from kvstrata.clients.lease import DURATION_S, RENEW_EVERY_S
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, decode_shard
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
@@ -28,7 +29,7 @@ STALE_AFTER_S = 10
 COMMITS = (1, 2)
 """A new epoch is committed at once, and again with its data key unless that has been drawn by then."""
 
-LEADS_WITHIN_S = DURATION_S + RENEW_EVERY_S + 10.0
+LEADS_WITHIN_S = DURATION_S + RENEW_EVERY_S + 60.0
 """From the death of the leader: its Lease runs out, and another notices; the rest is a busy machine's."""
 
 ACTS_WITHIN_S = 10.0
@@ -40,10 +41,10 @@ def operators(kubectl: Kubectl) -> Iterator[Operators]:
     """Two operators, one of which leads; afterwards again, with everything settled."""
     found = Operators(kubectl)
     found.fresh()
-    wait_until("everything is ready and enforced", lambda: not unsettled(kubectl), 60)
+    wait_until("everything is ready and enforced", lambda: not unsettled(kubectl))
     yield found
     found.scale(2)
-    wait_until("everything is ready and enforced", lambda: not unsettled(kubectl), 120)
+    wait_until("everything is ready and enforced", lambda: not unsettled(kubectl))
 
 
 def test_an_operator_that_is_killed_at_rest_changes_nothing(
@@ -52,11 +53,11 @@ def test_an_operator_that_is_killed_at_rest_changes_nothing(
     leader = operators.acting()
     with tenants_ask(near) as running:
         running.wait_for(4)
-        wait_until("everything is at rest", lambda: not unsettled(kubectl), 60)
+        wait_until("everything is at rest", lambda: not unsettled(kubectl))
         before, writes = everything(kubectl), OperatorWrites()
         killed_at = time.monotonic()
         leader.kill()
-        wait_until("its process is gone", lambda: not leader.leads, 10)
+        wait_until("its process is gone", lambda: not leader.leads)
         wait_until("another leads", lambda: any(pod.leads for pod in operators.pods()), LEADS_WITHIN_S)
         near.report(f"an operator leads {time.monotonic() - killed_at:.1f} s after the other was killed")
         successor = operators.acting()
@@ -67,17 +68,23 @@ def test_an_operator_that_is_killed_at_rest_changes_nothing(
     assert not running.account.failed, running.account
 
 
-@pytest.mark.parametrize("after_writes", [1, 3])
+@pytest.mark.parametrize(
+    "after_writes",
+    [
+        pytest.param(1, marks=pytest.mark.claim("an edit is carried out once, although the operator is killed in it")),
+        3,
+    ],
+)
 def test_a_tenants_generation_is_raised_once_however_the_operator_dies(
     kubectl: Kubectl, near: Stage, operators: Operators, after_writes: int
 ) -> None:
     prompt = fresh_prompt(f"generation {after_writes}")
     for key in (ACME_KEY, GLOBEX_KEY):
-        _found(near, key, prompt)
+        near.first.found(key, prompt)
     leader = operators.acting()
     with tenants_ask(near) as running:
         before, revision, writes = _policy(kubectl, "acme"), _root(kubectl).revision, OperatorWrites()
-        _patch(kubectl, "acme", {"cacheGeneration": int(time.time())})
+        raise_generation(kubectl, "acme")
         writes.when(after_writes, leader.kill)
         _wait_enforced(kubectl, "acme")
         operators.acting()
@@ -88,8 +95,8 @@ def test_a_tenants_generation_is_raised_once_however_the_operator_dies(
         _agree(kubectl)
         near.report(f"killed after {after_writes} writes; in all: {[f'{w.verb} {w.resource}' for w in writes.all()]}")
     assert not running.account.failed, running.account
-    assert _found(near, ACME_KEY, prompt) == 0
-    assert _found(near, GLOBEX_KEY, prompt) >= WHOLE_CHUNKS, "globex lost its blocks"
+    assert near.first.found(ACME_KEY, prompt) == 0
+    assert near.first.found(GLOBEX_KEY, prompt) >= WHOLE_CHUNKS, "globex lost its blocks"
 
 
 @pytest.mark.parametrize("after_writes", [1, 2])
@@ -98,15 +105,15 @@ def test_an_invalidation_is_carried_out_once_however_the_operator_dies(
 ) -> None:
     prompt = fresh_prompt(f"invalidation {after_writes}")
     for key in (ACME_KEY, GLOBEX_KEY):
-        _found(near, key, prompt)
+        near.first.found(key, prompt)
     leader = operators.acting()
-    name = f"acme-{time.time_ns() % 10**9}"
+    name = fresh_name("acme")
     try:
         with tenants_ask(near) as running:
             before, revision, writes = _policy(kubectl, "acme"), _root(kubectl).revision, OperatorWrites()
             kubectl.apply(_object("CacheInvalidation", name, {"scope": {"tenant": "acme"}, "mode": "Lazy"}))
             writes.when(after_writes, leader.kill)
-            wait_until("the invalidation is complete", lambda: _phase(kubectl, name) == "Complete", 60)
+            wait_until("the invalidation is complete", lambda: _phase(kubectl, name) == "Complete")
             _wait_enforced(kubectl, "acme")
             operators.acting()
             after, order = _policy(kubectl, "acme"), kubectl.get("cacheinvalidation", name, DEMO_NAMESPACE)["status"]
@@ -116,8 +123,8 @@ def test_an_invalidation_is_carried_out_once_however_the_operator_dies(
             assert _root(kubectl).revision - revision == len(writes.bundle_roots()) in COMMITS
             _agree(kubectl)
         assert not running.account.failed, running.account
-        assert _found(near, ACME_KEY, prompt) == 0
-        assert _found(near, GLOBEX_KEY, prompt) >= WHOLE_CHUNKS, "globex lost its blocks"
+        assert near.first.found(ACME_KEY, prompt) == 0
+        assert near.first.found(GLOBEX_KEY, prompt) >= WHOLE_CHUNKS, "globex lost its blocks"
     finally:
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "cacheinvalidation", name, "--ignore-not-found")
 
@@ -146,14 +153,14 @@ def test_without_an_operator_traffic_flows_and_policies_stay_in_force(
         with operators.absent():
             gone_at = time.monotonic()
             before = _policy(kubectl, "acme")
-            assert _found(near, ACME_KEY, prompt) == 0
-            _patch(kubectl, "acme", {"cacheGeneration": int(time.time())})
+            assert near.first.found(ACME_KEY, prompt) == 0
+            raise_generation(kubectl, "acme")
             # A gate that counted on the operator would have fenced itself off by then.
             while time.monotonic() < gone_at + 1.5 * STALE_AFTER_S:
                 assert of_gate(near, "kvstrata_gate_policy_fresh") == [1, 1], "a gate fences without a reason"
                 time.sleep(0.5)
-            assert _found(near, ACME_KEY, prompt) >= WHOLE_CHUNKS, "the policy in force was lost"
-            assert _found(near, GLOBEX_KEY, prompt) == 0, "globex found acme's blocks"
+            assert near.first.found(ACME_KEY, prompt) >= WHOLE_CHUNKS, "the policy in force was lost"
+            assert near.first.found(GLOBEX_KEY, prompt) == 0, "globex found acme's blocks"
             absent = running.account.since(gone_at)
             assert absent.cached_tokens, "no request was made"
             assert min(absent.cached_tokens) >= WHOLE_CHUNKS, f"hits did not continue: {absent.cached_tokens}"
@@ -161,7 +168,7 @@ def test_without_an_operator_traffic_flows_and_policies_stay_in_force(
         _wait_enforced(kubectl, "acme")
         after = _policy(kubectl, "acme")
         assert after["status"]["scope"]["rolls"] == before["status"]["scope"]["rolls"] + 1
-        assert _found(near, ACME_KEY, prompt) == 0, "the waiting edit was not carried out"
+        assert near.first.found(ACME_KEY, prompt) == 0, "the waiting edit was not carried out"
     assert not running.account.failed, running.account
 
 
@@ -170,7 +177,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, near
     with tenants_ask(near) as running:
         asked_at = time.time()
         kubectl.run("-n", SYSTEM_NAMESPACE, "delete", "pod", leader.name, "--wait=false")
-        _patch(kubectl, "acme", {"cacheGeneration": int(asked_at)})
+        raise_generation(kubectl, "acme")
         _wait_enforced(kubectl, "acme")
         took_s = _first_write_by_another(writes, leader) - asked_at
         near.report(f"released: the other's first write came {took_s:.1f} s after the request to end")
@@ -178,6 +185,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, near
     assert not running.account.failed, running.account
 
 
+@pytest.mark.claim("a leader that is frozen is replaced within seconds, and changes nothing when it wakes")
 def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
     kubectl: Kubectl, near: Stage, operators: Operators, many_policies: list[dict[str, Any]]
 ) -> None:
@@ -187,14 +195,14 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
         kubectl.apply(*many_policies)
         frozen_at = writes.when(MANY // 10, time.time)
         with paused(leader.pid):
-            wait_until("another operator leads", lambda: operators.holder() != leader.name, 60)
+            wait_until("another operator leads", lambda: operators.holder() != leader.name)
             successor = operators.acting()
             took_s = _first_write_by_another(writes, leader) - frozen_at
             near.report(f"frozen: the other's first write came {took_s:.1f} s after the last renewal at the latest")
-            assert took_s < DURATION_S + RENEW_EVERY_S + ACTS_WITHIN_S
+            assert took_s < LEADS_WITHIN_S
             _settled(kubectl, many_policies)
             woken_at = time.time()
-        wait_until("the old leader has ended itself", lambda: operators.restarts(leader.name) == 1, 60)
+        wait_until("the old leader has ended itself", lambda: operators.restarts(leader.name) == 1)
         log = kubectl.run("-n", SYSTEM_NAMESPACE, "logs", leader.name, "--previous", "--tail=20")
         near.report("\n".join(line for line in log.splitlines() if "ignore their cancellation" in line))
         assert "could not be renewed in time" in log or "another operator holds the lease" in log, log
@@ -221,7 +229,7 @@ def many_policies(kubectl: Kubectl) -> Iterator[list[dict[str, Any]]]:
 def _delete_many(kubectl: Kubectl) -> None:
     names = [f"many-{n:02}" for n in range(MANY)]
     kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantcachepolicy", "--ignore-not-found", "--wait=true", *names)
-    wait_until("they are in no bundle", lambda: not any(t.startswith("many-") for t in _entries(kubectl)), 60)
+    wait_until("they are in no bundle", lambda: not any(t.startswith("many-") for t in _entries(kubectl)))
 
 
 def _settled(kubectl: Kubectl, policies: list[dict[str, Any]]) -> dict[str, Any]:
@@ -237,7 +245,7 @@ def _settled(kubectl: Kubectl, policies: list[dict[str, Any]]) -> dict[str, Any]
         done = len(found) == len(names) and all(_is_enforced(item) for item in found.values())
         return {name: _without_chance(item) for name, item in found.items()} if done else None
 
-    shape: dict[str, Any] = wait_until(f"{len(names)} policies are enforced", enforced, 90)
+    shape: dict[str, Any] = wait_until(f"{len(names)} policies are enforced", enforced)
     return shape
 
 
@@ -282,26 +290,14 @@ def _entries(kubectl: Kubectl) -> dict[str, str]:
     return found
 
 
-def _found(stage: Stage, key: str, prompt: str) -> int:
-    """Ask the first pod and return how many tokens it found cached, by the answer: others ask at the same time."""
-    answer = stage.first.complete(key, prompt)
-    assert answer.status == 200, answer.body
-    return answer.cached_tokens
-
-
 def _first_write_by_another(writes: OperatorWrites, than: OperatorPod) -> float:
     """Wait for it: the API server's account of a write comes after the write."""
-    found = wait_until("another writes", lambda: [w for w in writes.all() if w.pod != than.name], 30)
+    found = wait_until("another writes", lambda: [w for w in writes.all() if w.pod != than.name])
     return float(found[0].received_at.timestamp())
 
 
 def _policy(kubectl: Kubectl, name: str) -> dict[str, Any]:
     return kubectl.get("tenantcachepolicy", name, DEMO_NAMESPACE)
-
-
-def _patch(kubectl: Kubectl, policy: str, spec: dict[str, Any]) -> None:
-    patch = json.dumps({"spec": spec})
-    kubectl.run("-n", DEMO_NAMESPACE, "patch", "tenantcachepolicy", policy, "--type", "merge", "-p", patch)
 
 
 def _is_enforced(policy: dict[str, Any]) -> bool:
@@ -312,7 +308,7 @@ def _is_enforced(policy: dict[str, Any]) -> bool:
 
 
 def _wait_enforced(kubectl: Kubectl, policy: str) -> None:
-    wait_until(f"policy {policy} is enforced", lambda: _is_enforced(_policy(kubectl, policy)), 90)
+    wait_until(f"policy {policy} is enforced", lambda: _is_enforced(_policy(kubectl, policy)))
 
 
 def _phase(kubectl: Kubectl, invalidation: str) -> str:

@@ -62,7 +62,7 @@ def registry(node: Node, tmp_path: Path) -> Iterator[str]:
     with log.open("w") as output:
         server = subprocess.Popen([*node.network_command(), str(Paths().bin / CRANE.name), *serve], stderr=output)
     try:
-        port = wait_until("the registry serves", lambda: _port(log.read_text()), 10, every_s=0.05)
+        port = wait_until("the registry serves", lambda: _port(log.read_text()), every_s=0.05)
         yield f"localhost:{port}/team"
     finally:
         server.kill()
@@ -74,9 +74,9 @@ def registry(node: Node, tmp_path: Path) -> Iterator[str]:
 def release(kubectl: Kubectl) -> Iterator[None]:
     """Make the namespace to serve; afterwards remove it, the release and the operator's namespace."""
     with ExitStack() as afterwards:
-        afterwards.callback(kubectl.run, "delete", "namespace", OPERATOR, "--ignore-not-found", timeout_s=180)
+        afterwards.callback(kubectl.run, "delete", "namespace", OPERATOR, "--ignore-not-found")
         afterwards.callback(kubectl.helm, "uninstall", RELEASE, "-n", OPERATOR, "--ignore-not-found")
-        afterwards.callback(kubectl.run, "delete", "namespace", SERVED, "--ignore-not-found", timeout_s=180)
+        afterwards.callback(kubectl.run, "delete", "namespace", SERVED, "--ignore-not-found")
         kubectl.run("create", "namespace", SERVED)
         yield
 
@@ -101,9 +101,9 @@ def test_readme_lines_push_images_and_install_from_the_registry(kubectl: Kubectl
     kubectl.run("-n", SERVED, "run", "sidecar", f"--image={sidecar.name_in(registry)}", *program)
 
     operator = f"deployment/{RELEASE}-kvstrata"
-    kubectl.run("-n", OPERATOR, "wait", "--for=condition=Available", operator, "--timeout=90s")
-    kubectl.run("-n", SERVED, "wait", "--for=condition=Ready", f"cachetier/{TIER}", "--timeout=90s")
-    kubectl.run("-n", SERVED, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/sidecar", "--timeout=60s")
+    kubectl.run("-n", OPERATOR, "wait", "--for=condition=Available", operator, "--timeout=240s")
+    kubectl.run("-n", SERVED, "wait", "--for=condition=Ready", f"cachetier/{TIER}", "--timeout=240s")
+    kubectl.run("-n", SERVED, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/sidecar", "--timeout=240s")
     assert _images(kubectl, OPERATOR, f"app.kubernetes.io/instance={RELEASE}") == {pushed["operator"]}
     assert _images(kubectl, SERVED, f"kvstrata.io/tier={TIER}") == {pushed["redis"]}
     assert _images(kubectl, SERVED, "run=sidecar") == {pushed["sidecar"]}

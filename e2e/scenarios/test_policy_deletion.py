@@ -10,20 +10,10 @@ from typing import Any
 
 import pytest
 
-from e2e.product.calls import Hits
-from e2e.product.chapters import (
-    ACME_KEY,
-    CHUNK_TOKENS,
-    GLOBEX_KEY,
-    WHOLE_CHUNKS,
-    Stage,
-    _object,
-    _wait_enforced,
-    fresh_prompt,
-    keyspace_of,
-)
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, Stage, _object, _wait_enforced, keyspace_of
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
 from e2e.product.receipts import Receipts
 from e2e.product.tier_contents import TierContents, tier_contents
 
@@ -31,11 +21,6 @@ pytestmark = pytest.mark.cluster
 
 KIND, TENANT, NEIGHBOUR = "tenantcachepolicy", "acme", "globex"
 CHUNKS = WHOLE_CHUNKS // CHUNK_TOKENS
-STORED_WITHIN_S = 60.0
-GONE_WITHIN_S = 300.0
-"""30 s of it are the time in which a write that had begun may still arrive."""
-
-EVERYTHING = Hits(0, WHOLE_CHUNKS)
 
 
 @pytest.fixture
@@ -45,7 +30,7 @@ def spec(stage: Stage) -> Iterator[dict[str, Any]]:
     try:
         yield found
     finally:
-        wait_until("the deleted policy is gone", lambda: not _deleting(stage.kubectl), GONE_WITHIN_S)
+        wait_until("the deleted policy is gone", lambda: not _deleting(stage.kubectl))
         stage.kubectl.apply(_object("TenantCachePolicy", TENANT, found))
         _wait_enforced(stage.kubectl, TENANT)
 
@@ -58,14 +43,14 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
         keyspaces = {ACME_KEY: keyspace_of(kubectl, TENANT), GLOBEX_KEY: keyspace_of(kubectl, NEIGHBOUR)}
         for key, keyspace in keyspaces.items():
             _store(stage, redis, key, keyspace, prompts[key])
-            assert stage.ask(stage.second, key, prompts[key])[1] == EVERYTHING
+            assert stage.second.found(key, prompts[key]) == WHOLE_CHUNKS
         kept = {block.name for block in redis.blocks(keyspaces[GLOBEX_KEY])}
 
         began_s = time.monotonic()
         kubectl.run("-n", DEMO_NAMESPACE, "delete", KIND, TENANT, "--wait=false")
-        order = wait_until("its erasure is ordered", lambda: _order(kubectl), GONE_WITHIN_S)
+        order = wait_until("its erasure is ordered", lambda: _order(kubectl))
         assert _deleting(kubectl), "it stays until a receipt is there"
-        wait_until("it is gone", lambda: _policy(kubectl) is None, GONE_WITHIN_S)
+        wait_until("it is gone", lambda: _policy(kubectl) is None)
         stage.report(f"{KIND}/{TENANT} is gone after {time.monotonic() - began_s:.0f} s")
 
         status = kubectl.get("cacheinvalidation", order, DEMO_NAMESPACE)["status"]
@@ -77,7 +62,7 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
         # Every pod serves a tenant without a policy, and none of its blocks is kept: it never finds a former prompt.
         for prompt in (prompts[ACME_KEY], fresh_prompt("without a policy")):
             for where in (stage.first, stage.second, stage.first):
-                assert stage.ask(where, ACME_KEY, prompt)[1] == Hits(0, 0), where.pod
+                assert where.found(ACME_KEY, prompt) == 0, where.pod
         assert redis.blocks(keyspaces[ACME_KEY]) == []
 
         kubectl.apply(_object("TenantCachePolicy", TENANT, spec))
@@ -85,14 +70,14 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
         renewed = keyspace_of(kubectl, TENANT)
         assert renewed != keyspaces[ACME_KEY]
         _store(stage, redis, ACME_KEY, renewed, prompts[ACME_KEY])
-        assert stage.ask(stage.second, ACME_KEY, prompts[ACME_KEY])[1] == EVERYTHING
+        assert stage.second.found(ACME_KEY, prompts[ACME_KEY]) == WHOLE_CHUNKS
 
 
 def _store(stage: Stage, redis: TierContents, key: str, keyspace: str, prompt: str) -> None:
     """Ask for a prompt of which nothing is there, and return when all of its chunks are in the shared tier."""
     wanted = len(redis.blocks(keyspace)) + CHUNKS
-    assert stage.ask(stage.first, key, prompt)[1].external == 0
-    wait_until("its chunks are stored", lambda: len(redis.blocks(keyspace)) >= wanted, STORED_WITHIN_S)
+    assert stage.first.found(key, prompt) == 0
+    wait_until("its chunks are stored", lambda: len(redis.blocks(keyspace)) >= wanted)
 
 
 def _policy(kubectl: Kubectl) -> dict[str, Any] | None:

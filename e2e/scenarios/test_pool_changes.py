@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from e2e.product.chapters import CHUNK_TOKENS, Stage
+from e2e.product.chapters import Stage
 from e2e.product.guest import guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl
 from e2e.product.pools import fresh_prefixes, pool, pool_of, wait_published
 from e2e.product.probes import LITTLE_OF_THEIR_OWN, Probe, probing
+from e2e.product.prompts import CHUNK_TOKENS
 from e2e.product.shared_tier import empty
 from e2e.product.watches import watch
 
@@ -27,7 +28,6 @@ READERS = [f"reader-{number:02}" for number in range(32)]
 PUBLIC_READERS = {"readers": {"public": True}, "warmup": {"maxConcurrent": 2}}
 """Every tenant whose policy names the pool is a reader."""
 
-CHANGED_WITHIN_S = 90.0
 ENOUGH = 4
 """Requests of each pod that a statement about a time needs."""
 
@@ -53,11 +53,11 @@ def test_lazy_readers_lose_no_hit_before_the_new_content_is_warm_and_published(
         probes.wait_for(4)
         before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
         kubectl.apply(pool_of(POOL, new, **fields))
-        begun = statuses.wait_for("the new content is being made", lambda o: "next" in o["status"], CHANGED_WITHIN_S)
+        begun = statuses.wait_for("the new content is being made", lambda o: "next" in o["status"])
         probes.ask_for(new)
-        taken_over = statuses.wait_for("it took over", lambda o: _has_other(o, before), CHANGED_WITHIN_S, begun.at)
+        taken_over = statuses.wait_for("it took over", lambda o: _has_other(o, before), begun.at)
         status = wait_published(kubectl, POOL)
-        ready = statuses.wait_for("it is ready", _is_ready, CHANGED_WITHIN_S, taken_over.at)
+        ready = statuses.wait_for("it is ready", _is_ready, taken_over.at)
         probes.wait_for(24)
     assert not probes.failed
     kept = probes.fresh(old, until=taken_over.at)
@@ -86,9 +86,9 @@ def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_tha
         before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
         applied_at = time.monotonic()
         kubectl.apply(pool_of(POOL, new, **fields))
-        cut_off = statuses.wait_for("the old is cut off", lambda o: _has_other(o, before), CHANGED_WITHIN_S)
-        published = statuses.wait_for("the new is published", lambda o: o["status"].get("published"), 90, cut_off.at)
-        ready = statuses.wait_for("it is ready", _is_ready, CHANGED_WITHIN_S, published.at)
+        cut_off = statuses.wait_for("the old is cut off", lambda o: _has_other(o, before))
+        published = statuses.wait_for("the new is published", lambda o: o["status"].get("published"), cut_off.at)
+        ready = statuses.wait_for("it is ready", _is_ready, published.at)
         probes.ask_for(new)
         probes.wait_for(24)
     assert not probes.failed

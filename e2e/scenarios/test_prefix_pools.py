@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -11,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from e2e.product.calls import Hits, Replica
-from e2e.product.chapters import ACME_KEY, CHUNK_TOKENS, STORE_SETTLES_S, Stage, _object, keyspace_of
+from e2e.product.calls import Replica
+from e2e.product.chapters import ACME_KEY, SPARE, Stage, _object, keyspace_of
 from e2e.product.guest import guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
-from e2e.product.pools import fresh_prefix, pool, pool_keyspaces, pool_of, wait_published
+from e2e.product.pools import fresh_prefix, fresh_prefixes, pool, pool_keyspaces, pool_of, wait_published
+from e2e.product.prompts import CHUNK_TOKENS, QUESTION_TOKENS, STORE_SETTLES_S, finds, fresh_text, questions
 from e2e.product.shared_tier import TIER, empty, make_room
 from e2e.product.tier_contents import TierContents, tier_contents
 
@@ -25,22 +25,16 @@ pytestmark = pytest.mark.cluster
 POOL = "house-rules"
 CHUNKS = 10
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
-QUESTION_TOKENS = 200
-NUMBERS = itertools.count()
-REPORTED_WITHIN_S = 60.0
-ATTEMPTS = 5
 
 
 def question(tenant: str) -> str:
     """A tenant's text after the shared prefix: the chunk in which it begins is the first that differs, each time."""
-    return (f"{next(NUMBERS):04} {tenant} {time.time_ns()} asks where the book of rivers stands. " * 5)[
-        :QUESTION_TOKENS
-    ]
+    return fresh_text(tenant, QUESTION_TOKENS)
 
 
 def wait_stored(tier: TierContents, keyspace: str, blocks: int) -> None:
     """Wait until a keyspace has so many blocks in the tier, and see that it gets no more."""
-    wait_until(f"{blocks} blocks of {keyspace}", lambda: len(tier.blocks(keyspace)) >= blocks, REPORTED_WITHIN_S)
+    wait_until(f"{blocks} blocks of {keyspace}", lambda: len(tier.blocks(keyspace)) >= blocks)
     time.sleep(STORE_SETTLES_S)
     assert len(tier.blocks(keyspace)) == blocks
 
@@ -57,7 +51,7 @@ def test_tenants_without_a_pool_store_the_same_prefix_once_each(near: Stage, kub
     text = fresh_prefix("private")
     with readers(near, "solo-a", "solo-b", pools=()) as keys, tier_contents(kubectl) as tier:
         for name, key in keys.items():
-            assert asked(near.first, key, text + question(name)) == Hits(0, 0)
+            assert near.first.found(key, text + question(name)) == 0
         whole = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS
         for name in keys:
             wait_stored(tier, keyspace_of(kubectl, name), whole)
@@ -71,10 +65,10 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
         (keyspace,) = pool_keyspaces(kubectl, POOL)
         ends = {name: question(name) for name in names}
         for name, where in zip(names, (near.first, near.second, near.first), strict=True):
-            assert asked(where, keys[name], text + ends[name]) == Hits(0, SHARED_TOKENS), name
+            assert where.found(keys[name], text + ends[name]) == SHARED_TOKENS, name
         # A tenant that is not a reader finds none of the same tokens, and one reader none of another's question.
-        assert asked(near.first, ACME_KEY, text + ends["reader-a"]) == Hits(0, 0)
-        assert asked(near.second, keys["reader-a"], text + ends["reader-b"]) == Hits(0, SHARED_TOKENS)
+        assert near.first.found(ACME_KEY, text + ends["reader-a"]) == 0
+        assert near.second.found(keys["reader-a"], text + ends["reader-b"]) == SHARED_TOKENS
         with tier_contents(kubectl) as tier:
             of_pool = tier.blocks(keyspace)
             assert len(of_pool) == CHUNKS
@@ -89,15 +83,18 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
         near.report(kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
 
 
+@pytest.mark.claim("a reader's answers by a pool are those that it would get without")
 def test_what_a_reader_gets_by_a_pool_is_what_it_would_get_without(near: Stage) -> None:
     make_room(near)
-    text = fresh_prefix("the same answer")
-    with pool(near, POOL, text, readers={"tenants": ["reader-a"]}), readers(near, "reader-a") as keys:
-        prompt = text + question("either")
-        by_pool = near.first.complete(keys["reader-a"], prompt, max_tokens=16)
-        computed = near.first.complete(ACME_KEY, prompt, max_tokens=16)
-        assert (by_pool.cached_tokens, computed.cached_tokens) == (SHARED_TOKENS, 0)
-        assert by_pool.text == computed.text
+    texts, found = fresh_prefixes("the same answer", SPARE), []
+    with pool(near, POOL, texts, readers={"tenants": ["reader-a"]}), readers(near, "reader-a") as keys:
+        for text in texts:
+            prompt = text + question("either")
+            by_pool, computed = (near.first.ask(key, prompt, max_tokens=16) for key in (keys["reader-a"], ACME_KEY))
+            assert computed.cached_tokens == 0
+            assert by_pool.text == computed.text
+            found.append(by_pool.cached_tokens)
+        assert SHARED_TOKENS in found, found
 
 
 def test_a_reader_that_is_taken_off_the_list_reads_no_more_once_its_policy_says_so(
@@ -110,14 +107,14 @@ def test_a_reader_that_is_taken_off_the_list_reads_no_more_once_its_policy_says_
     names = ["reader-a", *leaving]
     with pool(near, POOL, text, readers={"tenants": names}), readers(near, *names) as keys:
         for name, where in leaving.items():
-            assert asked(where, keys[name], text + question(name)) == Hits(0, SHARED_TOKENS)
+            assert where.found(keys[name], text + question(name)) == SHARED_TOKENS
         kubectl.apply(pool_of(POOL, text, readers={"tenants": ["reader-a"]}))
         for name in leaving:
-            wait_until("the policy reports it", lambda name=name: _not_a_reader(kubectl, name), REPORTED_WITHIN_S)
+            wait_until("the policy reports it", lambda name=name: _not_a_reader(kubectl, name))
         for name, where in leaving.items():
-            assert asked(_other(near, where), keys[name], text + question(name)) == Hits(0, 0), name
+            assert _other(near, where).found(keys[name], text + question(name)) == 0, name
         for where in (near.first, near.second):
-            assert asked(where, keys["reader-a"], text + question("reader-a")) == Hits(0, SHARED_TOKENS), where.pod
+            assert where.found(keys["reader-a"], text + question("reader-a")) == SHARED_TOKENS, where.pod
 
 
 @pytest.mark.parametrize("invalidation", ["Lazy", "Eager"])
@@ -127,7 +124,7 @@ def test_new_content_takes_the_place_of_the_old(near: Stage, kubectl: Kubectl, i
     names = ("reader-a", "reader-b", "reader-c", "reader-d", "reader-e")
     fields = {"readers": {"tenants": list(names)}, "invalidation": invalidation}
     with pool(near, POOL, old, **fields), readers(near, *names) as keys:
-        assert asked(near.first, keys["reader-a"], old + question("reader-a")) == Hits(0, SHARED_TOKENS)
+        assert near.first.found(keys["reader-a"], old + question("reader-a")) == SHARED_TOKENS
         before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
         (gone,) = pool_keyspaces(kubectl, POOL)
         kubectl.apply(pool_of(POOL, new, **fields))
@@ -135,9 +132,9 @@ def test_new_content_takes_the_place_of_the_old(near: Stage, kubectl: Kubectl, i
         assert after["contentDigest"] != before["contentDigest"]
         assert gone not in pool_keyspaces(kubectl, POOL)
         for name, where in (("reader-b", near.first), ("reader-c", near.second)):
-            assert asked(where, keys[name], new + question(name)) == Hits(0, SHARED_TOKENS), name
+            assert where.found(keys[name], new + question(name)) == SHARED_TOKENS, name
         for name, where in (("reader-d", near.first), ("reader-e", near.second)):
-            assert asked(where, keys[name], old + question(name)) == Hits(0, 0), name
+            assert where.found(keys[name], old + question(name)) == 0, name
 
 
 def test_a_pool_that_is_deleted_is_read_by_nobody(near: Stage, kubectl: Kubectl) -> None:
@@ -147,15 +144,13 @@ def test_a_pool_that_is_deleted_is_read_by_nobody(near: Stage, kubectl: Kubectl)
     with readers(near, *where_of) as keys:
         with pool(near, POOL, text, readers={"tenants": [*where_of]}):
             for name, where in where_of.items():
-                assert asked(where, keys[name], text + question(name)) == Hits(0, SHARED_TOKENS), name
-        wait_until("the bundle has no pool", lambda: not pool_keyspaces(kubectl, POOL), REPORTED_WITHIN_S)
+                assert where.found(keys[name], text + question(name)) == SHARED_TOKENS, name
+        wait_until("the bundle has no pool", lambda: not pool_keyspaces(kubectl, POOL))
         for name in where_of:
-            wait_until(
-                "it reports PoolNotFound", lambda name=name: _reason(kubectl, name) == "PoolNotFound", REPORTED_WITHIN_S
-            )
-            wait_until("it is enforced", lambda name=name: _enforced(kubectl, name), REPORTED_WITHIN_S)
+            wait_until("it reports PoolNotFound", lambda name=name: _reason(kubectl, name) == "PoolNotFound")
+            wait_until("it is enforced", lambda name=name: _enforced(kubectl, name))
         for name, where in where_of.items():
-            assert asked(_other(near, where), keys[name], text + question(name)) == Hits(0, 0), name
+            assert _other(near, where).found(keys[name], text + question(name)) == 0, name
 
 
 def test_members_of_a_group_that_shares_pools_only_share_the_declared_prefix_and_nothing_after_it(
@@ -169,23 +164,14 @@ def test_members_of_a_group_that_shares_pools_only_share_the_declared_prefix_and
         kubectl.apply(_object("TenantGroup", group, {"members": members, "sharing": "PoolsOnly"}))
         with guests(near, members, spec) as keys, pool(near, POOL, text, readers={"groups": [group]}):
             for where, key in zip((near.first, near.second), keys.values(), strict=True):
-                assert asked(where, key, text + end) == Hits(0, SHARED_TOKENS)
+                assert where.found(key, text + end) == SHARED_TOKENS
                 time.sleep(STORE_SETTLES_S)
             # The same question has more in common than the prefix, as members that share all find.
             kubectl.apply(_object("TenantGroup", group, {"members": members, "sharing": "Full"}))
             for name in members:
-                wait_until("they share all", lambda name=name: _is_in_group(kubectl, name), REPORTED_WITHIN_S)
-            whole = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS * CHUNK_TOKENS
-            # Until the group's data key is there too, tiers take nothing of it; and a lookup that is late is a miss.
-            found = []
-            for attempt in range(ATTEMPTS):
-                end = question(f"both again, {attempt}")
-                for where, key in zip((near.first, near.second), keys.values(), strict=True):
-                    found.append(where.complete(key, text + end).cached_tokens)
-                    time.sleep(STORE_SETTLES_S)
-                if found[-1] == whole:
-                    break
-            assert found[-1] == whole, found
+                wait_until("they share all", lambda name=name: _is_in_group(kubectl, name))
+            # Until the group's data key is there too, tiers take nothing of it.
+            finds(near.second, keys["member-b"], questions(near.first, keys["member-a"], text))
     finally:
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantgroup", group, "--ignore-not-found")
 
@@ -207,19 +193,11 @@ def test_a_pool_that_cannot_be_served_says_why(kubectl: Kubectl, fields: dict[st
     name = f"wrong-{reason.lower()}"
     try:
         kubectl.apply(pool_of(name, fresh_prefix("wrong"), **{"readers": {"tenants": ["acme"]}} | fields))
-        stalled = wait_until(reason, lambda: _stalled(kubectl, name), REPORTED_WITHIN_S)
+        stalled = wait_until(reason, lambda: _stalled(kubectl, name))
         assert stalled["reason"] == reason, json.dumps(stalled)
         assert len(stalled["message"].split()) > 5, stalled["message"]
     finally:
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "prefixpool", name, "--ignore-not-found")
-
-
-def asked(where: Replica, key: str, prompt: str) -> Hits:
-    """Tokens of a prompt that the engine found: in its own memory, and behind it."""
-    before = where.hits()
-    answer = where.complete(key, prompt)
-    assert answer.status == 200, answer.error
-    return where.hits() - before
 
 
 def _other(stage: Stage, where: Replica) -> Replica:

@@ -23,8 +23,6 @@ def test_a_sample_is_ready_as_it_is(kubectl: Kubectl, path: Path) -> None:
         own = [name for name in created if f".{GROUP}/" in name]
         assert own
         for name in own:
-            kubectl.run(
-                "-n", DEMO_NAMESPACE, "wait", name, "--for=condition=Ready", f"--timeout={READY_WITHIN}", timeout_s=300
-            )
+            kubectl.run("-n", DEMO_NAMESPACE, "wait", name, "--for=condition=Ready", f"--timeout={READY_WITHIN}")
     finally:
-        kubectl.run("-n", DEMO_NAMESPACE, "delete", *created, "--ignore-not-found", timeout_s=300)
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", *created, "--ignore-not-found")

@@ -33,7 +33,7 @@ def external_tier(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
     managed = kubectl.get("statefulset", "kvs-shared-redis-0", DEMO_NAMESPACE)["spec"]["template"]["spec"]
     try:
         kubectl.apply(_secret(SERVER_TLS, pair), _server(managed["containers"][0]), _service())
-        kubectl.run("-n", DEMO_NAMESPACE, "wait", "--for=condition=Ready", f"pod/{TIER}", "--timeout=60s")
+        kubectl.run("-n", DEMO_NAMESPACE, "wait", "--for=condition=Ready", f"pod/{TIER}", "--timeout=240s")
         kubectl.apply(_secret(AUTHORITY, {"ca.crt": files.ca.read_bytes()}), _password(b"wrong"), _tier())
         yield TIER
     finally:
@@ -43,14 +43,14 @@ def external_tier(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_wrong_password_is_named_and_the_right_one_heals(kubectl: Kubectl, external_tier: str) -> None:
-    wait_until("the tier reports WrongPassword", lambda: _reason(kubectl, external_tier) == "WrongPassword", 30)
+    wait_until("the tier reports WrongPassword", lambda: _reason(kubectl, external_tier) == "WrongPassword")
     ready = kubectl.condition("cachetier", external_tier, DEMO_NAMESPACE, "Ready")
     assert ready["status"] == "False"
     assert "password" in ready["message"]
     assert "wrong" not in ready["message"].split()
     kubectl.apply(_password(RIGHT))
-    wait_until("the tier is reachable", lambda: _reason(kubectl, external_tier) == "Reachable", 30)
-    wait_until("the tier is ready", lambda: _ready(kubectl, external_tier), 10)
+    wait_until("the tier is reachable", lambda: _reason(kubectl, external_tier) == "Reachable")
+    wait_until("the tier is ready", lambda: _ready(kubectl, external_tier))
 
 
 def test_a_tier_that_names_the_operators_secret_is_refused_when_it_is_applied(kubectl: Kubectl) -> None:
