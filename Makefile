@@ -73,10 +73,11 @@ check: $(VENV)/installed ## Gates: format, lint, types, words, dead code, import
 	@$(BIN)/vulture
 	@PYTHONPATH=operator/src:sidecar/src $(BIN)/lint-imports
 	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate --check
+	@$(BIN)/python -m bench.measured
 
 .PHONY: unit
-unit: $(VENV)/installed ## Every test that needs no server
-	@$(BIN)/python -m pytest -q -n auto --dist worksteal tests/unit tests/golden tests/property
+unit: $(VENV)/installed ## Every test that needs no server: three minutes
+	@$(BIN)/python -m e2e.run_tests --unit
 
 .PHONY: mutate
 mutate: $(VENV)/installed ## Change product lines one by one; do tests fail? Lines that differ from SINCE, or PART=gate
@@ -84,12 +85,12 @@ mutate: $(VENV)/installed ## Change product lines one by one; do tests fail? Lin
 		$(if $(MUTANTS),--mutants $(MUTANTS)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: test
-test: check ## Every gate and every test, on real parts; leaves a cluster that was up before
+test: check ## Gates, and each claim of docs/proof.md once, on real parts; or TESTS=tests/tiers
 	@$(BIN)/python -m e2e.run_tests $(TESTS)
 
-.PHONY: soak
-soak: $(VENV)/installed ## Tests in full instead of samples, from random seeds, on every server: hours
-	@$(BIN)/python -m e2e.run_tests --soak
+.PHONY: test-all
+test-all: $(VENV)/installed ## Every test, in parts, resumed where it ended: PART=tiers for one, SOAK=1 draws more
+	@KVSTRATA_SIZE=$(if $(SOAK),soak,all) $(BIN)/python -m e2e.run_tests $(if $(PART),--part $(PART),--all)
 
 $(LOCAL)/venv-docs/installed: requirements/docs.txt
 	@mkdir -p $(LOCAL) && printf '*\n' > $(LOCAL)/.gitignore

@@ -1,16 +1,14 @@
-"""`make test`: prepares the real parts, runs every test that this machine can run, and reruns failed ones.
+"""`make test`: prepares the real parts and shows each claim of docs/proof.md once. `make test-all`: runs every test.
 
-With `--soak` (`make soak`) tests that need no cluster try all that they otherwise sample, from random seeds.
-
-With KVSTRATA_NO_SKIPS=1 a skipped test is a failure, because a real part that was not tested is not proven, and
-property tests draw the same examples each time.
+A test that fails has failed: nothing is run again. The last lines have the processor time by folder, and the dearest
+files; `make test` fails above its budget (`e2e/processor_time.py`). With KVSTRATA_NO_SKIPS=1 a skipped test is a
+failure, because a real part that was not tested is not proven, and property tests draw the same examples each time.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -21,10 +19,9 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import IO
@@ -34,28 +31,28 @@ from e2e.cluster.cli import main as cluster
 from e2e.cluster.disk import ALL_BYTES, warn_of_little_room
 from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import REPOSITORY, Paths
-from e2e.rerun import Outcome, excuses, judge
+from e2e.defects import defects, plant
+from e2e.parts import PARTS, STORIES, Part, Result, keep, last_results, tree
+from e2e.processor_time import Meter, cluster_seconds
 
 ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
-MEMORY = REPOSITORY / ".local" / "failed-tests"
 RESULTS = REPOSITORY / ".local" / "log" / "tests"
 """Every test of the last runs with its time, and of those that failed the output."""
 
-STORIES = "e2e/scenarios"
-WORKERS = 4
+WORKERS = 3
 """Besides the stories. Most tests wait for servers, leases, timeouts and watches."""
 
-NICENESS = 10
-"""How far other tests make way for the stories, whose requests go through a whole cluster, as of nice(1)."""
-
-FIRST = ("apiserver", "dataplane", "topology", "tiers", "files", "property")
+FIRST = ("apiserver", "dataplane", "tiers", "topology")
 """Folders of `tests` that take long or wait much. The others fill the remaining time."""
+
+WITHOUT_SERVERS = ("tests/property", "tests/unit", "tests/adapter", "tests/golden")
 
 SHORT_PATHS = Path(tempfile.gettempdir(), f"kv-{zlib.crc32(str(REPOSITORY).encode()) & 0xFFFF:04x}")
 """Where tests have their files: the path of a Unix socket has at most 107 bytes."""
 
-WITHOUT_SERVERS = ("tests/unit", "tests/property")
-NO_SKIPS = ("-p", "e2e.no_skips")
+ENDED_WITHIN_S = 4_200
+"""A run that takes so long hangs: on two cores that others slow by half, `make test` takes half of it."""
+
 MESSAGE_CHARACTERS = 600
 """Length of a failed test's message in the last lines of a run."""
 
@@ -63,6 +60,8 @@ INTERRUPTED_WITHIN_S = 120
 """In this time tests stop the servers that they started."""
 
 NOT_IN_TIME = 124
+TESTS_FAILED = 1
+"""pytest's exit code when it ran to its end and some tests failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,14 @@ class Step:
     name: str
     arguments: tuple[str, ...]
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of pytest ended: the number of passed tests, and a sentence for each failure."""
+
+    passed: int
+    failures: tuple[str, ...]
 
 
 def _python(name: str, *arguments: str, timeout_s: float = 1800) -> Step:
@@ -99,77 +106,122 @@ INSTALLERS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run everything, or only the tests that are named; returns the exit code."""
-    if arguments == ["--soak"]:
-        return soak()
-    if arguments:
+    """Run the tests that the arguments select, which may be arguments of pytest; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.run_tests")
+    parser.add_argument("--unit", action="store_true", help="the tests that need no server")
+    parser.add_argument("--all", action="store_true", help="every test, in parts; results that are not old stand")
+    parser.add_argument("--part", choices=[part.name for part in PARTS], help="one part of all")
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
         return subprocess.run((*pytest(), *arguments), cwd=REPOSITORY, check=False).returncode
-    progress = Progress()
-    try:
-        if warning := warn_of_little_room(Paths().local, ALL_BYTES):
-            progress.report(warning)
-    except ClusterError as error:
-        print(describe(error), file=sys.stderr)
-        return 1
-    was_up = Paths().kubeconfig.exists()
-    try:
-        failures, excused = _prepare_and_test(progress)
-    finally:
-        if not was_up:
-            cluster(["down"])
-    for sentence in (*excused, *failures):
+    if options.unit:
+        failures = show_claims(WITHOUT_SERVERS, stories=False)
+    else:
+        with _cluster_as_before():
+            failures = _prepare_programs()
+            if not failures and (options.all or options.part):
+                failures = run_parts(options.part)
+            elif not failures:
+                failures = show_claims(folders(), stories=True)
+    for sentence in failures:
         print(sentence, file=sys.stderr)
     return 1 if failures else 0
 
 
-def _prepare_and_test(progress: Progress) -> tuple[list[str], list[str]]:
+@contextmanager
+def _cluster_as_before() -> Iterator[None]:
+    """Stop the local cluster in the end, unless it was up before."""
+    was_up = Paths().kubeconfig.exists()
+    try:
+        yield
+    finally:
+        if not was_up:
+            cluster(["down"])
+
+
+def _prepare_programs() -> list[str]:
+    """Make all that tests need besides the local cluster; returns the failures."""
+    try:
+        if warning := warn_of_little_room(Paths().local, ALL_BYTES):
+            print(warning, file=sys.stderr)
+    except ClusterError as error:
+        return [describe(error)]
     if shutil.which("gcc") is None and (failure := prepare(COMPILER)):
-        return [failure], []
+        return [failure]
     with ThreadPoolExecutor() as pool:
         failures = [failure for failure in pool.map(lambda steps: prepare(*steps), (PROGRAMS, INSTALLERS)) if failure]
-        if failures:
-            return [*failures, "NOT RUN: all tests"], []
-        with progress.step("all tests"):
-            others = pool.submit(run_tests, "tests", *spread(WORKERS), *folders(), timeout_s=4200)
-            if failure := prepare(*PRODUCT):
-                failures += [failure, f"NOT RUN: {STORIES}"]
-            stories = Outcome(0, ()) if failure else run_tests("stories", "-v", STORIES, timeout_s=4200)
-            ended = {"tests": others.result(), "stories": stories}
-    excused: list[str] = []
-    for name, first in ended.items():
-        found, allowed = judge(first, partial(_again_under_load, name), excuses(), datetime.now(UTC).date())
-        failures += found
-        excused += allowed
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    progress.report(f"processor time of all tests: {used.ru_utime + used.ru_stime:.0f} s")
-    return failures, excused
+    return [*failures, "NOT RUN: all tests"] if failures else []
 
 
-def _again_under_load(name: str, tests: Sequence[str]) -> Outcome:
-    with busy():
-        return run_tests(name, *NO_SKIPS, *tests, timeout_s=1200)
+def show_claims(paths: Sequence[str], *, stories: bool) -> list[str]:
+    """Run the tests of these paths that show claims, and the stories beside them; returns the failures."""
+    os.environ["KVSTRATA_SIZE"] = "claims"
+    began_s, meter = time.monotonic(), Meter()
+    # The stories report their progress themselves.
+    with ThreadPoolExecutor() as pool, nullcontext() if stories else Progress().step("tests"):
+        others = pool.submit(run_tests, "tests", *spread(WORKERS), *paths)
+        ended = []
+        if stories and (failure := prepare(*PRODUCT)):
+            ended.append(Outcome(0, (failure, f"NOT RUN: {STORIES}")))
+        elif stories:
+            meter.cluster_began_s = cluster_seconds()
+            ended.append(run_tests("stories", "-v", STORIES))
+        ended.append(others.result())
+    failures = [failure for outcome in ended for failure in outcome.failures]
+    account = meter.read()
+    if stories:
+        failures += account.over_budget()
+    minutes = (time.monotonic() - began_s) / 60
+    print(f"\n{sum(outcome.passed for outcome in ended):,} tests passed after {minutes:.1f} minutes")
+    print("\n".join(account.lines()), flush=True)
+    return failures
+
+
+def run_parts(only: str | None = None) -> list[str]:
+    """Run the parts of all tests whose results are old, or one part, and keep their results; returns the failures."""
+    results, now = last_results(), tree()
+    for part in PARTS:
+        last = results.get(part.name)
+        if only not in (None, part.name) or (only is None and last and last.tree == now and not last.failed):
+            continue
+        with Progress().step(f"{part.name}: {part.purpose}"):
+            results[part.name] = _run_part(part, now)
+        keep(results)
+    for part in PARTS:
+        print(_described(part, results.get(part.name), now))
+    wanted = [part for part in PARTS if only in (None, part.name)]
+    return [f"FAILED: {part.name}: {failure}" for part in wanted for failure in results[part.name].failed]
+
+
+def _run_part(part: Part, now: str) -> Result:
+    began_s, meter = time.monotonic(), Meter()
+    if part.is_story:
+        failure = prepare(*PRODUCT)
+        outcome = Outcome(0, (failure,)) if failure else run_tests("stories", "-v", *part.paths)
+    elif part.paths:
+        outcome = run_tests("tests", *spread(WORKERS), *part.paths)
+    else:
+        planted = defects()
+        missed = plant(planted)
+        outcome = Outcome(len(planted) - len(missed), tuple(missed))
+    account, minutes = meter.read(), (time.monotonic() - began_s) / 60
+    print("\n".join(account.lines()), flush=True)
+    today = datetime.now(UTC).date().isoformat()
+    return Result(now, today, outcome.passed, outcome.failures, round(minutes, 1), round(account.total_s))
+
+
+def _described(part: Part, last: Result | None, now: str) -> str:
+    if last is None:
+        return f"{part.name:<10} not run yet"
+    ended = f"{len(last.failed)} failed, " if last.failed else ""
+    age = "" if last.tree == now else ", of an earlier tree"
+    return f"{part.name:<10} {ended}{last.passed:,} passed on {last.date} in {last.minutes:.0f} minutes{age}"
 
 
 def folders() -> list[str]:
     """Return the folders of `tests`, in the order in which they begin."""
     found = {path.name for path in (REPOSITORY / "tests").iterdir() if any(path.rglob("test_*.py"))}
     return [f"tests/{name}" for name in (*FIRST, *sorted(found - set(FIRST)))]
-
-
-def soak() -> int:
-    """Run everything that needs no cluster in full, from random seeds that are printed; returns the exit code."""
-    os.environ["KVSTRATA_SOAK"] = "1"
-    seed = os.environ.setdefault("KVSTRATA_SEED", str(time.time_ns() % 1_000_000))
-    if failure := prepare(*PROGRAMS, *INSTALLERS):
-        print(failure, file=sys.stderr)
-        return 1
-    drawn = (f"--hypothesis-seed={seed}", "--timeout=14400")
-    ended = run_tests("tests", *spread(WORKERS), *drawn, *folders(), timeout_s=86_400)
-    for test in ended.failed:
-        print(
-            f"FAILED: {test}: with KVSTRATA_SOAK=1 KVSTRATA_SEED={seed} and --hypothesis-seed={seed}", file=sys.stderr
-        )
-    return ended.code
 
 
 def prepare(*steps: Step) -> str:
@@ -189,41 +241,39 @@ def prepare(*steps: Step) -> str:
     return ""
 
 
-def run_tests(name: str, *arguments: str, timeout_s: float) -> Outcome:
-    """Run pytest on `tests` or `stories` to its end, and return its failures."""
-    memory = MEMORY / name
-    shutil.rmtree(memory, ignore_errors=True)
+def run_tests(name: str, *arguments: str, timeout_s: float = ENDED_WITHIN_S) -> Outcome:
+    """Run pytest on `tests` or `stories` to its end. The output of `tests` goes to a file, but for its last line."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    results, log = RESULTS / f"{name}.xml", RESULTS / f"{name}.log"
+    results.unlink(missing_ok=True)
     engine = {"KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON), "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON)}
-    nice = () if name == "stories" else ("nice", "-n", str(NICENESS))
     SHORT_PATHS.mkdir(exist_ok=True)
-    noted = (f"-ocache_dir={memory}", f"--junitxml={RESULTS / f'{name}.xml'}", f"--basetemp={SHORT_PATHS / name}")
-    code = run((*nice, *pytest(), *noted, *arguments), timeout_s, engine)
-    found = memory / "v" / "cache" / "lastfailed"
-    failed = tuple(sorted(json.loads(found.read_text()))) if found.exists() else ()
-    return Outcome(code, failed, messages(RESULTS / f"{name}.xml", failed))
+    noted = (f"--junitxml={results}", f"--basetemp={SHORT_PATHS / name}", "-p", "e2e.processor_time")
+    with log.open("w") if name == "tests" else nullcontext() as output:
+        code = run((*pytest(), *noted, *arguments), timeout_s, engine, output=output)
+    if name == "tests":
+        print(f"{log.read_text().rstrip().rpartition(chr(10))[2]}\n(all of it: {log})", flush=True)
+    passed, failed = read_results(results) if results.exists() else (0, ())
+    if code != 0 and (code != TESTS_FAILED or not failed):
+        failed = (*failed, f"FAILED: {name}: pytest ended with {code}")
+    return Outcome(passed, failed)
 
 
-def messages(results: Path, tests: Sequence[str]) -> dict[str, str]:
-    """Return the beginning of each of these tests' failure messages, as far as pytest's results have it."""
-    if not results.exists():
-        return {}
-    found = dict[tuple[str, str], str]()
+def read_results(results: Path) -> tuple[int, tuple[str, ...]]:
+    """Return how many tests passed by pytest's results, and a sentence for each that failed."""
+    passed, failed = 0, list[str]()
     for case in ElementTree.parse(results).iter("testcase"):  # noqa: S314 - written by pytest
-        for end in (*case.iter("failure"), *case.iter("error")):
-            message = " ".join(end.get("message", "").split())[:MESSAGE_CHARACTERS]
-            found.setdefault((case.get("classname", ""), case.get("name", "")), message)
-    by_test = dict[str, str]()
-    for test in tests:
-        path, *classes, name = test.split("::")
-        key = (".".join((*Path(path).with_suffix("").parts, *classes)), name)
-        if key in found:
-            by_test[test] = found[key]
-    return by_test
+        ends = (*case.iter("failure"), *case.iter("error"))
+        passed += not ends and case.find("skipped") is None
+        if ends:
+            message = " ".join(ends[0].get("message", "").split())[:MESSAGE_CHARACTERS]
+            failed.append(f"FAILED: {case.get('classname')}::{case.get('name')}: {message}")
+    return passed, tuple(failed)
 
 
 def pytest() -> tuple[str, ...]:
     """Return the command that runs pytest here, without the tests to run."""
-    strict = (*NO_SKIPS, "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
+    strict = ("-p", "e2e.no_skips", "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
     return (sys.executable, "-m", "pytest", *strict, "--durations=25")
 
 
@@ -232,27 +282,16 @@ def spread(workers: int) -> tuple[str, ...]:
     return ("-p", "e2e.spread", "-n", str(workers), "--dist=loadscope", "--no-loadscope-reorder")
 
 
-@contextmanager
-def busy() -> Iterator[None]:
-    """Keep the processors as busy as while all tests run, with tests that need no server."""
-    command = (*pytest(), *spread(WORKERS), "-q", "-p", "no:cacheprovider", *WITHOUT_SERVERS)
-    again = ("nice", "-n", str(NICENESS), "sh", "-c", 'while :; do "$@"; done', "sh", *command)
-    with subprocess.Popen(again, cwd=REPOSITORY, stdout=subprocess.DEVNULL, start_new_session=True) as load:
-        try:
-            yield
-        finally:
-            os.killpg(load.pid, signal.SIGKILL)
-
-
 def run(
     arguments: Sequence[str],
     timeout_s: float | None = None,
     environment: dict[str, str] | None = None,
     errors: MutableSequence[str] | None = None,
+    output: IO[str] | None = None,
 ) -> int:
     """Run a program in the repository's root; returns its exit code, or NOT_IN_TIME after it was interrupted.
 
-    The lines of its standard error are appended to `errors` besides.
+    The lines of its standard error are appended to `errors` besides. Its standard output goes to `output`, if given.
     """
     began_s = time.monotonic()
     # Compiled once: hundreds of processes import the same modules.
@@ -262,6 +301,7 @@ def run(
         cwd=REPOSITORY,
         env=whole | (environment or {}),
         stdin=subprocess.DEVNULL,
+        stdout=output,
         stderr=None if errors is None else subprocess.PIPE,
         text=True,
         errors="replace",

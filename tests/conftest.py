@@ -1,10 +1,13 @@
-"""How much all tests try, which each run says first."""
+"""Which tests are run, and how much they try, which each run says first."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-from tests.support.amounts import examples, sampled_lines
+from e2e.claims import leave_out_others as pytest_collection_modifyitems
+from tests.support.amounts import amount_lines, examples
+
+__all__ = ["pytest_collection_modifyitems"]
 
 if examples(1) > 1:
     settings.register_profile("soak", max_examples=examples(100), deadline=None)
@@ -12,5 +15,5 @@ if examples(1) > 1:
 
 
 def pytest_report_header() -> list[str]:
-    """Say what is sampled."""
-    return list(sampled_lines())
+    """State the amounts."""
+    return list(amount_lines())

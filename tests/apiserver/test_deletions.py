@@ -321,6 +321,7 @@ def kubelet_says(server: Server, phase: str, state: dict[str, Any]) -> None:
     server.kubectl("-n", LEAVING, "patch", "pod", "tiny-0", "--subresource=status", "--type=merge", "-p", patch)
 
 
+@pytest.mark.claim("a namespace that is deleted goes, and leaves a receipt for each policy")
 async def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_policy(
     plane: Server, kubeconfig: Path, kube: Mortal, tmp_path: Path
 ) -> None:

@@ -134,15 +134,17 @@ class Place:
         items = self.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets")["items"]
         return [{key: base64.b64decode(value) for key, value in (raw.get("data") or {}).items()} for raw in items]
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """Deletions that run or have run."""
+        items: list[dict[str, Any]] = self.api.get(f"/apis/batch/v1/namespaces/{OPERATOR_NAMESPACE}/jobs")["items"]
+        return items
+
     def kept(self) -> list[str]:
         """What there is in the operator's namespace for erasures that are not over."""
-        place = f"/namespaces/{OPERATOR_NAMESPACE}"
-        items = [
-            *self.api.get(f"/api/v1{place}/secrets")["items"],
-            *self.api.get(f"/apis/batch/v1{place}/jobs")["items"],
-        ]
-        names = [item["metadata"]["name"] for item in items if not item["metadata"].get("deletionTimestamp")]
-        return [name for name in names if name.startswith("kvstrata-erasure-") or "erase" in name.split("-")]
+        secrets = self.api.get(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets")["items"]
+        records = [one for one in secrets if one["metadata"]["name"].startswith("kvstrata-erasure-")]
+        items = [*records, *self.jobs()]
+        return [item["metadata"]["name"] for item in items if not item["metadata"].get("deletionTimestamp")]
 
     def config_maps(self) -> dict[str, dict[str, str]]:
         """Data of the ConfigMaps in the operator's namespace."""
@@ -332,6 +334,9 @@ def test_what_a_model_has_is_erased_engines_forget_and_a_tenant_of_another_model
     assert [one["name"] for one in facts["revoked"]] == [None, None]
 
 
+@pytest.mark.claim(
+    "a prefix is erased although the operator is killed, a receipt proves it, and all other blocks are found"
+)
 def test_of_a_prefix_its_chunks_go_and_a_tenant_has_all_else_again_although_the_operator_is_killed(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,6 +359,7 @@ def test_of_a_prefix_its_chunks_go_and_a_tenant_has_all_else_again_although_the_
     place.server.apply(invalidation("leave", scope={"prefix": prefix}, mode="Eager", hbm="ResetEngine"))
     place.wait("the deletion", lambda: place.status.get("phase") == "Erasing")
     assert place.pods[0].finds(going, 9) == [0], "nobody reuses anything of the scope meanwhile"
+    place.wait("a Job that runs", lambda: [job for job in place.jobs() if not job["spec"].get("suspend")])
     first.kill()
     place.wait("the end", lambda: place.status.get("phase") in ("Complete", "Failed"))
 

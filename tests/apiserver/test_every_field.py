@@ -16,6 +16,8 @@ from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import Server
 from tests.support.generated.generator import Schema, load_schemas
 
+pytestmark = pytest.mark.claim("every field and every value of the CRDs is reconciled")
+
 OBJECTS = [one for one in yaml.safe_load_all((Path(__file__).parent / "every_field.yaml").read_text()) if one]
 OWN = [one for one in OBJECTS if one["apiVersion"].startswith("kvstrata.io/")]
 SETTLES_WITHIN_S = 180.0

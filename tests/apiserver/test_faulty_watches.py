@@ -29,6 +29,7 @@ def every_watch_runs(faulty: FaultyWorld) -> None:
     faulty.wait("every watch to run", lambda: faulty.proxy.running_watches() >= WATCHES)
 
 
+@pytest.mark.claim("watches that fall silent are noticed and taken up where they stopped")
 def test_watches_that_die_without_a_word_are_taken_up_where_they_stopped(
     faulty: FaultyWorld, watching: OperatorProcess
 ) -> None:

@@ -111,6 +111,9 @@ def operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> I
         running.kill()
 
 
+@pytest.mark.claim(
+    "generated objects, valid and not, end Ready or Stalled with a reason, and the operator comes to rest"
+)
 @pytest.mark.timeout(2400 * max(1, PER_KIND // 500))
 async def test_every_generated_object_ends_ready_or_stalled_with_a_reason(plane: ControlPlane, operator: Judge) -> None:
     began = time.monotonic()
@@ -147,8 +150,10 @@ async def test_every_generated_object_ends_ready_or_stalled_with_a_reason(plane:
     for kind, tally in crowd.tallies.items():
         assert tally.problems == []
         assert tally.sent == PER_KIND
-        assert tally.accepted >= PER_KIND * 0.4, "most specs must be worth something"
-        assert sum(tally.refused.values()) >= PER_KIND * 0.05, "some mutants must be refused"
+        # A small crowd has relatively more mutants: each namespace's first specs are mutants.
+        mutants = sum(mutant for *_, mutant in crowd._objects(kind))
+        assert tally.accepted - tally.mutants_accepted >= (PER_KIND - mutants) / 2, "most specs must be worth something"
+        assert tally.mutants_accepted <= mutants / 2, "most mutants must be refused"
         kept = tally.accepted if kind in ORDER else len(crowd.namespaces)
         assert tally.stored + tally.gone == kept, "none may get lost"
         assert not tally.gone or kind == "CacheInvalidation", "nobody asked for the deletion of anything else"

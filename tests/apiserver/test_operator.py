@@ -54,6 +54,7 @@ def test_the_samples_end_ready_or_with_the_documented_reason(server: Server, ope
     assert set(server.versions()) >= CHILDREN
 
 
+@pytest.mark.claim("at rest the operator writes nothing")
 def test_at_rest_the_operator_writes_nothing(server: Server, operator: OperatorProcess) -> None:
     before = at_rest(server)
     writes = operator.metric("kvstrata_writes_total")
@@ -95,15 +96,6 @@ def test_a_child_that_the_api_server_refuses_stalls_its_owner_until_it_is_put_ri
     server.wait(
         "the tier to go on", lambda: server.condition("CacheTier", "shared", "Stalled")[0] != "True", timeout_s=70
     )
-
-
-def test_the_single_server_of_an_earlier_version_is_removed(server: Server, operator: OperatorProcess) -> None:
-    shard = server.get("statefulset", "kvs-shared-redis-0") or {}
-    kept = ("namespace", "labels", "ownerReferences")
-    metadata = {key: shard["metadata"][key] for key in kept} | {"name": "kvs-shared-redis"}
-    server.apply({key: shard[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": metadata})
-    server.wait("the former server to go", lambda: server.get("statefulset", "kvs-shared-redis") is None)
-    assert (server.get("statefulset", "kvs-shared-redis-0") or {})["metadata"]["uid"] == shard["metadata"]["uid"]
 
 
 def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, operator: OperatorProcess) -> None:
@@ -212,6 +204,7 @@ def test_a_prefix_is_read_from_a_config_map_that_appears_and_changes(server: Ser
     server.kubectl("-n", NAMESPACE, "delete", "prefixpool", "sourced")
 
 
+@pytest.mark.claim("a restart over a settled world writes nothing")
 def test_a_restart_over_a_settled_world_writes_nothing(
     server: Server, operator: OperatorProcess, operators: Operators
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from e2e.cluster.archive import image_identities, unpack_programs, write_image
 
+pytestmark = pytest.mark.claim("an image that the local cluster makes has the content and the identity that it says")
+
 
 @pytest.fixture
 def content(tmp_path: Path) -> Path:

@@ -13,7 +13,10 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.progress import ClusterError
 from e2e.cluster.settings import KUBERNETES_VERSION, Paths, kubebuilder_assets
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [
+    pytest.mark.apiserver,
+    pytest.mark.claim("a control plane serves, is stopped by whoever has its folder, and names a component that dies"),
+]
 
 needs_binaries = pytest.mark.skipif(
     not ((kubebuilder_assets() or Paths().bin) / "kube-apiserver").exists(),

@@ -12,6 +12,8 @@ from e2e.cluster import disk
 from e2e.cluster.disk import GIB, LEAST_BYTES, warn_of_little_room
 from e2e.cluster.progress import ClusterError
 
+pytestmark = pytest.mark.claim("a disk without room is told of before anything is built")
+
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:

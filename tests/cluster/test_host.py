@@ -17,6 +17,8 @@ from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.rootfs import fio_command, server_command
 from e2e.cluster.settings import Paths
 
+pytestmark = pytest.mark.claim("a step of the local cluster tells what it does, and ends what it started")
+
 JOINT_V1 = """\
 24 18 0:20 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd
 25 18 0:21 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct

@@ -16,6 +16,8 @@ from e2e.cluster.progress import Progress
 from e2e.cluster.rootfs import report_if_newer
 from e2e.cluster.settings import BOOKWORM, TRIXIE
 
+pytestmark = pytest.mark.claim("an image is built again when an input changes, and only then")
+
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:

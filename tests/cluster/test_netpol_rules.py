@@ -14,6 +14,8 @@ from e2e.cluster import rootfs
 from e2e.cluster.netpol.rules import ruleset
 from e2e.cluster.settings import Paths
 
+pytestmark = pytest.mark.claim("a NetworkPolicy drops what Kubernetes says, on the local cluster")
+
 NAMESPACES = [
     {"metadata": {"name": "models", "labels": {"team": "inference"}}},
     {"metadata": {"name": "clients", "labels": {"team": "apps"}}},

@@ -12,6 +12,8 @@ import pytest
 
 from e2e.cluster.ports import claimed, free_port
 
+pytestmark = pytest.mark.claim("a port that was given is nobody else's")
+
 IP_LOCAL_PORT_RANGE = 51
 """Of linux/in.h; Linux >= 6.3."""
 

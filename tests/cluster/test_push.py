@@ -22,6 +22,10 @@ from e2e.images.__main__ import main
 from e2e.images.catalogue import select
 from e2e.images.registry import check_registry, push_archives
 
+pytestmark = pytest.mark.claim(
+    "a push reaches a registry under the chart's names with stored credentials, and a refusal says what to do"
+)
+
 
 class Refusing(BaseHTTPRequestHandler):
     """A registry that asks for a password, and admits no one to a push."""

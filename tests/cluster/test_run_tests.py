@@ -1,38 +1,39 @@
-"""`make test`: how tests are spread, what ends in time, and how what failed is judged after it was run again."""
+"""`make test` and `make test-all`: how tests are spread, what ends in time, and what a run records."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
-from e2e import run_tests
+from e2e import processor_time, run_tests
+from e2e.claims import DIVIDED
 from e2e.cluster.settings import REPOSITORY
-from e2e.rerun import EXCUSED_FOR, MOST_TESTS, RUNS, Excuse, Outcome, excuses, judge
+from e2e.parts import PARTS, STORIES, Result, keep, last_results
+from e2e.processor_time import BUDGET_S, Account
 from e2e.spread import APART, TOGETHER
 
-TODAY = date(2026, 11, 26)
-PASSED = Outcome(0, ())
-FAILS = "def test_fails():\n    assert False\n"
-WHO = """
+pytestmark = pytest.mark.claim("a run of the tests fails where a test failed, hung or was not run")
+
+FAILS = "def test_fails():\n    assert False, 'the\\nmessage'\n"
+NAMES_ITS_WORKER = """
 import os, pathlib, pytest
 @pytest.mark.parametrize("number", range(4))
-def test_who(number):
-    with pathlib.Path(__file__).with_suffix(".workers").open("a") as told:
-        told.write(f"{os.environ['PYTEST_XDIST_WORKER']} {os.getpriority(os.PRIO_PROCESS, 0)}\\n")
+def test_worker(number):
+    with pathlib.Path(__file__).with_suffix(".workers").open("a") as workers:
+        workers.write(os.environ["PYTEST_XDIST_WORKER"] + "\\n")
 """
 
 
 @pytest.fixture(autouse=True)
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_tests, "MEMORY", tmp_path / "memory")
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(run_tests, "SHORT_PATHS", tmp_path / "files")
+    monkeypatch.setattr(run_tests, "pytest", lambda: (sys.executable, "-m", "pytest", "-q"))
+    monkeypatch.setenv("KVSTRATA_PROCESSOR_TIME", str(tmp_path / "records"))
 
 
 def suite_of(tmp_path: Path, **files: str) -> Path:
@@ -44,194 +45,136 @@ def suite_of(tmp_path: Path, **files: str) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str, only: str = "", timeout_s: float = 120) -> Outcome:
-    path = folder / only
-    return run_tests.run_tests("tests", "-c", str(folder / "pytest.ini"), *arguments, str(path), timeout_s=timeout_s)
+def run(folder: Path, *arguments: str, timeout_s: float = 120) -> run_tests.Outcome:
+    return run_tests.run_tests("tests", "-c", str(folder / "pytest.ini"), *arguments, str(folder), timeout_s=timeout_s)
 
 
-def names(outcome: Outcome) -> list[str]:
-    return [test.rsplit("::")[-1] for test in outcome.failed]
+def names(outcome: run_tests.Outcome) -> list[str]:
+    return sorted(failure.split("::")[1].partition(":")[0] for failure in outcome.failures)
 
 
-class TestSpreading:
-    def test_a_worker_takes_whole_files_and_makes_way_for_stories(self, tmp_path: Path) -> None:
-        folder = suite_of(tmp_path, a=WHO, b=WHO, c=FAILS)
-        outcome = run(folder, *run_tests.spread(2))
-        assert (outcome.code, names(outcome)) == (1, ["test_fails"])
-        for name in "ab":
-            told = (folder / f"test_{name}.workers").read_text().splitlines()
-            assert len(told) == 4
-            worker, niceness = {*told}.pop().split()
-            assert {*told} == {f"{worker} {niceness}"}
-            assert int(niceness) >= 10
-
-    def test_a_test_that_takes_its_worker_down_is_named_and_the_rest_is_run(self, tmp_path: Path) -> None:
-        ends = "import os\ndef test_ends():\n    os._exit(1)\ndef test_after():\n    pass\n" + FAILS
-        outcome = run(suite_of(tmp_path, ends=ends), *run_tests.spread(2))
-        assert (outcome.code, names(outcome)) == (1, ["test_ends", "test_fails"])
-
-    def test_everything_that_is_to_stay_together_exists(self) -> None:
-        for beginnings in TOGETHER:
-            for beginning in beginnings:
-                assert list(REPOSITORY.glob(f"{beginning}*")), beginning
-
-    def test_long_files_that_share_nothing_are_run_by_all_workers(self, tmp_path: Path) -> None:
-        here = suite_of(tmp_path)
-        (here / APART).mkdir(parents=True)
-        (here / APART / "test_who.py").write_text(WHO)
-        command = (*run_tests.pytest(), "-q", *run_tests.spread(2), APART)
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        assert subprocess.run(command, cwd=here, env=environment, check=False).returncode == 0
-        workers = (here / APART / "test_who.workers").read_text().splitlines()
-        assert (len(workers), len({line.split()[0] for line in workers})) == (4, 2)
-
-    def test_every_folder_with_tests_is_run_once(self) -> None:
-        found = {path.relative_to(REPOSITORY).parts[1] for path in (REPOSITORY / "tests").rglob("test_*.py")}
-        assert sorted(run_tests.folders()) == sorted(f"tests/{name}" for name in found)
+def test_a_worker_takes_whole_files_and_a_failure_is_a_sentence(tmp_path: Path) -> None:
+    folder = suite_of(tmp_path, a=NAMES_ITS_WORKER, b=NAMES_ITS_WORKER, c=FAILS)
+    outcome = run(folder, *run_tests.spread(2))
+    assert outcome.passed == 8
+    (failure,) = outcome.failures
+    assert "::test_fails: " in failure
+    assert failure.endswith("the message assert False")
+    for name in "ab":
+        workers = (folder / f"test_{name}.workers").read_text().splitlines()
+        assert (len(workers), len({*workers})) == (4, 1)
 
 
-class TestTimes:
-    def test_a_test_that_hangs_is_named(self, tmp_path: Path) -> None:
-        hangs = "import pytest, time\n@pytest.mark.timeout(0.2)\ndef test_hangs():\n    time.sleep(30)\n"
-        assert names(run(suite_of(tmp_path, hangs=hangs))) == ["test_hangs"]
-
-    def test_a_run_that_hangs_is_interrupted_and_cleans_up(self, tmp_path: Path) -> None:
-        met = tmp_path / "met"
-        hangs = (
-            "import pathlib, pytest, time\n@pytest.fixture\ndef server():\n    yield\n"
-            f"    pathlib.Path({str(met)!r}).touch()\ndef test_hangs(server):\n    time.sleep(120)\n"
-        )
-        assert run(suite_of(tmp_path, hangs=hangs), timeout_s=30).code == run_tests.NOT_IN_TIME
-        assert met.exists()
-
-    def test_a_preparation_that_fails_twice_is_named_and_ends_those_after_it(self, tmp_path: Path) -> None:
-        met, tries = tmp_path / "met", tmp_path / "tries"
-        fails = run_tests.Step("the first", ("sh", "-c", f"echo tried >> {tries}; echo why >&2; exit 3"), 60)
-        follows = run_tests.Step("the second", ("touch", str(met)), 60)
-        assert run_tests.prepare(fails, follows) == "FAILED: the first: exit 3\nwhy\nwhy\n"
-        assert tries.read_text() == "tried\ntried\n"
-        assert not met.exists()
-        fails_once = run_tests.Step("the first", ("sh", "-c", f"test -e {met} || {{ touch {met}; exit 1; }}"), 60)
-        assert run_tests.prepare(fails_once) == ""
-        met.unlink()
-        hangs = run_tests.Step("the first", ("sleep", "60"), 0.1)
-        assert run_tests.prepare(hangs) == "FAILED: the first: not in time\n"
-        assert run_tests.prepare(follows) == ""
-        assert met.exists()
+def test_a_test_that_takes_its_worker_down_is_named_and_the_rest_is_run(tmp_path: Path) -> None:
+    ends = "import os\ndef test_ends():\n    os._exit(1)\ndef test_after():\n    pass\n" + FAILS
+    assert names(run(suite_of(tmp_path, ends=ends), *run_tests.spread(2))) == ["test_ends", "test_fails"]
 
 
-def answering(*outcomes: Outcome) -> tuple[Callable[[Sequence[str]], Outcome], list[list[str]]]:
-    """Return what plays pytest, with these outcomes one after the other, and what it is asked to run."""
-    left, asked = list(outcomes), list[list[str]]()
-
-    def again(tests: Sequence[str]) -> Outcome:
-        asked.append(list(tests))
-        return left.pop(0)
-
-    return again, asked
+def test_everything_that_is_to_stay_together_exists() -> None:
+    for beginnings in TOGETHER:
+        for beginning in beginnings:
+            assert list(REPOSITORY.glob(f"{beginning}*")), beginning
 
 
-def never(tests: Sequence[str]) -> Outcome:
-    raise AssertionError(f"{tests} are run")
+def test_long_files_that_share_nothing_are_run_by_all_workers(tmp_path: Path) -> None:
+    folder = suite_of(tmp_path) / APART
+    folder.mkdir(parents=True)
+    (folder / "test_a.py").write_text(NAMES_ITS_WORKER)
+    command = (sys.executable, "-m", "pytest", "-q", *run_tests.spread(2), APART)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    assert subprocess.run(command, cwd=tmp_path / "suite", env=environment, check=False).returncode == 0
+    workers = (folder / "test_a.workers").read_text().splitlines()
+    assert (len(workers), len({*workers})) == (4, 2)
 
 
-class TestJudging:
-    def test_a_run_that_passed_is_not_run_again(self) -> None:
-        assert judge(PASSED, never, {}, TODAY) == ([], [])
+def test_every_folder_with_tests_is_run_once() -> None:
+    found = {path.relative_to(REPOSITORY).parts[1] for path in (REPOSITORY / "tests").rglob("test_*.py")}
+    assert sorted(run_tests.folders()) == sorted(f"tests/{name}" for name in found)
 
-    def test_a_test_that_passes_five_times_is_unsteady_and_fails_the_run(self) -> None:
-        again, asked = answering(*[PASSED] * RUNS)
-        failures, excused = judge(Outcome(1, ("a",)), again, {}, TODAY)
-        assert asked == [["a"]] * RUNS == [["a"]] * 5
-        assert (failures, excused) == (
-            ["UNSTEADY: a: failed once, and passed 5 reruns under load; find the cause"],
-            [],
-        )
 
-    def test_what_a_test_failed_with_at_first_is_quoted(self, tmp_path: Path) -> None:
-        outcome = run(suite_of(tmp_path, fails="def test_fails():\n    assert False, 'the\\nwords'\n"))
-        again, _ = answering(*[PASSED] * RUNS)
-        (failure,), _ = judge(outcome, again, {}, TODAY)
-        assert failure.endswith("find the cause (at first: AssertionError: the words assert False)")
+def test_every_test_is_in_one_part_of_all() -> None:
+    paths = [path for part in PARTS for path in part.paths]
+    stories = [path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / STORIES).glob("test_*.py")]
+    assert sorted(paths) == sorted([*run_tests.folders(), *stories])
+    assert all((REPOSITORY / folder).is_dir() for folder in DIVIDED)
 
-    def test_a_test_that_fails_once_more_has_failed_and_the_others_go_on(self) -> None:
-        again, asked = answering(PASSED, Outcome(1, ("a",)), PASSED, PASSED, PASSED)
-        failures, _ = judge(Outcome(1, ("a", "b")), again, {}, TODAY)
-        assert asked == [["a", "b"]] * 2 + [["b"]] * 3
-        assert failures[0] == "FAILED: a: failed again in rerun 2 of 5"
-        assert failures[1].startswith("UNSTEADY: b")
 
-    def test_the_list_excuses_a_test_for_a_while(self) -> None:
-        for since, excused in ((TODAY - EXCUSED_FOR, True), (TODAY - EXCUSED_FOR - timedelta(1), False)):
-            again, _ = answering(*[PASSED] * RUNS)
-            failures, allowed = judge(Outcome(1, ("a",)), again, {"a": Excuse("a race", since)}, TODAY)
-            assert (len(failures), len(allowed)) == ((0, 1) if excused else (1, 0))
+def test_a_test_that_hangs_is_named(tmp_path: Path) -> None:
+    hangs = "import pytest, time\n@pytest.mark.timeout(0.2)\ndef test_hangs():\n    time.sleep(30)\n"
+    assert names(run(suite_of(tmp_path, hangs=hangs))) == ["test_hangs"]
 
-    def test_the_list_excuses_no_test_that_fails_again(self) -> None:
-        again, _ = answering(Outcome(1, ("a",)), *[PASSED] * RUNS)
-        failures, _ = judge(Outcome(1, ("a",)), again, {"a": Excuse("a race", TODAY)}, TODAY)
-        assert failures == ["FAILED: a: failed again in rerun 1 of 5"]
 
-    @pytest.mark.parametrize(
-        "first",
-        [Outcome(1, tuple(map(str, range(MOST_TESTS + 1)))), Outcome(1, ()), Outcome(2, ("a",)), Outcome(124, ("a",))],
+def test_a_run_that_hangs_is_interrupted_and_cleans_up(tmp_path: Path) -> None:
+    met = tmp_path / "met"
+    hangs = (
+        "import pathlib, pytest, time\n@pytest.fixture\ndef server():\n    yield\n"
+        f"    pathlib.Path({str(met)!r}).touch()\ndef test_hangs(server):\n    time.sleep(120)\n"
     )
-    def test_many_failures_and_other_endings_are_no_accident(self, first: Outcome) -> None:
-        failures, excused = judge(first, never, {}, TODAY)
-        assert failures == [f"FAILED: the tests: exit {first.code}, {len(first.failed)} failed"]
-        assert excused == []
-
-    @pytest.mark.parametrize("other", [Outcome(1, ()), Outcome(2, ("a",)), Outcome(4, ()), Outcome(124, ())])
-    def test_a_second_run_that_does_not_get_to_its_end_is_a_failure(self, other: Outcome) -> None:
-        again, _ = answering(other)
-        assert judge(Outcome(1, ("a",)), again, {}, TODAY)[0] == [
-            f"FAILED: a: in its rerun, pytest ended with {other.code}"
-        ]
-
-    def test_the_list_is_short_and_names_tests_that_exist(self) -> None:
-        found = excuses()
-        assert len(found) <= 5
-        for test, excuse in found.items():
-            path, _, name = test.partition("::")
-            assert name.rpartition("::")[2].partition("[")[0] in (REPOSITORY / path).read_text(), test
-            assert len(excuse.reason.split()) > 3
-
-    def test_an_entry_of_the_list_is_read(self, tmp_path: Path) -> None:
-        path = tmp_path / "unsteady.toml"
-        path.write_text('["tests/a.py::test_b"]\nreason = "a race"\ndate = 2026-11-26\n')
-        assert excuses(path) == {"tests/a.py::test_b": Excuse("a race", TODAY)}
-        path.write_text('["tests/a.py::test_b"]\nreason = "a race"\n')
-        with pytest.raises(KeyError):
-            excuses(path)
+    assert run(suite_of(tmp_path, hangs=hangs), timeout_s=5).failures
+    assert met.exists()
 
 
-def test_what_failed_fails_beside_load_again_and_the_load_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = suite_of(tmp_path, fails=FAILS, who=WHO)
-    monkeypatch.setattr(run_tests, "WITHOUT_SERVERS", ("-c", str(folder / "pytest.ini"), str(folder / "test_who.py")))
-    told = folder / "test_who.workers"
-    with run_tests.busy():
-        while not told.exists():
-            pass
-        assert names(run(folder, only="test_fails.py")) == ["test_fails"]
-    size = told.stat().st_size
-    assert size == told.stat().st_size
+def test_a_run_without_tests_has_failed(tmp_path: Path) -> None:
+    assert run(suite_of(tmp_path)).failures == ("FAILED: tests: pytest ended with 5",)
 
 
-def test_every_run_begins_with_what_it_samples_and_a_soak_samples_nothing() -> None:
-    told = "from tests.support.amounts import *; print(*sampled_lines(), examples(3), seeds(2), sep='\\n')"
+def test_a_preparation_that_fails_twice_is_named_and_ends_those_after_it(tmp_path: Path) -> None:
+    met, tries = tmp_path / "met", tmp_path / "tries"
+    fails = run_tests.Step("the first", ("sh", "-c", f"echo tried >> {tries}; echo why >&2; exit 3"), 60)
+    follows = run_tests.Step("the second", ("touch", str(met)), 60)
+    assert run_tests.prepare(fails, follows) == "FAILED: the first: exit 3\nwhy\nwhy\n"
+    assert tries.read_text() == "tried\ntried\n"
+    assert not met.exists()
+    fails_once = run_tests.Step("the first", ("sh", "-c", f"test -e {met} || {{ touch {met}; exit 1; }}"), 60)
+    assert run_tests.prepare(fails_once) == ""
+    hangs = run_tests.Step("the first", ("sleep", "60"), 0.1)
+    assert run_tests.prepare(hangs) == "FAILED: the first: not in time\n"
 
-    def run(**environment: str) -> list[str]:
+
+def test_processor_time_is_counted_by_file_with_that_of_children(tmp_path: Path) -> None:
+    busy = "['timeout', '0.5', 'sh', '-c', 'while :; do :; done']"
+    burns = f"import subprocess\ndef test_burns():\n    subprocess.run({busy})\n"
+    assert not run(suite_of(tmp_path, burns=burns, a=NAMES_ITS_WORKER), *run_tests.spread(2)).failures
+    records = processor_time.read(tmp_path / "records")
+    assert records["test_burns.py"] > 0.2
+    assert records["test_a.py"] < records["test_burns.py"]
+
+
+def test_a_run_fails_above_its_budget_at_the_speed_of_its_machine() -> None:
+    used = {"tests/a/test_a.py": BUDGET_S / 2, "tests/b/test_b.py": BUDGET_S / 4}
+    account = Account(used, cluster_s=BUDGET_S / 2, slowness=1.0)
+    assert account.total_s == BUDGET_S * 1.25
+    assert "their budget is 1400 s" in account.over_budget()[0]
+    assert not Account(used, cluster_s=BUDGET_S / 2, slowness=1.3).over_budget()
+    assert "tests/a 700" in next(account.lines())
+
+
+def test_the_record_has_the_last_result_of_each_part(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    assert last_results(path) == {}
+    results = {
+        part.name: Result("0123", "2026-11-29", passed=7, failed=("FAILED: a",), minutes=1.5, processor_seconds=90)
+        for part in PARTS[:2]
+    }
+    keep(results, path)
+    assert last_results(path) == results
+
+
+def test_every_run_begins_with_its_amounts() -> None:
+    program = "from tests.support.amounts import *; print(*amount_lines(), examples(3), seeds(2, 1), sep='\\n')"
+
+    def amounts(**environment: str) -> list[str]:
         variables = {"PATH": os.environ["PATH"], **environment}
-        found = subprocess.run([sys.executable, "-c", told], cwd=REPOSITORY, env=variables, capture_output=True)
+        found = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=variables, capture_output=True)
         return found.stdout.decode().splitlines()
 
-    *sampled, count, drawn = run()
-    assert all(line.startswith("sampled: ") for line in sampled)
+    *rows, count, drawn = amounts()
+    assert "pairs asked of LMCache: 10,000 of 100,000 (KVSTRATA_LMCACHE_PAIRS)" in rows
     assert (count, drawn) == ("3", "range(0, 2)")
-    assert "sampled: pairs asked of LMCache: 10,000 of 100,000 (KVSTRATA_LMCACHE_PAIRS)" in sampled
-    *soaked, count, drawn = run(KVSTRATA_SOAK="1", KVSTRATA_SEED="7")
-    assert all(line.startswith("soak: ") for line in soaked)
+    *rows, count, drawn = amounts(KVSTRATA_SIZE="claims")
+    assert "pairs asked of LMCache: 500 of 100,000 (KVSTRATA_LMCACHE_PAIRS)" in rows
+    assert (count, drawn) == ("3", "range(0, 1)")
+    *rows, count, drawn = amounts(KVSTRATA_SIZE="soak", KVSTRATA_SEED="7")
+    assert "generated objects of each kind: 2,000 of 2,000 (KVSTRATA_GENERATED_PER_KIND)" in rows
     assert (count, drawn) == ("60", "range(7, 47)")
-    assert "soak: generated objects of each kind: 2,000 of 2,000 (KVSTRATA_GENERATED_PER_KIND)" in soaked
-    (row,) = (line for line in run(KVSTRATA_PAIRS="7") if "a tier" in line)
-    assert row == "sampled: pairs asked of a tier: 7 of 100,000 (KVSTRATA_PAIRS)"
+    assert "pairs asked of a tier: 7 of 100,000 (KVSTRATA_PAIRS)" in amounts(KVSTRATA_PAIRS="7")

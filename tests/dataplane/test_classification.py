@@ -20,7 +20,11 @@ from tests.files.file_driver import files_in
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.redis_process import RedisProcess
 
-pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
+pytestmark = [
+    pytest.mark.lmcache,
+    pytest.mark.redis,
+    pytest.mark.claim("blocks of a classification that a tier does not admit are neither stored nor read there"),
+]
 
 TIERS = ("dram", "disk", "shared")
 CLOSED = [frozenset(some) for count in (1, 2, 3) for some in itertools.combinations(TIERS, count)]

@@ -15,7 +15,11 @@ from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.keyed_gate import KeyedGate
 from tests.tiers.redis_process import RedisProcess
 
-pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
+pytestmark = [
+    pytest.mark.lmcache,
+    pytest.mark.redis,
+    pytest.mark.claim("Redis never holds a piece of a block, nor the cache server a piece of a dropped key"),
+]
 
 CHUNKS = 4
 WITHIN_S = 60.0

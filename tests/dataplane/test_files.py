@@ -143,6 +143,7 @@ def test_an_erasure_leaves_no_file_and_no_byte(pod: Pod, sequence: int, keyspace
     pod.until(lambda: pod.marked(marker) == 0)
 
 
+@pytest.mark.claim("blocks in files outlive a killed cache server")
 def test_a_server_that_was_killed_serves_from_its_files(pod: Pod, sequence: int, keyspace: str) -> None:
     pod.gate.allow(keyspace)
     pod.store(sequence, keyspace, os.urandom(16))

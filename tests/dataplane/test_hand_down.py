@@ -96,6 +96,7 @@ def away(redis: RedisProcess) -> Iterator[None]:
         redis.start()
 
 
+@pytest.mark.claim("a block that leaves memory is in the next slower tier first")
 def test_what_was_loaded_from_redis_is_in_the_files_when_it_leaves_the_memory(
     deep_pod: Pod, sequence: int, keyspace: str
 ) -> None:

@@ -21,7 +21,11 @@ from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, STALE_AFTER_S, GateStandIn
 from tests.tiers.redis_process import RedisProcess
 
-pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
+pytestmark = [
+    pytest.mark.lmcache,
+    pytest.mark.redis,
+    pytest.mark.claim("whatever happens to Redis, every request is answered, and hits return without a restart"),
+]
 
 CHUNKS = 4
 PASSWORD = "the password"

@@ -93,7 +93,11 @@ class Pod:
         self.server.forget_memory()
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize(
+    "encrypted",
+    [False, pytest.param(True, marks=pytest.mark.claim("64 readers on one LMCache server share one copy"))],
+    ids=["plain", "encrypted"],
+)
 def test_64_readers_share_one_copy_in_the_tier_and_keep_what_is_their_own(
     start_server: StartServer, tmp_path_factory: pytest.TempPathFactory, encrypted: bool
 ) -> None:

@@ -119,6 +119,7 @@ def start_fresh(start_server: StartServer, tmp_path: Path) -> Iterator[Callable[
         server.stop()
 
 
+@pytest.mark.claim("a new cache server has the blocks that were used last in its memory")
 def test_a_fresh_server_loads_what_was_used_last_within_its_budget(
     elsewhere: Elsewhere, start_fresh: Callable[..., Pod], keyspace: str
 ) -> None:

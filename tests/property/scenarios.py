@@ -284,6 +284,16 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
 }  # fmt: skip
 
+CLAIMED = (
+    "everything is created",
+    "guarantees wait, get room and lose it",
+    "a model gets another image and more pods",
+    "an invalidation waits for a pod that vanished",
+    "tenants with data keys come and go",
+    "a bundle's root is deleted and a shard damaged",
+)
+"""Those that have the least in common."""
+
 
 def prepared(scenario: Scenario) -> Simulation:
     """Return the namespace at rest before the first step."""

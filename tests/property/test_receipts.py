@@ -23,6 +23,9 @@ from kvstrata.contract.wire import MAX_EXACT_NUMBER, canonical_json, from_wire, 
 from tests.support.amounts import examples
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy, residue, rotated_chain
 
+BEARS = pytest.mark.claim("a receipt claims no more than its facts prove")
+REFUSED = pytest.mark.claim("a receipt of which anything is changed is refused")
+
 HEAD = Head(DOMAIN, NAMESPACE, 1, None, keys().current_id)
 MOMENT = Moment.__metadata__[0]  # type: ignore[attr-defined]
 
@@ -123,6 +126,7 @@ WEAKENINGS: tuple[Weakening, ...] = (
 )
 
 
+@BEARS
 @settings(deadline=None)
 @given(st.permutations(WEAKENINGS))
 def test_no_fact_that_is_taken_away_adds_a_claim_and_each_costs_one(order: list[Weakening]) -> None:
@@ -135,6 +139,7 @@ def test_no_fact_that_is_taken_away_adds_a_claim_and_each_costs_one(order: list[
     assert claims(facts) == ()
 
 
+@BEARS
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(WEAKENINGS), max_size=3), st.sets(st.sampled_from(list(ReceiptClaim))))
 def test_what_a_receipt_says_is_taken_if_and_only_if_its_facts_bear_it(
@@ -153,6 +158,7 @@ def test_what_a_receipt_says_is_taken_if_and_only_if_its_facts_bear_it(
         assert refused.value.fault is Fault.CLAIMS_EXCEED_FACTS
 
 
+@REFUSED
 @pytest.mark.parametrize("which", range(4))
 def test_a_receipt_of_which_any_byte_is_another_is_refused(which: int) -> None:
     data = rotated_chain()[which]
@@ -164,6 +170,7 @@ def test_a_receipt_of_which_any_byte_is_another_is_refused(which: int) -> None:
             opened(bytes(flipped))
 
 
+@REFUSED
 @settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_a_receipt_with_bytes_put_in_or_taken_out_is_refused(data: st.DataObject) -> None:
@@ -178,6 +185,7 @@ def test_a_receipt_with_bytes_put_in_or_taken_out_is_refused(data: st.DataObject
         opened(changed)
 
 
+@REFUSED
 @settings(deadline=None, max_examples=examples(200))
 @given(st.binary(max_size=200) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -190,6 +198,7 @@ def test_whatever_is_read_is_a_receipt_or_refused_as_none(data: bytes) -> None:
         read_receipt(data)
 
 
+@REFUSED
 @pytest.mark.parametrize(
     "data", [b"[" * 100_000, b"9" * 5000, b'{"record":NaN,"signatures":[]}', b"\xff", b"", b"1e999"]
 )

@@ -15,6 +15,8 @@ import pytest
 
 from kvstrata.clients.redis.probe import Access, Failure, ask
 
+pytestmark = pytest.mark.claim("the operator's questions to a Redis server write nothing, and nothing else of it asks")
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATOR = REPOSITORY / "operator" / "src" / "kvstrata"
 OF_THE_CONNECTION = {"AUTH", "HELLO", "CLIENT SETINFO", "CLIENT SETNAME"}

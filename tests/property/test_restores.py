@@ -14,6 +14,8 @@ from tests.support.amounts import seeds
 from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy
 from tests.support.restores import RestoredWorld
 
+pytestmark = pytest.mark.claim("what was left before a backup was made or restored is in no bundle again")
+
 CHANGES = 8
 RESTORES = 3
 BELIEVED_AGAIN_AFTER_S = 3700.0
@@ -108,7 +110,7 @@ class History:
         self._simulation.put(pod("pod-1"))
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(6, claims=2))
 def test_whatever_was_left_before_a_restore_is_in_no_bundle_after_it(seed: int) -> None:
     history = History(seed)
     for _ in range(RESTORES):

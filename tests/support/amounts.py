@@ -1,6 +1,6 @@
-"""How much tests try: a sample that there is time for, or all of it with KVSTRATA_SOAK=1 (`make soak`).
+"""How much tests try: enough to show claims (`make test`), all (the default), or more in a soak, by KVSTRATA_SIZE.
 
-Each run of pytest begins with the sampled amounts. In a soak, random examples begin with KVSTRATA_SEED.
+Each run of pytest begins with the amounts. In a soak, random examples begin with KVSTRATA_SEED.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SOAK = bool(os.environ.get("KVSTRATA_SOAK"))
+SIZE = os.environ.get("KVSTRATA_SIZE", "all")
+"""`claims`, `all` or `soak`."""
+
+CLAIMS = SIZE == "claims"
+SOAK = SIZE == "soak"
 SEED = int(os.environ.get("KVSTRATA_SEED", "0"))
 TIMES = 20
 """How many times as many random examples and seeds a soak draws."""
@@ -17,24 +21,25 @@ TIMES = 20
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So many of something: `sampled`, or the `whole` in a soak, or the value of the environment's `variable`."""
+    """So many of something in a run of each size, unless the environment's `variable` has another number."""
 
     what: str
-    sampled: int
-    whole: int
+    claims: int
+    all: int
+    soak: int
     variable: str
 
     def __int__(self) -> int:
-        return int(os.environ.get(self.variable) or (self.whole if SOAK else self.sampled))
+        return int(os.environ.get(self.variable) or {"claims": self.claims, "soak": self.soak}.get(SIZE, self.all))
 
     def __str__(self) -> str:
-        return f"{self.what}: {int(self):,} of {self.whole:,} ({self.variable})"
+        return f"{self.what}: {int(self):,} of {self.soak:,} ({self.variable})"
 
 
-GENERATED_PER_KIND = Amount("generated objects of each kind", 500, 2_000, "KVSTRATA_GENERATED_PER_KIND")
-TIER_PAIRS = Amount("pairs asked of a tier", 10_000, 100_000, "KVSTRATA_PAIRS")
-LMCACHE_PAIRS = Amount("pairs asked of LMCache", 10_000, 100_000, "KVSTRATA_LMCACHE_PAIRS")
-ENGINE_PAIRS = Amount("pairs asked of an engine", 300, 2_000, "KVSTRATA_ENGINE_PAIRS")
+GENERATED_PER_KIND = Amount("generated objects of each kind", 50, 500, 2_000, "KVSTRATA_GENERATED_PER_KIND")
+TIER_PAIRS = Amount("pairs asked of a tier", 10_000, 10_000, 100_000, "KVSTRATA_PAIRS")
+LMCACHE_PAIRS = Amount("pairs asked of LMCache", 500, 10_000, 100_000, "KVSTRATA_LMCACHE_PAIRS")
+ENGINE_PAIRS = Amount("pairs asked of an engine", 300, 300, 2_000, "KVSTRATA_ENGINE_PAIRS")
 AMOUNTS = (GENERATED_PER_KIND, TIER_PAIRS, LMCACHE_PAIRS, ENGINE_PAIRS)
 
 
@@ -43,15 +48,14 @@ def examples(count: int) -> int:
     return TIMES * count if SOAK else count
 
 
-def seeds(count: int) -> range:
-    """Return the seeds of a test that usually takes the first `count`."""
-    return range(SEED, SEED + TIMES * count) if SOAK else range(count)
-
-
-def sampled_lines() -> Iterator[str]:
-    """Describe the sampled amounts, a line each."""
+def seeds(count: int, claims: int | None = None) -> range:
+    """Return the seeds of a test that usually takes the first `count`, and `claims` of them where claims are shown."""
     if SOAK:
-        yield f"soak: {TIMES} times the random examples, all tests on every kind of server, KVSTRATA_SEED={SEED}"
-    else:
-        yield f"sampled: one random example in {TIMES}; core tests alone on every kind of server (all: make soak)"
-    yield from (f"{'soak' if int(one) >= one.whole else 'sampled'}: {one}" for one in AMOUNTS)
+        return range(SEED, SEED + TIMES * count)
+    return range(claims if CLAIMS and claims is not None else count)
+
+
+def amount_lines() -> Iterator[str]:
+    """Describe the amounts, a line each."""
+    yield f"size: {SIZE} (KVSTRATA_SIZE), KVSTRATA_SEED={SEED}"
+    yield from (str(one) for one in AMOUNTS)

@@ -13,13 +13,13 @@ from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.runtime import acquire, release
-from tests.support.amounts import SOAK
+from tests.support.amounts import CLAIMS, SOAK
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.pool_gate import PoolGate
 from tests.tiers.redis_cluster import RedisCluster
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.server_kinds import DEFAULT, KINDS, ServerKind
+from tests.tiers.server_kinds import DEFAULT, KINDS, VALKEY_8, ServerKind
 from tests.tiers.tier_driver import Driver
 from tests.tiers.writer_by_hand import WINDOW_MS, ByHand
 
@@ -47,6 +47,9 @@ CORE = {
 }
 """The tests that run on every kind of server: whole files, or some of their classes."""
 
+CLAIMED = {"test_tier.py": (DEFAULT, VALKEY_8)}
+"""The kinds of server on which files show their claims, of other files the default alone."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
@@ -56,6 +59,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     everywhere = classes is None or (metafunc.cls is not None and metafunc.cls.__name__ in classes)
     marked = metafunc.definition.get_closest_marker("on_every_server") is not None
     kinds = KINDS if everywhere or marked or SOAK else (DEFAULT,)
+    if CLAIMS:
+        kinds = CLAIMED.get(metafunc.definition.path.name, (DEFAULT,))
     metafunc.parametrize("server_kind", kinds, ids=str, scope="session")
 
 

@@ -35,6 +35,7 @@ class HostileServer:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Redis does
                 self._connections.append(connection)
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

@@ -16,7 +16,8 @@ J = TypeVar("J")
 def stop(tier: Tier) -> None:
     """End the thread of a tier's sweeper, so that it does what a test has it do, and nothing else."""
     tier._sweeper.close()
-    tier._sweeper.join(5)
+    tier._sweeper.join(60)
+    assert not tier._sweeper.is_alive()
     tier._deps.inbox.closed = False
 
 

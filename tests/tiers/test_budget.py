@@ -49,6 +49,7 @@ def spread(number: int) -> int:
     return (number * 16 + number // 16) % 256
 
 
+@pytest.mark.claim("a scope's limit on Redis holds at every instant, over all pods that store")
 class TestTheLimit:
     def test_it_holds_at_every_instant_while_four_processes_store_at_it(
         self, redis_server: RedisProcess, books: Books
@@ -165,6 +166,7 @@ class TestALimitThatChanges:
         assert books.totals().used >= 22 * VALUE_BYTES
 
 
+@pytest.mark.claim("a scope's limit holds although a server loses the ledger")
 class TestALedgerThatIsLost:
     def lose(self, redis_server: RedisProcess, books: Books, how: str) -> None:
         admin = redis_server.admin()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
@@ -13,7 +15,10 @@ from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 from tests.tiers.writer_by_hand import PLACE, ByHand
 
-pytestmark = needs_redis
+pytestmark = [
+    *needs_redis,
+    pytest.mark.claim("no block is served beyond its retention if the server's clock is set back"),
+]
 HOUR_MS = 3_600_000
 
 

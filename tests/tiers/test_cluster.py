@@ -24,7 +24,10 @@ from tests.tiers.tier_on_cluster import (
     store_all,
 )
 
-pytestmark = pytest.mark.redis
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.claim("a tier on a Redis Cluster has its blocks, limits and revocations on all servers"),
+]
 
 
 @on_every_server

@@ -39,6 +39,7 @@ def replicated(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisCluster
 
 
 class TestServersDie:
+    @pytest.mark.claim("a dead server of a cluster costs its own blocks only")
     def test_a_dead_server_costs_its_own_blocks_only_and_is_named(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:

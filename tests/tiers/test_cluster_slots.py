@@ -18,6 +18,7 @@ pytestmark = pytest.mark.redis
 
 
 class TestSlotsMove:
+    @pytest.mark.claim("blocks are read and written while slots move")
     @on_every_server
     def test_blocks_are_read_and_written_while_all_slots_of_a_server_move_to_another(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
@@ -77,6 +78,7 @@ class TestSlotsMove:
         assert store_all(driver, mine) == len(mine) - 1
         assert driver.tier.counters()["refused_slot_moving"] == 1
 
+    @pytest.mark.claim("blocks of a slot that moves are found at both ends")
     def test_a_slot_that_has_moved_half_is_read_at_both_ends_and_takes_no_stores(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:

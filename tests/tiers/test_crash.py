@@ -23,7 +23,12 @@ from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, sto
 from tests.tiers.writer_by_hand import BODY, PLACE, WINDOW_MS, ByHand, outlast_the_window
 from tests.tiers.writers import Writer
 
-pytestmark = needs_redis
+pytestmark = [
+    *needs_redis,
+    pytest.mark.claim(
+        "writers that are killed, frozen or late leave nothing that is read, and right accounts after a sweep"
+    ),
+]
 
 
 class TestWritersThatAreKilled:

@@ -6,15 +6,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.policy.data_key import DataKey
-from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, pack_header, unpack_header
+from kvstrata.contract.store.block_value import (
+    HEADER_BYTES,
+    TAG_BYTES,
+    associated_data,
+    pack_header,
+    unpack_header,
+)
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.amounts import examples
+from tests.support.objects import redis_tier
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.data_keys import FIRST, OTHER, SECOND, held
@@ -39,6 +48,7 @@ def sealed(start: Callable[..., Driver], redis_server: RedisProcess, allow: Allo
     return driver
 
 
+@pytest.mark.claim("a Redis tier holds ciphertext only, each scope's under a key of its own")
 class TestATierThatRequiresEncryption:
     pytestmark = needs_redis
 
@@ -59,6 +69,17 @@ class TestATierThatRequiresEncryption:
         books = Books(redis_server, KEYSPACE_A)
         books.assert_consistent()
         assert books.totals().used == HEADER_BYTES + BLOCK_BYTES + TAG_BYTES
+
+    def test_each_scopes_blocks_are_under_a_key_of_its_own(self, sealed: Driver, redis_server: RedisProcess) -> None:
+        for keyspace, key in ((KEYSPACE_A, FIRST), (KEYSPACE_B, OTHER)):
+            sealed.store([block(keyspace)], fill=7)
+            (name,) = [name for name in stored(redis_server) if keyspace in name]
+            value = redis_server.admin().get(name)
+            assert isinstance(value, bytes)
+            header = unpack_header(name.encode(), value[:HEADER_BYTES])
+            assert header is not None
+            data = associated_data(name.encode(), header.body_bytes)
+            assert AESGCM(key.secret).decrypt(header.nonce, value[HEADER_BYTES:], data) == bytes([7]) * BLOCK_BYTES
 
     def test_one_block_is_never_written_twice_alike(self, sealed: Driver, redis_server: RedisProcess) -> None:
         values = set()
@@ -184,6 +205,7 @@ class TestATierThatRequiresEncryption:
             assert not any(form in text for text in told for form in (secret.decode(), secret.hex()))
 
 
+@pytest.mark.claim("of a value that was changed or is under another name nothing is taken")
 class TestWhatIsTaken:
     @settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -210,6 +232,13 @@ class TestWhatIsTaken:
         assert bytes(view) == (body if untouched else bytes(len(body)))
 
 
+@pytest.mark.claim("a Redis tier holds ciphertext only, unless it is told otherwise")
+@pytest.mark.parametrize(("declared", "is_required"), [(None, True), ("Required", True), ("Disabled", False)])
+def test_a_tier_that_says_nothing_of_encryption_requires_it(declared: str | None, is_required: bool) -> None:
+    assert CacheTier.model_validate(redis_tier(encryption=declared)).spec.encryption_required is is_required
+
+
+@pytest.mark.claim("a Redis tier holds ciphertext only, unless it is told otherwise")
 @pytest.mark.parametrize("encryption", ["required", None, True, ""])
 def test_an_unknown_mode_of_encryption_stops_the_server(encryption: object) -> None:
     raw = {"name": "t", "endpoints": [{"host": "h", "port": 1}], "encryption": encryption}

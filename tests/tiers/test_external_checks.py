@@ -21,6 +21,7 @@ from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.external import ExternalReport
 from kvstrata.plan.redis import external
+from tests.support.amounts import CLAIMS
 from tests.support.objects import redis_tier
 from tests.support.worlds import START
 from tests.tiers.certificates import SERVER_NAME, Authority
@@ -28,9 +29,12 @@ from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.hostile_server import HostileServer
 from tests.tiers.redis_cluster import RedisCluster, until
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.server_kinds import REDIS_7, ServerKind, on_every_server
+from tests.tiers.server_kinds import DEFAULT, REDIS_7, ServerKind, on_every_server
 
-pytestmark = pytest.mark.redis
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.claim("external servers are checked before pods depend on them, and each defect has a reason"),
+]
 
 NOBODY = Access(None, None)
 DATA = Access("data", None, "data")
@@ -178,7 +182,7 @@ PATIENT = (*BOUNDED, "--cluster-node-timeout", "30000")
 """Servers that take nobody for dead because the machine has other work."""
 
 
-@pytest.fixture(scope="module", params=[REDIS_7], ids=str)
+@pytest.fixture(scope="module", params=[DEFAULT if CLAIMS else REDIS_7], ids=str)
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
     started = RedisCluster(
         tmp_path_factory.mktemp("cluster"), 3, 1, options=lambda _: PATIENT, command=request.param.command()

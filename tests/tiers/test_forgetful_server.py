@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
@@ -15,7 +17,7 @@ from tests.tiers.sweeping import sweep, sweep_all
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 from tests.tiers.writer_by_hand import PLACE, ByHand
 
-pytestmark = needs_redis
+pytestmark = [*needs_redis, pytest.mark.claim("on a full or forgetful server the accounts are right, and limits hold")]
 
 
 class TestAServerThatForgets:

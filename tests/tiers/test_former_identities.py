@@ -37,7 +37,10 @@ from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import on_every_server
 from tests.tiers.tier_driver import Driver, block, spread
 
-pytestmark = needs_redis
+pytestmark = [
+    *needs_redis,
+    pytest.mark.claim("blocks of a former identity stay for a rollback, and then are deleted alone"),
+]
 OLD, OLDER, NEW = "01d" + 13 * "0", "01de" + 12 * "0", "2e3" + 13 * "0"
 COUNT = 20
 WHOLE = Amount(COUNT, COUNT * len(VALUE))

@@ -22,7 +22,7 @@ from tests.tiers.redis_process import RedisProcess
 from tests.tiers.sweeping import make_due, stop, sweep
 from tests.tiers.tier_driver import VALUE_BYTES, Driver, block, spread
 
-pytestmark = needs_redis
+pytestmark = [*needs_redis, pytest.mark.claim("what a scope is guaranteed is lent to no other scope")]
 CAPACITY = 40 * VALUE_BYTES
 UNKNOWN = Grant(0, 0, 0)
 

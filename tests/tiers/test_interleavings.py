@@ -17,6 +17,7 @@ from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, Ledgers, ScopeL
 from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Place, Terms, call, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection, Reply
 from kvstrata_sidecar.adapter.redis.client.dial import dial
+from tests.support.amounts import seeds
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
@@ -194,7 +195,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     server.kill()
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.claim("no order of steps of several pods exceeds a limit")
+@pytest.mark.parametrize("seed", seeds(16, claims=6))
 def test_no_order_of_steps_exceeds_the_limit_or_loses_count(server: RedisProcess, seed: int) -> None:
     server.admin().flushall()
     chance = random.Random(seed)

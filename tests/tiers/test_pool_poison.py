@@ -19,7 +19,7 @@ from tests.tiers.pool_gate import OLD_POOL, POOL, PoolGate, content, reader, rea
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, stored
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.claim("no action of a tenant changes a pool's bytes")]
 
 
 @pytest.fixture

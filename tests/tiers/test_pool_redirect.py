@@ -44,6 +44,7 @@ def asked_buckets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.mark.claim("readers of a pool share one copy, and nobody else finds it")
 class TestSharing:
     def test_eight_readers_share_one_copy_and_keep_only_their_own_suffixes(
         self, tier: Driver, pools: PoolGate, redis_server: RedisProcess
@@ -133,6 +134,7 @@ class TestSharing:
         assert tier.tier.counters()["load_misses"] == 1
 
 
+@pytest.mark.claim("readers store no copy of what their pool has")
 class TestReadersOwnCopies:
     def test_they_go_when_the_pool_has_the_same(
         self, tier: Driver, pools: PoolGate, redis_server: RedisProcess

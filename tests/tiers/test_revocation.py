@@ -30,7 +30,10 @@ from tests.tiers.redis_process import RedisProcess
 from tests.tiers.sweeping import stop, sweep, sweep_all
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 
-pytestmark = needs_redis
+pytestmark = [
+    *needs_redis,
+    pytest.mark.claim("a shortened retention applies to stored blocks, and nothing of a revoked keyspace is served"),
+]
 KEEP_MS = 7_200_000
 BLOCKS = [block(KEYSPACE_A, number) for number in range(0, 256, 8)]
 

@@ -26,7 +26,10 @@ from tests.tiers.gate_stand_in import (
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
-pytestmark = pytest.mark.redis
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.claim("each keyspace finds its own blocks in a Redis tier, and none of another"),
+]
 
 
 class TestIsolation:

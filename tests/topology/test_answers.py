@@ -12,6 +12,8 @@ from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_nodes, p
 from kvstrata.model.redis.cluster import SLOTS, Server
 from kvstrata.plan.redis.topology.view import count
 
+pytestmark = pytest.mark.claim("what each kind of server says of itself and of its peers is read as it is meant")
+
 ANSWERS = Path(__file__).parent / "answers"
 KINDS = {
     "redis-7.0": ("Redis", "7.0."),

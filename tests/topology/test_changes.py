@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.plan.redis.topology import failovers, verdict
 from tests.topology import looks
 from tests.topology.three_shards import goal, pods, silent, told, without
+
+pytestmark = pytest.mark.claim("a failover that servers decide themselves is noticed and told")
 
 
 def whole() -> Cluster:

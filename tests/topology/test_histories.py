@@ -21,6 +21,10 @@ from tests.support.amounts import examples
 from tests.topology.gossip_model import SLOTS, RefusedError
 from tests.topology.gossip_operator import Tended
 
+pytestmark = pytest.mark.claim(
+    "whatever happens to a managed cluster and wherever its operator dies, left alone it becomes whole"
+)
+
 ROUNDS = 60
 
 

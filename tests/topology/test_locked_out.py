@@ -11,6 +11,8 @@ from kvstrata.plan.redis.topology import StepReason, step
 from tests.topology import looks
 from tests.topology.three_shards import pods, silent
 
+pytestmark = pytest.mark.claim("servers that admit no known password are replaced one at a time")
+
 UIDS = [f"uid-{shard}-{ordinal}" for shard in range(3) for ordinal in range(2)]
 NEW = dict.fromkeys(range(3), "new")
 

@@ -14,6 +14,8 @@ from kvstrata.plan.redis.topology.moves import Transfer, parts, side_by_side, tr
 from kvstrata.plan.redis.topology.view import count, ranges
 from tests.support.amounts import examples
 
+pytestmark = pytest.mark.claim("slots are spread evenly, with as few moves as there can be")
+
 Owned = Mapping[str, tuple[SlotRange, ...]]
 
 

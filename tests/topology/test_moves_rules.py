@@ -12,6 +12,8 @@ from kvstrata.plan.redis.topology.steps import MoveOrder, Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count
 from tests.topology.looks import cluster, even, node, view
 
+pytestmark = pytest.mark.claim("slots move a few at a time, and a move that was begun is finished or taken back")
+
 NOBODY = "f" * 40
 FIRST = 5_460
 """A slot of shard 0."""

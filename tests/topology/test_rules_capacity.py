@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.plan.redis.topology import StepReason, step
 from tests.topology.three_shards import goal, pods, silent, taken, told, words
+
+pytestmark = pytest.mark.claim("a server is given no more memory than its container has room for")
 
 
 class TestMemory:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kvstrata.model.redis.cluster import Cluster, Peer
 from kvstrata.plan.redis.topology import StepReason, step
 from tests.topology import looks
 from tests.topology.three_shards import pods, said, silent, taken, told, words
+
+pytestmark = pytest.mark.claim("servers become one cluster, and one again")
 
 
 class TestForming:

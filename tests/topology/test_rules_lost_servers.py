@@ -13,6 +13,8 @@ from kvstrata.plan.redis.topology.view import count
 from tests.topology import looks
 from tests.topology.three_shards import newcomer, pods, said, silent, taken, told, without, words
 
+pytestmark = pytest.mark.claim("a lost server is replaced, and its slots find an owner")
+
 OLD = "0ld".ljust(40, "0")
 
 

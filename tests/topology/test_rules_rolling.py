@@ -13,6 +13,8 @@ from kvstrata.plan.redis.topology.view import count
 from tests.topology import looks
 from tests.topology.three_shards import goal, pods, said, silent, taken, told, without, words
 
+pytestmark = pytest.mark.claim("pods are replaced one at a time, replicas first, and not while somebody erases")
+
 
 class TestStandingStill:
     """While somebody erases from it."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvstrata.model.redis.cluster import SLOTS, Cluster
 from kvstrata.plan.redis.topology import step, verdict
 from kvstrata.plan.redis.topology.view import View, count
 from tests.topology import looks
 from tests.topology.three_shards import goal, said, silent
+
+pytestmark = pytest.mark.claim("the verdict on a cluster is what its servers say")
 
 
 def test_nothing_is_done_to_a_cluster_that_is_well(cluster: Cluster) -> None:

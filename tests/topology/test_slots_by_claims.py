@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from kvstrata.plan.redis.topology.health import uncovered
 from kvstrata.plan.redis.topology.view import View, count, ranges
 from tests.support.amounts import examples
 from tests.topology import looks
+
+pytestmark = pytest.mark.claim("of several owners of a slot the one with the highest epoch counts")
 
 EDGES = (0, 1, 2, 5_000, 5_001, 12_000, SLOTS - 1, SLOTS)
 

@@ -1,4 +1,4 @@
-"""docs/proof.md: each row's test exists and is run by `make test`, or the row names the command that runs it."""
+"""docs/proof.md: each row's tests exist, and the commands that the row names run them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from e2e.claims import shows_a_claim
+from e2e.parts import PARTS, STORIES
 from e2e.product.chapters import CHAPTERS
-from e2e.run_tests import STORIES, folders
+from e2e.run_tests import folders
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROOF = REPOSITORY / "docs/proof.md"
 README_BYTES = 8192
 COMMANDS = (
-    r"`make test`",
+    r"`make (?P<claims>test)`",
+    r"`make test-all PART=(?P<part>\w+)`",
     r"`make demo`, chapter (?P<chapter>\d+)",
     r"`(?:KVSTRATA_BENCH_WHOLE=1 )?make bench BENCH=(?P<bench>\w+)`(?: after `make demo`)?",
     r"`PYTHONPATH=operator/src:sidecar/src \.local/venv/bin/python -m (?P<module>e2e\.\w+)`",
@@ -50,9 +53,19 @@ def problems(row: Row) -> list[str]:
             found.append(f"there is no chapter {named['chapter']}")
         if "bench" in named and f"bench/ranges/{named['bench']}.json" not in (*row.tests, _bench_of(named["bench"])):
             found.append(f"there is no benchmark {named['bench']}")
-    if "`make test`" in row.commands:
-        found += [f"make test does not run {path}" for path in row.tests if not is_run(path)]
-    return found
+    ways = [match.groupdict() for match in matched if match]
+    if any(way.get("claims") for way in ways) and not any(is_run(path) for path in row.tests):
+        found.append("make test runs none of its tests")
+    tests = [path for path in row.tests if path.startswith(("tests/", STORIES))]
+    return found + [f"none of its commands runs {path}" for path in tests if not any(runs(way, path) for way in ways)]
+
+
+def runs(way: dict[str, str], path: str) -> bool:
+    """Whether a command runs tests of this file or folder."""
+    if way.get("part"):
+        folders_of_part = next((part.paths for part in PARTS if part.name == way["part"]), ())
+        return any(Path(path).is_relative_to(folder) for folder in folders_of_part)
+    return is_run(path) if way.get("claims") else bool(way.get("chapter"))
 
 
 def _bench_of(name: str) -> str:
@@ -61,10 +74,11 @@ def _bench_of(name: str) -> str:
 
 
 def is_run(path: str) -> bool:
-    """Whether `make test` runs this file or folder of tests."""
+    """Whether `make test` runs tests of this file or folder."""
     place = REPOSITORY / path
-    named = place.name.startswith("test_") if place.suffix else any(place.rglob("test_*.py"))
-    return named and any(Path(path).is_relative_to(folder) for folder in (*folders(), STORIES))
+    files = [place] if place.suffix else sorted(place.rglob("test_*.py"))
+    found = [file for file in files if file.name.startswith("test_") and file.exists() and shows_a_claim(file)]
+    return bool(found) and any(Path(path).is_relative_to(folder) for folder in (*folders(), STORIES))
 
 
 def test_every_row_is_run() -> None:
@@ -78,14 +92,25 @@ def test_a_row_that_no_command_runs_is_noticed() -> None:
         "| claim | shown by | run by |\n|---|---|---|\n"
         "| one | `tests/gone.py` | `make test` |\n"
         "| two | `e2e/product/chapters.py` | `make test` |\n"
-        "| three | `tests/tiers` | by hand |\n"
-        "| four | `tests/tiers` | `make demo`, chapter 99 |\n"
+        "| three | `tests/unit` | by hand |\n"
+        "| four | `tests/unit` | `make demo`, chapter 99 |\n"
+        "| five | `tests/apiserver/test_erasure_kills.py` | `make test` |\n"
+        "| six | `tests/unit` `tests/tiers/test_erase.py` | `make test`; `make test-all PART=topology` |\n"
     )
-    assert [problems(row)[-1] for row in rows(page)] == [
-        "make test does not run tests/gone.py",
-        "make test does not run e2e/product/chapters.py",
-        "by hand runs nothing",
-        "there is no chapter 99",
+    assert [problems(row) for row in rows(page)] == [
+        [
+            "tests/gone.py does not exist",
+            "make test runs none of its tests",
+            "none of its commands runs tests/gone.py",
+        ],
+        ["make test runs none of its tests"],
+        ["by hand runs nothing", "none of its commands runs tests/unit"],
+        ["there is no chapter 99"],
+        [
+            "make test runs none of its tests",
+            "none of its commands runs tests/apiserver/test_erasure_kills.py",
+        ],
+        ["none of its commands runs tests/tiers/test_erase.py"],
     ]
 
 

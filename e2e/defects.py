@@ -1,0 +1,141 @@
+"""Planted defects: each row of docs/proof.md has a patch of the product that must turn a test of the row red.
+
+A patch lies beside the test, in a folder `defects`; the lines before its diff name the claim and the test. Each is
+applied to a copy of the work tree, where its test is run. A test that no defect turns red proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.claims import shows_a_claim
+from e2e.cluster.settings import REPOSITORY
+
+FOLDERS = ("tests/*/defects", "e2e/scenarios/defects")
+COPIES = Path(os.environ.get("KVSTRATA_DEFECTS", REPOSITORY / ".local" / "defects"))
+"""Where copies of the work tree are made; `.local` is the work tree's in each."""
+
+AT_ONCE = 2
+WITHIN_S = 900
+TEST_FAILED = 1
+"""pytest's exit code when it ran to its end and a test failed."""
+
+HEADER = re.compile(r"claim: (?P<claim>.+)\ntest: (?P<test>\S+)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """A patch of the product, and the test that it must turn red.
+
+    Attributes:
+        claim: how the row of docs/proof.md begins.
+        test: a file, class or function, as pytest names it.
+    """
+
+    patch: Path
+    claim: str
+    test: str
+
+    @property
+    def name(self) -> str:
+        """The patch's path in the repository."""
+        return self.patch.relative_to(REPOSITORY).as_posix()
+
+
+def defects() -> list[Defect]:
+    """Return all that lie in the repository, in the order of their files."""
+    return [parse(path) for folder in FOLDERS for path in sorted(REPOSITORY.glob(f"{folder}/*.patch"))]
+
+
+def parse(patch: Path) -> Defect:
+    """Read the lines before a patch's diff.
+
+    Raises:
+        ValueError: they do not name a claim and a test.
+    """
+    found = HEADER.match(patch.read_text())
+    if found is None:
+        raise ValueError(f"{patch} does not begin with the lines `claim: ...` and `test: ...`")
+    return Defect(patch, found["claim"], found["test"])
+
+
+def plant(chosen: Sequence[Defect]) -> list[str]:
+    """Plant each defect and run its test, two at a time, and print the table; returns those that were not found."""
+    missed = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for defect, why in zip(chosen, pool.map(show, chosen), strict=True):
+            print(
+                f"{'MISSED' if why else 'found '} {defect.name}: {defect.test}{f': {why}' if why else ''}", flush=True
+            )
+            missed += [f"MISSED: {defect.name}: {why}"] if why else []
+    return missed
+
+
+def show(defect: Defect) -> str:
+    """Plant a defect and run its test; returns why the test did not notice it, or an empty string."""
+    copy = COPIES / defect.name.replace("/", "-").removesuffix(".patch")
+    try:
+        return _show(defect, copy)
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _show(defect: Defect, copy: Path) -> str:
+    copy_tree(copy)
+    apply = ("git", "apply", "--whitespace=nowarn", str(defect.patch))
+    applied = subprocess.run(apply, cwd=copy, capture_output=True, text=True, check=False)
+    if applied.returncode:
+        return f"the patch does not apply: {applied.stderr.strip()}"
+    engine = str(REPOSITORY / ".local" / "venv-engine" / "bin" / "python")
+    size = "claims" if shows_a_claim(REPOSITORY / defect.test.partition("::")[0]) else "all"
+    environment = os.environ | {
+        "KVSTRATA_SIZE": size, "KVSTRATA_LMCACHE_PYTHON": engine, "KVSTRATA_ENGINE_PYTHON": engine
+    }  # fmt: skip
+    log = copy.with_suffix(".log")
+    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", defect.test)
+    with log.open("w") as output:
+        try:
+            ended = subprocess.run(
+                command, cwd=copy, env=environment, stdout=output, stderr=output, timeout=WITHIN_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return "the test did not end"
+    if ended.returncode == TEST_FAILED:
+        return ""
+    return "the test passes with it" if ended.returncode == 0 else f"pytest ended with {ended.returncode}: see {log}"
+
+
+def copy_tree(copy: Path) -> None:
+    """Copy the work tree as it is, without ignored files."""
+    shutil.rmtree(copy, ignore_errors=True)
+    listed = subprocess.run(
+        ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
+        cwd=REPOSITORY, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.split("\0")):
+        source, target = REPOSITORY / name, copy / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    (copy / ".local").symlink_to(REPOSITORY / ".local")
+    # `git apply` leaves out paths that the repository around it ignores, so the copy is one of its own.
+    subprocess.run(("git", "init", "-q"), cwd=copy, check=True)
+
+
+def main(words: list[str]) -> int:
+    """Plant the defects whose file's name or test has one of these words, or all; returns the exit code."""
+    return (
+        1 if plant([one for one in defects() if any(word in f"{one.name} {one.test}" for word in words or [""])]) else 0
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
