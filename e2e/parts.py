@@ -16,7 +16,7 @@ RECORD = REPOSITORY / "tests" / "record.json"
 
 STORIES = "e2e/scenarios"
 TESTED = ("charts", "crds", "e2e", "manifests", "operator", "pyproject.toml", "requirements", "sidecar", "tests")
-"""What decides a part's result. A change of any of it makes a result old."""
+"""The files that decide a part's result. A change of any of them makes it old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ _NAMED_STORIES = (
 
 
 def _others(folder: str, pattern: str, named: Iterable[Part]) -> tuple[str, ...]:
-    """Return what lies in a folder and in no part that is named."""
+    """Return the tests of a folder that no named part has."""
     taken = {path for part in named for path in part.paths}
     found = (
         path for path in sorted((REPOSITORY / folder).glob(pattern)) if path.is_file() or any(path.rglob("test_*.py"))

@@ -71,7 +71,7 @@ class Account:
             return []
         return [
             f"FAILED: the tests took {self.total_s:.0f} s of processor time, and their budget is {budget_s:.0f} s; make"
-            " the dearest files cheaper, or leave to `make test-all` what shows no claim (docs/development/tests.md)"
+            " the dearest files cheaper, or leave tests without a claim to `make test-all` (docs/development/tests.md)"
         ]
 
 
@@ -84,7 +84,7 @@ class Meter:
         self.cluster_began_s = cluster_seconds()
 
     def read(self) -> Account:
-        """Return what was used since then; tests that still run are left out."""
+        """Return the time that was used since then; tests that still run are left out."""
         return Account(read(RECORDS), cluster_seconds() - self.cluster_began_s, (self._slowness + slowness()) / 2)
 
 
@@ -110,7 +110,7 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        """Count what fixtures of the session took, and write the record."""
+        """Count the fixtures of the session, and write the record."""
         if self._file:
             self._count()
             self._path.parent.mkdir(parents=True, exist_ok=True)

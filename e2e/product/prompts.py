@@ -1,7 +1,7 @@
 """Prompts that no tenant has sent before, and whether a replica finds their blocks.
 
 A lookup that is late on a busy machine is a miss by design, and the engine keeps the blocks that it computes then. So
-after a miss another prompt is asked for, and each prompt shows once at most what a replica finds.
+after a miss another prompt is asked for, and each prompt shows at most once which blocks a replica finds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.product.chapters import SPARE
+from e2e.product.chapters import SPARE, wait_published
 from e2e.product.direct import container_pid, pods_run_here, sample
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
@@ -35,7 +35,7 @@ from e2e.product.layered import (
     set_policy,
     tenant,
 )
-from e2e.product.pools import fresh_prefix, pool_keyspaces, pool_of, wait_published
+from e2e.product.pools import fresh_prefix, pool_keyspaces, pool_of
 from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
 from e2e.product.read_only import read_only
 from e2e.product.tier_contents import tier_contents

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from e2e.product.chapters import Stage
+from e2e.product.chapters import Stage, wait_published
 from e2e.product.guest import guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl
-from e2e.product.pools import fresh_prefixes, pool, pool_of, wait_published
+from e2e.product.pools import fresh_prefixes, pool, pool_of
 from e2e.product.probes import LITTLE_OF_THEIR_OWN, Probe, probing
 from e2e.product.prompts import CHUNK_TOKENS
 from e2e.product.shared_tier import empty

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from e2e.product.calls import Replica
-from e2e.product.chapters import MODEL, Stage
+from e2e.product.chapters import MODEL, Stage, wait_published
 from e2e.product.direct import DirectReplica, direct_replica, pods_run_here
 from e2e.product.direct_operator import Operators
 from e2e.product.direct_stage import open_direct_stage
@@ -23,7 +23,7 @@ from e2e.product.faults_traffic import wait_until_well
 from e2e.product.guest import guest, guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import CommandError, Kubectl, wait_until
-from e2e.product.pools import counts, fresh_prefixes, held, pool, pool_keyspaces, pool_of, wait_published
+from e2e.product.pools import counts, fresh_prefixes, held, pool, pool_keyspaces, pool_of
 from e2e.product.probes import ANSWER_TOKENS, LITTLE_OF_THEIR_OWN, QUESTION, probing
 from e2e.product.prompts import CHUNK_TOKENS, fresh_text
 from e2e.product.shared_tier import SERVER, TIER, empty

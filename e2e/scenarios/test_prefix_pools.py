@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from e2e.product.calls import Replica
-from e2e.product.chapters import ACME_KEY, SPARE, Stage, _object, keyspace_of
+from e2e.product.chapters import ACME_KEY, SPARE, Stage, _object, keyspace_of, wait_published
 from e2e.product.guest import guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
-from e2e.product.pools import fresh_prefix, fresh_prefixes, pool, pool_keyspaces, pool_of, wait_published
+from e2e.product.pools import fresh_prefix, fresh_prefixes, pool, pool_keyspaces, pool_of
 from e2e.product.prompts import CHUNK_TOKENS, QUESTION_TOKENS, STORE_SETTLES_S, finds, fresh_text, questions
 from e2e.product.shared_tier import TIER, empty, make_room
 from e2e.product.tier_contents import TierContents, tier_contents
