@@ -133,7 +133,7 @@ def _whole(pattern: str) -> re.Pattern[str]:
 def main(paths: list[str]) -> int:
     rules = Rules.read()
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", *(paths or rules.clean)],
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *(paths or rules.clean)],
         cwd=REPOSITORY, check=True, capture_output=True, text=True,
     ).stdout.split("\0")  # fmt: skip
     found = 0
