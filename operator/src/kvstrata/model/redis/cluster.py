@@ -125,13 +125,15 @@ class Cluster:
     """One look at a managed cluster: pods by UID, and the servers that answered, by their pod's UID.
 
     `pods` must be complete: a server without a pod in it is taken for lost. `silent` gives reason and message for each
-    server that did not answer, by pod UID. `at_s` is the time on a monotonic clock, in seconds.
+    server that did not answer, by pod UID. `at_s` is the time on a monotonic clock, in seconds. A look is not atomic:
+    slots that move may seem unclaimed in it, so `unclaimed_before` are those without an owner in the look before.
     """
 
     pods: Mapping[str, ServerPod]
     servers: Mapping[str, Server]
     silent: Mapping[str, tuple[str, str]]
     at_s: float
+    unclaimed_before: tuple[SlotRange, ...] = ((0, SLOTS - 1),)
 
     def by_node_id(self) -> Mapping[str, Server]:
         return {server.node_id: server for server in self.servers.values()}

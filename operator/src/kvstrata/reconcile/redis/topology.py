@@ -25,7 +25,7 @@ from kvstrata.clients.redis.probe import RedisReason
 from kvstrata.clients.redis.slot_mover import SlotMover
 from kvstrata.clients.resources import POD, SECRET
 from kvstrata.model.pods import BackendReport, ClusterReport, Loss
-from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
+from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod, SlotRange
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis import topology
@@ -149,7 +149,8 @@ class Topologies:
         if pods != tending.pods:
             # After a change of pods, the wait starts short again.
             tending.pods, tending.waited = pods, 0
-        cluster = await nodes.look(pods.values())
+        cluster = replace(await nodes.look(pods.values()), unclaimed_before=tending.unclaimed)
+        tending.unclaimed = topology.View(cluster, order.goal).unowned
         if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
             tending.access_refused()
         step, verdict = topology.look(cluster, order.goal)
@@ -303,6 +304,7 @@ class _Tending:
         self.failed_step: Step | None = None
         self.failed = ""
         self.waited = 0
+        self.unclaimed: tuple[SlotRange, ...] = ()
         self.pods: dict[str, ServerPod] = {}
         self._access_read: tuple[ReconcileCluster, float] | None = None
         self._woken = asyncio.Event()

@@ -35,14 +35,15 @@ def assign(view: View) -> Step | None:
     Slots that are changing hands wait: a look is not atomic, and may have asked both servers before their change.
     Others then report a replica as the owner.
     """
-    if not view.slots or not view.unowned or _changing_hands(view):
+    free = ranges(sorted(_slots(view.unowned) & _slots(view.cluster.unclaimed_before)))
+    if not view.slots or not free or _changing_hands(view):
         return None
     # A shard with an absent primary has its slots.
     away = {view.away[owner].shard for owner in view.slots if owner in view.away}
     there = [shard for shard in view.shards if shard not in away]
     lacking = [shard for shard in there if view.primary(shard) is None]
     least = sorted(there, key=lambda shard: (_held(view, shard), shard))[:1]
-    shares = _shares(view.unowned, lacking or least)
+    shares = _shares(free, lacking or least)
     takers = {shard: server for shard in shares if (server := _taker(view, shard)) is not None}
     # A server without the highest epoch would claim slots without effect.
     epoch = max(server.current_epoch for server in view.servers.values())
@@ -50,10 +51,24 @@ def assign(view: View) -> Step | None:
     if not given:
         return None
     commands = tuple(command for shard, server in given.items() for command in _give(server, shares[shard]))
-    lost = tuple(piece for shard in given for piece in shares[shard])
+    found = {slot for shard in given for slot in _slots(shares[shard])}
+    lost = ranges(sorted(found - _left_to_each_other(view)))
     names = ", ".join(view.name(server.node_id) for server in given.values())
+    if not lost:
+        message = f"{len(found)} slots that servers left to each other are given to {names}"
+        return Step(StepReason.REPAIRING_SLOTS, message, commands)
     message = f"{count(lost)} slots without an owner are given, empty, to {names}"
     return Step(StepReason.SLOTS_LOST, message, commands, lost=lost)
+
+
+def _left_to_each_other(view: View) -> set[int]:
+    """Return the unclaimed slots that every server attributes to another server that answers: commands of two operators
+    crossed. Nothing is lost, because a server refuses to leave a slot of which it holds keys."""
+    free = _slots(view.unowned)
+    for server in view.servers.values():
+        others = (peer for peer in server.peers if peer.node_id in view.servers and peer.node_id != server.node_id)
+        free &= {slot for peer in others for slot in _slots(peer.slots)}
+    return free
 
 
 def _changing_hands(view: View) -> bool:
