@@ -53,6 +53,7 @@ SHORT_PATHS = Path(tempfile.gettempdir(), f"kv-{zlib.crc32(str(REPOSITORY).encod
 ENDED_WITHIN_S = 4_200
 """A run that takes so long hangs: on two cores that others slow by half, `make test` takes half of it."""
 
+SOAKED_WITHIN_S = 86_400
 MESSAGE_CHARACTERS = 600
 """Length of a failed test's message in the last lines of a run."""
 
@@ -178,8 +179,18 @@ def show_claims(paths: Sequence[str], *, stories: bool) -> list[str]:
 
 
 def run_parts(only: str | None = None) -> list[str]:
-    """Run the parts of all tests whose results are old, or one part, and keep their results; returns the failures."""
+    """Run the parts of all tests whose results are old, or one part, and keep their results; returns the failures.
+
+    A soak runs each part for hours, from a random seed that it prints, and its results are no record of the parts.
+    """
     results, now = last_results(), tree()
+    if os.environ.get("KVSTRATA_SIZE") == "soak":
+        seed = os.environ.setdefault("KVSTRATA_SEED", str(time.time_ns() % 1_000_000))
+        print(f"soak from KVSTRATA_SEED={seed}", flush=True)
+        chosen = [part for part in PARTS if only in (None, part.name)]
+        drawn = (f"--hypothesis-seed={seed}", "--timeout=14400")
+        ended = [_run_part(part, now, *drawn, timeout_s=SOAKED_WITHIN_S) for part in chosen]
+        return [failure for result in ended for failure in result.failed]
     for part in PARTS:
         last = results.get(part.name)
         if only not in (None, part.name) or (only is None and last and last.tree == now and not last.failed):
@@ -193,13 +204,17 @@ def run_parts(only: str | None = None) -> list[str]:
     return [f"FAILED: {part.name}: {failure}" for part in wanted for failure in results[part.name].failed]
 
 
-def _run_part(part: Part, now: str) -> Result:
+def _run_part(part: Part, now: str, *options: str, timeout_s: float = ENDED_WITHIN_S) -> Result:
     began_s, meter = time.monotonic(), Meter()
     if part.is_story:
         failure = prepare(*PRODUCT)
-        outcome = Outcome(0, (failure,)) if failure else run_tests("stories", "-v", *part.paths)
+        outcome = (
+            Outcome(0, (failure,))
+            if failure
+            else run_tests("stories", "-v", *options, *part.paths, timeout_s=timeout_s)
+        )
     elif part.paths:
-        outcome = run_tests("tests", *spread(WORKERS), *part.paths)
+        outcome = run_tests("tests", *spread(WORKERS), *options, *part.paths, timeout_s=timeout_s)
     else:
         planted = defects()
         missed = plant(planted)
