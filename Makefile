@@ -76,7 +76,7 @@ check: $(VENV)/installed ## Gates: format, lint, types, words, dead code, import
 	@$(BIN)/python -m bench.measured
 
 .PHONY: unit
-unit: $(VENV)/installed ## Every test that needs no server: three minutes
+unit: $(VENV)/installed ## Every test that needs no server: two minutes
 	@$(BIN)/python -m e2e.run_tests --unit
 
 .PHONY: mutate
