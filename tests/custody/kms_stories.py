@@ -110,6 +110,11 @@ async def restart(pods: KeyPods) -> None:
     await pods.turn()
 
 
+def complete(pods: KeyPods) -> bool:
+    """Whether a pod has the keys that its bundle names; it is brought them later than the operator has them at hand."""
+    return {*pods.held["pod-0"]} == pods.named() != set()
+
+
 def at_hand(pods: KeyPods) -> tuple[str, str]:
     return pods.sim.condition("CacheDomain", "default", "KeysAtHand")
 
@@ -145,6 +150,13 @@ def spoil(pods: KeyPods, epoch: str) -> None:
     record = recorded(pods)[epoch]
     assert record is not None
     data[epoch] = base64.b64encode(replace(record, service="another").encode()).decode()
+
+
+async def happens(condition: Callable[[], object]) -> None:
+    """Wait, in real time, for an answer of the service to have an effect."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def pass_by(pods: KeyPods, until: Callable[[], object]) -> None:

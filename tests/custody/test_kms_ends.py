@@ -24,6 +24,7 @@ from tests.custody.kms_stories import (
     asked,
     at_hand,
     busy,
+    complete,
     epochs,
     pass_by,
     recorded,
@@ -55,7 +56,7 @@ def test_what_a_record_that_cannot_be_opened_is_for_ends_with_its_epoch_and_ever
         await pass_by(pods, lambda: at_hand(pods) == ("True", "KeysAtHand"))
         await asked(pods)
         assert not busy(pods)
-        assert {*pods.held["pod-0"]} == pods.named() != set()
+        await pass_by(pods, lambda: complete(pods))
 
     told(story)
 
@@ -78,7 +79,7 @@ def test_what_was_to_end_when_the_operator_died_ends_when_another_leads(
         kept = {epoch for epoch, record in left.items() if record is not None and record.wrapped}
         assert kept == epochs_in_use(pods.sim.world)
         assert (acme in left) == revoked, "somebody may ask for what a former operator revoked"
-        assert {*pods.held["pod-0"]} == pods.named() != set()
+        await pass_by(pods, lambda: complete(pods))
 
     told(story)
 

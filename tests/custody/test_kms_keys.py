@@ -21,8 +21,11 @@ from tests.custody.kms_stories import (
     Story,
     asked,
     at_hand,
+    complete,
     domain_of,
     epochs,
+    happens,
+    pass_by,
     restart,
     secret_of,
 )
@@ -138,9 +141,7 @@ def test_a_service_that_is_sealed_is_named_and_pods_go_on(told: Callable[[Story]
             assert (epochs(pods), pods.held["pod-0"]) == (before, held)
         finally:
             bao.unseal()
-        async with asyncio.timeout(PATIENCE_S):
-            while pods.sim.store.domain(NAMESPACE).keys_problem:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await happens(lambda: not pods.sim.store.domain(NAMESPACE).keys_problem)
         await asked(pods)
         await pods.turn()
         assert at_hand(pods) == ("True", "KeysAtHand")
@@ -164,7 +165,7 @@ def test_a_key_that_the_service_does_not_have_any_more_is_lost_and_its_epoch_rep
         await asked(pods)
         await pods.turn()
         assert not {*before} & {*epochs(pods)}
-        assert {*pods.held["pod-0"]} == pods.named() != set()
+        await pass_by(pods, lambda: complete(pods))
 
     told(story)
 
@@ -188,7 +189,7 @@ def test_a_group_whose_key_is_lost_gets_another_epoch_and_so_do_its_members(
         after = pods.sim.status("TenantGroup", "lab")["scope"]["epoch"]
         assert after != before
         assert {pods.sim.status(TCP, name)["scope"]["epoch"] for name in ("a", "b")} == {after}
-        assert {*pods.held["pod-0"]} == pods.named()
+        await pass_by(pods, lambda: complete(pods))
 
     told(story)
 
@@ -221,7 +222,7 @@ def test_wherever_an_operator_dies_the_next_one_has_pods_with_the_keys_that_thei
             for _ in range(3):
                 await pods.turn(61)
                 await asked(pods)
-            assert {*pods.held["pod-0"]} == pods.named() != set(), number
+            await pass_by(pods, lambda: complete(pods))
             assert at_hand(pods) == ("True", "KeysAtHand"), number
             assert pods.sim.condition(TCP, "acme", "Enforced")[0] == "True", number
             assert pods.sim.status(TCP, "acme")["cacheGeneration"] in (0, 1, 2)
@@ -244,9 +245,7 @@ def test_a_record_that_cannot_be_opened_keeps_nobody_else_from_their_keys(told: 
         assert record is not None
         secret["data"][acme] = base64.b64encode(replace(record, service="another").encode()).decode()
         await restart(pods)
-        async with asyncio.timeout(PATIENCE_S):
-            while globex not in pods.sim.ring.ids(NAMESPACE, [globex]):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await happens(lambda: globex in pods.sim.ring.ids(NAMESPACE, [globex]))
         assert at_hand(pods) == ("False", "KeyCustodyAway")
         assert "another one answers" in pods.sim.store.domain(NAMESPACE).keys_problem
 
@@ -266,7 +265,7 @@ def test_a_key_that_nobody_needs_is_deleted_in_the_service(told: Callable[[Story
         await pods.turn(61)
         await asked(pods)
         assert wrapping() == count
-        assert {*pods.held["pod-0"]} == pods.named()
+        await pass_by(pods, lambda: complete(pods))
         (gone,) = before - pods.named()
         assert pods.sim.ring.secrets(NAMESPACE, [gone]) == []
         assert gone not in pods.sim.world.data_keys.values()

@@ -30,6 +30,7 @@ from tests.custody.kms_stories import (
     domain_of,
     epochs,
     forget_policies,
+    happens,
     left,
     noted,
     pass_by,
@@ -81,9 +82,10 @@ def test_a_note_that_is_deleted_while_a_key_is_drawn_is_missed_and_written_anew(
             pods.sim.edit(TCP, "acme", cacheGeneration=1)
             await pods.turn()
             await asked(pods)
+            # Another attempt may be at work already, which ends in the same way.
+            await happens(lambda: {*bao.key_names()} <= before)
         name = names.kms_domain(domain_of(pods))
         assert f"{name} is missing" in pods.sim.store.domain(NAMESPACE).keys_problem
-        assert {*bao.key_names()} <= before, "what was drawn without it is undone"
         await pass_by(pods, lambda: epochs(pods)[0] in recorded(pods) and at_hand(pods) == ("True", "KeysAtHand"))
         assert (await noted(pods)).domain == domain_of(pods)
 
