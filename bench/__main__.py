@@ -1,5 +1,7 @@
 """`python -m bench [NAME ...]`: run benchmarks and write one JSON file each to bench/results/.
 
+Without names it runs those whose result is missing, old or not ok, so a run that was stopped continues.
+
 A benchmark is a module of this package with a range of the same name in bench/ranges/. It has
 `async def measure() -> Result`, makes all that it needs, and stops all that it started, however it ends.
 """
@@ -12,38 +14,42 @@ import importlib
 import json
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
-from pathlib import Path
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import uvloop
 
-from bench.measured import measured
+from bench.measured import RESULTS, due, measured
 from bench.result import NOT_JUDGED, RANGES, Result, Verdict, load_range, overall
 from e2e.cluster.progress import ClusterError, describe
-
-RESULTS = Path(__file__).parent / "results"
 
 EXIT_CODES: Mapping[Verdict, int] = {True: 0, False: 1, NOT_JUDGED: 3}
 
 
 def main() -> int:
-    """Run the chosen benchmarks, or all; returns the exit code of EXIT_CODES, and 1 if one failed."""
+    """Run the chosen benchmarks, or those that are due; returns the exit code of EXIT_CODES, and 1 if one failed."""
     known = sorted(path.stem for path in RANGES.glob("*.json"))
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
-    chosen = parser.parse_args().names or known
+    chosen = parser.parse_args().names
     unknown = sorted(set(chosen) - set(known))
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     try:
-        return EXIT_CODES[overall([_run(name) for name in chosen])]
+        return EXIT_CODES[overall([_run(name) for name in chosen or _due(known)])]
     except ClusterError as error:
         print(describe(error), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped", file=sys.stderr)
         return 130
+
+
+def _due(known: Sequence[str]) -> list[str]:
+    reasons = due(known)
+    for name in known:
+        print(f"{name}: {reasons.get(name, 'its result stands')}", file=sys.stderr, flush=True)
+    return list(reasons)
 
 
 def _run(name: str) -> Verdict:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,22 @@ def old_results(results: Path = RESULTS) -> dict[str, list[str]]:
         if changed := [one for one in FILES.get(path.stem, ()) if known.get(one) != digest(one)]:
             found[path.stem] = changed
     return found
+
+
+def due(names: Iterable[str], results: Path = RESULTS) -> dict[str, str]:
+    """Return the benchmarks whose result is missing, old or not ok, with the reason."""
+    old = old_results(results)
+    reasons = {name: _reason(results / f"{name}.json", old.get(name, ())) for name in names}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _reason(result: Path, changed: Sequence[str]) -> str:
+    if not result.exists():
+        return "it has no result"
+    if changed:
+        return f"its result is older than {', '.join(changed)}"
+    ok = json.loads(result.read_text())["ok"]
+    return "" if ok is True else "a figure is out of its range" if ok is False else "its result is not judged"
 
 
 def _processor() -> str:

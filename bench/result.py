@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 RANGES = Path(__file__).parent / "ranges"
 
 OTHER_LOAD = "other_load_percent"
-"""Condition: the share of the machine's processors that other programs took while times were measured."""
+"""Condition of every result: the share of the processors that other programs took while times were measured."""
 
 QUIET_PERCENT = 20
 ON_A_QUIET_MACHINE = "on_a_quiet_machine"
@@ -66,7 +66,7 @@ class Result:
 
     def to_json(self, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the document; `limits` maps names of figures (and `ratio`) to their `min` and `max`."""
-        busy = self.conditions.get(OTHER_LOAD, 0) > QUIET_PERCENT
+        busy = self.conditions[OTHER_LOAD] > QUIET_PERCENT
         limits = {name: bounds for name, bounds in limits.items() if not name.startswith(tuple(self.not_measured))}
         judged = {**self.figures, "ratio": Figure(self.ratio, RATIO)}
         verdicts = {name: verdict(judged[name], bounds, busy=busy) for name, bounds in limits.items()}

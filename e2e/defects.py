@@ -1,7 +1,8 @@
 """Planted defects: each row of docs/proof.md has a patch of the product that must turn a test of the row red.
 
 A patch lies beside the test, in a folder `defects`; the lines before its diff name the claim and the test. Each is
-applied to a copy of the work tree, where its test is run. A test that no defect turns red proves nothing.
+applied to a copy of the work tree, where its test is run; for a story the product of that copy is installed first. A
+test that no defect turns red proves nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from e2e.claims import shows_a_claim
 from e2e.cluster.settings import REPOSITORY
+from e2e.parts import STORIES
 
-FOLDERS = ("tests/*/defects", "e2e/scenarios/defects")
+FOLDERS = ("tests/*/defects", f"{STORIES}/defects")
 COPIES = Path(os.environ.get("KVSTRATA_DEFECTS", REPOSITORY / ".local" / "defects"))
 """Where copies of the work tree are made; `.local` is the work tree's in each."""
 
@@ -27,6 +30,9 @@ AT_ONCE = 2
 WITHIN_S = 900
 TEST_FAILED = 1
 """pytest's exit code when it ran to its end and a test failed."""
+
+DOWN = (sys.executable, "-m", "e2e.cluster", "down")
+BRING_UP = (sys.executable, "-m", "e2e.bring_up")
 
 HEADER = re.compile(r"claim: (?P<claim>.+)\ntest: (?P<test>\S+)\n")
 
@@ -49,6 +55,11 @@ class Defect:
         """The patch's path in the repository."""
         return self.patch.relative_to(REPOSITORY).as_posix()
 
+    @property
+    def is_of_a_story(self) -> bool:
+        """Whether its test needs the product on the local cluster."""
+        return self.test.startswith(STORIES)
+
 
 def defects() -> list[Defect]:
     """Return all that lie in the repository, in the order of their files."""
@@ -68,10 +79,15 @@ def parse(patch: Path) -> Defect:
 
 
 def plant(chosen: Sequence[Defect]) -> list[str]:
-    """Plant each defect and run its test, two at a time, and print the table; returns those that were not found."""
+    """Plant each defect and run its test, and print the table; returns those that were not found.
+
+    Tests are run two at a time, and stories one after the other; the cluster keeps the product of the last one.
+    """
     missed = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for defect, why in zip(chosen, pool.map(show, chosen), strict=True):
+        tests = [defect for defect in chosen if not defect.is_of_a_story]
+        stories = [defect for defect in chosen if defect.is_of_a_story]
+        for defect, why in chain(zip(tests, pool.map(show, tests), strict=True), ((one, show(one)) for one in stories)):
             print(
                 f"{'MISSED' if why else 'found '} {defect.name}: {defect.test}{f': {why}' if why else ''}", flush=True
             )
@@ -95,22 +111,30 @@ def _show(defect: Defect, copy: Path) -> str:
     if applied.returncode:
         return f"the patch does not apply: {applied.stderr.strip()}"
     engine = str(REPOSITORY / ".local" / "venv-engine" / "bin" / "python")
-    size = "claims" if shows_a_claim(REPOSITORY / defect.test.partition("::")[0]) else "all"
+    divided = defect.is_of_a_story or not shows_a_claim(REPOSITORY / defect.test.partition("::")[0])
     environment = os.environ | {
-        "KVSTRATA_SIZE": size, "KVSTRATA_LMCACHE_PYTHON": engine, "KVSTRATA_ENGINE_PYTHON": engine
-    }  # fmt: skip
+        "KVSTRATA_SIZE": "all" if divided else "claims",
+        "KVSTRATA_LMCACHE_PYTHON": engine,
+        "KVSTRATA_ENGINE_PYTHON": engine,
+    }
     log = copy.with_suffix(".log")
-    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", defect.test)
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "e2e.processor_time")
     with log.open("w") as output:
-        try:
-            ended = subprocess.run(
+
+        def run(*command: str) -> int:
+            return subprocess.run(
                 command, cwd=copy, env=environment, stdout=output, stderr=output, timeout=WITHIN_S, check=False
-            )
+            ).returncode
+
+        try:
+            if defect.is_of_a_story and run(*BRING_UP) and (run(*DOWN) or run(*BRING_UP)):
+                return f"the product with it is not ready: see {log}"
+            code = run(sys.executable, "-m", "pytest", *options, defect.test)
         except subprocess.TimeoutExpired:
             return "the test did not end"
-    if ended.returncode == TEST_FAILED:
+    if code == TEST_FAILED:
         return ""
-    return "the test passes with it" if ended.returncode == 0 else f"pytest ended with {ended.returncode}: see {log}"
+    return "the test passes with it" if code == 0 else f"pytest ended with {code}: see {log}"
 
 
 def copy_tree(copy: Path) -> None:

@@ -24,18 +24,23 @@ class Part:
     """Some of the tests, which take a quarter of an hour at most.
 
     Attributes:
-        paths: files and folders below the repository's root; stories and other tests are in different parts. Without
-            any, planted defects are shown (`e2e/defects.py`).
+        paths: files and folders below the repository's root; stories and other tests are in different parts. Patches
+            are planted (`e2e/defects.py`).
     """
 
     name: str
     purpose: str
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...]
 
     @property
     def is_story(self) -> bool:
         """Whether its tests need the local cluster."""
         return any(path.startswith(STORIES) for path in self.paths)
+
+    @property
+    def plants(self) -> bool:
+        """Whether its files are planted defects."""
+        return all(path.endswith(".patch") for path in self.paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,10 @@ def _others(folder: str, pattern: str, named: Iterable[Part]) -> tuple[str, ...]
     return tuple(name for name in names if name not in taken)
 
 
+def _patches(pattern: str) -> tuple[str, ...]:
+    return tuple(path.relative_to(REPOSITORY).as_posix() for path in sorted(REPOSITORY.glob(pattern)))
+
+
 _NAMED_TESTS = (
     Part("apiserver", "the operator against a real API server that misbehaves", ("tests/apiserver",)),
     Part("dataplane", "LMCache and engines, which die, hang and run out of memory", ("tests/dataplane",)),
@@ -97,7 +106,12 @@ PARTS = (
     Part("others", "deaths at every write, and all other folders of tests", _others("tests", "[a-z]*/", _NAMED_TESTS)),
     *_NAMED_STORIES,
     Part("tenants", "all other stories", _others(STORIES, "test_*.py", _NAMED_STORIES)),
-    Part("defects", "planted defects, each of which turns a test red"),
+    Part("defects", "planted defects, each of which turns a test red", _patches("tests/*/defects/*.patch")),
+    Part(
+        "story-defects",
+        "planted defects, each of which turns a story red",
+        _patches(f"{STORIES}/defects/*.patch"),
+    ),
 )
 
 

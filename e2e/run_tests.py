@@ -206,31 +206,36 @@ def run_parts(only: str | None = None) -> list[str]:
 
 def _run_part(part: Part, now: str, *options: str, timeout_s: float = ENDED_WITHIN_S) -> Result:
     began_s, meter = time.monotonic(), Meter()
-    if part.is_story:
-        failure = prepare(*PRODUCT)
-        outcome = (
-            Outcome(0, (failure,))
-            if failure
-            else run_tests("stories", "-v", *options, *part.paths, timeout_s=timeout_s)
-        )
-    elif part.paths:
-        outcome = run_tests("tests", *spread(WORKERS), *options, *part.paths, timeout_s=timeout_s)
+    if part.is_story and (failure := prepare(*PRODUCT)):
+        outcome = Outcome(0, (failure,))
+    elif part.plants:
+        outcome = _plant(part)
+    elif part.is_story:
+        outcome = run_tests("stories", "-v", *options, *part.paths, timeout_s=timeout_s)
     else:
-        planted = defects()
-        missed = plant(planted)
-        outcome = Outcome(len(planted) - len(missed), tuple(missed))
+        outcome = run_tests("tests", *spread(WORKERS), *options, *part.paths, timeout_s=timeout_s)
     account, minutes = meter.read(), (time.monotonic() - began_s) / 60
     print("\n".join(account.lines()), flush=True)
     today = datetime.now(UTC).date().isoformat()
     return Result(now, today, outcome.passed, outcome.failures, round(minutes, 1), round(account.total_s))
 
 
+def _plant(part: Part) -> Outcome:
+    planted = [defect for defect in defects() if defect.name in part.paths]
+    try:
+        missed = plant(planted)
+    finally:
+        # The cluster is left with the product as it is.
+        failure = prepare(*PRODUCT) if part.is_story else ""
+    return Outcome(len(planted) - len(missed), (*missed, *([failure] if failure else ())))
+
+
 def _described(part: Part, last: Result | None, now: str) -> str:
     if last is None:
-        return f"{part.name:<10} not run yet"
+        return f"{part.name:<13} not run yet"
     ended = f"{len(last.failed)} failed, " if last.failed else ""
     age = "" if last.tree == now else ", of an earlier tree"
-    return f"{part.name:<10} {ended}{last.passed:,} passed on {last.date} in {last.minutes:.0f} minutes{age}"
+    return f"{part.name:<13} {ended}{last.passed:,} passed on {last.date} in {last.minutes:.0f} minutes{age}"
 
 
 def folders() -> list[str]:

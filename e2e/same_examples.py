@@ -5,10 +5,7 @@ Without it, tests draw new examples in each run; an example that failed then is 
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
-# A machine that others use, too, is no reason to fail.
-settings.register_profile(
-    "same examples", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("same examples", derandomize=True)
 settings.load_profile("same examples")

@@ -102,7 +102,7 @@ def build_image(build: Build, paths: Paths, progress: Progress, *, use_docker: b
     for path in (build.context, build.dockerfile):
         if not path.exists():
             raise ClusterError(f"{path} is not there")
-    name = "image-" + digests.digest_of({"tag": build.tag, "output": str(build.output)})[:16]
+    name = "image-" + digests.digest_of({"tag": build.tag, "output": str(build.output.resolve())})[:16]
     with exclusive(paths, name, progress):
         return _build_changed(build, name, paths, progress, use_docker=use_docker)
 

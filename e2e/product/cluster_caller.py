@@ -45,12 +45,14 @@ REFRESH_S = 0.5
 @dataclass(slots=True)
 class Requests:
     """Outcomes of the requests so far: `hits` found the value written just before; `misses` did not, because that write
-    was lost: they found none, or an earlier value of the same name; `wrong` found another value."""
+    was lost: they found none, or an earlier value of the same name; `wrong` found another value. `lost` counts values
+    that were gone when their names were written again, KEYS writes later."""
 
     writes: int = 0
     hits: int = 0
     misses: int = 0
     wrong: int = 0
+    lost: int = 0
     failed: int = 0
     longest_s: float = 0.0
     last_failure: str = ""
@@ -98,6 +100,7 @@ class _Caller:
         self._addresses: dict[str, str] = {}
         self._clients: dict[str, redis.Redis] = {}
         self._owners: dict[int, str] = {}
+        self._written: dict[str, bytes] = {}
         self.requests = Requests()
 
     def call(self, pid: int, ended: threading.Event) -> None:
@@ -131,7 +134,10 @@ class _Caller:
     def _write_and_read(self, number: int) -> None:
         key = f"probe-{number % KEYS}"
         name, value = f"{self._prefix}{{{key}}}:v", f"{key} {self._run} {number}".encode()
+        if (former := self._written.pop(name, None)) is not None:
+            self.requests.lost += self._request("GET", name) != former
         self._request("SET", name, value, "PX", 600_000)
+        self._written[name] = value
         self.requests.writes += 1
         found = self._request("GET", name)
         self.requests.hits += found == value

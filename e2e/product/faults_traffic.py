@@ -102,6 +102,15 @@ def found_across(leads: Replica, follows: Replica, key: str) -> bool:
     return follows.found(key, prompt) == WHOLE_CHUNKS
 
 
+def readiness(kubectl: Kubectl) -> dict[str, tuple[str, str]]:
+    """Return whether each pod of the model takes requests, and since when, by its UID."""
+    conditions = {
+        pod["metadata"]["uid"]: next(one for one in pod["status"]["conditions"] if one["type"] == "Ready")
+        for pod in kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
+    }
+    return {uid: (one["status"], one["lastTransitionTime"]) for uid, one in conditions.items()}
+
+
 def product_lives(kubectl: Kubectl, *except_for: tuple[str, str]) -> frozenset[Life]:
     """Return the runs of all containers of the model and of the operator, but those of some (pod UID, container)."""
     pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")

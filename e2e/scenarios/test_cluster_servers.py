@@ -58,7 +58,7 @@ def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster
         cluster.delete_pod(primary)
         wait_until("another has its name", lambda: cluster.replaced(primary))
         cluster.wait_whole()
-    assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests
+    assert (requests.failed, requests.wrong, requests.misses, requests.lost) == (0, 0, 0, 0), requests
 
 
 def test_a_shard_is_added_and_taken_away_without_a_lost_request(cluster: ManagedCluster, kind: ServerKind) -> None:
@@ -69,7 +69,7 @@ def test_a_shard_is_added_and_taken_away_without_a_lost_request(cluster: Managed
         cluster.apply(shards=3)
         cluster.wait_whole(shards=3)
         wait_until("the fourth is gone", lambda: len(cluster.pods()) == 6)
-    assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests
+    assert (requests.failed, requests.wrong, requests.misses, requests.lost) == (0, 0, 0, 0), requests
 
 
 @pytest.mark.parametrize("kind", [REDIS_7], ids=str, indirect=True, scope="module")
@@ -84,4 +84,4 @@ def test_a_newer_version_is_rolled_without_a_lost_request(cluster: ManagedCluste
         cluster.wait_whole()
     message = {one["type"]: one for one in cluster.status()["conditions"]}["BackendReachable"]["message"]
     assert DEFAULT.name.partition("-")[2] in message, message
-    assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests
+    assert (requests.failed, requests.wrong, requests.misses, requests.lost) == (0, 0, 0, 0), requests

@@ -46,7 +46,7 @@ def test_the_server_holds_nothing_but_ciphertext_and_hits_are_right(stage: Stage
             bodies[tenant] = {block.name.rpartition(":")[2]: _body(block) for block in blocks}
             prompt, loaded = finds(stage.second, key, prompts)
             assert loaded.text == computed[prompt]
-    # The same text has the same names for both, and under each tenant's own key nothing of it is alike.
+    # The same text has the same names for both, and nothing of it is alike.
     assert bodies["acme"].keys() == bodies["globex"].keys()
     for name, body in bodies["acme"].items():
         other = bodies["globex"][name]

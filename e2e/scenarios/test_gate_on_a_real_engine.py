@@ -25,7 +25,7 @@ GENERATED = "vllm:generation_tokens_total"
 
 
 @pytest.mark.claim("a stream arrives in pieces")
-def test_a_stream_arrives_in_pieces_and_ends_as_openai_says(stage: Stage) -> None:
+def test_a_stream_arrives_in_pieces_and_ends_as_openai_says(stage: Stage, near: Stage) -> None:
     pieces = []
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16, "stream": True}
     for line in stage.first.stream("/v1/chat/completions", json.dumps(body).encode(), ACME_KEY):
@@ -35,6 +35,9 @@ def test_a_stream_arrives_in_pieces_and_ends_as_openai_says(stage: Stage) -> Non
     assert events[-1].strip() == b"data: [DONE]"
     first = json.loads(events[0][6:])
     assert first["object"] == "chat.completion.chunk"
+    with closing(_long_stream(near, "pieces")):
+        assert _running(near) >= 1, "the first piece came with the end of the answer"
+    wait_until("the engine runs nothing any more", lambda: _running(near) == 0)
 
 
 @pytest.mark.claim("chat and messages are answered")

@@ -138,6 +138,7 @@ def test_status_and_metrics_agree_with_the_disk(layered: Layered, kubectl: Kubec
         layered.report(kubectl.run("-n", DEMO_NAMESPACE, "get", "cachetier", *TIERS))
 
 
+@pytest.mark.claim("blocks that left the memory are served by files, and by the memory again")
 def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read(layered: Layered) -> None:
     first, second, third = (fresh_prompt(about) for about in ("first", "second", "third"))
     narrow = {"tier": MEMORY, "limit": f"{2 * CHUNKS * CHUNK_BYTES >> 10}Ki"}
@@ -162,6 +163,7 @@ def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read
         assert layered.condition("cachedmodel", MODEL, "TiersOrdered") == ("True", "TiersOrdered")
 
 
+@pytest.mark.claim("each tier keeps its own retention")
 def test_each_tier_keeps_blocks_for_its_own_time_however_often_they_are_read(layered: Layered) -> None:
     lives = {MEMORY: f"{MEMORY_LIFE_S}s", DISK: f"{DISK_LIFE_S}s", REDIS: "1h"}
     budgets = [{"tier": name, "retention": life} for name, life in lives.items()]
@@ -181,6 +183,7 @@ def test_each_tier_keeps_blocks_for_its_own_time_however_often_they_are_read(lay
         assert (layered.held(aging, MEMORY), layered.files(aging.keyspace)) == (0, [])
 
 
+@pytest.mark.claim("no block of a Restricted tenant is in a tier that does not admit it")
 def test_what_a_tier_does_not_admit_leaves_it_and_never_comes_back(layered: Layered, kubectl: Kubectl) -> None:
     prompt, later = fresh_prompt("classified"), fresh_prompt("classified later")
     with (

@@ -33,7 +33,7 @@ def test_every_pod_shows_in_every_tier_that_scopes_find_their_own_blocks_only(ku
         assert probe["pods"] == len(pods)
         assert probe["lookups"] >= 2 * len(pods)
         assert probe["controls"] >= 2 * len(pods)
-        for tier in ("cpu", "shared"):
+        for tier in ("Engine", "cpu", "shared"):
             assert tier in shown["message"]
 
 

@@ -57,6 +57,7 @@ def test_tenants_without_a_pool_store_the_same_prefix_once_each(near: Stage, kub
             wait_stored(tier, keyspace_of(kubectl, name), whole)
 
 
+@pytest.mark.claim("readers share one copy of the prefix, on every replica, and nothing after it")
 def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, kubectl: Kubectl) -> None:
     make_room(near)
     text = fresh_prefix("shared")

@@ -19,6 +19,7 @@ from e2e.product.faults_traffic import (
     Ordeal,
     found_across,
     product_lives,
+    readiness,
     tenants_ask,
     wait_until_well,
 )
@@ -42,17 +43,18 @@ FILLED_EVERY_S = 0.05
 
 @pytest.fixture
 def nothing_else_restarts(stage: Stage) -> Iterator[None]:
-    """The test restarts no container of the model and of the operator, and leaves all well.
+    """The test restarts no container of model and operator, takes no pod out of service, and leaves all well.
 
     The tier has room when it begins, also when earlier tests filled it.
     """
     make_room(stage)
-    before = product_lives(stage.kubectl)
+    before, ready = product_lives(stage.kubectl), readiness(stage.kubectl)
     try:
         yield
     finally:
         wait_until_well(stage.kubectl)
     assert product_lives(stage.kubectl) == before
+    assert readiness(stage.kubectl) == ready
 
 
 @pytest.mark.usefixtures("nothing_else_restarts")

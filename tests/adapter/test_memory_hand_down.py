@@ -283,7 +283,7 @@ def test_a_pools_blocks_are_handed_down_as_the_pools(server: Server) -> None:
     assert [key for key in server.resident() if key.cache_salt == A] == lent, "nothing is lent for the copy"
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_what_is_named_are_the_next_to_be_evicted(data: st.DataObject) -> None:
     """Whatever comes next, without further uses: the next blocks to go for want of room or by a limit were named."""
@@ -314,7 +314,7 @@ def test_what_is_named_are_the_next_to_be_evicted(data: st.DataObject) -> None:
             assert first in named
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 30), st.integers(1, 40), st.integers(0, 100))
 def test_a_block_is_named_from_ten_seconds_before_its_retention_ends(
     computed_s: int, retention_s: int, now_s: int

@@ -145,4 +145,4 @@ class LendingMachine(RuleBasedStateMachine):
 
 
 TestAnyOrder = LendingMachine.TestCase
-TestAnyOrder.settings = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=examples(120), stateful_step_count=40)

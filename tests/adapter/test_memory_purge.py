@@ -119,7 +119,7 @@ def test_sums_are_kept_for_a_bounded_number_of_keyspaces(server: Server, monkeyp
 steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.integers(0, 5))
 
 
-@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps, max_size=60))
 @example([("w", A, 0)] * 6 + [("p", A, 0)])
 def test_whatever_happens_an_erased_block_leaves_no_byte_and_free_memory_holds_zeros(

@@ -24,13 +24,14 @@ from kvstrata.clients.resources import CONFIG_MAP, JOB, Resource
 from kvstrata.clients.signing import is_signed
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, encode_line
 from kvstrata.contract.receipt.chain import check_chain
-from kvstrata.contract.receipt.record import read_receipt
+from kvstrata.contract.receipt.record import read_link, read_receipt
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.objects.erasure.receipts import read_receipt_objects
 from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from kvstrata.plan.erasure.receipt_chain import Receipted
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.receipt_chain import Chains
@@ -47,6 +48,8 @@ RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBi
 WHOLE: tuple[Line, ...] = (End(Outcome.ERASED, StopReason.NONE, "", "5" * 64, 30_000),)
 PATIENCE_S = 60.0
 LEAVING = "leaving"
+POLICIES = f"/apis/kvstrata.io/v1alpha1/namespaces/{LEAVING}/tenantcachepolicies"
+READY_REASON = '{.status.conditions[?(@.type=="Ready")].reason}'
 
 
 @pytest.fixture(scope="module")
@@ -248,13 +251,16 @@ async def test_what_is_stored_is_what_was_asked_for(plane: Server, kube: Mortal,
     await jobs.remove("order-3")
 
 
-async def chain_of(kube: Kube, domain: str) -> list[str | None]:
-    """The orders of a chain that holds, and that the operator's key vouches for."""
-    objects = {
+async def receipt_objects(kube: Kube, domain: str) -> dict[str, dict[str, Any]]:
+    return {
         raw["metadata"]["name"]: raw
         async for raw in kube.list(CONFIG_MAP, OPERATOR_NAMESPACE, f"{labels.DOMAIN}={domain}")
     }
-    found = [data for _, data in read_receipt_objects(objects)]
+
+
+async def chain_of(kube: Kube, domain: str) -> list[str | None]:
+    """The orders of a chain that holds, and that the operator's key vouches for."""
+    found = [data for _, data in read_receipt_objects(await receipt_objects(kube, domain))]
     receipts = [read_receipt(data) for data in found if isinstance(data, bytes)]
     published = await kube.get(CONFIG_MAP, OPERATOR_NAMESPACE, names.RECEIPT_PUBLIC_KEYS)
     assert published is not None
@@ -321,26 +327,57 @@ def kubelet_says(server: Server, phase: str, state: dict[str, Any]) -> None:
     server.kubectl("-n", LEAVING, "patch", "pod", "tiny-0", "--subresource=status", "--type=merge", "-p", patch)
 
 
+async def receipt_versions(kube: Kube, domain: str) -> dict[str | None, int]:
+    """The resourceVersion at which each receipt was written, by the UID of its order. Receipts are immutable."""
+    objects = await receipt_objects(kube, domain)
+    return {
+        read_link(data).subject_uid: int(objects[name]["metadata"]["resourceVersion"])
+        for name, data in read_receipt_objects(objects)
+        if isinstance(data, bytes)
+    }
+
+
+def release_versions(server: Server, since: str) -> dict[str, int]:
+    """The resourceVersion at which each policy lost the finalizer that waits for its receipt, by UID."""
+    told = server.kubectl("get", "--raw", f"{POLICIES}?watch=1&resourceVersion={since}&timeoutSeconds=2")
+    found: dict[str, int] = {}
+    for event in map(json.loads, told.splitlines()):
+        metadata = event["object"]["metadata"]
+        # The event of a deletion has the finalizers of before, and the version of the deletion.
+        if event["type"] == "DELETED" or FINALIZER not in metadata.get("finalizers", ()):
+            found.setdefault(metadata["uid"], int(metadata["resourceVersion"]))
+    return found
+
+
 @pytest.mark.claim("a namespace that is deleted goes, and leaves a receipt for each policy")
 async def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_policy(
     plane: Server, kubeconfig: Path, kube: Mortal, tmp_path: Path
 ) -> None:
-    """Its RoleBindings go with it, at any moment: what it waits for is among what the operator may do without them."""
+    """Its RoleBindings go with it, at any moment: what it waits for is among what the operator may do without them.
+
+    Kubernetes deletes the pods first, and the rest in any order when they have ended. The test deletes the domain's key
+    while the pod is there: it goes before every policy, and the operator must remember it.
+    """
     operator = Operators(kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, tmp_path).start(
         "operator-a", KVSTRATA_WATCH_NAMESPACES=LEAVING
     )
     labelled = {"name": "tiny-0", "labels": {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": "tiny"}}
     spec = {"nodeName": "elsewhere", "containers": [{"name": "engine", "image": "e:1"}]}
+    policies = ("tenantcachepolicies", "--all", "--timeout=50s")
     try:
         for raw in (cpu_tier(), redis_tier(), model(tiers=("cpu",)), policy("acme"), policy("globex")):
             put(plane, raw)
         put(plane, {"apiVersion": "v1", "kind": "Pod", "metadata": labelled, "spec": spec})
         kubelet_says(plane, "Running", {"running": {}})
-        held = ("--for=condition=ErasesOnDeletion", "tenantcachepolicies", "--all", "--timeout=60s")
-        plane.kubectl("-n", LEAVING, "wait", *held)
+        plane.kubectl("-n", LEAVING, "wait", "--for=condition=ErasesOnDeletion", *policies)
+        plane.kubectl("-n", LEAVING, "wait", "--for=jsonpath={.status.digest}", *policies)
         domain = plane.kubectl("-n", LEAVING, "get", "cachedomain", "default", "-o", "jsonpath={.status.domainID}")
+        before = json.loads(plane.kubectl("get", "--raw", POLICIES))
         plane.kubectl("delete", "namespace", LEAVING, "--wait=false")
         plane.kubectl("-n", LEAVING, "wait", "--for=jsonpath={.metadata.deletionTimestamp}", "pod/tiny-0")
+        plane.kubectl("-n", LEAVING, "delete", "secret", names.DOMAIN_KEY_SECRET)
+        # A policy under deletion has another reason: none is yet, and the operator has seen that the key is gone.
+        plane.kubectl("-n", LEAVING, "wait", f"--for=jsonpath={READY_REASON}=WaitingForDomain", *policies)
         kubelet_says(plane, "Succeeded", {"terminated": {"exitCode": 0}})
         plane.kubectl("-n", LEAVING, "delete", "pod", "tiny-0", "--grace-period=0", "--force", "--wait=false")
         there = ("get", "namespace", LEAVING, "--ignore-not-found", "-o", "name")
@@ -349,4 +386,10 @@ async def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_po
         raise AssertionError(f"{error}\n{operator.log_tail()}") from error
     finally:
         operator.kill()
+    receipted = await receipt_versions(kube, domain)
+    released = release_versions(plane, before["metadata"]["resourceVersion"])
+    uids = {one["metadata"]["uid"] for one in before["items"]}
+    assert receipted.keys() == released.keys() == uids, "each policy has a receipt"
+    early = [uid for uid in uids if released[uid] < receipted[uid]]
+    assert not early, "each receipt is written before its policy goes"
     assert len(await chain_of(kube, domain)) == 2

@@ -28,7 +28,7 @@ from tests.support.generated.generator import load_schemas
 PER_KIND = int(GENERATED_PER_KIND)
 NAMESPACES = int(os.environ.get("KVSTRATA_GENERATED_NAMESPACES", str(max(3, PER_KIND // 33))))
 SEED = int(os.environ.get("KVSTRATA_GENERATED_SEED") or 1 + amounts.SEED)
-SETTLES_WITHIN_S = 900.0
+SETTLES_WITHIN_S = 300.0 * max(1, PER_KIND // 500)
 REST_S = 6.0
 RESTS_WITHIN_S = 120.0
 ANSWERS_WITHIN_S = 60.0

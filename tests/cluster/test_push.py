@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,17 +104,23 @@ def test_a_pushed_image_is_in_the_registry_with_its_content(paths: Paths, archiv
 def test_a_refused_push_tells_how_to_log_in_and_has_sent_the_stored_credentials(
     paths: Paths, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with refusing_registry() as (address, seen):
-        stored = base64.b64encode(b"user:password").decode()
-        (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": stored}}}))
-        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        name = f"{address}/team/kvstrata-one:0.1.0"
         with pytest.raises(ClusterError) as refusal:
-            push_archives({f"{address}/team/kvstrata-one:0.1.0": archive}, paths, Progress(io.StringIO()))
-    assert f"Basic {stored}" in seen
+            push_archives({name: archive}, paths, Progress(io.StringIO()))
+        assert not any(seen), "no credentials are stored yet"
+        docker, crane = re.findall(r"`(.+?)`", refusal.value.advice)
+        assert docker == f"docker login {address}"
+        login = shlex.split(crane.replace(" USER ", " user "))
+        subprocess.run(login, input=b"password", check=True, capture_output=True)
+        with pytest.raises(ClusterError) as refusal:
+            push_archives({name: archive}, paths, Progress(io.StringIO()))
+    assert f"Basic {base64.b64encode(b'user:password').decode()}" in seen
     message = describe(refusal.value)
-    assert message.startswith(f"error: pushing {address}/team/kvstrata-one:0.1.0 failed")
+    assert message.startswith(f"error: pushing {name} failed")
     assert "403" in message
-    assert f"crane auth login {address}" in message
+    assert message.endswith(f"  what to do: {refusal.value.advice}")
 
 
 @pytest.mark.parametrize("registry", ["registry.example.com/team", "localhost:5000", "10.0.0.1:5000/a/b-c", "team"])

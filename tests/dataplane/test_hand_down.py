@@ -138,6 +138,7 @@ def test_what_came_while_redis_was_away_is_there_when_it_leaves_the_memory(
     assert (found["hits"], found["values"]) == (CHUNKS, [9.0])
 
 
+@pytest.mark.claim("a block that leaves memory while its tier is away is counted")
 def test_what_leaves_while_redis_is_away_is_counted(pod: Pod, sequence: int, keyspace: str) -> None:
     pod.gate.enforce({keyspace: (EnforcedBudget("dram", retention_s=3),)})
     with away(pod.redis):
@@ -147,6 +148,7 @@ def test_what_leaves_while_redis_is_away_is_counted(pod: Pod, sequence: int, key
         until(lambda: pod.count("memory.left_uncopied_blocks") == CHUNKS)
 
 
+@pytest.mark.claim("blocks are handed down as far as the limit allows")
 def test_a_limit_takes_what_the_files_have(deep_pod: Pod, sequence: int, keyspace: str) -> None:
     """A scope that is denied a tier gets nothing there by being handed down, and one that is not gets it all."""
     pod = deep_pod

@@ -91,6 +91,7 @@ def test_what_the_shared_tier_served_is_served_by_the_memory_from_then_on(
     assert pod.count("loaded") == loaded, "the tier was not read again"
 
 
+@pytest.mark.claim("for a block in memory no other tier is asked")
 def test_a_hit_in_memory_waits_for_no_other_tier(pod: Pod, sequence: int, keyspace: str) -> None:
     pod.gate.allow(keyspace)
     pod.store(sequence, keyspace)
@@ -106,6 +107,7 @@ def test_a_hit_in_memory_waits_for_no_other_tier(pod: Pod, sequence: int, keyspa
     assert pod.count("lookup_hits") + pod.count("lookup_misses") == asked
 
 
+@pytest.mark.claim("the use of a block in memory counts in slower tiers, too")
 def test_a_block_that_only_memory_serves_is_used_in_the_shared_tiers_order_too(
     pod: Pod, sequence: int, keyspace: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import queue
@@ -32,6 +33,11 @@ def block(keyspace: str = KEYSPACE_A, number: int = 1) -> Block:
 
 def blocks(keyspace: str, *numbers: int) -> list[Block]:
     return [block(keyspace, number) for number in numbers]
+
+
+def content(one: Block) -> bytes:
+    """Return bytes that no other block has, each page of them different."""
+    return hashlib.shake_128(one.chunk_hash).digest(BLOCK_BYTES)
 
 
 def aligned(length: int, fill: int = 0) -> memoryview:
@@ -92,9 +98,14 @@ class FileDriver:
         release(self.runtime)
 
     def store(self, wanted: list[Block], fill: int = 1, size: int = BLOCK_BYTES) -> StoreOutcome:
-        task_id = self.tier.store(wanted, [aligned(size, fill) for _ in wanted])
-        self.wait(task_id)
-        return self.tier.pop_stores()[task_id]
+        return self._store(wanted, [aligned(size, fill) for _ in wanted])
+
+    def store_content(self, wanted: list[Block]) -> StoreOutcome:
+        """Store each block with its `content`."""
+        views = [aligned(BLOCK_BYTES) for _ in wanted]
+        for one, view in zip(wanted, views, strict=True):
+            view[:] = content(one)
+        return self._store(wanted, views)
 
     def lookup(self, wanted: list[Block]) -> list[int]:
         return self._found(self.tier.lookup(wanted))
@@ -102,6 +113,15 @@ class FileDriver:
     def load(self, wanted: list[Block], size: int = BLOCK_BYTES) -> tuple[list[int], list[memoryview]]:
         views = [aligned(size, 0xEE) for _ in wanted]
         return self._found(self.tier.load(wanted, views)), views
+
+    def load_content(self, wanted: list[Block]) -> list[int]:
+        """Load blocks that `store_content` stored. Raises AssertionError for a hit with other bytes."""
+        hits, views = self.load(wanted)
+        wrong = [
+            one.chunk_hash for one, hit, view in zip(wanted, hits, views, strict=True) if hit and view != content(one)
+        ]
+        assert not wrong, "other bytes are loaded than were stored"
+        return hits
 
     def until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
         give_up_at_s = time.monotonic() + timeout_s
@@ -121,6 +141,11 @@ class FileDriver:
         while task_id not in self._early:
             self._early.add(self._answers.get(timeout=max(0.01, give_up_at_s - time.monotonic())).task_id)
         self._early.discard(task_id)
+
+    def _store(self, wanted: list[Block], views: list[memoryview]) -> StoreOutcome:
+        task_id = self.tier.store(wanted, views)
+        self.wait(task_id)
+        return self.tier.pop_stores()[task_id]
 
     def _found(self, task_id: int) -> list[int]:
         self.wait(task_id)

@@ -225,7 +225,7 @@ class FileIndexMachine(RuleBasedStateMachine):
 
 
 TestFileIndex = FileIndexMachine.TestCase
-TestFileIndex.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestFileIndex.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 def test_a_file_is_not_written_before_what_has_to_go_for_it_is_removed() -> None:

@@ -58,7 +58,7 @@ def engine_sees(endpoint: bodies.Endpoint, data: bytes) -> bytes | None:
 
 
 @pytest.mark.parametrize("endpoint", bodies.ENDPOINTS.values(), ids=lambda e: e.path.decode())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(data=documents())
 def test_the_engine_sees_one_salt_and_one_model_and_both_are_ours(endpoint: bodies.Endpoint, data: bytes) -> None:
     seen = engine_sees(endpoint, data)
@@ -72,14 +72,14 @@ def test_the_engine_sees_one_salt_and_one_model_and_both_are_ours(endpoint: bodi
     assert set(names) <= endpoint.forwarded | {"cache_salt", "model"}
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.binary(max_size=200) | documents().map(lambda d: d[:-1]) | documents().map(lambda d: d + d))
 def test_no_bytes_make_the_rewriter_fail(data: bytes) -> None:
     for endpoint in bodies.ENDPOINTS.values():
         engine_sees(endpoint, data)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(text=st.text(), temperature=st.floats(0, 2), seed=st.integers(-(2**63), 2**63 - 1))
 def test_what_is_forwarded_is_what_was_sent(text: str, temperature: float, seed: int) -> None:
     body = {"messages": [{"role": "user", "content": text}], "temperature": temperature, "seed": seed}
@@ -97,7 +97,7 @@ def read(data: bytes) -> str:
         return refusal.reason
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     data=st.dictionaries(st.text(max_size=12), values, max_size=5).map(
         lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
@@ -150,7 +150,7 @@ def test_what_stands_side_by_side_or_in_a_text_makes_no_body_deeper(separators: 
     assert strictjson.parse_object(json.dumps(wide, separators=separators).encode()) == wide
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(value=values, depth=st.integers(0, 3))
 def test_a_repeated_key_is_refused_at_any_depth(value: object, depth: int) -> None:
     text = '{"a":' + json.dumps(value) + ',"\\u0061":1}'

@@ -41,7 +41,7 @@ def test_the_common_beginning_is_where_the_first_difference_is(one: list[int], o
     assert is_a_beginning(one[:found], other)
 
 
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(tables, words, words)
 def test_what_is_said_to_stay_stays_in_every_continuation(table: list[tuple[str, str]], text: str, rest: str) -> None:
     assume(text)
@@ -54,7 +54,6 @@ def test_what_is_said_to_stay_stays_in_every_continuation(table: list[tuple[str,
     assert beginning.stable <= max(0, len(tokenizer.ids(text)) - MARGIN_TOKENS)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 70), st.integers(1, 70))
 def test_runs_of_one_character_that_grow_are_found(length: int, more: int) -> None:
     # Dashes are merged in twos and fours, as tokenizers do: the last tokens of a run depend on how long it gets.

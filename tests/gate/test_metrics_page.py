@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract.messages.adapter import ScopeUsage
@@ -12,7 +12,6 @@ from tests.support.metrics_page import families, series
 from .world import World, until
 
 
-@settings(deadline=None)
 @given(st.sets(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=5))
 def test_a_tenant_of_any_name_is_on_the_page_with_what_was_counted(names: set[str]) -> None:
     metrics = Metrics(max_tenants=5)

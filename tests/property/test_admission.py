@@ -116,7 +116,7 @@ class Watcher:
             assert total <= (stored_bytes(tier.spec) or 0), (model_name, name, by_scope)
 
 
-@settings(max_examples=examples(25), deadline=None, phases=QUICK)
+@settings(max_examples=examples(25), phases=QUICK)
 @given(steps, st.integers(0, 2**16))
 @example([("resize", "b", "shared", 1), ("declare", "c", "cpu", 5), ("declare", "c", "shared", 7)], 0)
 def test_no_bundle_ever_guarantees_more_than_its_tiers_have(history: list[Any], seed: int) -> None:

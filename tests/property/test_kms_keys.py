@@ -215,4 +215,4 @@ class KeysOfADomain(RuleBasedStateMachine):
 
 
 TestKeysOfADomain = KeysOfADomain.TestCase
-TestKeysOfADomain.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
+TestKeysOfADomain.settings = settings(max_examples=examples(150), stateful_step_count=50)

@@ -74,7 +74,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=examples(25), deadline=None, phases=QUICK)
+@settings(max_examples=examples(25), phases=QUICK)
 @given(st.lists(steps, min_size=1, max_size=8))
 def test_readers_get_nothing_but_what_is_warm_and_the_end_is_that_of_the_spec(chosen: list[Step]) -> None:
     simulation = Simulation(*SHARING)

@@ -89,7 +89,7 @@ def may_share(simulation: Simulation, one: str, other: str) -> bool:
     return circle(one) == circle(other)
 
 
-@settings(max_examples=examples(40), deadline=None, phases=QUICK)
+@settings(max_examples=examples(40), phases=QUICK)
 @given(worlds())
 def test_no_tenant_gets_a_keyspace_of_another_unless_they_share(objects: list[Raw]) -> None:
     simulation = at_rest(objects)
@@ -101,7 +101,7 @@ def test_no_tenant_gets_a_keyspace_of_another_unless_they_share(objects: list[Ra
                 assert same == may_share(simulation, one.tenant, other.tenant), (one, other)
 
 
-@settings(max_examples=examples(30), deadline=None, phases=QUICK)
+@settings(max_examples=examples(30), phases=QUICK)
 @given(worlds())
 def test_a_settled_world_asks_for_no_write_and_a_restart_writes_nothing(objects: list[Raw]) -> None:
     simulation = at_rest(objects)
@@ -112,7 +112,7 @@ def test_a_settled_world_asks_for_no_write_and_a_restart_writes_nothing(objects:
     assert simulation.kube.writes == before, simulation.kube.log[before - simulation.kube.writes :]
 
 
-@settings(max_examples=examples(30), deadline=None, phases=QUICK)
+@settings(max_examples=examples(30), phases=QUICK)
 @given(worlds(), st.integers(0, 2**16))
 def test_the_order_of_events_and_of_work_does_not_matter(objects: list[Raw], seed: int) -> None:
     shuffled = objects[:]
@@ -124,7 +124,7 @@ def test_the_order_of_events_and_of_work_does_not_matter(objects: list[Raw], see
     assert {part: (one[part], other[part]) for part in one if one[part] != other[part]} == {}
 
 
-@settings(max_examples=examples(20), deadline=None, phases=QUICK)
+@settings(max_examples=examples(20), phases=QUICK)
 @given(worlds(), worlds())
 def test_one_state_after_another_is_the_same_as_the_second_alone(first: list[Raw], second: list[Raw]) -> None:
     second = [raw for raw in second if "gone" not in str(raw)]  # an invalid spec leaves the first in force, rightly

@@ -51,13 +51,13 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     return {str: texts, int: st.integers(0, MAX_EXACT_NUMBER), bool: st.booleans()}[kind]
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(of_type(Erasure))
 def test_any_facts_read_back_as_they_were_written(facts: Erasure) -> None:
     assert from_wire(Erasure, to_wire(facts)) == facts
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(of_type(Erasure))
 def test_any_facts_are_either_no_receipt_or_one_that_claims_just_what_they_prove(facts: Erasure) -> None:
     named = {item.kind for item in facts.residue}
@@ -127,7 +127,6 @@ WEAKENINGS: tuple[Weakening, ...] = (
 
 
 @BEARS
-@settings(deadline=None)
 @given(st.permutations(WEAKENINGS))
 def test_no_fact_that_is_taken_away_adds_a_claim_and_each_costs_one(order: list[Weakening]) -> None:
     facts = erasure()
@@ -140,7 +139,6 @@ def test_no_fact_that_is_taken_away_adds_a_claim_and_each_costs_one(order: list[
 
 
 @BEARS
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(WEAKENINGS), max_size=3), st.sets(st.sampled_from(list(ReceiptClaim))))
 def test_what_a_receipt_says_is_taken_if_and_only_if_its_facts_bear_it(
     weakenings: list[Weakening], said: set[ReceiptClaim]
@@ -171,7 +169,7 @@ def test_a_receipt_of_which_any_byte_is_another_is_refused(which: int) -> None:
 
 
 @REFUSED
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_receipt_with_bytes_put_in_or_taken_out_is_refused(data: st.DataObject) -> None:
     whole = issue(keys(), None, lazy())
@@ -186,7 +184,7 @@ def test_a_receipt_with_bytes_put_in_or_taken_out_is_refused(data: st.DataObject
 
 
 @REFUSED
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(

@@ -123,6 +123,7 @@ class TestSlotsMove:
         assert driver.lookup(BLOCKS) == [1] * len(BLOCKS)
         assert driver.tier.state().errors == 0
 
+    @pytest.mark.claim("a new server is used without a restart")
     def test_a_server_that_joined_and_got_slots_is_used_without_a_restart(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster, tmp_path: Path
     ) -> None:

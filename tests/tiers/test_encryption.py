@@ -207,7 +207,7 @@ class TestATierThatRequiresEncryption:
 
 @pytest.mark.claim("of a value that was changed or is under another name nothing is taken")
 class TestWhatIsTaken:
-    @settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         body=st.binary(min_size=1, max_size=300),
         name=st.binary(max_size=40),

@@ -242,7 +242,7 @@ def play(lies: list[Lie], operations: list[str], *, servers: int, encrypted: boo
             scene.end()
 
 
-hostile = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+hostile = settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
 structural = (garbage, errors, lengths, cut, doubled, longer, flip(60))
 
 

@@ -208,6 +208,7 @@ class TestOnARealTier:
         until_settled(driver)
         assert Books(redis_server, KEYSPACE_A).totals().holds(2 * VALUE_BYTES)
 
+    @pytest.mark.claim("a shortened retention applies to stored blocks")
     def test_a_shortened_retention_is_put_through_as_well(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:

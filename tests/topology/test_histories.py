@@ -364,7 +364,7 @@ def happen(model: Tended, what: str, number: int) -> None:
                 pass
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(happenings, max_size=25))
 def test_after_any_history_a_cluster_that_is_left_alone_becomes_whole(
     begins_formed: bool, history: list[tuple[str, int]]
@@ -380,7 +380,7 @@ def test_after_any_history_a_cluster_that_is_left_alone_becomes_whole(
     assert len(model.sent) == sent
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(0, 1000), max_size=8))
 def test_commands_of_a_deposed_leader_lose_nothing(again: list[int]) -> None:
     model = formed()

@@ -56,7 +56,7 @@ def total(found: Sequence[Transfer]) -> int:
     return sum(len(one.slots) for one in found)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(scattered(), wanted())
 def test_all_who_are_to_have_slots_have_equally_many_within_one_and_others_none(owned: Owned, nodes: list[str]) -> None:
     sizes = {node: count(found) for node, found in after(owned, everything(transfers(owned, nodes))).items()}
@@ -65,7 +65,7 @@ def test_all_who_are_to_have_slots_have_equally_many_within_one_and_others_none(
     assert sum(sizes.values()) == SLOTS
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(scattered(), wanted())
 def test_no_slot_moves_that_need_not(owned: Owned, nodes: list[str]) -> None:
     """Whoever gives has more than its part, and the parts are larger for those that have more already."""
@@ -78,7 +78,7 @@ def test_no_slot_moves_that_need_not(owned: Owned, nodes: list[str]) -> None:
     assert not {one.source for one in found} & {one.target for one in found}
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(scattered(), wanted(), st.data())
 def test_after_any_part_of_it_the_rest_is_as_much_as_was_left(
     owned: Owned, nodes: list[str], data: st.DataObject
@@ -89,7 +89,7 @@ def test_after_any_part_of_it_the_rest_is_as_much_as_was_left(
     assert total(transfers(after(owned, part), nodes)) == total(found) - went
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(scattered(), wanted())
 def test_what_goes_at_the_same_time_has_no_server_in_common(owned: Owned, nodes: list[str]) -> None:
     found = transfers(owned, nodes)

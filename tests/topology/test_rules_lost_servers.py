@@ -36,6 +36,16 @@ class TestForgetting:
         moved = pods(silent(cluster, "uid-1-1"), uid_1_1={"ip": "10.9.9.9"})
         assert taken(moved).reason is StepReason.FORGETTING
 
+    def test_a_slot_open_towards_a_lost_identity_is_closed_before_servers_forget_the_identity(self) -> None:
+        """Servers that forget it forget the open move, too, and leave its keys unreachable."""
+        shares = [*looks.even(3), ()]
+        found = taken(looks.cluster(shares, migrating={0: {5460: looks.node(3)}}, gone=[3]), replicas=0)
+        assert (found.reason, found.commands) == (StepReason.REPAIRING_SLOTS, ())
+        assert [(one.source, one.target, one.slots) for one in found.moves] == [
+            (looks.node(0), looks.node(0), ((5460, 5460),))
+        ]
+        assert taken(looks.cluster(shares, gone=[3]), replicas=0).reason is StepReason.FORGETTING
+
     @pytest.mark.parametrize(
         ("ready", "failed", "reason"),
         [
@@ -133,6 +143,11 @@ class TestGivingSlots:
             ("uid-0-0", "CLUSTER", "ADDSLOTSRANGE", "0", "5460"),
         ]
         assert (found.reason, found.lost) == (StepReason.SLOTS_LOST, ((0, 5460),))
+
+    def test_a_replica_takes_over_before_slots_are_given(self, cluster: Cluster) -> None:
+        """Until it has, its shard counts as one without slots, and the empty server would get only half of its own."""
+        both = without(self.lost(cluster, current_epoch=3), "uid-1-0")
+        assert words(taken(both)) == [("uid-1-1", "CLUSTER", "FAILOVER", "TAKEOVER")]
 
     def test_not_before_it_has_heard_of_the_newest_epoch(self, cluster: Cluster) -> None:
         found = taken(self.lost(cluster, current_epoch=2))

@@ -25,7 +25,7 @@ def _ranges(draw: st.DrawFn) -> tuple[SlotRange, ...]:
     return tuple((first, last - 1) for first, last in zip(edges[::2], edges[1::2], strict=False))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(claims=st.lists(st.tuples(_ranges(), st.integers(1, 3)), min_size=3, max_size=3))
 def test_of_several_claims_the_highest_epoch_counts_and_of_equals_the_first_heard(
     claims: list[tuple[tuple[SlotRange, ...], int]],

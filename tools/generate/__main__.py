@@ -1,4 +1,4 @@
-"""`python -m tools.generate [--check]`: write the CRDs, the chart's copy of them, the API reference and the pictures.
+"""`python -m tools.generate [--check]`: write the CRDs, their copy in the chart, reference, pictures and cited figures.
 
 With --check nothing is written; the exit code is 1 when a checked-in file differs from the generated one, or is
 left over from a kind that no longer exists.
@@ -20,6 +20,7 @@ from kvstrata.api.base import GROUP
 from tools.generate.compatibility import breaking_changes, reduced
 from tools.generate.contract_reference import build_audit_reference, build_receipt_reference
 from tools.generate.crd import build_crds
+from tools.generate.figures import FigureError, build_pages
 from tools.generate.pictures import FOLDER as PICTURE_FOLDER
 from tools.generate.pictures import HEADER as PICTURE_HEADER
 from tools.generate.pictures import build_pictures
@@ -63,6 +64,7 @@ def generated_files(root: Path) -> dict[Path, str]:
         REFERENCE_FOLDER / "receipt.md": build_receipt_reference(),
         REFERENCE_FOLDER / "audit.md": build_audit_reference(),
         **build_pictures(root),
+        **build_pages(root),
     }
 
 
@@ -135,12 +137,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.baseline:
         BASELINE.write_text(json.dumps(baseline(), indent=1) + "\n")
         return 0
-    if options.check:
-        differences = [*check(options.root), *breaks()]
-        sys.stdout.writelines(differences)
-        return 1 if differences else 0
-    for path in write(options.root):
-        sys.stdout.write(f"{path}\n")
+    try:
+        if options.check:
+            differences = [*check(options.root), *breaks()]
+            sys.stdout.writelines(differences)
+            return 1 if differences else 0
+        for path in write(options.root):
+            sys.stdout.write(f"{path}\n")
+    except FigureError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.__main__ import RESULTS
+from bench.measured import RESULTS
 from bench.result import ON_A_QUIET_MACHINE, RANGES, RATIO, Figure, Result, load_range
 
 PROOF = (Path(__file__).parents[3] / "docs/proof.md").read_text()

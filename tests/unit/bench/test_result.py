@@ -23,6 +23,7 @@ from bench.result import (
     percentile,
 )
 
+QUIET = {OTHER_LOAD: 0}
 NAMES = sorted(path.stem for path in RANGES.glob("*.json"))
 
 
@@ -77,19 +78,24 @@ def test_a_result_is_false_before_not_judged_before_true_each_with_its_exit_code
 
 
 def test_a_range_of_a_figure_that_was_not_measured_is_an_error() -> None:
-    result = Result(name="x", figures={}, baseline={}, ratio=1.0, reproduce="", conditions={})
+    result = Result(name="x", figures={}, baseline={}, ratio=1.0, reproduce="", conditions=QUIET)
     with pytest.raises(KeyError):
         result.to_json({"typo": {"max": 1}})
 
 
+def test_a_result_needs_the_load_of_other_programs() -> None:
+    with pytest.raises(KeyError, match=OTHER_LOAD):
+        Result(name="x", figures={}, baseline={}, ratio=1.0, reproduce="", conditions={}).to_json({})
+
+
 def test_a_figure_tells_its_baseline_its_ratio_and_its_range() -> None:
-    result = Result("x", {"took": Figure(3.0, "s", baseline=2.0)}, {}, ratio=1.0, reproduce="", conditions={})
+    result = Result("x", {"took": Figure(3.0, "s", baseline=2.0)}, {}, ratio=1.0, reproduce="", conditions=QUIET)
     told = result.to_json({"took": {"max": 2.5}})["figures"]["took"]
     assert told == {"value": 3.0, "unit": "s", "baseline": 2.0, "ratio": 1.5, "range": {"max": 2.5}, "ok": False}
 
 
 def test_ranges_of_what_a_machine_cannot_measure_are_left_out_and_said_to_be() -> None:
-    result = Result("x", {}, {}, 1.0, reproduce="", conditions={}, not_measured={"pods_": "there is no cluster"})
+    result = Result("x", {}, {}, 1.0, reproduce="", conditions=QUIET, not_measured={"pods_": "there is no cluster"})
     document = result.to_json({"pods_took": {"max": 1}})
     assert document["ok"]
     assert document["range"] == {}

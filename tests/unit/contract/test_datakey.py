@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
@@ -42,7 +42,6 @@ def traces(secret: bytes) -> tuple[str, ...]:
     return (secret.hex(), base64.b64encode(secret).decode(), repr(secret)[2:-1], secret.decode("latin-1"))
 
 
-@settings(deadline=None)
 @given(keys)
 def test_an_entry_is_read_with_the_keys_that_it_was_written_with(some: tuple[DataKey, ...]) -> None:
     entry = replace(ENTRY, keys=some)

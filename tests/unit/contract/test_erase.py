@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
@@ -195,7 +195,6 @@ def test_a_tier_that_finds_more_than_it_was_asked_for_is_not_believed() -> None:
         Verified.decode(verified((2, 3)).encode())
 
 
-@settings(deadline=None)
 @given(junk, st.sampled_from(["keys", "cache", "acked", "gate_boot", "requests"]))
 def test_an_answer_of_anything_else_is_refused_or_of_the_declared_types(value: object, field: str) -> None:
     raw = json.loads(Erased("gate", 7, COMPLETE).encode())

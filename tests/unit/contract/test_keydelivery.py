@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
@@ -26,7 +26,6 @@ A, B, C = (bytes([n]) * DATA_KEY_BYTES for n in (1, 2, 3))
 secrets = st.binary(min_size=DATA_KEY_BYTES, max_size=DATA_KEY_BYTES).filter(any)
 
 
-@settings(deadline=None)
 @given(st.lists(secrets, unique=True, max_size=5), st.data())
 def test_what_is_packed_comes_out_by_its_id_and_only_what_is_known(some: list[bytes], data: st.DataObject) -> None:
     known = data.draw(st.sets(st.sampled_from(some))) if some else set()

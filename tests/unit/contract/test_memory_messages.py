@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
@@ -44,7 +44,6 @@ def test_what_a_later_version_adds_to_a_row_is_left_out() -> None:
     assert state.usage == (ScopeUsage("a", "dram", 1, 2, None, 3),)
 
 
-@settings(deadline=None)
 @given(junk)
 def test_a_row_of_anything_else_is_refused_or_of_the_declared_types(row: object) -> None:
     raw = json.loads(encode_answer(STATE))

@@ -133,7 +133,7 @@ def test_deep_and_infinite_documents_are_contract_errors(read: Callable[[bytes],
         read(data)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(pod_states, st.sampled_from(sorted(field.name for field in fields(PodState))), junk)
 def test_a_pods_state_is_of_the_declared_types_or_refused(state: PodState, field: str, value: object) -> None:
     raw = json.loads(state.encode()) | {field: value}

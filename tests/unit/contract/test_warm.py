@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
@@ -140,7 +140,6 @@ def test_a_manifest_has_each_chunk_once_in_order() -> None:
     assert manifest_hashes([rendered(hashes=b + c), rendered(hashes=b + a)]) == a + b + c
 
 
-@settings(deadline=None)
 @given(junk)
 def test_a_body_of_anything_else_is_a_contract_error(body: object) -> None:
     data = json.dumps({"contract": 1, "prefix": body, "versions": body, "pool": "u", "manifest": "m"}).encode()

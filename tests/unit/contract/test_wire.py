@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 import rfc8785
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError
@@ -236,7 +236,6 @@ keys = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0xFFFF))
 numbers = st.integers(-MAX_EXACT_NUMBER + 1, MAX_EXACT_NUMBER - 1)
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | numbers | texts, lambda inner: st.lists(inner) | st.dictionaries(keys, inner)

@@ -1,4 +1,4 @@
-"""docs/proof.md: each row's tests exist, and the commands that the row names run them."""
+"""docs/proof.md: each row's tests exist, the commands that the row names run them, and it says what each shows."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ def problems(row: Row) -> list[str]:
     ways = [match.groupdict() for match in matched if match]
     if any(way.get("claims") for way in ways) and not any(is_run(path) for path in row.tests):
         found.append("make test runs none of its tests")
+    if len({"claims", "part"} & {way for one in ways for way, value in one.items() if value}) == 2:
+        found += [] if re.search("[Ii]n all tests", row.claim) else ["it does not say what only `make test-all` shows"]
     tests = [path for path in row.tests if path.startswith(("tests/", STORIES))]
     return found + [f"none of its commands runs {path}" for path in tests if not any(runs(way, path) for way in ways)]
 
@@ -110,7 +112,7 @@ def test_a_row_that_no_command_runs_is_noticed() -> None:
             "make test runs none of its tests",
             "none of its commands runs tests/apiserver/test_erasure_kills.py",
         ],
-        ["none of its commands runs tests/tiers/test_erase.py"],
+        ["it does not say what only `make test-all` shows", "none of its commands runs tests/tiers/test_erase.py"],
     ]
 
 

@@ -5,7 +5,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
@@ -71,7 +71,6 @@ def by_kubernetes(text: str) -> Fraction:
         return Fraction(parse_quantity(text))
 
 
-@settings(deadline=None)
 @given(st.from_regex(ResourceQuantity.PATTERN, fullmatch=True))
 def test_a_quantity_is_the_amount_that_the_official_client_reads(text: str) -> None:
     amount = by_kubernetes(text)

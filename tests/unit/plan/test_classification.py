@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.api.common import Classification
@@ -240,7 +240,6 @@ levels = st.sampled_from(LEVELS)
 allowed_lists = st.lists(levels, min_size=1, max_size=4, unique=True)
 
 
-@settings(deadline=None)
 @given(allowed_lists, st.lists(levels, min_size=1, max_size=3), levels, st.booleans())
 def test_whoever_joins_opens_no_tier_to_those_who_are_there(
     allowed: list[str], present: list[str], joining: str, public: bool
@@ -265,7 +264,6 @@ def test_whoever_joins_opens_no_tier_to_those_who_are_there(
     assert kept_off() == [one or joining not in allowed for one in before]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(LEVELS), st.integers(1, 4))
 def test_a_stricter_classification_opens_no_tier_that_takes_the_least_strict_first(level: str, count: int) -> None:
     simulation = Simulation(redis_tier(allowedClassifications=LEVELS[:count]), policy("acme", classification=level))

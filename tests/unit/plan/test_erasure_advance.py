@@ -163,7 +163,7 @@ REPORTS = (
 STEPS = st.lists(REPORTS | st.sampled_from(["written", "answer lost", "write lost", "again"]), max_size=30)
 
 
-@settings(deadline=None, max_examples=examples(60), phases=[Phase.explicit, Phase.generate, Phase.shrink])
+@settings(max_examples=examples(60), phases=[Phase.explicit, Phase.generate, Phase.shrink])
 @given(STEPS, st.randoms(use_true_random=False))
 def test_nothing_follows_from_a_fact_before_it_is_stored(steps: list[Event | str], chance: object) -> None:
     made = Process()

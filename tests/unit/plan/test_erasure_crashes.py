@@ -143,7 +143,7 @@ def anything(draw: st.DrawFn) -> Simulation:
     )
 
 
-@settings(deadline=None, max_examples=examples(25), phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=examples(25), phases=[Phase.explicit, Phase.generate])
 @given(anything())
 def test_whatever_goes_wrong_it_ends_and_says_nothing_before_it_is_so(world: Simulation) -> None:
     step, facts = run(world)
@@ -174,7 +174,7 @@ def before_its_facts(step: ErasureStep, heard: list[Fact]) -> str | None:
     return next((kind for kind, there in needed.items() if kind in called and not there), None)
 
 
-@settings(deadline=None, max_examples=examples(15), phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=examples(15), phases=[Phase.explicit, Phase.generate])
 @given(st.permutations(until_verified()), st.data())
 def test_in_whatever_order_facts_arrive_they_amount_to_the_same(facts: list[Fact], data: st.DataObject) -> None:
     again = data.draw(st.lists(st.sampled_from(facts), max_size=4))
@@ -187,7 +187,7 @@ def test_in_whatever_order_facts_arrive_they_amount_to_the_same(facts: list[Fact
     assert erasure.facts == Erasure(order()).with_facts(*until_verified()).facts
 
 
-@settings(deadline=None, max_examples=examples(15))
+@settings(max_examples=examples(15))
 @given(st.lists(st.builds(Verdict, st.booleans(), st.just("A"), st.text(max_size=3), st.integers(0, 9).map(at))))
 def test_of_facts_about_the_same_one_stands_in_any_order(verdicts: list[Verdict]) -> None:
     words = [replace(fact, at=one.at) for one in verdicts for fact in until_verified() if isinstance(fact, PodSeen)]

@@ -75,7 +75,7 @@ def committed(plan: Plan) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=examples(25), deadline=None, derandomize=True)
+@settings(max_examples=examples(25), derandomize=True)
 @given(st.lists(st.sampled_from(sorted(EDITS)), min_size=1, max_size=6))
 def test_what_is_remembered_is_what_would_be_computed(names: list[str]) -> None:
     simulation = start()

@@ -111,7 +111,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(0, 100))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_whatever_happens_no_server_that_was_looked_at_refuses_and_all_ends_well(
     events: list[tuple[str, int]], seed: int
 ) -> None:

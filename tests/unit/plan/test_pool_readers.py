@@ -277,7 +277,7 @@ def by_the_specs(objects: list[Raw], tenant: str, name: str) -> bool:
     return bool(listed) and {"name": name} in specs[POLICY, tenant].get("pools", ())
 
 
-@settings(max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(40), phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(worlds(), st.integers(0, 2**16))
 def test_a_keyspace_reads_what_each_of_its_tenants_may_in_whatever_order_things_come(
     objects: list[Raw], seed: int
@@ -299,7 +299,7 @@ def test_a_keyspace_reads_what_each_of_its_tenants_may_in_whatever_order_things_
         assert resolved(simulation, tenant) == resolved(straight, tenant)
 
 
-@settings(max_examples=examples(20), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(20), phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(worlds(), worlds())
 def test_one_state_of_readers_after_another_is_the_same_as_the_second_alone(
     first: list[Raw], second: list[Raw]

@@ -138,7 +138,7 @@ edits = st.lists(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(edits)
 def test_no_history_gives_away_more_than_there_is_or_takes_from_who_was_admitted(
     steps: list[tuple[str, int, int, tuple[str, ...]]],
@@ -171,7 +171,7 @@ def test_no_history_gives_away_more_than_there_is_or_takes_from_who_was_admitted
             lowered = False
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @example(
     [
         *(("put", number, size, POD) for number, size in ((0, 2), (1, 7), (2, 1))),
