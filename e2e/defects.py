@@ -22,7 +22,7 @@ from e2e.claims import shows_a_claim
 from e2e.cluster.settings import REPOSITORY
 from e2e.parts import STORIES
 
-FOLDERS = ("tests/*/defects", f"{STORIES}/defects")
+FOLDERS = ("tests/*/defects", f"{STORIES}/defects/*")
 COPIES = Path(os.environ.get("KVSTRATA_DEFECTS", REPOSITORY / ".local" / "defects"))
 """Where copies of the work tree are made; `.local` is the work tree's in each."""
 

@@ -108,9 +108,14 @@ PARTS = (
     Part("tenants", "all other stories", _others(STORIES, "test_*.py", _NAMED_STORIES)),
     Part("defects", "planted defects, each of which turns a test red", _patches("tests/*/defects/*.patch")),
     Part(
-        "story-defects",
-        "planted defects, each of which turns a story red",
-        _patches(f"{STORIES}/defects/*.patch"),
+        "tenant-defects",
+        "planted defects, each of which turns a story of tenants red",
+        _patches(f"{STORIES}/defects/tenants/*.patch"),
+    ),
+    Part(
+        "fault-defects",
+        "planted defects, each of which turns a story of clusters, faults or pools red",
+        _patches(f"{STORIES}/defects/faults/*.patch"),
     ),
 )
 

@@ -85,8 +85,9 @@ def cluster_caller(
             yield caller.requests
         finally:
             ended.set()
+            # The requests under way are tried to their deadline.
             for thread in threads:
-                thread.join(10)
+                thread.join(10 * deadline_s)
 
 
 class _Caller:

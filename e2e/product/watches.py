@@ -41,12 +41,14 @@ class Watch:
         with self._news:
             return tuple(self._seen)
 
-    def wait_for(self, what: str, holds: Callable[[dict[str, Any]], bool], since: float = 0) -> Seen:
+    def wait_for(
+        self, what: str, holds: Callable[[dict[str, Any]], bool], since: float = 0, timeout_s: float = LIMIT_S
+    ) -> Seen:
         """Return the first state from monotonic second `since` on for which `holds(object)` is true.
 
-        Raises AssertionError with `what` and the last state after `LIMIT_S`.
+        Raises AssertionError with `what` and the last state after `timeout_s`.
         """
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + timeout_s
         looked_at = 0
         with self._news:
             while True:
@@ -57,7 +59,7 @@ class Watch:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     last = self._seen[-1].object.get("status") if self._seen else None
-                    raise AssertionError(f"not within {LIMIT_S:.0f} s: {what} (last: {json.dumps(last)})")
+                    raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {json.dumps(last)})")
                 self._news.wait(left_s)
 
     def _read(self, process: subprocess.Popen[str]) -> None:

@@ -40,8 +40,8 @@ pytestmark = pytest.mark.cluster
 RUNS_AGAIN_WITHIN_S = 600
 """Kubernetes waits up to five minutes with a container that has ended several times of late."""
 
-STREAM_TOKENS = 1000
-"""More than an engine computes until the container has been killed."""
+STREAM_TOKENS, SEQUENCES = 1000, 4
+"""Together more than an engine computes until the container has been killed, on a busy machine too."""
 
 NOTICED = "The cache server is gone"
 BACK_AGAIN = "LMCache server is healthy again"
@@ -51,7 +51,13 @@ TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not availabl
 @pytest.mark.claim("a cache container that is killed with requests in flight fails none, and hits return")
 def test_killed_with_requests_in_flight(stage: Stage) -> None:
     with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage) as ordeal:
-        body = {"model": MODEL, "prompt": fresh_prompt("in flight"), "max_tokens": STREAM_TOKENS, "ignore_eos": True}
+        body = {
+            "model": MODEL,
+            "prompt": fresh_prompt("in flight"),
+            "max_tokens": STREAM_TOKENS,
+            "n": SEQUENCES,
+            "ignore_eos": True,
+        }
         # Looked up before, and streamed without the API server between, which hands over in one piece a stream that a
         # fast engine has finished meanwhile.
         server, where = cache.first_pid(), direct_replica(stage.kubectl, DEMO_NAMESPACE, MODEL, stage.first.pod)

@@ -25,6 +25,8 @@ TENANT = "forgetful"
 SHORT_S = 20
 """A retention that a block which was stored a moment ago has not reached, and will within the story."""
 
+STORED_WITHIN_S = 60.0
+
 SHRINKS = 0.9
 """KV blocks of the demo's model shrink to three quarters when they are compressed, ciphertext does not."""
 
@@ -40,15 +42,17 @@ def test_the_server_holds_nothing_but_ciphertext_and_hits_are_right(stage: Stage
             keyspace = keyspace_of(kubectl, tenant)
             before = {block.name for block in tier.blocks(keyspace)}
             computed = {prompt: stage.first.ask(key, prompt).text for prompt in prompts}
-            blocks = wait_until("they are stored", partial(_new, tier, keyspace, before))
+            blocks = wait_until("they are stored", partial(_new, tier, keyspace, before, time.monotonic()))
             for block in blocks:
                 _is_ciphertext(block)
             bodies[tenant] = {block.name.rpartition(":")[2]: _body(block) for block in blocks}
             prompt, loaded = finds(stage.second, key, prompts)
             assert loaded.text == computed[prompt]
     # The same text has the same names for both, and nothing of it is alike.
-    assert bodies["acme"].keys() == bodies["globex"].keys()
-    for name, body in bodies["acme"].items():
+    both = bodies["acme"].keys() & bodies["globex"].keys()
+    assert len(both) >= CHUNKS
+    for name in both:
+        body = bodies["acme"][name]
         other = bodies["globex"][name]
         alike = sum(body[at : at + 16] == other[at : at + 16] for at in range(0, len(body), 16))
         assert alike == 0, f"{alike} pieces of {name} are the same under both keys"
@@ -76,10 +80,14 @@ def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: St
         shared(stage.first, stage.second, key, "new")
 
 
-def _new(tier: TierContents, keyspace: str, before: set[str]) -> list[StoredBlock]:
-    """Return the blocks of a keyspace that were not there before, once they are as many as the prompts have chunks."""
+def _new(tier: TierContents, keyspace: str, before: set[str], asked_at: float) -> list[StoredBlock]:
+    """Return the blocks of a keyspace that were not there before, once they are as many as the prompts have chunks.
+
+    A write that is late is given up, so later but for one prompt may be missing.
+    """
     found = [block for block in tier.blocks(keyspace) if block.name not in before]
-    return found if len(found) == SPARE * CHUNKS else []
+    least = SPARE - 1 if time.monotonic() > asked_at + STORED_WITHIN_S else SPARE
+    return found if len(found) >= least * CHUNKS else []
 
 
 def _is_ciphertext(block: StoredBlock) -> None:

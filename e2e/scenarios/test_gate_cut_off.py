@@ -59,7 +59,9 @@ def test_an_invalidation_is_complete_only_after_a_gate_without_the_api_server_ha
             assert found >= WHOLE_CHUNKS or not fresh
             print(f"the cut-off gate finds {found} tokens of acme's; afterwards its policy is fresh: {fresh == 1}")
             story.wait_for("it waits for that pod", lambda o: _waits_for(o, lost.pod))
-            story.wait_for("its message names the pod", lambda o: lost.pod in o["status"].get("message", ""))
+            story.wait_for(
+                "its message names the pod", lambda o: lost.pod in (o.get("status") or {}).get("message", "")
+            )
 
             done = story.wait_for("it is complete", _is_complete)
             assert lost.gate_metric("kvstrata_gate_policy_fresh") == 0

@@ -42,8 +42,9 @@ STREAM_SEQUENCES = 8
 ONE_TOKEN = {"95": 100}
 """A bias so strong that every token of a completion is the same, so that its text is known before it comes."""
 
-STEP_TOKENS = 128
-"""Tokens that an engine may compute for a request on a busy machine before it learns that its caller is gone."""
+STEP_TOKENS = 512
+"""Tokens that an engine may compute for a request on a busy machine before it learns that its caller is gone: half of
+the requested ones."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,6 +21,11 @@ PAGES = (
     "docs/operations/install.md",
 )
 HERE = Path(__file__).resolve().relative_to(REPOSITORY).as_posix()
+AS_TYPED = """
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+sleep() { command sleep $((3 * $1)); }
+"""
+"""Before a page's commands: their background processes end with them, and a machine may be slower than a reader."""
 ENFORCED = re.compile(r"^initech .* 2/2 +True +AllPodsAcknowledged", re.M)
 ERASED = re.compile(r"^erase-initech-\S+ +tenant/initech +Eager .* True +ErasedAndVerified", re.M)
 MANIFEST = re.compile(r"```yaml\n(apiVersion:.*?)```", re.S)
@@ -33,7 +38,7 @@ def test_the_commands_of_a_page_succeed(kubectl: Kubectl, tmp_path: Path, page: 
     keys = kubectl.get("secret", "tiny-api-keys", DEMO_NAMESPACE)
     if first := MANIFEST.search((REPOSITORY / page).read_text()):
         (tmp_path / "initech.yaml").write_text(first[1])
-    script = "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n" + "\n".join(commands)
+    script = "\n".join((AS_TYPED, *commands))
     try:
         output = run(script, tmp_path, kubectl.environment)
         if page == TUTORIAL:

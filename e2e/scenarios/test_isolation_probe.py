@@ -26,7 +26,8 @@ def test_every_pod_shows_in_every_tier_that_scopes_find_their_own_blocks_only(ku
         wait_until("isolation is shown", lambda: verified(kubectl, "IsolationShown"))
         # Pods keep their last result, so the first may be one of an earlier time.
         earlier = _results(kubectl)["time"]
-        wait_until("every pod is probed again", lambda: _results(kubectl).get("time", earlier) != earlier)
+        wait_until("a pod is probed again", lambda: _results(kubectl).get("time", earlier) != earlier)
+        wait_until("every pod is", lambda: _results(kubectl).get("pods") == len(pods))
         shown, probe = wait_until("it is shown again", lambda: verified(kubectl, "IsolationShown")), _results(kubectl)
         print(shown["message"])
         assert shown["status"] == "True"

@@ -21,6 +21,8 @@ from tests.tiers.server_kinds import DEFAULT, REDIS_8, VALKEY_8, ServerKind
 
 pytestmark = pytest.mark.cluster
 
+CONDITIONS = ("Ready", "BackendReachable", "SlotsCovered", "ReplicationHealthy")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _networks_can_be_entered() -> None:
@@ -69,10 +71,13 @@ def served_without_loss(requests: Requests) -> None:
 
 @on_both_servers("a cluster in pods forms with TLS, and every condition reports it")
 def test_it_forms_with_tls_and_every_condition_says_so(cluster: ManagedCluster) -> None:
+    def report_it() -> bool:
+        conditions = {one["type"]: one["status"] for one in cluster.status()["conditions"]}
+        return all(conditions.get(name) == "True" for name in CONDITIONS)
+
+    # Servers that answer one look late are silent in it.
+    wait_until("every condition reports it", report_it)
     status = cluster.status()
-    conditions = {one["type"]: one for one in status["conditions"]}
-    for name in ("Ready", "BackendReachable", "SlotsCovered", "ReplicationHealthy"):
-        assert conditions[name]["status"] == "True", conditions[name]
     assert (status["shards"], status["shardsReady"]) == (3, 3)
     assert len(cluster.pods()) == 6
     listed = cluster.kubectl.run("-n", DEMO_NAMESPACE, "get", "cache-status")

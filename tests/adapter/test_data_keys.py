@@ -15,6 +15,7 @@ from kvstrata_sidecar.adapter.policy import data_keys as datakeys
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, NoKeyError, SealedOpening
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
+from tests.adapter.memory_server import until
 from tests.dataplane import memory_scan
 from tests.tiers.data_keys import FIRST, SECOND, held
 from tests.tiers.gate_stand_in import KEYSPACE_A
@@ -117,6 +118,7 @@ def test_threads_that_seal_while_keys_rotate_never_seal_with_zeros(tmp_path: Pat
     threads = [threading.Thread(target=seal) for _ in range(3)]
     for thread in threads:
         thread.start()
+    until(lambda: len(made) > 0)
     for turn in range(60):
         ring = rings[turn % 3]
         generations = {KEYSPACE_A: tuple(key.generation for key in ring)}

@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter import runtime as running
 from kvstrata_sidecar.adapter.memory import evictor as evicting
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
-from tests.adapter.memory_server import TIER, A, B, C, Server, keys_of, until
+from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, C, Server, keys_of, until
 from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     Key,
@@ -172,7 +172,7 @@ def test_the_thread_follows_by_itself(server: Server) -> None:
     server.memory.start()
     server.allow(a=EnforcedBudget(TIER, limit_bytes=4 * BLOCK_BYTES))
     for number in range(50):
-        give_up_at_s = time.monotonic() + 10
+        give_up_at_s = time.monotonic() + PATIENCE_S
         stored = False
         # What was freed and is not overwritten yet cannot be written anew.
         while not (stored := stored or server.manager.store(Key(A, number))) or len(server.resident()) > 4:

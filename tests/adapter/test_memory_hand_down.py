@@ -16,7 +16,7 @@ from kvstrata_sidecar.adapter.index.victims import Cause, Fill, Situation, choos
 from kvstrata_sidecar.adapter.memory import write_back as cleaner
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from kvstrata_sidecar.adapter.policy.limits import Bounds
-from tests.adapter.memory_server import TIER, A, B, Server, keys_of, until
+from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, Server, keys_of, until
 from tests.adapter.memory_stand_in import BLOCK_BYTES, Key, marker
 from tests.adapter.slower_tier import SlowerTier
 from tests.support.amounts import examples
@@ -265,7 +265,7 @@ def test_memory_that_is_emptied_under_a_copy_is_nobodys_until_the_copy_ended(ser
     server.now_s += 1
     tier.answer()
     assert all(entry.read_lock.is_locked() for entry in server.manager._objects.values()), "another's lock stands"
-    assert server.pool.settle(10)
+    assert server.pool.settle(PATIENCE_S)
     assert server.free_blocks() == BLOCKS - 40
 
 

@@ -16,7 +16,7 @@ from kvstrata_sidecar.adapter.memory.loans import Borrowed
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from kvstrata_sidecar.adapter.tier.buffers import address_of
 from tests.adapter.memory_readers import CHUNKS, P, content, found, from_the_pool
-from tests.adapter.memory_server import TIER, A, B, C, Server, keys_of
+from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, C, Server, keys_of
 from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, READ_TTL_S, SUCCESS, Key, marker
 
 
@@ -274,7 +274,7 @@ class TestWhatSlowerTiersLoad:
     def test_a_readers_own_copy_never_becomes_the_pools(self, server: Server) -> None:
         """A load from the pool that ended too late must not speak for the next one, which found the reader's own."""
         server.manager.load_in_vain(Key(A, 7), filled=from_the_pool(server))
-        assert server.pool.settle(10), "the next load gets the same memory"
+        assert server.pool.settle(PATIENCE_S), "the next load gets the same memory"
         server.manager.load(Key(A, 7), filled=lambda key, view: server.memory.borrowed.loaded(key, A, view))
         server.manager.finish_read([Key(A, 7)])
         assert Key(P, 7) not in server.resident()

@@ -13,7 +13,7 @@ import pytest
 from kvstrata_sidecar.adapter.memory import lmcache_memory, scrub
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.scrub import Scrubber, joined
-from tests.adapter.memory_server import A, B, Server, keys_of, until
+from tests.adapter.memory_server import PATIENCE_S, A, B, Server, keys_of, until
 from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     LOCKED,
@@ -39,7 +39,7 @@ def test_freed_memory_is_nobodys_until_it_is_overwritten(server: Server, monkeyp
     assert not server.manager.reserve(Key(B, 1))
     assert server.pool.usage()[0] == 0, "what waits to be overwritten is nobody's use"
     going_on.set()
-    assert server.pool.settle(10)
+    assert server.pool.settle(PATIENCE_S)
     assert not any(server.has_bytes_of(key) for key in keys_of(A, 16))
     assert server.manager.reserve(Key(B, 1))
 
@@ -56,10 +56,10 @@ def test_memory_that_cannot_be_overwritten_is_kept_back_and_health_says_so(
     server.manager.store(Key(A, 1))
     server.manager.delete([Key(A, 1)])
     assert not server.pool.settle(0.05)
-    assert not server.pool.scrubber.healthy
+    until(lambda: not server.pool.scrubber.healthy)
     assert server.free_blocks() == 15
     monkeypatch.setattr(server.pool, "overwrite", overwrite)
-    assert server.pool.settle(10)
+    assert server.pool.settle(PATIENCE_S)
     assert server.pool.scrubber.healthy
     assert server.free_blocks() == 16
 
@@ -72,7 +72,7 @@ def test_memory_that_was_freed_twice_and_is_somebody_elses_is_left_alone() -> No
     scrubber = Scrubber(pool)
     scrubber.start()
     scrubber.take([freed])
-    assert scrubber.flush(10)
+    assert scrubber.flush(PATIENCE_S)
     scrubber.close()
     assert content.value == b"somebody else's"
 
@@ -96,7 +96,7 @@ def test_an_object_that_is_freed_twice_at_once_costs_nobody_a_byte(
     until(lambda: not server.pool.scrubber._aside)
     server.pool.scrubber.take([freed])
     going_on.set()
-    assert server.pool.settle(10)
+    assert server.pool.settle(PATIENCE_S)
     assert server.manager._objects[Key(B, 1)].memory_obj.data_ptr == freed.data_ptr
     assert server.has_bytes_of(Key(B, 1))
 
@@ -131,7 +131,7 @@ def test_many_blocks_are_deleted_and_overwritten_in_portions(monkeypatch: pytest
         assert asked == [4, 4, 4]
         assert server.pool.scrubber.pending_bytes == 10 * BLOCK_BYTES
         going_on.set()
-        assert server.pool.settle(10)
+        assert server.pool.settle(PATIENCE_S)
         assert (sum(given_back), max(given_back)) == (10, 3)
         assert (server.pool.scrubber.pending_bytes, server.pool.scrubber.overwritten_bytes) == (0, 10 * BLOCK_BYTES)
 

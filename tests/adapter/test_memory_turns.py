@@ -13,7 +13,7 @@ from kvstrata_sidecar.adapter.memory.events import COMPARE_S, MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import LOOK_S
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
 from kvstrata_sidecar.adapter.memory.write_back import LOOK_S as COPY_S
-from tests.adapter.memory_server import TIER, A, B, Server, keys_of
+from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, Server, keys_of
 from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, Key
 from tests.adapter.slower_tier import SlowerTier
 
@@ -259,7 +259,7 @@ class TestCounts:
         server.turn()
         server.manager.reserve_read(keys_of(A, 2), 1)
         server.manager.delete([Key("p" * 32, 2)])
-        assert server.pool.settle(10)
+        assert server.pool.settle(PATIENCE_S)
         assert (counted(server, "loans"), counted(server, "overwritten_bytes")) == (2, BLOCK_BYTES)
         assert counted(server, "enforced") == 0, "its thread was not started"
 
@@ -272,7 +272,7 @@ class TestCounts:
         server.manager._memory_manager.allocate()
         assert server.memory.drift_bytes() == BLOCK_BYTES
         server.manager.delete([Key(A, 0), Key(A, 1)])
-        assert server.pool.settle(10)
+        assert server.pool.settle(PATIENCE_S)
         assert server.memory.drift_bytes() == -BLOCK_BYTES, "two are counted that are gone"
 
 

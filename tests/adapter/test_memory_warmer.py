@@ -120,6 +120,7 @@ class World:
 
     def __init__(self) -> None:
         self.played = Played()
+        self.ahead_s = 0.0
         self.enforcement = Enforcement(DOMAIN, lambda **_: 0)
         self.counts = self.played.counts
         self.warmer: Warmer | None = None
@@ -130,7 +131,8 @@ class World:
     def start(self, *tiers: Any, chunks: int = 10, timeout_s: int = 60) -> Warmer:
         played: Any = self.played
         warmup = Warmup(chunks * BYTES, timeout_s)
-        self.warmer = Warmer(warmup, played, self.enforcement, lambda: tiers, played)
+        clock = lambda: time.monotonic() + self.ahead_s  # noqa: E731
+        self.warmer = Warmer(warmup, played, self.enforcement, lambda: tiers, played, clock)
         self.warmer.start()
         return self.warmer
 
@@ -237,7 +239,7 @@ def test_it_waits_for_a_policy(world: World) -> None:
 def test_a_scope_that_leaves_the_policy_meanwhile_gets_no_further_batch(world: World) -> None:
     world.played.gate.clear()
     warmer = world.start(Tier([*hot(A, 8, first=50), *hot(B, 8)]), chunks=16)
-    assert world.played.loading.wait(10)
+    assert world.played.loading.wait(60)
     world.allow({B: ()}, 2)
     world.played.gate.set()
     until(lambda: not warmer.warming)
@@ -252,10 +254,11 @@ def test_it_ends_where_the_memory_would_have_to_make_room(world: World) -> None:
 
 def test_it_is_over_in_time_though_a_load_stands_still(world: World) -> None:
     world.played.gate.clear()
-    warmer = world.start(Tier(hot(A, 8)), timeout_s=1)
-    assert world.played.loading.wait(10)
+    warmer = world.start(Tier(hot(A, 8)), timeout_s=600)
+    assert world.played.loading.wait(60)
     assert warmer.warming
-    until(lambda: not warmer.warming, 5)
+    world.ahead_s += 600
+    assert not warmer.warming
     assert len(world.played.batches) == 1
     world.played.gate.set()
     until(lambda: not world.enforcement.warmed)
@@ -279,9 +282,21 @@ def test_a_tier_that_is_away_is_waited_for_a_little_and_files_until_they_are_cou
     assert len(world.played.memory) == 1
 
 
+def test_a_tier_that_is_ready_right_after_it_was_asked_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ready(Tier):
+        def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
+            was_recovering, self.recovering = self.recovering, False
+            return None if was_recovering else super().hottest(keyspaces)
+
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    assert world.warm(Ready(hot(A, 1), recovering=True)) == [0]
+
+
 def test_a_tier_that_is_away_holds_nobody_up_for_long(world: World) -> None:
     warmer = world.start(Tier(None))
-    until(lambda: not warmer.warming, 5)
+    until(lambda: not warmer.warming, 20)
     assert world.played.batches == []
 
 

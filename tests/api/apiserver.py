@@ -104,10 +104,10 @@ class ApiServer:
             body=None if body is None else dict(body),
             _request_timeout=20,
         )
-        answer = json.loads(response.read())
+        data = response.read()
         if response.status >= 400:
-            raise _refused(response.status, answer)
-        return dict(answer)
+            raise _refused(response.status, data)
+        return dict(json.loads(data))
 
 
 def _collection(obj: Mapping[str, Any]) -> str:
@@ -123,7 +123,11 @@ def _path(obj: Mapping[str, Any]) -> str:
     return f"{_collection(obj)}/{obj['metadata']['name']}"
 
 
-def _refused(status: int, answer: Mapping[str, Any]) -> RefusedError:
+def _refused(status: int, data: bytes) -> RefusedError:
+    try:
+        answer = json.loads(data)
+    except ValueError:  # of a path that is not served
+        return RefusedError(status, data.decode(errors="replace"), ())
     causes = (answer.get("details") or {}).get("causes") or ()
     found = tuple(Cause(cause.get("field", ""), cause.get("message", "")) for cause in causes)
     return RefusedError(status, answer.get("message", ""), found)

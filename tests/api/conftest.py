@@ -43,7 +43,7 @@ def bare_api(control_plane: ControlPlane) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def installed_crds(bare_api: ApiServer) -> dict[str, dict[str, Any]]:
-    """The checked-in CRDs by name, installed and served."""
+    """The checked-in CRDs by name, installed, served, and told of by discovery, which follows later."""
     crds = [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "crds").glob(f"{GROUP}_*.yaml"))]
     for crd in crds:
         bare_api.create(crd)
@@ -52,6 +52,10 @@ def installed_crds(bare_api: ApiServer) -> dict[str, dict[str, Any]]:
         while not _served(bare_api, crd):
             assert time.monotonic() < deadline, f"{crd['metadata']['name']} is not served"
             time.sleep(0.05)
+    kinds = {crd["spec"]["names"]["plural"] for crd in crds}
+    while not kinds <= _discovered(bare_api):
+        assert time.monotonic() < deadline, f"discovery does not tell of {kinds - _discovered(bare_api)}"
+        time.sleep(0.05)
     return {crd["metadata"]["name"]: bare_api.get_object(crd) for crd in crds}
 
 
@@ -63,10 +67,18 @@ def api(bare_api: ApiServer, installed_crds: dict[str, dict[str, Any]]) -> ApiSe
 
 
 def _served(server: ApiServer, crd: dict[str, Any]) -> bool:
+    return _is_there(server, f"/namespaces/default/{crd['spec']['names']['plural']}") is not None
+
+
+def _discovered(server: ApiServer) -> set[str]:
+    return {resource["name"] for resource in (_is_there(server, "") or {}).get("resources", ())}
+
+
+def _is_there(server: ApiServer, path: str) -> dict[str, Any] | None:
+    """Return what the API server has at a path of the group; None while it serves nothing there yet."""
     try:
-        server.get(f"/apis/{GROUP}/{VERSION}/namespaces/default/{crd['spec']['names']['plural']}")
+        return server.get(f"/apis/{GROUP}/{VERSION}{path}")
     except RefusedError as error:
-        if error.status != 404:
+        if error.status not in (404, 429, 503):
             raise
-        return False
-    return True
+        return None

@@ -28,8 +28,6 @@ STATUS_OF_POLICIES = r"/tenantcachepolicies/[^/]+/status$"
 SETTLES_WITHIN_S = 90.0
 LEADS_WITHIN_S = 90.0
 """A Lease whose holder was killed runs out first."""
-ANSWERS_WITHIN_S = 60.0
-"""A process on a busy machine may answer late; one that hangs never does."""
 
 Raw = dict[str, Any]
 
@@ -103,6 +101,17 @@ class FaultyWorld:
         except (RefusedError, ContractError):
             return {}
 
+    def suspended(self, tenant: str) -> bool:
+        """Whether a tenant is suspended in the bundle, which may be rewritten at the first attempts to read it."""
+        found: dict[str, Entry] = {}
+
+        def is_read() -> bool:
+            found.update(self.entries())
+            return tenant in found
+
+        self.wait(f"{tenant} in the bundle", is_read)
+        return found[tenant].suspended
+
     def carried_out(self, tenant: str, *, suspended: bool) -> bool:
         """Whether an edit of `suspend` is in the bundle and in the policy's status."""
         entry = self.entries().get(tenant)
@@ -138,21 +147,11 @@ class FaultyWorld:
 
 def assert_well(running: OperatorProcess) -> None:
     """The process was not restarted, leads, is healthy and met no defect of its own."""
-    health, (_, metrics) = _answer(running, "/livez"), _answer(running, "/metrics")
+    health, (_, metrics) = running.answer("/livez"), running.answer("/metrics")
     assert running.process.poll() is None, running.log_tail()
     assert health == (200, "ok\n")
     assert total(metrics, "kvstrata_leading") == 1
     assert total(metrics, "kvstrata_reconcile_failures_total", reason="Bug") == 0, running.log_tail()
-
-
-def _answer(running: OperatorProcess, path: str) -> tuple[int, str]:
-    """Ask a running process for a page until it answers; return status and text."""
-    ends = time.monotonic() + ANSWERS_WITHIN_S
-    while True:
-        answer = running.page(path)
-        if answer != (0, "") or running.process.poll() is not None or time.monotonic() > ends:
-            return answer
-        time.sleep(0.1)
 
 
 def gaps_s(times: Iterable[float]) -> list[float]:

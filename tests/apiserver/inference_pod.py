@@ -293,8 +293,8 @@ class InferencePod:
 
 def _tier(name: str, port: int, encryption: str) -> TierParams:
     return TierParams(
-        name, (Endpoint("127.0.0.1", port),), capacity_bytes=64 << 20, encryption=encryption, io_timeout_ms=5000,
-        lookup_deadline_ms=10_000, load_deadline_ms=10_000,
+        name, (Endpoint("127.0.0.1", port),), capacity_bytes=64 << 20, encryption=encryption, connect_timeout_ms=5000,
+        io_timeout_ms=5000, lookup_deadline_ms=10_000, load_deadline_ms=10_000,
     )  # fmt: skip
 
 

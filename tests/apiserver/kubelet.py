@@ -18,8 +18,8 @@ NODE = "node"
 
 
 class Kubelet:
-    """Runs the pods of Jobs in one namespace, on a node of its own. `request` asks the API server, `certificate` and
-    `key` are the node's."""
+    """Runs the pods of Jobs in one namespace, on a node of its own, while `runs_jobs` is set. `request` asks the API
+    server, `certificate` and `key` are the node's."""
 
     def __init__(
         self, request: Any, namespace: str, certificate: Path, key: Path, directory: Path, node: str = NODE
@@ -29,6 +29,8 @@ class Kubelet:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
+        self.runs_jobs = threading.Event()
+        self.runs_jobs.set()
         self.served: list[str] = []
         logs, served = self._logs, self.served
 
@@ -86,7 +88,8 @@ class Kubelet:
         while not self._over.wait(0.2):
             for job in self._request("GET", jobs, None, {})["items"]:
                 name = job["metadata"]["name"]
-                if not job["spec"].get("suspend") and name not in self._logs and name not in self._running:
+                is_new = name not in self._logs and name not in self._running
+                if is_new and not job["spec"].get("suspend") and self.runs_jobs.is_set():
                     self._begin(name, job)
             for name, process in list(self._running.items()):
                 if process.poll() is not None:

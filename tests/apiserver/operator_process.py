@@ -13,6 +13,9 @@ from pathlib import Path
 
 from e2e.cluster.ports import free_port
 
+ANSWERS_WITHIN_S = 60.0
+"""A process on a busy machine may answer late; one that hangs never does."""
+
 
 @dataclass(slots=True)
 class OperatorProcess:
@@ -32,9 +35,16 @@ class OperatorProcess:
         except OSError:
             return 0, ""
 
+    def answer(self, path: str) -> tuple[int, str]:
+        """Ask for a page until the process answers; (0, "") if it has ended, or does not answer for a minute."""
+        ends = time.monotonic() + ANSWERS_WITHIN_S
+        while (answer := self.page(path)) == (0, "") and self.process.poll() is None and time.monotonic() < ends:
+            time.sleep(0.1)
+        return answer
+
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels; 0 while the process does not answer."""
-        return total(self.page("/metrics")[1], name, **labels)
+        """The sum of a metric's samples that have these labels; 0 if the process has ended or does not answer."""
+        return total(self.answer("/metrics")[1], name, **labels)
 
     @property
     def leading(self) -> bool:
@@ -53,7 +63,7 @@ class OperatorProcess:
     def stop(self) -> int:
         """Ask it to end, as the kubelet does; return the exit code."""
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def kill(self) -> None:
         """Let it vanish."""

@@ -361,6 +361,8 @@ async def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_po
     operator = Operators(kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, tmp_path).start(
         "operator-a", KVSTRATA_WATCH_NAMESPACES=LEAVING
     )
+    # A pod on no node of the cluster is deleted within a minute.
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "elsewhere"}})
     labelled = {"name": "tiny-0", "labels": {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": "tiny"}}
     spec = {"nodeName": "elsewhere", "containers": [{"name": "engine", "image": "e:1"}]}
     policies = ("tenantcachepolicies", "--all", "--timeout=50s")
@@ -371,24 +373,34 @@ async def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_po
         kubelet_says(plane, "Running", {"running": {}})
         plane.kubectl("-n", LEAVING, "wait", "--for=condition=ErasesOnDeletion", *policies)
         plane.kubectl("-n", LEAVING, "wait", "--for=jsonpath={.status.digest}", *policies)
+        named = ("cachedomain", "default", "--timeout=50s")
+        plane.kubectl("-n", LEAVING, "wait", "--for=jsonpath={.status.domainID}", *named)
         domain = plane.kubectl("-n", LEAVING, "get", "cachedomain", "default", "-o", "jsonpath={.status.domainID}")
         before = json.loads(plane.kubectl("get", "--raw", POLICIES))
         plane.kubectl("delete", "namespace", LEAVING, "--wait=false")
-        plane.kubectl("-n", LEAVING, "wait", "--for=jsonpath={.metadata.deletionTimestamp}", "pod/tiny-0")
+        ending = ("pod/tiny-0", "--timeout=50s")
+        plane.kubectl("-n", LEAVING, "wait", "--for=jsonpath={.metadata.deletionTimestamp}", *ending)
         plane.kubectl("-n", LEAVING, "delete", "secret", names.DOMAIN_KEY_SECRET)
         # A policy under deletion has another reason: none is yet, and the operator has seen that the key is gone.
         plane.kubectl("-n", LEAVING, "wait", f"--for=jsonpath={READY_REASON}=WaitingForDomain", *policies)
         kubelet_says(plane, "Succeeded", {"terminated": {"exitCode": 0}})
         plane.kubectl("-n", LEAVING, "delete", "pod", "tiny-0", "--grace-period=0", "--force", "--wait=false")
         there = ("get", "namespace", LEAVING, "--ignore-not-found", "-o", "name")
-        wait("the namespace to go", lambda: not plane.kubectl(*there).strip(), 2 * PATIENCE_S)
+        wait("the namespace to go", lambda: not plane.kubectl(*there).strip(), 4 * PATIENCE_S)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{operator.log_tail()}") from error
     finally:
         operator.kill()
     receipted = await receipt_versions(kube, domain)
-    released = release_versions(plane, before["metadata"]["resourceVersion"])
     uids = {one["metadata"]["uid"] for one in before["items"]}
+    released: dict[str, int] = {}
+
+    def are_released() -> bool:
+        """Whether the API server has told of all of it, which may take it longer than one watch lasts."""
+        released.update(release_versions(plane, before["metadata"]["resourceVersion"]))
+        return released.keys() >= uids
+
+    wait("the policies' finalizers to go", are_released)
     assert receipted.keys() == released.keys() == uids, "each policy has a receipt"
     early = [uid for uid in uids if released[uid] < receipted[uid]]
     assert not early, "each receipt is written before its policy goes"

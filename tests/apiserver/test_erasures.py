@@ -44,6 +44,8 @@ PATIENCE_S = 240.0
 class Place:
     """A namespace with a model, two pods, a tier that is encrypted, one that is not, and two tenants."""
 
+    kubelet: Kubelet
+
     def __init__(self, plane: ControlPlane, redis: RedisProcess, plain: RedisProcess, folder: Path) -> None:
         self.server, self.redis, self.plain = Server(plane.kubectl, plane.kubeconfig), redis, plain
         self._folder = folder
@@ -192,7 +194,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         (tmp_path / "jobs").mkdir()
         with Kubelet(
             made.request, OPERATOR_NAMESPACE, plane.pki.crt("apiserver"), plane.pki.key("apiserver"), tmp_path / "jobs"
-        ):
+        ) as made.kubelet:
             try:
                 yield made
             finally:
@@ -356,11 +358,13 @@ def test_of_a_prefix_its_chunks_go_and_a_tenant_has_all_else_again_although_the_
 
     tokens = [3] * CHUNK_TOKENS + [4] * CHUNK_TOKENS + [9] * (CHUNK_TOKENS - 1)
     prefix = {"modelRef": {"name": "tiny"}, "content": {"tokenIDs": tokens}, "tenants": ["acme"]}
+    place.kubelet.runs_jobs.clear()
     place.server.apply(invalidation("leave", scope={"prefix": prefix}, mode="Eager", hbm="ResetEngine"))
     place.wait("the deletion", lambda: place.status.get("phase") == "Erasing")
     assert place.pods[0].finds(going, 9) == [0], "nobody reuses anything of the scope meanwhile"
     place.wait("a Job that runs", lambda: [job for job in place.jobs() if not job["spec"].get("suspend")])
     first.kill()
+    place.kubelet.runs_jobs.set()
     place.wait("the end", lambda: place.status.get("phase") in ("Complete", "Failed"))
 
     assert place.status["phase"] == "Complete", place.tails()

@@ -31,6 +31,7 @@ SEED = int(os.environ.get("KVSTRATA_GENERATED_SEED") or 1 + amounts.SEED)
 SETTLES_WITHIN_S = 300.0 * max(1, PER_KIND // 500)
 REST_S = 6.0
 RESTS_WITHIN_S = 120.0
+JUDGED_WITHIN_S = 60.0
 ANSWERS_WITHIN_S = 60.0
 LOOK_EVERY_S = 2.0
 ORDER = ("CacheTier", "TenantGroup", "TenantCachePolicy", "CachedModel", "PrefixPool", "CacheInvalidation")
@@ -140,8 +141,13 @@ async def test_every_generated_object_ends_ready_or_stalled_with_a_reason(plane:
             assert time.monotonic() < deadline, f"the operator goes on writing: {writes:.0f} and then {now:.0f} writes"
             writes = now
             await asyncio.sleep(REST_S)
+            operator.keep_alive()
         _say("at rest", began)
-        assert await crowd.judge() == []
+        # Events, and what the operator put off, may come late.
+        deadline = time.monotonic() + JUDGED_WITHIN_S
+        while (unsettled := await crowd.judge()) or lost(crowd):
+            assert time.monotonic() < deadline, f"{unsettled}; lost: {lost(crowd)}"
+            await asyncio.sleep(LOOK_EVERY_S)
     _say(
         f"{crowd.events} events; operator: {writes:.0f} writes, {operator.processor_s():.0f} s of processor time", began
     )
@@ -154,12 +160,17 @@ async def test_every_generated_object_ends_ready_or_stalled_with_a_reason(plane:
         mutants = sum(mutant for *_, mutant in crowd._objects(kind))
         assert tally.accepted - tally.mutants_accepted >= (PER_KIND - mutants) / 2, "most specs must be worth something"
         assert tally.mutants_accepted <= mutants / 2, "most mutants must be refused"
-        kept = tally.accepted if kind in ORDER else len(crowd.namespaces)
-        assert tally.stored + tally.gone == kept, "none may get lost"
         assert not tally.gone or kind == "CacheInvalidation", "nobody asked for the deletion of anything else"
     assert operator.defects() == []
     assert operator.failures() == 0
     _say(f"the operator was started {operator.starts} times", began)
+
+
+def lost(crowd: Crowd) -> dict[str, int]:
+    """By kind, how many of the accepted objects are neither stored nor were seen to be deleted."""
+    kept = {kind: tally.accepted if kind in ORDER else len(crowd.namespaces) for kind, tally in crowd.tallies.items()}
+    left = {kind: kept[kind] - tally.stored - tally.gone for kind, tally in crowd.tallies.items()}
+    return {kind: count for kind, count in left.items() if count}
 
 
 def _json_lines(log: Path) -> list[str]:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.claim(
 )
 
 NAMESPACE = "merging"
+PUBLISHED_WITHIN_S = 60.0
 Raw = dict[str, Any]
 _SERVER_SET = ("uid", "creationTimestamp", "resourceVersion", "managedFields", "deletionTimestamp")
 
@@ -57,9 +59,17 @@ class RealApi:
         self._loop.close()
 
     def document(self, path: str) -> Raw:
-        """Return a document of the server itself."""
-        found: Raw = self._run(self._kube.request("GET", path))
-        return found
+        """Return a document of the server itself, which publishes some of them after it is ready."""
+        ends = time.monotonic() + PUBLISHED_WITHIN_S
+        while True:
+            try:
+                found: Raw = self._run(self._kube.request("GET", path))
+            except KubeError as error:
+                if not error.is_not_found or time.monotonic() > ends:
+                    raise
+                time.sleep(0.2)
+            else:
+                return found
 
     def get(self, slot: Slot) -> Raw | None:
         """Return an object."""

@@ -10,6 +10,7 @@ import pytest
 
 from e2e.cluster import control_plane
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.processes import wait_until
 from e2e.cluster.progress import ClusterError
 from e2e.cluster.settings import KUBERNETES_VERSION, Paths, kubebuilder_assets
 
@@ -53,13 +54,14 @@ def test_a_control_plane_serves_and_leaves_nothing_behind(tmp_path: Path, memory
         version = plane.get("/version")["gitVersion"]
         if kubebuilder_assets() is None:
             assert version == f"v{KUBERNETES_VERSION}"
-        answer = subprocess.run(
-            [plane.kubectl, "--kubeconfig", plane.kubeconfig, "get", "namespace", "default", "-o", "name"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert answer.stdout == "namespace/default\n"
+        command = [plane.kubectl, "--kubeconfig", plane.kubeconfig, "get", "namespace", "default", "-o", "name"]
+
+        def has_default() -> bool:
+            """Whether there is the namespace that the API server makes by itself, after it is ready."""
+            answer = subprocess.run(command, capture_output=True, text=True, check=False)
+            return answer.stdout == "namespace/default\n"
+
+        assert wait_until(has_default, timeout_s=60)
         assert plane.kubeconfig.stat().st_mode & 0o077 == 0, "others can read the administrator's key"
         assert len(processes_that_name(tmp_path)) == 2
 

@@ -49,23 +49,27 @@ def test_another_process_is_not_given_it() -> None:
 
 def test_no_outgoing_connection_takes_it() -> None:
     """What connect() chooses a port from, cut down to one that is claimed: there is none left."""
-    with socket.socket() as some:
-        some.bind(("127.0.0.1", 0))
-        port: int = some.getsockname()[1]
-    with socket.socket() as control:
-        connect(control, port)
-        assert control.getsockname()[1] == port
-    with kept(port), socket.socket() as outgoing, pytest.raises(OSError, match="Cannot assign requested address"):
+    port, claim = free_and_then_claimed()
+    with claim, socket.socket() as outgoing, pytest.raises(OSError, match="Cannot assign requested address"):
         connect(outgoing, port)
 
 
-def kept(port: int) -> contextlib.ExitStack:
-    claim = claimed(port)
-    assert claim is not None
-    sockets = contextlib.ExitStack()
-    for one in claim:
-        sockets.enter_context(one)
-    return sockets
+def free_and_then_claimed() -> tuple[int, contextlib.ExitStack]:
+    """Return a port from which connect() could connect, and a claim on it. Other processes may take it meanwhile."""
+    for _ in range(20):
+        with socket.socket() as some:
+            some.bind(("127.0.0.1", 0))
+            port: int = some.getsockname()[1]
+        with contextlib.suppress(OSError), socket.socket() as control:
+            connect(control, port)
+            assert control.getsockname()[1] == port
+            control.close()
+            if claim := claimed(port):
+                sockets = contextlib.ExitStack()
+                for one in claim:
+                    sockets.enter_context(one)
+                return port, sockets
+    raise AssertionError("no connection could be made from a port that was free")
 
 
 def connect(outgoing: socket.socket, own_port: int) -> None:

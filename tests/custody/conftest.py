@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from kvstrata.clients import transit
 from kvstrata.clients.transit import TransitClient
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.token_file import TokenFile
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients connect in time on a machine that does nothing for seconds."""
+    monkeypatch.setattr(transit, "CONNECT_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_connect=60.0))
 
 
 @pytest.fixture(scope="session")

@@ -159,12 +159,13 @@ async def happens(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def pass_by(pods: KeyPods, until: Callable[[], object]) -> None:
-    """Let time pass, with whole lists of all objects, until `until` holds."""
+async def pass_by(pods: KeyPods, until: Callable[[], object], *, listing: bool = True) -> None:
+    """Let time pass until `until` holds, with whole lists of all objects unless `listing` is false."""
     async with asyncio.timeout(PATIENCE_S):
         while not until():
-            await pods.sim.resync.objects(lambda _: None)
-            pods.sim.enqueue_all()
+            if listing:
+                await pods.sim.resync.objects(lambda _: None)
+                pods.sim.enqueue_all()
             await pods.turn(61)
             await asyncio.sleep(0.05)
 

@@ -14,6 +14,12 @@ from tests.tiers.gate_stand_in import GateStandIn
 
 StartServer = Callable[..., LMCacheServer]
 
+PATIENT_FILES = {"load_deadline_ms": 20_000, "store_deadline_ms": 30_000}
+"""Deadlines with which nothing is given up, on a busy machine either, for tests that count on a tier of files."""
+
+PATIENT = PATIENT_FILES | {"connect_timeout_ms": 5_000, "io_timeout_ms": 5_000, "lookup_deadline_ms": 5_000}
+"""The same for Redis. A Redis that stands still is waited for so long, by three requests."""
+
 
 def tier(port: int, name: str = "shared", **options: Any) -> dict[str, Any]:
     """Return the parameters of a tier on a loopback port, with deadlines that suit a test."""

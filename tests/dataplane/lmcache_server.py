@@ -137,7 +137,7 @@ class LMCacheServer:
 
     def get(self, path: str) -> Any:
         """Ask the server's HTTP port."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=60) as response:
             return json.load(response)
 
     def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
@@ -148,7 +148,7 @@ class LMCacheServer:
             {"Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
             return json.load(response)
 
     def freeze_engine(self, **request: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.contract.policy.data_key import DataKey
 from tests.dataplane import memory_scan
-from tests.dataplane.conftest import StartServer, tier
+from tests.dataplane.conftest import PATIENT, StartServer, tier
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.keyed_gate import KeyedGate
 from tests.tiers.redis_process import RedisProcess
@@ -34,7 +34,8 @@ def test_the_tier_never_sees_a_block_and_the_server_keeps_no_key_that_went(
     going, staying = DataKey(1, os.urandom(32)), DataKey(1, os.urandom(32))
     redis.start()
     try:
-        server = start_server(directory, gate, [tier(redis.port, encryption="Required")], memory={"tier": "dram"})
+        sealed = tier(redis.port, encryption="Required", **PATIENT)
+        server = start_server(directory, gate, [sealed], memory={"tier": "dram"})
         keyed.allow({KEYSPACE_A: (going,), KEYSPACE_B: (staying,)})
 
         def state_when(stored: int) -> object:

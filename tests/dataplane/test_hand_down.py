@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
-from tests.dataplane.conftest import StartServer, file_tier, tier
+from tests.dataplane.conftest import PATIENT, PATIENT_FILES, StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.files.file_driver import files_in
@@ -53,7 +53,7 @@ def started(directory: Path, start_server: StartServer, *, files: bool) -> Itera
     gate, redis, disk = GateStandIn(directory), RedisProcess(directory), directory / "disk"
     redis.start()
     disk.mkdir()
-    tiers = [*([file_tier(disk)] if files else []), tier(redis.port)]
+    tiers = [*([file_tier(disk, **PATIENT_FILES)] if files else []), tier(redis.port, **PATIENT)]
     yield Pod(start_server(directory, gate, tiers, memory={"tier": "dram"}), gate, redis, disk)
     redis.kill()
 
@@ -143,9 +143,8 @@ def test_what_leaves_while_redis_is_away_is_counted(pod: Pod, sequence: int, key
     pod.gate.enforce({keyspace: (EnforcedBudget("dram", retention_s=3),)})
     with away(pod.redis):
         assert pod.server.store(sequence, keyspace, 9)["stored"]
-        until(lambda: pod.blocks(keyspace, "dram") == CHUNKS)
-        until(lambda: pod.blocks(keyspace, "dram") == 0)
         until(lambda: pod.count("memory.left_uncopied_blocks") == CHUNKS)
+        assert pod.blocks(keyspace, "dram") == 0
 
 
 @pytest.mark.claim("blocks are handed down as far as the limit allows")
@@ -159,10 +158,11 @@ def test_a_limit_takes_what_the_files_have(deep_pod: Pod, sequence: int, keyspac
     for number, scope in enumerate((keyspace, other)):
         assert pod.server.store(sequence + number, scope, 3 + number)["stored"]
     until(lambda: pod.count("shared.stored") == 2 * CHUNKS)
+    until(lambda: pod.blocks(keyspace, "dram") == CHUNKS == pod.blocks(other, "dram"))
     pod.gate.enforce(
         {
-            keyspace: (EnforcedBudget("dram", retention_s=8),),
-            other: (EnforcedBudget("dram", retention_s=8), EnforcedBudget("disk", 0)),
+            keyspace: (EnforcedBudget("dram", retention_s=15),),
+            other: (EnforcedBudget("dram", retention_s=15), EnforcedBudget("disk", 0)),
         }
     )
     until(lambda: pod.blocks(keyspace, "dram") == 0 == pod.blocks(other, "dram"))

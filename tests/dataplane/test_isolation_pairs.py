@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from kvstrata.contract.messages.adapter import ChunkHashes, HashRequest
 from kvstrata.contract.policy.keyspace import Scope
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, pack_hashes
-from tests.dataplane.conftest import StartServer, file_tier, tier
+from tests.dataplane.conftest import PATIENT, PATIENT_FILES, StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_sequence, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.dataplane.moving_scopes import Cast, Fault, Pair, Play
@@ -47,9 +46,6 @@ PROMPTS = 4
 
 EMPTIED_EVERY = 4
 """In how many batches the memory is emptied, so that tiers have to answer."""
-
-PATIENT: dict[str, Any] = {"load_deadline_ms": 20_000, "store_deadline_ms": 30_000}
-"""What a tier may take: on a busy machine none is given up, which would be a miss."""
 
 KINDS = {
     *(
@@ -166,8 +162,9 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
     redis.start()
     disk.mkdir()
     try:
-        shared = tier(redis.port, **PATIENT, io_timeout_ms=20_000, lookup_deadline_ms=20_000)
-        server = start_server(directory, gate, [file_tier(disk, **PATIENT), shared], memory={"tier": "dram"})
+        # None is given up, which would be a miss.
+        tiers = [file_tier(disk, **PATIENT_FILES), tier(redis.port, **PATIENT)]
+        server = start_server(directory, gate, tiers, memory={"tier": "dram"})
         until(lambda: all(one.breaker == "closed" and not one.recovering for one in gate.state().tiers), gate.state)
         yield Pod(server, gate)
     finally:

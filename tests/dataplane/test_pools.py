@@ -14,7 +14,7 @@ from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
 from kvstrata.contract.store.redis_keys import parse_block_key
-from tests.dataplane.conftest import StartServer, tier
+from tests.dataplane.conftest import PATIENT, StartServer, tier
 from tests.dataplane.fresh import CHUNKS, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import GateStandIn
@@ -106,7 +106,8 @@ def test_64_readers_share_one_copy_in_the_tier_and_keep_what_is_their_own(
     redis.start()
     try:
         options = {"encryption": "Required"} if encrypted else {}
-        pod = Pod(start_server(directory, gate, [tier(redis.port, **options)]), gate, [redis], encrypted)
+        server = start_server(directory, gate, [tier(redis.port, **PATIENT, **options)])
+        pod = Pod(server, gate, [redis], encrypted)
         sequence, own = next(_sequences), next(_sequences) + 1000
         hashes = pod.hashes_of(sequence)
         pod.warm(sequence, hashes)
@@ -115,7 +116,7 @@ def test_64_readers_share_one_copy_in_the_tier_and_keep_what_is_their_own(
             read = pod.server.read(sequence, reader_space(number))
             assert (read["hits"], read["values"]) == (CHUNKS, [7.0])
         assert pod.server.store(own, reader_space(1), 5)["stored"]
-        until(lambda: reader_space(1) in pod.places(), pod.places)
+        until(lambda: len(pod.places().get(reader_space(1), ())) == CHUNKS, pod.places)
         pod.server.forget_memory()
         assert pod.server.read(own, reader_space(1))["values"] == [5.0]
         assert pod.server.read(own, reader_space(2))["hits"] == 0

@@ -13,7 +13,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from tests.dataplane.conftest import StartServer, file_tier, tier
+from tests.dataplane.conftest import PATIENT, StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, fresh_sequence, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.faulty_proxy import FaultyProxy
@@ -81,6 +81,7 @@ class Elsewhere:
         for number, sequence in enumerate(sequences):
             assert self.pod.server.store(sequence, keyspace, number + 1)["stored"]
         until(lambda: self.pod.count("shared.stored") == before + prompts * CHUNKS)
+        until(lambda: len(uses(self.redis, keyspace)) == prompts * CHUNKS)
         stored = uses(self.redis, keyspace)
         for number in hot:
             assert self.pod.server.read(sequences[number], keyspace)["hits"] == CHUNKS
@@ -95,7 +96,7 @@ def elsewhere(start_server: StartServer, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp("elsewhere")
     gate, redis = GateStandIn(directory), RedisProcess(directory)
     redis.start()
-    server = start_server(directory, gate, [tier(redis.port)], memory={"tier": "dram"})
+    server = start_server(directory, gate, [tier(redis.port, **PATIENT)], memory={"tier": "dram"})
     yield Elsewhere(Pod(server, gate), redis)
     redis.kill()
 
@@ -124,7 +125,8 @@ def test_a_fresh_server_loads_what_was_used_last_within_its_budget(
     elsewhere: Elsewhere, start_fresh: Callable[..., Pod], keyspace: str
 ) -> None:
     sequences = elsewhere.use(keyspace, PROMPTS, hot=(1, 3))
-    pod = start_fresh(elsewhere.redis.port, 2 * PROMPT_BYTES + CHUNK_BYTES // 2)
+    pod = start_fresh(elsewhere.redis.port, 2 * PROMPT_BYTES + CHUNK_BYTES // 2, timeout_s=600, **PATIENT)
+    until(lambda: pod.gate.state().tiers[0].breaker == "closed")
     assert pod.gate.state().warming
     before = uses(elsewhere.redis, keyspace)
     pod.gate.allow(keyspace)
@@ -132,7 +134,7 @@ def test_a_fresh_server_loads_what_was_used_last_within_its_budget(
     assert pod.count("memory.warmed_blocks") == 2 * CHUNKS
     assert pod.count("memory.warmed_bytes") == 2 * PROMPT_BYTES
     until(lambda: pod.in_memory(keyspace) == 2 * CHUNKS)
-    assert pod.server.get("/status")["storage_manager"]["l1_manager"]["read_locked_count"] == 0
+    until(lambda: pod.server.get("/status")["storage_manager"]["l1_manager"]["read_locked_count"] == 0)
     time.sleep(2.5)
     assert uses(elsewhere.redis, keyspace) == before, "being warmed with is no use"
     served = pod.served_from_memory(elsewhere.redis, keyspace, sequences)

@@ -43,8 +43,8 @@ def work(directory: Path) -> None:
         time.sleep(0.002)
     for number in (1, 2, 3, 4):
         tier.store([block(KEYSPACE_A, number), block(KEYSPACE_B, number)], [aligned(BLOCK_BYTES, number)] * 2)
-        answers.get(timeout=20)
-    purge(tier._eraser, [KEYSPACE_B], 10)
+        answers.get(timeout=60)
+    purge(tier._eraser, [KEYSPACE_B])
     tier.close()
 
 

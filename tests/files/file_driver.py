@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstrata.contract.store.block_file import ROOT, file_bytes, file_name, key_of
-from kvstrata_sidecar.adapter.files.disk import Disk
+from kvstrata_sidecar.adapter.files.disk import Clocks, Disk, boottime_s
 from kvstrata_sidecar.adapter.files.erase import FileEraser, Purged
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
@@ -21,6 +21,9 @@ from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
+
+DEADLINE_MS = 60_000
+"""Nothing is given up that a test counts on, on a busy machine too; `outlast_deadlines` lets it be."""
 
 BLOCK_BYTES = 64 * 1024
 FILE_BYTES = file_bytes(BLOCK_BYTES)
@@ -67,12 +70,16 @@ def on_disk_bytes(directory: Path) -> int:
 
 
 class FileDriver:
-    """A file tier under a runtime of its own gate; calls return what LMCache would be told."""
+    """A file tier under a runtime of its own gate; calls return what LMCache would be told.
+
+    Time is the machine's and `ahead_s`, which `let_pass` adds to.
+    """
 
     def __init__(self, gate: GateStandIn, directory: Path, *, disk: Disk | None = None, **options: Any) -> None:
         settings: dict[str, Any] = {"capacity_bytes": 64 << 20, "max_blocks": 4096, "free_floor_percent": 0}
+        settings |= {"load_deadline_ms": DEADLINE_MS, "store_deadline_ms": DEADLINE_MS}
+        self.ahead_s = 0.0
         guarded: Callable[[], bool] = options.pop("guarded", lambda: False)
-        clocks = options.pop("clocks", None)
         identity = options.pop("identity", IDENTITY)
         tier = FileTierParams("disk", directory, **settings | options)
         params = AdapterParams(DOMAIN, identity, tier, gate.policy_dir, gate.link_dir)
@@ -87,7 +94,8 @@ class FileDriver:
             self._answers.put,
             spans=self.runtime.spans,
             guarded=guarded,
-            clocks=clocks,
+            clocks=Clocks(now_s=lambda: boottime_s() + self.ahead_s),
+            clock=lambda: time.monotonic() + self.ahead_s,
             disk=disk,
         )
         self.runtime.add(self.tier)
@@ -95,7 +103,19 @@ class FileDriver:
     def close(self) -> None:
         self.runtime.remove(self.tier)
         self.tier.close()
+        # What it leaves of the directory is its housekeeper's last work, for which the tier waits only briefly.
+        self.tier._housekeeper.join(60)
         release(self.runtime)
+
+    def let_pass(self, seconds: float) -> None:
+        """Let time pass at once, for ages and for deadlines."""
+        self.ahead_s += seconds
+        self.tier._io_threads.wake_by(0.0)
+        self.tier._housekeeper.wake()
+
+    def outlast_deadlines(self) -> None:
+        """Let as much time pass as the disk has for what is under way."""
+        self.let_pass(DEADLINE_MS / 1000 + 1)
 
     def store(self, wanted: list[Block], fill: int = 1, size: int = BLOCK_BYTES) -> StoreOutcome:
         return self._store(wanted, [aligned(size, fill) for _ in wanted])
@@ -154,6 +174,8 @@ class FileDriver:
         return list(found)
 
 
-def purge(eraser: FileEraser, keyspaces: Collection[str], timeout_s: float) -> Purged | None:
-    """Remove all blocks of these keyspaces, as an erasure does; None if that takes longer."""
-    return eraser._within(timeout_s, lambda: eraser._purge(frozenset(keyspaces), timeout_s / 2))
+def purge(
+    eraser: FileEraser, keyspaces: Collection[str], timeout_s: float = 60.0, wait_s: float = 0.5
+) -> Purged | None:
+    """Remove all blocks of these keyspaces, as an erasure does, and wait for those in use; None if it takes longer."""
+    return eraser._within(timeout_s, lambda: eraser._purge(frozenset(keyspaces), wait_s))

@@ -81,7 +81,7 @@ def test_plain_files_of_a_deleted_tier_go_before_anything_is_said_to_be_encrypte
 
 def test_a_purge_of_ciphertext_leaves_no_readable_residue(driver: FileDriver, directory: Path) -> None:
     driver.store([*blocks(KEYSPACE_A, 1, 2), block(KEYSPACE_B, 1)])
-    purged = purge(driver.tier._eraser, [KEYSPACE_A], 10)
+    purged = purge(driver.tier._eraser, [KEYSPACE_A])
     assert purged is not None
     assert (purged.gone_blocks, purged.residue) == (2, "")
     assert files_in(directory) == [file_of(directory, block(KEYSPACE_B, 1), encrypted=True)]

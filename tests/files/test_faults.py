@@ -26,13 +26,19 @@ Start = Callable[..., FileDriver]
 
 
 class SlowDisk(Disk):
-    """A real directory whose reads, or writes, begin at once and end when they are let go."""
+    """A real directory whose reads, writes or probes begin at once and end when they are let go.
+
+    With `one_by_one` a write goes on for each of its releases.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.reads_go_on, self.writes_go_on = threading.Event(), threading.Event()
         self.reads_go_on.set()
         self.writes_go_on.set()
+        self.probes_go_on = threading.Event()
+        self.probes_go_on.set()
+        self.one_by_one: threading.Semaphore | None = None
         self.under_way = threading.Semaphore(0)
 
     def read(self, keyspace: str, name: str, buffers: Sequence[memoryview]) -> bool:
@@ -42,8 +48,15 @@ class SlowDisk(Disk):
 
     def write(self, *args: Any, **options: Any) -> None:
         self.under_way.release()
-        self.writes_go_on.wait(20)
+        if self.one_by_one is None:
+            self.writes_go_on.wait(20)
+        else:
+            self.one_by_one.acquire(timeout=20)
         super().write(*args, **options)
+
+    def probe(self) -> None:
+        self.probes_go_on.wait(20)
+        super().probe()
 
 
 @pytest.fixture
@@ -53,7 +66,7 @@ def slow(directory: Path) -> SlowDisk:
 
 @pytest.fixture
 def hanging(start: Start, gate: GateStandIn, slow: SlowDisk) -> FileDriver:
-    driver = start(disk=slow, guarded=lambda: True, load_deadline_ms=1300, store_deadline_ms=1300, workers=2)
+    driver = start(disk=slow, guarded=lambda: True, workers=2)
     driver.until_ready()
     gate.allow(KEYSPACE_A, KEYSPACE_B)
     return driver
@@ -71,6 +84,7 @@ class TestADiskThatHangs:
         assert address is not None
         task = hanging.tier.load([block()], [view])
         assert slow.under_way.acquire(timeout=60)
+        hanging.outlast_deadlines()
         hanging.wait(task)
         assert hanging.tier.pop_found(task) == b"\0"
         spans = hanging.runtime.spans
@@ -85,9 +99,16 @@ class TestADiskThatHangs:
         self, hanging: FileDriver, slow: SlowDisk
     ) -> None:
         hanging.store(blocks(KEYSPACE_A, 1, 2))
+        slow.under_way = threading.Semaphore(0)
         slow.reads_go_on.clear()
-        hanging.wait(hanging.tier.load([block()], [aligned(BLOCK_BYTES)]))
-        hanging.until(lambda: hanging.refused("breaker_open") > 0 or hanging.lookup([block(number=2)]) == [0])
+        slow.probes_go_on.clear()
+        task = hanging.tier.load([block()], [aligned(BLOCK_BYTES)])
+        assert slow.under_way.acquire(timeout=60)
+        hanging.outlast_deadlines()
+        hanging.wait(task)
+        hanging.until(lambda: hanging.lookup([block(number=2)]) == [0])
+        assert hanging.refused("breaker_open") > 0
+        slow.probes_go_on.set()
         hanging.until(lambda: hanging.tier.state().breaker == "closed")
         slow.reads_go_on.set()
         hanging.until(lambda: hanging.load([block(number=2)])[0] == [1])
@@ -97,6 +118,8 @@ class TestADiskThatHangs:
     ) -> None:
         slow.writes_go_on.clear()
         task = hanging.tier.store([block()], [aligned(BLOCK_BYTES, 1)])
+        assert slow.under_way.acquire(timeout=60)
+        hanging.outlast_deadlines()
         hanging.wait(task)
         assert hanging.tier.pop_stores()[task] == StoreOutcome(False, 0)
         slow.writes_go_on.set()
@@ -122,7 +145,7 @@ class TestADiskThatHangs:
         thread.start()
         assert not acknowledged.wait(2.0)
         slow.reads_go_on.set()
-        assert acknowledged.wait(10)
+        assert acknowledged.wait(60)
         thread.join()
 
     def test_a_purge_waits_for_who_reads_and_asking_again_adds_no_thread(
@@ -134,28 +157,30 @@ class TestADiskThatHangs:
         hanging.tier.load([block()], [aligned(BLOCK_BYTES)])
         assert slow.under_way.acquire(timeout=60)
         purger = hanging.tier._eraser
-        first = purge(purger, [KEYSPACE_A], 6.0)  # half of it for the reader; the disk has to sync as well
+        first = purge(purger, [KEYSPACE_A])
         assert first is not None
         assert (first.gone_blocks, first.held_blocks) == (1, 1)
         for _ in range(5):
-            purge(purger, [KEYSPACE_A], 0.05)
+            purge(purger, [KEYSPACE_A], 0.05, wait_s=30)
         # One that works, and one whose turn is over and that the system has yet to end.
         assert sum(thread.name == "kvs-purge" for thread in threading.enumerate()) <= 2
         slow.reads_go_on.set()
-        hanging.until(lambda: hanging.tier.state().breaker == "closed")
-        hanging.until(lambda: (purged := purge(purger, [KEYSPACE_A], 5.0)) is not None and purged.held_blocks == 0)
+        hanging.until(lambda: (purged := purge(purger, [KEYSPACE_A])) is not None and purged.held_blocks == 0)
         assert files_in(directory) == []
 
     def test_without_anybody_who_keeps_memory_back_the_answer_waits(
         self, start: Start, gate: GateStandIn, slow: SlowDisk
     ) -> None:
-        driver = start(disk=slow, load_deadline_ms=200)
+        driver = start(disk=slow)
         driver.until_ready()
         gate.allow(KEYSPACE_A)
         driver.store([block()])
+        slow.under_way = threading.Semaphore(0)
         slow.reads_go_on.clear()
         task = driver.tier.load([block()], [aligned(BLOCK_BYTES)])
-        time.sleep(0.6)
+        assert slow.under_way.acquire(timeout=60)
+        driver.outlast_deadlines()
+        driver.until(lambda: driver.tier.counters().get("late_load") == 1)
         assert driver.tier.pop_found(task) is None
         slow.reads_go_on.set()
         driver.wait(task)
@@ -176,7 +201,7 @@ class TestMemoryThatADiskMayTouch:
             time.sleep(0.01)
         assert not pool.settle(0.05), "what is kept back is not overwritten yet"
         spans.release(number)
-        assert pool.settle(10)
+        assert pool.settle(60)
         assert pool.scrubber.pending_bytes == 0
         pool.close()
 

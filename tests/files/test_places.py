@@ -12,7 +12,6 @@ import pytest
 
 from kvstrata.contract.store.block_file import ROOT
 from kvstrata_sidecar.adapter.files.directories import MOST_PLACES, Folder, PlacedDisk, Reaper
-from kvstrata_sidecar.adapter.files.disk import Clocks, boottime_s
 from kvstrata_sidecar.adapter.files.health import DiskError
 from kvstrata_sidecar.adapter.files.housekeeping import FORMER_LIFE_S, TURN_S
 from tests.files.file_driver import FILE_BYTES, FileDriver, block, blocks, file_of, files_in
@@ -82,18 +81,16 @@ class TestTakingAPlace:
         gate.allow(KEYSPACE_A)
         first.store(blocks(KEYSPACE_A, 1, 2))
         first.close()
-        ahead_s = 0.0
-        clocks = Clocks(now_s=lambda: boottime_s() + ahead_s)
-        second = start(folder.path, place="chat", clocks=clocks, identity=OTHER_IDENTITY)
+        second = start(folder.path, place="chat", identity=OTHER_IDENTITY)
         second.until_ready()
         gate.allow(KEYSPACE_A)
         second.store(blocks(KEYSPACE_A, 1, 3))
         assert second.lookup(blocks(KEYSPACE_A, 1, 2, 3)) == [1, 0, 1], "nothing of the former is found"
-        ahead_s = FORMER_LIFE_S - 60
+        second.let_pass(FORMER_LIFE_S - 60)
         second.tier.policy_changed()
         time.sleep(1.5 * TURN_S)
         assert len(files_in(folder.place(0))) == 4
-        ahead_s = FORMER_LIFE_S + 1
+        second.let_pass(61)
         second.until(lambda: len(files_in(folder.place(0))) == 2)
         assert {path.name[:16] for path in files_in(folder.place(0))} == {OTHER_IDENTITY}
         assert second.tier.counters()["former_removed"] == 2

@@ -86,7 +86,7 @@ def test_a_purge_overwrites_spares_and_removes_them(
     driver.store([block(KEYSPACE_B, 5)])
     (spare,) = spares_in(directory)
     os.link(spare, tmp_path / "witness")
-    assert purge(driver.tier._eraser, [KEYSPACE_A], 10) is not None
+    assert purge(driver.tier._eraser, [KEYSPACE_A]) is not None
     assert spares_in(directory) == []
     assert (tmp_path / "witness").read_bytes() == bytes(FILE_BYTES)
     assert driver.tier.state().used_bytes == on_disk_bytes(directory) == FILE_BYTES

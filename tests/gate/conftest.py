@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import uvloop
+
+from kvstrata.clients import gate as gate_client
 
 from .world import ACME, GLOBEX, NOBODY, World, entry, until
 
@@ -25,6 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(method="thread"))
+
+
+@pytest.fixture(autouse=True)
+def patient_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator's client connects in time on a machine that does nothing for seconds."""
+    monkeypatch.setattr(gate_client, "CONNECT_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_connect=60.0))
 
 
 @pytest.fixture

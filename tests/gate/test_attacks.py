@@ -298,6 +298,7 @@ def test_a_body_made_to_stall_the_parser_is_refused_in_little_time(name: str) ->
 async def test_a_head_that_dribbles_is_ended(gate: World) -> None:
     connection = await gate.connect()
     await connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: g\r\n".encode())
+    await until(lambda: any(one._head_bytes for one in gate.gate.tenant_server.connections))
     (served,) = gate.gate.tenant_server.connections
     assert served.deadline <= asyncio.get_running_loop().time() + gate.gate.tenant_server.limits.head_s
     served.deadline = 0.0

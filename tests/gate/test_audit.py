@@ -63,6 +63,19 @@ def written(audit: Audit) -> None:
     assert audit._scribe.idle
 
 
+def hand_over(audit: Audit, *, last: bool = True) -> None:
+    """Have what happened written. The gate's own turn may have begun just before; then this one waits for it."""
+    written(audit)
+    audit.turn(last=last)
+    written(audit)
+
+
+def end(audit: Audit) -> None:
+    """End an audit log, and wait for its last lines for as long as it takes."""
+    audit.close()
+    written(audit)
+
+
 def shown(lines: list[Line]) -> list[tuple[Action, str | None, str | None, int | None]]:
     return [(line.action, line.reason, line.scope, line.count) for line in lines]
 
@@ -74,7 +87,7 @@ def test_requests_with_one_fate_are_one_line_with_their_number(taker: Taker) -> 
     audit.request(Action.REQUESTS_REFUSED, "unauthenticated")
     taker.now_s += 1
     audit.turn()
-    audit.close()
+    end(audit)
     assert shown(taker.lines) == [
         (Action.REQUESTS_REFUSED, "model", "c0ffee00c0ff", 5),
         (Action.REQUESTS_REFUSED, "unauthenticated", "_none", 1),
@@ -96,7 +109,7 @@ def test_requests_that_were_served_are_told_once_a_minute_and_at_the_end(taker: 
     audit.turn()
     written(audit)
     audit.request(Action.REQUESTS_SERVED, scope="c0ffee00c0ff")
-    audit.close()
+    end(audit)
     assert shown(taker.lines) == [
         (Action.REQUESTS_SERVED, None, "c0ffee00c0ff", 2),
         (Action.REQUESTS_SERVED, None, "c0ffee00c0ff", 1),
@@ -117,7 +130,7 @@ def test_while_nobody_takes_lines_counting_goes_on_and_what_has_no_row_is_told_a
     assert (audit.events, audit.dropped) == (8, 2)
     taker.open.set()
     written(audit)
-    audit.close()
+    end(audit)
     assert shown(taker.lines) == [
         (Action.REQUESTS_REFUSED, "model", "_none", 1),
         (Action.EVENTS_DROPPED, None, None, 2),
@@ -137,7 +150,7 @@ def test_lines_that_cannot_be_written_count_as_dropped_and_are_told_when_it_work
     written(audit)
     assert audit.dropped == 4
     taker.broken = False
-    audit.close()
+    end(audit)
     assert shown(taker.lines) == [(Action.EVENTS_DROPPED, None, None, 4)]
     assert [line.sequence for line in taker.lines] == [2]
 
@@ -156,8 +169,7 @@ async def test_each_fate_of_a_request_is_told_by_scope_and_reason(
     await gate.ask(post("/v1/chat/completions", chat(cache_salt="mine"), GLOBEX))
     await gate.acked(await gate.publish([entry("acme", suspended=True)]))
     await gate.ask(post("/v1/chat/completions", chat()))
-    gate.gate.audit.turn(last=True)
-    written(gate.gate.audit)
+    hand_over(gate.gate.audit)
     told = [line for line in of_gate(capfd) if line.action.value.startswith(("Requests", "Reuse"))]
     acme, globex = keyspace("acme")[:12], keyspace("globex")[:12]
     assert sorted(shown(told), key=str) == sorted(
@@ -178,8 +190,7 @@ async def test_tenants_are_named_where_the_domain_says_so(gate: World, capfd: py
     await gate.acked(revision)
     await gate.ask(post("/v1/chat/completions", chat()))
     await gate.ask(post("/v1/chat/completions", chat(), NOBODY))
-    gate.gate.audit.turn(last=True)
-    written(gate.gate.audit)
+    hand_over(gate.gate.audit)
     named = {line.action: line.tenant for line in of_gate(capfd) if line.tenant}
     assert named == {Action.REQUESTS_SERVED: "acme", Action.REUSE_REFUSED: "nobody"}
 
@@ -187,8 +198,7 @@ async def test_tenants_are_named_where_the_domain_says_so(gate: World, capfd: py
 async def test_no_prompt_key_or_keyspace_is_in_a_line(gate: World, capfd: pytest.CaptureFixture[str]) -> None:
     await gate.ask(post("/v1/completions", {"prompt": "a very secret prompt"}))
     await gate.ask(post("/v1/completions", {"prompt": "x", "a_secret_name": 1}, "wrong-key"))
-    gate.gate.audit.turn(last=True)
-    written(gate.gate.audit)
+    hand_over(gate.gate.audit)
     out = capfd.readouterr().out
     assert "RequestsServed" in out
     for secret in (keyspace("acme"), "secret", "key-of-acme", "wrong-key"):
@@ -198,8 +208,7 @@ async def test_no_prompt_key_or_keyspace_is_in_a_line(gate: World, capfd: pytest
 async def test_other_api_keys_are_told_by_their_number(gate: World, capfd: pytest.CaptureFixture[str]) -> None:
     await gate.publish_keys(acme="another-key")
     await until(lambda: len(gate.gate.keys.ring) == 1)
-    gate.gate.audit.turn()
-    written(gate.gate.audit)
+    hand_over(gate.gate.audit, last=False)
     assert [line.count for line in of_gate(capfd) if line.action is Action.API_KEYS_HELD][-1] == 1
 
 

@@ -29,6 +29,13 @@ async def poll(
     return answer
 
 
+async def waiting_poll(world: World) -> asyncio.Task[Answer]:
+    """Return a poll that has reached the gate, which has nothing new to tell."""
+    polled = asyncio.create_task(poll(world, 1, 60))
+    await until(lambda: world.gate.control._polls)
+    return polled
+
+
 async def test_the_operator_gets_the_state_and_the_pods_token(gate: World) -> None:
     answer = await poll(gate, 0, 30)
     state = PodState.decode(answer.body)
@@ -55,8 +62,7 @@ async def test_the_state_tells_what_the_pod_serves_under_also_when_the_api_serve
 
 
 async def test_a_poll_returns_when_the_next_revision_is_acknowledged(gate: World) -> None:
-    waiting = asyncio.create_task(poll(gate, 1, 60))
-    await asyncio.sleep(0.2)
+    waiting = await waiting_poll(gate)
     assert not waiting.done()
     await gate.publish([entry("acme", "acme-2")])
     state = PodState.decode((await asyncio.wait_for(waiting, 20)).body)
@@ -73,15 +79,13 @@ async def test_a_poll_returns_after_its_wait(gate: World) -> None:
 
 
 async def test_a_poll_returns_when_the_cache_server_goes(gate: World) -> None:
-    waiting = asyncio.create_task(poll(gate, 1, 60))
-    await asyncio.sleep(0.1)
+    waiting = await waiting_poll(gate)
     await gate.adapter.stop()
     assert PodState.decode((await asyncio.wait_for(waiting, 20)).body).cache_boot == ""
 
 
 async def test_a_poll_returns_when_a_breaker_opens(gate: World) -> None:
-    waiting = asyncio.create_task(poll(gate, 1, 60))
-    await asyncio.sleep(0.1)
+    waiting = await waiting_poll(gate)
     gate.adapter.breaker = "open"
     assert PodState.decode((await asyncio.wait_for(waiting, 20)).body).tiers[0].breaker == "open"
 
@@ -120,8 +124,8 @@ async def test_a_stopping_gate_answers_those_who_wait(world: World) -> None:
     await world.publish([entry("acme")])
     async with world.started():
         await world.acked(1)
-        waiting = asyncio.create_task(poll(world, 1, 60))
-        await asyncio.sleep(0.2)
+        await until(lambda: not world.gate.not_ready())
+        waiting = await waiting_poll(world)
     assert (await asyncio.wait_for(waiting, 20)).status == 200
 
 

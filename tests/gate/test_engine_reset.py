@@ -63,7 +63,8 @@ async def test_a_body_that_is_no_request_reaches_no_engine(gate: World, body: by
     assert gate.engine.requests == []
 
 
-async def test_an_engine_that_is_busy_is_asked_until_it_is_idle(gate: World) -> None:
+async def test_an_engine_that_is_busy_is_asked_until_it_is_idle(gate: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enginereset, "IDLE_S", 3600.0)
     answering(gate, (200, {"success": False}), (200, {"success": False}), (200, {"success": True}))
     assert await reset(gate, wait_s=60) is ResetOutcome.RESET
     assert [request.path for request in gate.engine.requests] == [ENGINE_RESET_PATH] * 3

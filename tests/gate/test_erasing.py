@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -129,9 +131,10 @@ async def test_an_answer_comes_when_readers_let_go_and_says_who_holds_it_until_t
 
 async def test_what_takes_longer_is_told_when_the_wait_is_over(gate: World) -> None:
     gate.adapter.erased = {"outcome": EraseOutcome.REMAINING, "operations": 1}
-    said = await erased(gate, wait_s=0.3)
+    begun = time.monotonic()
+    said = await erased(gate, wait_s=0.5)
+    assert time.monotonic() - begun > 0.4
     assert said.held_by == ("1 operations of tiers are under way",)
-    assert len(gate.adapter.erasures) > 1
 
 
 class Request(InFlight):
@@ -165,8 +168,11 @@ async def test_key_files_that_are_left_keep_an_erasure_from_being_complete(gate:
 
 
 async def test_nothing_is_complete_without_the_cache_server_that_acknowledged(gate: World) -> None:
-    gate.adapter.boot = "boot-2"
+    # Only this answer says so: the link would see another server at its next question, and have it apply the policy.
+    real = gate.adapter.erasure
+    gate.adapter.erasure = lambda question: replace(real(question), boot="boot-2")  # type: ignore[method-assign]
     assert (await erased(gate)).outcome is EraseOutcome.NOT_ENFORCED
+    gate.adapter.erasure = real  # type: ignore[method-assign]
     await gate.adapter.stop()
     await until(lambda: gate.gate.enforcement.cache_boot == "")
     waiting = asyncio.create_task(erased(gate, wait_s=60))
@@ -200,7 +206,8 @@ async def test_a_verification_tells_what_the_cache_server_finds(gate: World) -> 
 
 
 async def test_a_verification_without_the_cache_server_that_acknowledged_is_none(gate: World) -> None:
-    gate.adapter.boot = "boot-2"
+    real = gate.adapter.verification
+    gate.adapter.verification = lambda question: replace(real(question), boot="boot-2")  # type: ignore[method-assign]
     assert (await say(gate, posted(VERIFY_PATH, VerifyRequest(OLD).encode()))).status == 503
     await gate.adapter.stop()
     assert (await say(gate, posted(VERIFY_PATH, VerifyRequest(OLD).encode()))).status == 503

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -281,9 +282,10 @@ async def test_what_is_there_at_once_or_turned_down_is_not_waited_for(
 async def test_what_is_not_stored_in_time_is_given_up(pod: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "LOOK_S", 0.01)
     engine_of(pod).stores = False
-    said, looks = await looks_of_the_writer(pod)
+    begun = time.monotonic()
+    said, _ = await looks_of_the_writer(pod)
+    assert time.monotonic() - begun > 0.25
     assert said.unproven == ("shared",)
-    assert looks > 4
 
 
 async def test_a_reader_that_is_turned_down_shows_nothing_of_names(pod: World) -> None:

@@ -23,7 +23,7 @@ from .world import World, entry, keyspace, until
 async def real(world: World) -> AsyncIterator[World]:
     """A gate whose stand-in adapter has made way; nothing answers its link yet."""
     await world.adapter.stop()
-    revision = await world.publish([entry("acme"), entry("globex")], Rules(stale_after_s=2, drain_timeout_s=1))
+    revision = await world.publish([entry("acme"), entry("globex")])
     async with world.started():
         await until(lambda: world.gate.enforcement.revision == revision)
         yield world
@@ -102,7 +102,7 @@ async def test_data_keys_come_with_the_bundle_and_are_overwritten_before_the_gat
 async def test_a_gate_that_cannot_read_the_bundle_fences_the_adapter_too(real: World) -> None:
     adapter = await asyncio.to_thread(runtime, real)
     try:
-        await real.acked(1)
+        await real.acked(await real.publish([entry("acme")], Rules(stale_after_s=2, drain_timeout_s=1)))
         real.api.broken = True
         await until(lambda: not adapter.enforcement.fresh())
         assert not real.gate.enforcement.fresh()

@@ -124,7 +124,8 @@ async def test_an_edit_reaches_the_gate_by_the_watch(real: World) -> None:
         await until(lambda revision=revision: real.gate.enforcement.acked >= revision, 40)  # type: ignore[misc]
         took.append(time.monotonic() - begun)
         await asyncio.sleep(1.2)
-    assert sorted(took)[1] < 2.0, took
+    # The periodic read comes after more than twenty seconds.
+    assert sorted(took)[1] < 10.0, took
     assert (await real.ask(post("/v1/completions", {"prompt": "a"}))).status == 200
     assert real.engine.requests[-1].json["cache_salt"] == keyspace("acme-3")
 

@@ -71,6 +71,8 @@ async def pod(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Wo
     await world.publish([entry("acme")])
     async with world.started(render_id="f" * 16):
         await world.acked(1)
+        # When it becomes ready, what was rendered before is forgotten.
+        await until(lambda: world.gate.engine_ready)
         yield world
 
 

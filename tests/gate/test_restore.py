@@ -120,6 +120,9 @@ async def cluster(plane: RestorablePlane, world: World, tmp_path: Path) -> Async
     cluster.start_operator()
     try:
         await cluster.wait("the policy", "TenantCachePolicy", "acme", "Ready", ("True", "NoLivePods"))
+        await asyncio.to_thread(
+            server.wait, "what a pod has from the operator", lambda: _has_parts(cluster), PATIENCE_S
+        )
         await asyncio.to_thread(_start_pod, server)
         changes = await asyncio.to_thread(_settings, cluster, RealApi(plane.kubeconfig, world.directory))
         async with world.started(**changes):
@@ -137,6 +140,11 @@ def _install(server: Server) -> None:
         server.kubectl("create", "namespace", namespace)
     for obj in (cpu_tier(), model(tiers=("cpu",)), policy("acme")):
         server.apply({**obj, "metadata": {**obj["metadata"], "namespace": NAMESPACE}})
+
+
+def _has_parts(cluster: Cluster) -> bool:
+    """Whether there is all that a pod needs to start."""
+    return bool(cluster.secret("kvs-tiny-gate-tls") and cluster.server.get("serviceaccount", "kvs-tiny"))
 
 
 def _start_pod(server: Server) -> None:

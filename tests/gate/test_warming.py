@@ -238,13 +238,14 @@ async def begun(world: World) -> asyncio.Task[WarmOutcome]:
 
 
 async def test_a_version_that_is_removed_ends_its_warm_up_and_holds_back_the_acknowledgement(pod: World) -> None:
-    before = pod.gate.enforcement.acked
+    enforcement, too_early = pod.gate.enforcement, list[bool]()
     task = await begun(pod)
-    revision = await without_pool(pod)
-    await until(lambda: pod.gate.enforcement.revision == revision)
-    assert pod.gate.enforcement.acked == before
-    assert await asyncio.wait_for(task, 20) is WarmOutcome.ABORTED
+    revision = enforcement.revision + 1
+    enforcement.changed.append(lambda: too_early.append(enforcement.acked == revision and bool(enforcement.in_flight)))
+    assert await without_pool(pod) == revision
+    assert await asyncio.wait_for(task, 60) is WarmOutcome.ABORTED
     await pod.acked(revision)
+    assert not any(too_early)
 
 
 async def test_a_version_that_stays_is_warmed_on_whatever_else_changes(pod: World) -> None:

@@ -36,6 +36,7 @@ MODEL = "tiny"
 BUNDLE = "kvs-tiny-bundle"
 KEYS = "kvs-keys"
 ACME, GLOBEX, NOBODY = "key-of-acme", "key-of-globex", "key-without-policy"
+PATIENCE_S = 60.0
 
 
 def keyspace(name: str) -> str:
@@ -106,7 +107,7 @@ class Connection:
     async def closed(self) -> bool:
         """Whether the other side closes without another byte."""
         try:
-            return await asyncio.wait_for(self.reader.read(1), 20) == b""
+            return await asyncio.wait_for(self.reader.read(1), PATIENCE_S) == b""
         except ConnectionError:
             return True
 
@@ -225,7 +226,7 @@ class World:
             yield self
         finally:
             gate.stop()
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, PATIENCE_S)
 
     async def connect(self, port: str = "http", context: ssl.SSLContext | None = None) -> Connection:
         name = gate_server_name(MODEL, "ns") if context is not None else None
@@ -239,8 +240,9 @@ class World:
         """Send raw bytes on a fresh connection and return the answer."""
         connection = await self.connect(port)
         try:
-            await connection.send(data)
-            return await asyncio.wait_for(connection.answer(), 20)
+            # An answer may come before all is sent, and be lost if it is not read then.
+            connection.writer.write(data)
+            return await asyncio.wait_for(connection.answer(), PATIENCE_S)
         finally:
             connection.close()
 
@@ -251,7 +253,7 @@ class World:
         await until(lambda: self.gate.enforcement.acked >= revision)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Wait until `condition` holds; fail the test when it does not in time."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

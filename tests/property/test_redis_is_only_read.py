@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstrata.clients.redis import probe
 from kvstrata.clients.redis.probe import Access, Failure, ask
 
 pytestmark = pytest.mark.claim("the operator's questions to a Redis server write nothing, and nothing else of it asks")
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.claim("the operator's questions to a Redis server write
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATOR = REPOSITORY / "operator" / "src" / "kvstrata"
 OF_THE_CONNECTION = {"AUTH", "HELLO", "CLIENT SETINFO", "CLIENT SETNAME"}
+PATIENCE_S = 60.0
 INFO = b"redis_version:8.0.0\r\nused_memory:1\r\nmaxmemory:2\r\nrole:master\r\n"
 
 
@@ -46,11 +48,15 @@ class Recorder:
 
 
 @pytest.mark.parametrize(("username", "password"), [(None, None), (None, "secret"), ("operator", "secret")])
-async def test_a_question_sends_nothing_that_writes(username: str | None, password: str | None) -> None:
+async def test_a_question_sends_nothing_that_writes(
+    username: str | None, password: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "CONNECT_TIMEOUT_S", PATIENCE_S)
     recorder = Recorder()
     server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
-    figures = await ask(f"{host}:{port}", Access(password, None, username), lambda client: client.info())
+    access = Access(password, None, username)
+    figures = await ask(f"{host}:{port}", access, lambda client: client.info(), timeout_s=PATIENCE_S)
     server.close()
     assert not isinstance(figures, Failure), figures
     assert "INFO" in recorder.commands

@@ -94,7 +94,7 @@ class ApiProxy:
 
     def __enter__(self) -> ApiProxy:
         self._thread.start()
-        if not self._started.wait(10):
+        if not self._started.wait(60):
             raise RuntimeError("the proxy did not start")
         return self
 
@@ -133,9 +133,10 @@ class ApiProxy:
         finally:
             self._drops.remove(drop)
 
-    def silence(self, path: str = "") -> int:
-        """Let all running watches of such paths die silently; new ones live. Return how many."""
-        return self._each(path, self._silence)
+    def silence(self, path: str = "", at_least: int = 0) -> int:
+        """Let all running watches of such paths die silently, unless they are fewer than `at_least`; new ones live.
+        Return how many ran."""
+        return self._each(path, self._silence, at_least)
 
     def reset(self, path: str = "") -> int:
         """Break the connections of all running watches of such paths; return how many."""
@@ -173,16 +174,16 @@ class ApiProxy:
         """Return how many watches run now."""
         return self._each("", lambda stream: None)
 
-    def _each(self, path: str, act: Callable[[_Stream], Any]) -> int:
+    def _each(self, path: str, act: Callable[[_Stream], Any], at_least: int = 0) -> int:
         async def run() -> int:
             chosen = [s for s in self._streams if not s.dead and re.search(path, s.path)]
-            for stream in chosen:
+            for stream in chosen if len(chosen) >= at_least else ():
                 result = act(stream)
                 if asyncio.iscoroutine(result):
                     await result
             return len(chosen)
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     @staticmethod
     def _silence(stream: _Stream) -> None:

@@ -46,10 +46,14 @@ class Totals:
     charged: int
     stored: int
 
+    @property
+    def granted(self) -> int:
+        """What buckets have: by the ledger, or by themselves while it is made anew."""
+        return self.lease if self.leased < 0 else self.leased
+
     def holds(self, limit: int) -> bool:
         """Whether nothing exceeds what it is bounded by."""
-        leased = self.lease if self.leased < 0 else self.leased
-        return self.stored <= self.used + self.held <= self.lease <= leased <= limit
+        return self.stored <= self.used + self.held <= self.lease <= self.granted <= limit
 
 
 class Books:

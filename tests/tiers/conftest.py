@@ -17,13 +17,15 @@ from tests.support.amounts import CLAIMS, SOAK
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.pool_gate import PoolGate
-from tests.tiers.redis_cluster import RedisCluster
+from tests.tiers.redis_cluster import PATIENT_MS, RedisCluster
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import DEFAULT, KINDS, VALKEY_8, ServerKind
+from tests.tiers.sweeping import stop
 from tests.tiers.tier_driver import Driver
-from tests.tiers.writer_by_hand import WINDOW_MS, ByHand
+from tests.tiers.writer_by_hand import ByHand
 
 PATIENT = {
+    "connect_timeout_ms": 5000,
     "io_timeout_ms": 5000,
     "lookup_deadline_ms": 10_000,
     "load_deadline_ms": 10_000,
@@ -74,7 +76,7 @@ def redis_server(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisProce
 
 @pytest.fixture
 def cluster(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(tmp_path, command=server_kind.command())
+    cluster = RedisCluster(tmp_path, command=server_kind.command(), node_timeout_ms=PATIENT_MS)
     cluster.start()
     yield cluster
     cluster.kill()
@@ -92,12 +94,12 @@ def pools(gate: GateStandIn) -> PoolGate:
 
 @pytest.fixture
 def connect_to() -> Iterator[Callable[..., Connection]]:
-    """Open a connection to a loopback port with short timeouts."""
+    """Open a connection to a loopback port; a server that a busy machine starves is waited for."""
     opened: list[Connection] = []
 
     def connect(port: int, **options: object) -> Connection:
         settings = {"tls": None, "username": None, "password_file": None} | options
-        settings = {"connect_timeout_s": 5.0, "io_timeout_s": 1.0} | settings
+        settings = {"connect_timeout_s": 30.0, "io_timeout_s": 30.0} | settings
         connection = dial(Endpoint("127.0.0.1", port), **settings)  # type: ignore[arg-type]
         opened.append(connection)
         return connection
@@ -143,11 +145,9 @@ def books(redis_server: RedisProcess) -> Books:
 
 
 @pytest.fixture
-def quick(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
-    """A tier with a short write window."""
-    driver = start(redis_server.port, window_ms=WINDOW_MS)
-    driver.until("closed")
-    gate.allow(KEYSPACE_A)
+def idle(driver: Driver) -> Driver:
+    """A driver whose sweeper works only when the test tells it to."""
+    stop(driver.tier)
     return driver
 
 

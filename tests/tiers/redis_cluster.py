@@ -14,16 +14,26 @@ from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, slot_of
 from tests.tiers.redis_process import RedisProcess
 
 NODE_TIMEOUT_MS = 3000
-"""So long a server may be starved on a busy machine before the others take it for dead."""
+"""After so long servers take one for dead that says nothing, and a replica takes over."""
+
+PATIENT_MS = 30_000
+"""The same where nobody is to take over: a server that a busy machine starves is not dead."""
 
 
 class ClusterNode(RedisProcess):
     """One server of a cluster."""
 
-    def __init__(self, directory: Path, *options: str, tls: Sequence[str] = (), **others: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        tls: Sequence[str] = (),
+        node_timeout_ms: int = NODE_TIMEOUT_MS,
+        **others: Any,
+    ) -> None:
         bus = free_port()
         cluster = ["--cluster-enabled", "yes", "--cluster-port", str(bus), "--enable-debug-command", "local"]
-        cluster += ["--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--cluster-require-full-coverage", "no"]
+        cluster += ["--cluster-node-timeout", str(node_timeout_ms), "--cluster-require-full-coverage", "no"]
         cluster += ["--cluster-config-file", f"nodes-{bus}.conf", "--cluster-replica-validity-factor", "0"]
         cluster += ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]
         if tls:
@@ -56,9 +66,11 @@ class RedisCluster:
         options: Callable[[int], Sequence[str]] = lambda _: (),
         tls: Callable[[int], Sequence[str]] = lambda _: (),
         command: Sequence[str] | None = None,
+        node_timeout_ms: int = NODE_TIMEOUT_MS,
     ) -> None:
-        numbers = range(primaries + replicas)
-        self.nodes = [ClusterNode(directory, *options(n), tls=tls(n), command=command) for n in numbers]
+        self._node_timeout_ms = node_timeout_ms
+        common = {"command": command, "node_timeout_ms": node_timeout_ms}
+        self.nodes = [ClusterNode(directory, *options(n), tls=tls(n), **common) for n in range(primaries + replicas)]
         self.primaries, self.replicas = self.nodes[:primaries], self.nodes[primaries:]
 
     def start(self) -> None:
@@ -80,7 +92,7 @@ class RedisCluster:
 
     def add(self, directory: Path, **options: Any) -> ClusterNode:
         """Start one more server, without slots."""
-        node = ClusterNode(directory, tls=options.get("tls", ()))
+        node = ClusterNode(directory, tls=options.get("tls", ()), node_timeout_ms=self._node_timeout_ms)
         node.start()
         self.nodes.append(node)
         node.ask("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, self.nodes[0].bus)

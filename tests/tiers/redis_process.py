@@ -46,14 +46,23 @@ class RedisProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                    return
-            except OSError:
-                time.sleep(0.02)
-        raise TimeoutError("redis-server did not start")
+        deadline = time.monotonic() + 60
+        while not self._listens():
+            if time.monotonic() > deadline:
+                raise TimeoutError("redis-server did not start")
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        """Whether it listens on its port and, which comes later, for the tests' own questions."""
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self.port), timeout=1),
+                socket.socket(socket.AF_UNIX) as admin,
+            ):
+                admin.connect(str(self.admin_socket))
+        except OSError:
+            return False
+        return True
 
     @property
     def admin_socket(self) -> Path:
@@ -104,9 +113,14 @@ class RedisProcess:
             self._process = None
 
     def freeze(self) -> None:
-        """Stop it without closing its connections."""
+        """Stop it without closing its connections; returns when it has stopped, so that it answers nobody any more."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        about = Path(f"/proc/{self.pid}/stat")
+        give_up_at_s = time.monotonic() + 60
+        while about.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < give_up_at_s, "it does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -23,25 +23,25 @@ HOUR_MS = 3_600_000
 
 
 def test_a_block_of_which_nobody_knows_how_old_it_is_is_no_hit_and_goes(
-    quick: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    idle: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
 ) -> None:
     gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", retention_s=60),))
-    quick.store([block(KEYSPACE_A)])
+    idle.store([block(KEYSPACE_A)])
     admin, base = redis_server.admin(), PLACE.base.decode()
     admin.zincrby(f"{base}:#x", HOUR_MS, PLACE.member.decode())
     admin.pexpire(PLACE.name.decode(), HOUR_MS)
-    assert quick.lookup([block(KEYSPACE_A)]) == [0]
-    assert quick.load([block(KEYSPACE_A)])[0] == [0]
-    assert quick.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES, "it is not in the way of a new one"
-    assert quick.lookup([block(KEYSPACE_A)]) == [1]
+    assert idle.lookup([block(KEYSPACE_A)]) == [0]
+    assert idle.load([block(KEYSPACE_A)])[0] == [0]
+    assert idle.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES, "it is not in the way of a new one"
+    assert idle.lookup([block(KEYSPACE_A)]) == [1]
     admin.zincrby(f"{base}:#x", HOUR_MS, PLACE.member.decode())
-    sweep(quick.tier, KEYSPACE_A)
+    sweep(idle.tier, KEYSPACE_A)
     assert stored(redis_server) == []
     books.assert_consistent()
 
 
 def test_a_reservation_of_then_holds_nobody_up(
-    quick: Driver, late: ByHand, redis_server: RedisProcess, books: Books
+    idle: Driver, late: ByHand, redis_server: RedisProcess, books: Books
 ) -> None:
     for store_first in (True, False):
         assert late.reserve(b"t") is True
@@ -50,10 +50,10 @@ def test_a_reservation_of_then_holds_nobody_up(
         record = b":".join([bytes_, b"%d" % (int(deadline) + HOUR_MS), *rest])
         admin.hset(f"{base}:#r", PLACE.member.decode(), record)
         if store_first:
-            assert quick.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
-            quick.tier.delete([block(KEYSPACE_A)])
+            assert idle.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
+            idle.tier.delete([block(KEYSPACE_A)])
         else:
-            sweep(quick.tier, KEYSPACE_A)
+            sweep(idle.tier, KEYSPACE_A)
         assert books.reservations() == 0
         books.assert_consistent()
 
@@ -66,12 +66,12 @@ def test_a_claim_of_then_is_worth_nothing(redis_server: RedisProcess, late: ByHa
 
 
 def test_a_rebuild_that_was_begun_then_is_not_waited_for(
-    quick: Driver, gate: GateStandIn, redis_server: RedisProcess, late: ByHand, books: Books
+    idle: Driver, gate: GateStandIn, redis_server: RedisProcess, late: ByHand, books: Books
 ) -> None:
     gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=4 * VALUE_BYTES),))
-    quick.store([block(KEYSPACE_A)])
+    idle.store([block(KEYSPACE_A)])
     admin = redis_server.admin()
     ahead_ms = admin.time()[0] * 1000 + HOUR_MS
     admin.hset(books.ledger, mapping={"void": 1, "at": ahead_ms})
-    quick.tier._deps.ledgers.of(late.connection, KEYSPACE_A).rebuild(books.version())
+    idle.tier._deps.ledgers.of(late.connection, KEYSPACE_A).rebuild(books.version())
     assert books.live()

@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
-from tests.tiers.redis_cluster import RedisCluster, until
+from tests.tiers.redis_cluster import PATIENT_MS, RedisCluster, until
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import ServerKind, on_every_server
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
@@ -32,7 +32,8 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def replicated(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(tmp_path, replicas=1, command=server_kind.command())
+    # A replica takes over from a server that was killed, and not from one that a busy machine starves.
+    cluster = RedisCluster(tmp_path, replicas=1, command=server_kind.command(), node_timeout_ms=8_000)
     cluster.start()
     yield cluster
     cluster.kill()
@@ -78,12 +79,15 @@ class TestServersDie:
         stored = sum(store_all(driver, [one]) for one in there[:60])
         assert stored > 30, driver.tier.counters()
 
-    @pytest.mark.short_deadlines
     @pytest.mark.claim("a frozen server of a cluster delays nobody")
     def test_a_frozen_server_delays_nobody_beyond_the_deadline_and_costs_its_own_blocks_only(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:
-        driver = begin(start, gate, cluster)
+        # The other servers answer within a deadline, on a busy machine too; what waits for the frozen one takes longer.
+        deadline_s, hangs_s = 5, 30
+        assert deadline_s + SLACK_S < hangs_s
+        deadlines = {"lookup_deadline_ms": 1000 * deadline_s, "load_deadline_ms": 1000 * deadline_s}
+        driver = begin(start, gate, cluster, io_timeout_ms=1000 * hangs_s, **deadlines)
         store_all(driver)
         frozen = node_of(cluster, NUMBERS[0])
         left = [1 - gone for gone in on(cluster, frozen)]
@@ -91,7 +95,7 @@ class TestServersDie:
         for _ in range(4):
             started_s = time.monotonic()
             assert driver.lookup(BLOCKS) == left
-            assert time.monotonic() - started_s < 0.2 + SLACK_S
+            assert time.monotonic() - started_s < deadline_s + SLACK_S
         load_right(driver)
         until(lambda: driver.tier.state().nodes_away == 1, driver.tier.state)
         assert load_right(driver) == left
@@ -126,12 +130,12 @@ class TestServersDie:
     def test_a_cluster_that_is_down_at_the_start_is_used_once_it_is_up(
         self, start: Callable[..., Driver], gate: GateStandIn, tmp_path: Path
     ) -> None:
-        cluster = RedisCluster(tmp_path)
+        cluster = RedisCluster(tmp_path, node_timeout_ms=PATIENT_MS)
         driver = start(cluster.nodes[1].port, cluster=True)
         gate.allow(KEYSPACE_A, KEYSPACE_B)
         started_s = time.monotonic()
         assert driver.lookup(BLOCKS) == [0] * len(BLOCKS)
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < SLACK_S
         until(lambda: "refused" in driver.tier.state().detail.lower(), driver.tier.state)
         cluster.start()
         all_closed(driver, 3)

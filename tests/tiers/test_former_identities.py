@@ -224,6 +224,7 @@ class TestReclaim:
         put(connection, KEYSPACE_A, range(COUNT), OLD)
         put(connection, KEYSPACE_A, range(COUNT), NEW)
         tier = {"name": "shared", "endpoints": [{"host": "127.0.0.1", "port": redis_server.port}]}
+        tier |= {"connect_timeout_ms": 5000, "io_timeout_ms": 5000}
         asked = {"domain": DOMAIN, "revision": 0, "keyspaces": [KEYSPACE_A], "tier": tier, "identities": [OLD]}
         program = start_program(tmp_path / "order.json", asked)
         output, _ = program.communicate(timeout=60)

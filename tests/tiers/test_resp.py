@@ -39,6 +39,9 @@ Connect = Callable[..., Connection]
 
 ERR_LIB_SYS = 2
 KEY, OTHER_KEY = b"kvs1:key", b"kvs1:other"
+SHORT_S, SOON_S = 1.0, 15.0
+"""The time limit of what a test has time out, and what it may take on a busy machine; what hangs takes twice that."""
+
 BLOCK = bytes(range(256)) * 4096
 
 
@@ -168,18 +171,18 @@ class TestARealRedis:
         assert read(connection) == BLOCK
 
     def test_a_frozen_server_times_out(self, redis_server: RedisProcess, connect_to: Connect) -> None:
-        connection = connect_to(redis_server.port)
+        connection = connect_to(redis_server.port, io_timeout_s=SHORT_S)
         redis_server.freeze()
         started_s = time.monotonic()
         with pytest.raises(PeerTimeoutError):
             read(connection)
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < SOON_S
         redis_server.thaw()
         with pytest.raises(PeerClosedError):
             read(connection)
 
     def test_a_frozen_server_stops_a_store_in_the_middle(self, redis_server: RedisProcess, connect_to: Connect) -> None:
-        connection = connect_to(redis_server.port)
+        connection = connect_to(redis_server.port, io_timeout_s=SHORT_S)
         redis_server.freeze()
         with pytest.raises(PeerTimeoutError):
             write(connection, KEY, bytes(64 << 20))
@@ -191,7 +194,6 @@ class TestARealRedis:
     ) -> None:
         connection = connect_to(redis_server.port)
         redis_server.kill()
-        time.sleep(0.05)
         with pytest.raises(PeerClosedError):
             read(connection)
 
@@ -216,14 +218,14 @@ class TestARealRedis:
             connect_to(redis_server.port)
 
     def test_an_abort_ends_a_read_under_way(self, redis_server: RedisProcess, connect_to: Connect) -> None:
-        connection = connect_to(redis_server.port, io_timeout_s=30.0)
+        connection = connect_to(redis_server.port)
         redis_server.freeze()
         timer = threading.Timer(0.1, connection.abort)
         timer.start()
         started_s = time.monotonic()
         with pytest.raises(TransportError):
             read(connection)
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < SOON_S
         redis_server.thaw()
 
 
@@ -258,16 +260,16 @@ class TestTls:
         ca = issue(tmp_path).ca
         started_s = time.monotonic()
         with pytest.raises(TransportError):
-            connect_to(redis_server.port, tls=TlsParams(str(ca), SERVER_NAME), connect_timeout_s=1.0)
-        assert time.monotonic() - started_s < 5
+            connect_to(redis_server.port, tls=TlsParams(str(ca), SERVER_NAME), connect_timeout_s=SHORT_S)
+        assert time.monotonic() - started_s < SOON_S
 
     def test_a_frozen_server_times_out_and_an_abort_ends_a_read(
         self, tls_server: RedisProcess, connect_to: Connect, tmp_path: Path
     ) -> None:
         tls = TlsParams(str(tmp_path / "ca.crt"), SERVER_NAME)
         timing_out, aborted = (
+            connect_to(tls_server.port, tls=tls, io_timeout_s=SHORT_S),
             connect_to(tls_server.port, tls=tls),
-            connect_to(tls_server.port, tls=tls, io_timeout_s=30.0),
         )
         tls_server.freeze()
         with pytest.raises(PeerTimeoutError):
@@ -293,7 +295,7 @@ class TestTls:
         with pytest.raises(PeerClosedError):
             broken.ping(1.0)
         assert openssl.ERR_peek_error() == 0
-        connect_to(tls_server.port, tls=tls).ping(1.0)
+        connect_to(tls_server.port, tls=tls).ping(30.0)
 
 
 SEALED = pack_header(KEY, Header(len(BLOCK))) + BLOCK
@@ -325,7 +327,7 @@ LIES = {
 def test_no_lie_is_taken_for_a_block_and_none_is_waited_for(
     lie: bytes, then_close: bool, hostile: Callable[[Answer], HostileServer], connect_to: Connect
 ) -> None:
-    connection = connect_to(hostile(says(lie, then_close=then_close)).port)
+    connection = connect_to(hostile(says(lie, then_close=then_close)).port, io_timeout_s=SHORT_S)
     started_s = time.monotonic()
     try:
         value = read(connection)
@@ -333,20 +335,24 @@ def test_no_lie_is_taken_for_a_block_and_none_is_waited_for(
         assert value is None or (lie == LIES["a second reply"] and value == BLOCK)
     except (TransportError, ReplyError):
         assert not connection.usable
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < SOON_S
 
 
 def test_bytes_that_came_unasked_are_never_an_answer(
     hostile: Callable[[Answer], HostileServer], connect_to: Connect
 ) -> None:
+    go_on, went_on = threading.Event(), threading.Event()
+
     def answer_and_go_on(peer: socket.socket, _: list[bytes]) -> None:
         peer.sendall(bulk(SEALED))
-        time.sleep(0.1)
-        peer.sendall(bulk(SEALED))
+        go_on.wait(60)
+        peer.sendall(bulk(SEALED)[:4096])
+        went_on.set()
 
     connection = connect_to(hostile(answer_and_go_on).port)
     assert read(connection) == BLOCK
-    time.sleep(0.3)
+    go_on.set()
+    assert went_on.wait(60)
     with pytest.raises(FramingError):
         read(connection)
     assert not connection.usable
@@ -359,12 +365,18 @@ def test_a_trickle_is_ended_by_an_abort(hostile: Callable[[Answer], HostileServe
             peer.sendall(bytes([byte]))
             time.sleep(0.05)
 
-    connection = connect_to(hostile(trickle).port)
-    threading.Timer(0.5, connection.abort).start()
+    connection, aborted = connect_to(hostile(trickle).port), threading.Event()
+
+    def abort() -> None:
+        aborted.set()
+        connection.abort()
+
+    threading.Timer(0.5, abort).start()
     started_s = time.monotonic()
     with pytest.raises(TransportError):
         read(connection)
-    assert 0.4 < time.monotonic() - started_s < 3
+    assert aborted.is_set()
+    assert time.monotonic() - started_s < SOON_S
 
 
 @pytest.mark.parametrize(
@@ -374,7 +386,7 @@ def test_no_lie_is_taken_for_a_hit(
     reply: bytes, hostile: Callable[[Answer], HostileServer], connect_to: Connect
 ) -> None:
     peer = hostile(lambda connection, arguments: connection.sendall(reply if arguments[1] == OTHER_KEY else b""))
-    connection = connect_to(peer.port)
+    connection = connect_to(peer.port, io_timeout_s=SHORT_S)
     with pytest.raises(TransportError):
         exist(connection, [KEY, OTHER_KEY])
     assert not connection.usable
@@ -394,7 +406,7 @@ def test_a_greeting_that_trickles_is_given_up_in_time(connect_to: Connect) -> No
     thread.start()
     started_s = time.monotonic()
     with pytest.raises(TransportError):
-        connect_to(listener.getsockname()[1], connect_timeout_s=1.0)
-    assert time.monotonic() - started_s < 5
+        connect_to(listener.getsockname()[1], connect_timeout_s=SHORT_S, io_timeout_s=SHORT_S)
+    assert time.monotonic() - started_s < SOON_S
     stop.set()
     listener.close()

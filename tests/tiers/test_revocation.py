@@ -51,13 +51,6 @@ def commit(state: bytes, member: bytes, ttl_ms: int) -> Command:
     return call("commit", state, read_text, member=member, token=b"t", ttl_ms=ttl_ms, age_ms=0, keep_ms=KEEP_MS)
 
 
-@pytest.fixture
-def idle(driver: Driver) -> Driver:
-    """A driver whose sweeper works only when the test tells it to."""
-    stop(driver.tier)
-    return driver
-
-
 class TestWhatNobodyRemembers:
     def test_no_key_of_a_scope_lives_for_ever(
         self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
@@ -94,7 +87,7 @@ class TestRetention:
         retained(gate, 3600)
         driver.store(BLOCKS)
         retained(gate, 60)
-        give_up_at_s = time.monotonic() + 10
+        give_up_at_s = time.monotonic() + 30
         while sum(driver.lookup(BLOCKS)) < len(BLOCKS):
             assert time.monotonic() < give_up_at_s
             time.sleep(0.05)
@@ -155,21 +148,21 @@ class TestRetention:
     def test_a_copy_inherits_what_remains_of_the_first(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
-        retained(gate, 100)
-        driver.runtime.enforcement.ages.inherit(BLOCKS[0].key, 70)
+        retained(gate, 1000)
+        driver.runtime.enforcement.ages.inherit(BLOCKS[0].key, 700)
         driver.store(BLOCKS[:1])
         (name,) = stored(redis_server)
-        assert 25 <= redis_server.admin().ttl(name) <= 30
+        assert 250 <= redis_server.admin().ttl(name) <= 300
 
     def test_the_age_of_what_is_loaded_is_known_afterwards(self, driver: Driver, gate: GateStandIn) -> None:
-        retained(gate, 100)
+        retained(gate, 1000)
         ages = driver.runtime.enforcement.ages
-        ages.inherit(BLOCKS[0].key, 70)
+        ages.inherit(BLOCKS[0].key, 700)
         driver.store(BLOCKS[:1])
         ages.forget(BLOCKS[0].key)
         assert ages.age_s(BLOCKS[0].key) == 0
         driver.load(BLOCKS[:1])
-        assert 69 < ages.age_s(BLOCKS[0].key) < 75
+        assert 699 < ages.age_s(BLOCKS[0].key) < 750
 
     def test_a_block_that_is_too_old_already_is_not_stored(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess

@@ -19,17 +19,17 @@ from tests.tiers.gate_stand_in import (
     GateStandIn,
 )
 from tests.tiers.hostile_server import Answer, HostileServer, committed_for_ever, says
+from tests.tiers.redis_cluster import until
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = pytest.mark.redis
 
 
-def until(holds: Callable[[], bool]) -> None:
-    give_up_at_s = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < give_up_at_s
-        time.sleep(0.02)
+HANGS_MS = 30_000
+"""How long I/O may take where a test shows that nobody waits for it; `SOON_S` is much shorter."""
+
+SOON_S = 15.0
 
 
 class TestFailures:
@@ -39,10 +39,9 @@ class TestFailures:
         server = RedisProcess(tmp_path)
         driver = start(server.port)
         gate.allow(KEYSPACE_A)
-        started_s = time.monotonic()
         assert driver.lookup([block(KEYSPACE_A)]) == [0]
-        assert time.monotonic() - started_s < 0.1, "nobody waits for a server that was never seen"
-        assert "refused" in driver.until("open").lower()
+        assert driver.refused("breaker_open") == 1, "nobody waits for a server that was never seen"
+        until(lambda: "refused" in driver.tier.state().detail.lower(), driver.tier.state)
         server.start()
         driver.until("closed")
         driver.store([block(KEYSPACE_A)])
@@ -59,7 +58,7 @@ class TestFailures:
             assert driver.lookup([block(KEYSPACE_A)]) == [0]
             assert driver.load([block(KEYSPACE_A)])[0] == [0]
             assert driver.store([block(KEYSPACE_A)]).stored_bytes == 0
-            assert time.monotonic() - started_s < 5
+            assert time.monotonic() - started_s < 9, "each might take 10 s"
         driver.until("open")
         redis_server.start()
         driver.until("closed")
@@ -89,20 +88,22 @@ class TestFailures:
         assert driver.lookup([block(KEYSPACE_A)]) == [1]
         assert driver.tier.state().errors == 0
 
-    @pytest.mark.short_deadlines
     def test_a_frozen_tier_is_a_miss_in_time_then_not_waited_for_then_used_again(
-        self, driver: Driver, redis_server: RedisProcess
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
+        driver = start(redis_server.port, io_timeout_ms=HANGS_MS, lookup_deadline_ms=300)
+        driver.until("closed")
+        gate.allow(KEYSPACE_A)
         driver.store([block(KEYSPACE_A)], fill=3)
         redis_server.freeze()
         for _ in range(4):
             started_s = time.monotonic()
             assert driver.lookup([block(KEYSPACE_A)]) == [0]
-            assert time.monotonic() - started_s < 5
-        driver.until("open")
-        started_s = time.monotonic()
+            assert time.monotonic() - started_s < SOON_S
+        until(lambda: driver.tier.state().breaker != "closed", driver.tier.state)
+        refused = driver.refused("breaker_open")
         assert driver.load([block(KEYSPACE_A)])[0] == [0]
-        assert time.monotonic() - started_s < 0.5
+        assert driver.refused("breaker_open") == refused + 1
         redis_server.thaw()
         driver.until("closed")
         assert driver.load([block(KEYSPACE_A)]) == ([1], [bytearray([3] * BLOCK_BYTES)])
@@ -183,13 +184,9 @@ class TestFailures:
         file = tmp_path / "password"
         driver = start(redis_server.port, password_file=str(file))
         gate.allow(KEYSPACE_A)
-        time.sleep(0.05)
-        assert "cannot be read" in driver.until("open")
+        until(lambda: "cannot be read" in driver.tier.state().detail, driver.tier.state)
         file.write_text("wrong")
-        give_up_at_s = time.monotonic() + 5
-        while "WRONGPASS" not in driver.tier.state().detail:
-            assert time.monotonic() < give_up_at_s
-            time.sleep(0.02)
+        until(lambda: "WRONGPASS" in driver.tier.state().detail, driver.tier.state)
         file.write_text("right")
         driver.until("closed")
         driver.store([block(KEYSPACE_A)])
@@ -213,7 +210,7 @@ class TestFailures:
             assert driver.lookup([block(KEYSPACE_A, number)]) == [0]
             assert driver.load([block(KEYSPACE_A, number)])[0] == [0]
             assert driver.store([block(KEYSPACE_A, number)]).stored_bytes == 0
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < SOON_S
         server.close()
 
     @pytest.mark.short_deadlines
@@ -229,18 +226,18 @@ class TestFailures:
                 time.sleep(0.02)
 
         server = HostileServer(trickle)
-        driver = start(server.port)
+        driver = start(server.port, io_timeout_ms=HANGS_MS)
         driver.until("closed")
         gate.allow(KEYSPACE_A)
         started_s = time.monotonic()
         assert driver.load([block(KEYSPACE_A)])[0] == [0]
-        assert 0.5 < time.monotonic() - started_s < 5
+        assert 0.5 < time.monotonic() - started_s < SOON_S
         server.close()
 
     def test_closing_answers_everything_that_is_under_way(
         self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
-        driver = start(redis_server.port, io_timeout_ms=20_000, load_deadline_ms=20_000)
+        driver = start(redis_server.port, io_timeout_ms=HANGS_MS, load_deadline_ms=HANGS_MS)
         driver.until("closed")
         gate.allow(KEYSPACE_A)
         redis_server.freeze()
@@ -248,10 +245,10 @@ class TestFailures:
         blocks = [block(KEYSPACE_A, number) for number in range(50)]
         loading = threading.Thread(target=lambda: results.append(driver.load(blocks)[0]))
         loading.start()
-        time.sleep(0.1)
+        until(lambda: driver.runtime.enforcement.under_way([KEYSPACE_A]) > 0)
         started_s = time.monotonic()
         driver.tier.close()
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < SOON_S
         loading.join(30)
         assert results == [[0] * 50]
         redis_server.thaw()

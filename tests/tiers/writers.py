@@ -29,6 +29,14 @@ class Writer:
         assert self._process.stdout is not None
         assert self._process.stdout.readline(), "the writer ended"
 
+    def first_store(self) -> None:
+        """Wait until it stored for the first time."""
+        assert self._process.stdout is not None
+        told = b"0"
+        while told.split()[0] == b"0":
+            told = self._process.stdout.readline()
+            assert told, "the writer ended"
+
     def freeze(self) -> None:
         """Stop it in the middle of whatever it does."""
         self._process.send_signal(signal.SIGSTOP)

@@ -76,9 +76,10 @@ class Rig:
         replicas: int = 1,
         users: bool = False,
         tls: Certificates | None = None,
+        node_timeout_ms: int = NODE_TIMEOUT_MS,
     ) -> None:
         revisions = dict.fromkeys(range(shards), "a")
-        self.goal = Goal(shards, replicas, MEMORY, revisions, node_timeout_ms=NODE_TIMEOUT_MS)
+        self.goal = Goal(shards, replicas, MEMORY, revisions, node_timeout_ms=node_timeout_ms)
         self.port = free_port()
         self.pods: dict[str, ServerPod] = {}
         self.steps: list[Step] = []

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,10 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     rig.close()
 
 
-def started(directory: Path, server: str) -> WiredRig:
+def started(directory: Path, server: str, **options: Any) -> WiredRig:
     with_tls = server == WITH_TLS
     command = (DEFAULT if with_tls else VALKEY_9).command()
-    rig = WiredRig(directory, command, tls=issue(directory) if with_tls else None)
+    rig = WiredRig(directory, command, tls=issue(directory) if with_tls else None, **options)
     rig.start()
     return rig
 
@@ -122,7 +123,8 @@ def on(**transitions: list[Transition]) -> pytest.MarkDecorator:
     ],
 )
 async def test_operators_that_are_killed_command_after_command_form_a_cluster(tmp_path: Path, server: str) -> None:
-    rig = started(tmp_path, server)
+    # No server dies here, and none is taken for dead because the machine has other work.
+    rig = started(tmp_path, server, node_timeout_ms=15_000)
     try:
         killed = await rig.outlive(ever_longer())
         assert killed > 4

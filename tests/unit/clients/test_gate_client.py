@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from kvstrata.clients import pki
+from kvstrata.clients import gate, pki
 from kvstrata.clients.gate import MAX_STATE_BYTES, MAX_WORK_PER_POD, GateClient, GateError, GateFailure
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import TierState
@@ -66,6 +67,13 @@ STATE = PodState(
     engine_ready=True,
     tiers=(TierState("redis", "Redis", "closed"),),
 )
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates of these tests answer, if not always soon."""
+    monkeypatch.setattr(gate, "CONNECT_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_connect=60.0))
+    monkeypatch.setattr(gate, "ANSWER_GRACE_S", 60.0)
 
 
 @dataclass
@@ -220,7 +228,7 @@ async def test_an_answer_that_is_not_a_state_has_a_named_reason(
 async def test_a_gate_that_does_not_answer_in_time_is_a_timeout(
     certificates: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstrata.clients.gate.ANSWER_GRACE_S", 0.3)
+    monkeypatch.setattr(gate, "ANSWER_GRACE_S", 0.3)
     async with _gate(certificates, delay_s=2) as (client, _):
         assert (await _failure(client)).reason is GateFailure.TIMEOUT
 
@@ -258,7 +266,7 @@ async def test_work_for_pools_is_posted_and_answered_with_the_pods_token(certifi
     warm = WarmRequest("uid", "0" * 12, "m", TEXT)
     async with _gate(certificates, work=work) as (client, _):
         assert await client.render("127.0.0.1", NAME, TEXT) == (MADE, "token")
-        assert await client.warm("127.0.0.1", NAME, warm, 5.0) == (warmed, "token")
+        assert await client.warm("127.0.0.1", NAME, warm, 60.0) == (warmed, "token")
         assert await client.pool("127.0.0.1", NAME, "uid") == (held, "token")
     assert asked == [
         ("POST", RENDER_PATH, RenderRequest(TEXT).encode()),
@@ -278,7 +286,7 @@ async def test_work_that_lasts_holds_up_no_acknowledgement(certificates: Pki) ->
 
     async with _gate(certificates, work=work) as (client, _):
         lasting = [asyncio.create_task(client.render("127.0.0.1", NAME, TEXT)) for _ in range(MAX_WORK_PER_POD + 2)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while begun < MAX_WORK_PER_POD:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert await client.state("127.0.0.1", NAME, 6, 20) == (STATE, "token")

@@ -44,6 +44,20 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What the thread found when it asked whether the process turns. After a False no write of it is under way."""
+    found: list[bool] = []
+    look = Leadership._turns
+
+    def turns(leader: Leadership) -> bool:
+        found.append(look(leader))
+        return found[-1]
+
+    monkeypatch.setattr(Leadership, "_turns", turns)
+    return found
+
+
+@pytest.fixture
 def server() -> MemoryKube:
     return MemoryKube()
 
@@ -74,6 +88,14 @@ def _hang_for(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def _hang_until(condition: Callable[[], bool]) -> None:
+    """Let the caller's event loop not turn until `condition` holds."""
+    ends = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
 async def test_a_lease_is_renewed_during_one_long_stretch_of_work(server: MemoryKube, contend: Contend) -> None:
     leader = contend("one")
     await leader.acquire()
@@ -89,11 +111,12 @@ async def test_a_lease_is_renewed_during_one_long_stretch_of_work(server: Memory
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_process_that_hangs_renews_no_more_and_its_lease_runs_out(server: MemoryKube, contend: Contend) -> None:
+async def test_a_process_that_hangs_renews_no_more_and_its_lease_runs_out(
+    server: MemoryKube, contend: Contend, turns: list[bool]
+) -> None:
     leader = contend("one")
     await leader.acquire()
-    _hang_for(2.5 * SHORT_S)
-    assert not leader.held
+    _hang_until(lambda: not leader.held and not turns[-1])
     told = _renewals(server)
     _hang_for(SHORT_S)
     assert _renewals(server) == told
@@ -103,14 +126,18 @@ async def test_a_process_that_hangs_renews_no_more_and_its_lease_runs_out(server
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_process_that_hangs_does_not_take_the_lease(server: MemoryKube, contend: Contend) -> None:
+async def test_a_process_that_hangs_does_not_take_the_lease(
+    server: MemoryKube, contend: Contend, turns: list[bool]
+) -> None:
     holder = Lease(server, "ns", "lease", "other", lambda: 0.0)
     await holder.acquire()
     waiting = asyncio.create_task(contend("one").acquire())
     await asyncio.sleep(SHORT_S / 2)
-    _hang_for(1.2 * SHORT_S)
+    turns.clear()
+    _hang_until(lambda: turns.count(False) > 1)
     finish(holder._give_up())
-    _hang_for(SHORT_S)
+    turns.clear()
+    _hang_until(lambda: len(turns) > 5)
     assert server.objects[("Lease", "ns", "lease")]["spec"]["holderIdentity"] == ""
     assert await asyncio.wait_for(waiting, PATIENCE_S) == 2, "as soon as it turns again"
 
@@ -137,8 +164,9 @@ async def test_to_cancel_the_holding_ends_the_renewals(server: MemoryKube, conte
     await asyncio.sleep(SHORT_S / 2)
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
-    await asyncio.sleep(2 * SHORT_S)
-    assert not leader.held
+    async with asyncio.timeout(PATIENCE_S):
+        while leader.held:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def test_the_connection_is_made_in_the_thread_that_uses_it_and_its_failure_is_told() -> None:

@@ -13,6 +13,7 @@ from kvstrata.clients import lease as module
 from kvstrata.clients.lease import Lease
 from kvstrata.clients.resources import Resource
 from tests.support.memory_kube import MemoryKube
+from tests.support.virtual_time import in_virtual_time
 
 
 class Clock:
@@ -41,6 +42,7 @@ async def test_a_process_that_was_frozen_knows_at_once_that_its_lease_ran_out() 
     assert module.RENEW_DEADLINE_S < module.DURATION_S, "a successor must not start before"
 
 
+@in_virtual_time
 async def test_a_container_that_was_started_again_leads_at_once_and_with_a_term_of_its_own() -> None:
     server, clock = MemoryKube(), Clock()
     first = await Lease(server, "ns", "lease", "pod", clock).acquire()

@@ -210,7 +210,7 @@ class TestARunningServer:
         name = names.redis_host("shared", "team")
         access = NodeAccess(server.port, ADMIN_USER, ADMIN_PASSWORD, server.ca_pem, name)
         pod = ServerPod("pod", "uid", 0, 0, "127.0.0.1", ready=True, deleting=False, revision="")
-        nodes = RedisNodes(access)
+        nodes = RedisNodes(access, look_timeout_s=60.0, timeout_s=60.0)
         found = await nodes.look([pod])
         await nodes.close()
         assert found.servers["uid"].max_bytes == 64 * 1024 * 1024

@@ -17,6 +17,7 @@ from kvstrata.model.pods import Pod
 from kvstrata.reconcile.pod_states import AckListener
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, model, pod
+from tests.support.virtual_time import in_virtual_time
 from tests.support.worlds import Simulation
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:kvs-tiny"
@@ -69,6 +70,7 @@ async def heard(simulation: Simulation, gate: OneGate) -> int:
     return simulation.world.acked_revision(simulation.pod("pod-0"))
 
 
+@in_virtual_time
 async def test_a_pods_word_with_its_own_token_counts() -> None:
     simulation, serving = world()
     gate = OneGate((state_of(serving), OWN))
@@ -81,18 +83,21 @@ async def test_a_pods_word_with_its_own_token_counts() -> None:
 
 
 @pytest.mark.parametrize("token", [FOREIGN, OTHER_ACCOUNT, INVALID, ""])
+@in_virtual_time
 async def test_a_word_with_another_token_does_not(token: str) -> None:
     simulation, serving = world()
     assert await heard(simulation, OneGate((state_of(serving), token))) == 0
 
 
 @pytest.mark.parametrize("lies", [{"pod_uid": "other"}, {"namespace": "other"}, {"model": "other"}])
+@in_virtual_time
 async def test_a_pod_cannot_speak_for_another_with_its_own_token(lies: dict[str, Any]) -> None:
     simulation, serving = world()
     lie = replace(state_of(serving), **lies)
     assert await heard(simulation, OneGate((lie, OWN))) == 0
 
 
+@in_virtual_time
 async def test_a_word_that_is_not_believed_is_a_denial_in_the_audit_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kvstrata.audit")
     simulation, serving = world()
@@ -107,6 +112,7 @@ async def test_a_word_that_is_not_believed_is_a_denial_in_the_audit_log(caplog: 
     assert (told[0].pod_uid, told[0].model, told[0].reason) == (serving.uid, "tiny", "ForeignToken")
 
 
+@in_virtual_time
 async def test_a_gate_that_cannot_be_reached_is_asked_again() -> None:
     simulation, _ = world()
     gate = OneGate(GateError(GateFailure.UNREACHABLE, "no route"))
@@ -119,6 +125,7 @@ async def test_a_gate_that_cannot_be_reached_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("token", [None, FOREIGN])
+@in_virtual_time
 async def test_what_was_acknowledged_stands_without_contact_but_freshness_does_not(token: str | None) -> None:
     simulation, serving = world()
     assert await heard(simulation, OneGate((state_of(serving), OWN))) == 7
@@ -130,6 +137,7 @@ async def test_what_was_acknowledged_stands_without_contact_but_freshness_does_n
     assert simulation.world.states[serving.uid].in_contact
 
 
+@in_virtual_time
 async def test_a_pod_that_ended_is_no_longer_asked() -> None:
     simulation, serving = world()
     simulation.put(pod("pod-0", state="terminated", ready=False))

@@ -69,7 +69,7 @@ class Scene:
         self.probing.probe(NAMESPACE, ProbePod("tiny", self.pod(name), 7, "digest", 8))
 
     async def over(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.probing._tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

@@ -100,7 +100,7 @@ class Scene:
                 self.warming.inspect(NAMESPACE, question)
 
     async def over(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.warming._tasks:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

@@ -151,13 +151,15 @@ class Warmer:
         self._began_s = self._clock()
         waiting = list(self._tiers())
         while waiting and not self._is_over():
+            # Judged before they are asked: a tier that is ready in between is asked again.
+            worth_waiting = [tier for tier in waiting if self._worth_waiting(tier)]
             for tier in waiting:
                 if (hot := self._ask(tier)) is not None:
                     waiting.remove(tier)
                     self._warm_from(tier, parts, hot)
                     break  # a faster tier may answer by now
             else:
-                waiting = [tier for tier in waiting if self._worth_waiting(tier)]
+                waiting = worth_waiting
                 self._closed.wait(PAUSE_S)
         keys = self._loads.keys(parts, list(self._warmed))
         self._memory.note(MemoryEvent.ORDERED, [key for key in keys if self._memory.size(key)])
