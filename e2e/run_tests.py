@@ -317,7 +317,8 @@ def run(
     # Compiled once: hundreds of processes import the same modules.
     whole = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(
-        arguments,
+        # A shell's background jobs ignore interrupts, and so do their children.
+        ("env", "--default-signal=INT", *arguments),
         cwd=REPOSITORY,
         env=whole | (environment or {}),
         stdin=subprocess.DEVNULL,

@@ -105,7 +105,8 @@ def test_blocks_on_disk_outlive_a_killed_cache_server_as_ciphertext(layered: Lay
         wait_until("the engine uses the new server", lambda: layered.ask(settler, other) == ON_DISK)
         prompt, loaded = layered.finds(settler, prompts, ON_DISK)
         assert loaded.text == computed[prompt].text
-        # Blocks that may be in memory were loaded into it before any request: from the pod's own disk, not the network.
+        # Blocks that may be in memory are loaded into it without a request: from the pod's own disk, not the network.
+        wait_until("it is warm", lambda: layered.held(roamer, MEMORY) >= CHUNKS)
         layered.finds(roamer, prompts, IN_MEMORY)
         counts = layered.counters()
         assert counts["memory.warmed_blocks"] >= CHUNKS
