@@ -1,6 +1,6 @@
 """`python -m bench [NAME ...]`: run benchmarks and write one JSON file each to bench/results/.
 
-Without names it runs those whose result is missing, old or not ok, so a run that was stopped continues.
+Without names it runs those with a missing or old result, or one that is not ok: a run that was stopped continues.
 
 A benchmark is a module of this package with a range of the same name in bench/ranges/. It has
 `async def measure() -> Result`, makes all that it needs, and stops all that it started, however it ends.

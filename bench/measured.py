@@ -67,7 +67,7 @@ def old_results(results: Path = RESULTS) -> dict[str, list[str]]:
 
 
 def due(names: Iterable[str], results: Path = RESULTS) -> dict[str, str]:
-    """Return the benchmarks whose result is missing, old or not ok, with the reason."""
+    """Return the benchmarks with a missing or old result, or one that is not ok, and the reason."""
     old = old_results(results)
     reasons = {name: _reason(results / f"{name}.json", old.get(name, ())) for name in names}
     return {name: reason for name, reason in reasons.items() if reason}

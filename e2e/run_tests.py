@@ -179,7 +179,7 @@ def show_claims(paths: Sequence[str], *, stories: bool) -> list[str]:
 
 
 def run_parts(only: str | None = None) -> list[str]:
-    """Run the parts of all tests whose results are old, or one part, and keep their results; returns the failures.
+    """Run the parts with old results, or one part, and keep their results; returns the failures.
 
     A soak runs each part for hours, from a random seed that it prints, and its results are no record of the parts.
     """

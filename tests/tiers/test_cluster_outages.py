@@ -79,7 +79,7 @@ class TestServersDie:
         stored = sum(store_all(driver, [one]) for one in there[:60])
         assert stored > 30, driver.tier.counters()
 
-    @pytest.mark.claim("a frozen server of a cluster delays nobody")
+    @pytest.mark.claim("a frozen server of a cluster delays no request beyond its deadline")
     def test_a_frozen_server_delays_nobody_beyond_the_deadline_and_costs_its_own_blocks_only(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:
