@@ -63,6 +63,7 @@ def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: St
     with guest(stage, TENANT, {"budgets": [{"tier": TIER, "retention": "6h"}]}) as key, tier_contents(kubectl) as tier:
         keyspace = keyspace_of(kubectl, TENANT)
         (old,) = stored(stage.first, key, "old")
+        wait_until("its chunks are stored", lambda: len(tier.blocks(keyspace)) >= CHUNKS)
         stored_by = time.monotonic()
         lives_ms = [block.expires_in_ms for block in tier.blocks(keyspace)]
         assert len(lives_ms) == CHUNKS
@@ -73,7 +74,7 @@ def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: St
         def expire_soon() -> bool:
             return max((block.expires_in_ms for block in tier.blocks(keyspace)), default=0) <= SHORT_S * 1000
 
-        wait_until("blocks that are there expire sooner", expire_soon, SHORT_S)
+        wait_until("blocks that are there expire sooner", expire_soon)
         time.sleep(max(0.0, stored_by + SHORT_S - time.monotonic()))
         found = stage.second.found(key, old)
         assert found == 0, f"{found} tokens of blocks that are too old"

@@ -22,6 +22,7 @@ ANSWER_TOKENS, SEQUENCES = 1000, 8
 """An answer that keeps the engine busy for about half a minute."""
 
 GENERATED = "vllm:generation_tokens_total"
+PROMPT_TOKENS = 'kvstrata_gate_prompt_tokens_total{tenant="acme"}'
 
 
 @pytest.mark.claim("a stream arrives in pieces")
@@ -75,14 +76,23 @@ def test_a_caller_that_goes_away_frees_the_engine(near: Stage) -> None:
 
 
 def test_metrics_tell_a_tenants_requests_tokens_and_cached_tokens(stage: Stage, kubectl: Kubectl) -> None:
-    prompt = fresh_prompt("metrics")
+    prompt, pod = fresh_prompt("metrics"), stage.first.pod
+    began = _gate_metrics(kubectl, pod)
+
+    def counted(requests: int) -> dict[str, float] | None:
+        """The metrics once so many requests and their tokens are counted, which is not before they are answered."""
+        page = _gate_metrics(kubectl, pod)
+        tokens = page.get(PROMPT_TOKENS, 0.0) - began.get(PROMPT_TOKENS, 0.0)
+        whole = _asked_by_acme(page) - _asked_by_acme(began) >= requests and tokens >= requests * len(prompt)
+        return page if whole else None
+
     stage.first.ask(ACME_KEY, prompt)
-    before = _gate_metrics(kubectl, stage.first.pod)
+    before = wait_until("the first request is counted", lambda: counted(1))
     stage.first.ask(ACME_KEY, prompt)
-    after = _gate_metrics(kubectl, stage.first.pod)
+    after = wait_until("the second request is counted", lambda: counted(2))
     grown = {name: after[name] - before.get(name, 0.0) for name in after if 'tenant="acme"' in name}
-    assert sum(v for n, v in grown.items() if "requests_total" in n) == 1
-    assert grown['kvstrata_gate_prompt_tokens_total{tenant="acme"}'] >= len(prompt)
+    assert _asked_by_acme(grown) == 1
+    assert grown[PROMPT_TOKENS] >= len(prompt)
     cached = grown['kvstrata_gate_cached_prompt_tokens_total{tenant="acme"}']
     assert WHOLE_CHUNKS <= cached < len(prompt), "all whole chunks of a prompt that was asked before are cached"
     assert not any('tenant="globex"' in name and after[name] != before.get(name, 0.0) for name in after)
@@ -113,7 +123,11 @@ def _running(stage: Stage) -> float:
     return stage.first.metric("vllm:num_requests_running")
 
 
+def _asked_by_acme(metrics: dict[str, float]) -> float:
+    return sum(value for name, value in metrics.items() if "requests_total" in name and 'tenant="acme"' in name)
+
+
 def _gate_metrics(kubectl: Kubectl, pod: str) -> dict[str, float]:
-    code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8081/metrics', timeout=5).read().decode())"
+    code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8081/metrics', timeout=60).read().decode())"
     text = kubectl.exec(pod, DEMO_NAMESPACE, "gate", "python3", "-c", code)
     return {name: float(value) for name, value in re.findall(r"^(\S+) ([0-9.eE+-]+)$", text, re.M)}

@@ -15,8 +15,9 @@ from e2e.product.direct import pods_run_here
 from e2e.product.direct_operator import Operators
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
-from e2e.product.managed_cluster import ManagedCluster
+from e2e.product.managed_cluster import WHOLE_WITHIN_S, ManagedCluster
 from e2e.product.server_images import load_server_image
+from e2e.product.watches import watch
 from tests.tiers.server_kinds import DEFAULT, REDIS_8, VALKEY_8, ServerKind
 
 pytestmark = pytest.mark.cluster
@@ -118,12 +119,15 @@ def test_shards_are_added_and_taken_away_without_a_lost_request(cluster: Managed
     """Also though the operator that moves them is killed halfway."""
     operators = Operators(cluster.kubectl)
     leader = operators.acting()
-    with requests_all_the_while(cluster) as requests:
+    with (
+        requests_all_the_while(cluster) as requests,
+        watch(cluster.kubectl, "cachetier", DEMO_NAMESPACE, cluster.name) as tier,
+    ):
         cluster.apply(shards=4)
-        wait_until("slots move", lambda: "slot" in cluster.status().get("progress", ""))
+        tier.wait_for("slots move", lambda o: "slot" in (o.get("status") or {}).get("progress", ""))
         leader.kill()
         cluster.wait_whole(shards=4)
-        assert len(cluster.pods()) == 8
+        wait_until("it has eight pods", lambda: len(cluster.pods()) == 8)
         cluster.apply(shards=3)
         cluster.wait_whole(shards=3)
         wait_until("the fourth is gone", lambda: len(cluster.pods()) == 6)
@@ -142,7 +146,7 @@ def test_one_shard_becomes_three_and_three_become_one_again(kubectl: Kubectl) ->
         with requests_all_the_while(alone):
             alone.apply(shards=3)
             alone.wait_whole(shards=3)
-            assert len(alone.pods()) == 3
+            wait_until("it has three pods", lambda: len(alone.pods()) == 3)
             wait_until("its pod is new", lambda: alone.replaced(before[0]))
             alone.apply(shards=1)
             alone.wait_whole(shards=1)
@@ -156,7 +160,7 @@ def test_a_new_template_is_rolled_replicas_first(cluster: ManagedCluster) -> Non
     before = cluster.pods()
     with requests_all_the_while(cluster) as requests:
         cluster.apply(podTemplate={"annotations": {"example.com/rolled": "once"}})
-        wait_until("every pod is new", lambda: cluster.all_new(before))
+        wait_until("every pod is new", lambda: cluster.all_new(before), WHOLE_WITHIN_S)
         cluster.wait_whole()
     served_without_loss(requests)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, Stage, _object, _wait_enforced, keyspace_of
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, SPARE, Stage, _object, _wait_enforced, keyspace_of
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
-from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
+from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, finds, fresh_prompt
 from e2e.product.receipts import Receipts
 from e2e.product.tier_contents import TierContents, tier_contents
 
@@ -38,12 +38,13 @@ def spec(stage: Stage) -> Iterator[dict[str, Any]]:
 def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew(
     stage: Stage, spec: dict[str, Any], tmp_path: Path
 ) -> None:
-    kubectl, prompts = stage.kubectl, {key: fresh_prompt(f"leaves {key}") for key in (ACME_KEY, GLOBEX_KEY)}
+    kubectl, keys = stage.kubectl, (ACME_KEY, GLOBEX_KEY)
+    prompts = {key: [fresh_prompt(f"leaves {key}") for _ in range(SPARE)] for key in keys}
     with tier_contents(kubectl) as redis:
         keyspaces = {ACME_KEY: keyspace_of(kubectl, TENANT), GLOBEX_KEY: keyspace_of(kubectl, NEIGHBOUR)}
         for key, keyspace in keyspaces.items():
             _store(stage, redis, key, keyspace, prompts[key])
-            assert stage.second.found(key, prompts[key]) == WHOLE_CHUNKS
+            finds(stage.second, key, prompts[key])
         kept = {block.name for block in redis.blocks(keyspaces[GLOBEX_KEY])}
 
         began_s = time.monotonic()
@@ -60,7 +61,7 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
         Receipts(kubectl, tmp_path).of(order, "Unreachable", "KeysRevoked", "Erased", "Verified")
 
         # Every pod serves a tenant without a policy, and none of its blocks is kept: it never finds a former prompt.
-        for prompt in (prompts[ACME_KEY], fresh_prompt("without a policy")):
+        for prompt in (*prompts[ACME_KEY], fresh_prompt("without a policy")):
             for where in (stage.first, stage.second, stage.first):
                 assert where.found(ACME_KEY, prompt) == 0, where.pod
         assert redis.blocks(keyspaces[ACME_KEY]) == []
@@ -70,14 +71,15 @@ def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew
         renewed = keyspace_of(kubectl, TENANT)
         assert renewed != keyspaces[ACME_KEY]
         _store(stage, redis, ACME_KEY, renewed, prompts[ACME_KEY])
-        assert stage.second.found(ACME_KEY, prompts[ACME_KEY]) == WHOLE_CHUNKS
+        finds(stage.second, ACME_KEY, prompts[ACME_KEY])
 
 
-def _store(stage: Stage, redis: TierContents, key: str, keyspace: str, prompt: str) -> None:
-    """Ask for a prompt of which nothing is there, and return when all of its chunks are in the shared tier."""
-    wanted = len(redis.blocks(keyspace)) + CHUNKS
-    assert stage.first.found(key, prompt) == 0
-    wait_until("its chunks are stored", lambda: len(redis.blocks(keyspace)) >= wanted)
+def _store(stage: Stage, redis: TierContents, key: str, keyspace: str, prompts: list[str]) -> None:
+    """Ask for prompts of which nothing is there, and return when all of their chunks are in the shared tier."""
+    wanted = len(redis.blocks(keyspace)) + len(prompts) * CHUNKS
+    for prompt in prompts:
+        assert stage.first.found(key, prompt) == 0
+    wait_until("their chunks are stored", lambda: len(redis.blocks(keyspace)) >= wanted)
 
 
 def _policy(kubectl: Kubectl) -> dict[str, Any] | None:

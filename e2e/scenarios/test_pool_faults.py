@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from e2e.product.calls import Replica
-from e2e.product.chapters import MODEL, Stage, wait_published
+from e2e.product.chapters import MODEL, SPARE, Stage, wait_published
 from e2e.product.direct import DirectReplica, direct_replica, pods_run_here
-from e2e.product.direct_operator import Operators
+from e2e.product.direct_operator import OperatorPod, Operators
 from e2e.product.direct_stage import open_direct_stage
 from e2e.product.faults import Victim
 from e2e.product.faults_traffic import wait_until_well
@@ -28,7 +28,6 @@ from e2e.product.probes import ANSWER_TOKENS, LITTLE_OF_THEIR_OWN, QUESTION, pro
 from e2e.product.prompts import CHUNK_TOKENS, fresh_text
 from e2e.product.shared_tier import SERVER, TIER, empty
 from e2e.product.tier_contents import tier_contents
-from e2e.product.watches import watch
 
 pytestmark = pytest.mark.cluster
 
@@ -110,7 +109,11 @@ def _kills_redis(stage: Stage) -> None:
 
 
 def _kills_the_leader(stage: Stage) -> None:
-    next(pod for pod in Operators(stage.kubectl).pods() if pod.leads).kill()
+    operators = Operators(stage.kubectl)
+    leader: OperatorPod = wait_until(
+        "an operator leads", lambda: next((pod for pod in operators.pods() if pod.leads), None), every_s=0.01
+    )
+    leader.kill()
 
 
 def _both(stage: Stage) -> Sequence[Replica]:
@@ -130,7 +133,7 @@ FAULTS = {
 }
 
 
-TRIALS = 3
+TRIALS = 5
 """A fault may come too late on a busy machine, when the content is published already."""
 
 
@@ -151,16 +154,24 @@ def test_content_is_published_whole_and_read_by_nobody_before_although_there_end
 
 def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger: str, content: Content) -> bool:
     """Give the pool other content, and assert all that must hold at any time of the fault; return whether it came
-    before the content was published."""
+    before the content was published, and readers asked in between."""
     kubectl = stage.kubectl
     old, new = content.prefixes, fresh_prefixes("new", PREFIXES)
     expected = content.answers | answers_without_a_pool(stage.second, stranger, new)
     (old_keyspace,) = pool_keyspaces(kubectl, POOL)
     before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]["contentDigest"]
-    with (
-        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as seen,
-        probing(fault.serves(stage), {name: keys[name] for name in READERS}, old, pause_s=0.5) as probes,
-    ):
+    # The last read that showed the content unpublished was sent then: so it was not published before.
+    unpublished_at = 0.0
+
+    def published() -> bool:
+        nonlocal unpublished_at
+        asked_at = time.monotonic()
+        if _is_published(kubectl.get("prefixpool", POOL, DEMO_NAMESPACE), before):
+            return True
+        unpublished_at = asked_at
+        return False
+
+    with probing(fault.serves(stage), {name: keys[name] for name in READERS}, old, pause_s=0.5) as probes:
         probes.wait_for(2)
         kubectl.apply(pool_of(POOL, new, **FIELDS))
         probes.ask_for(new)
@@ -168,20 +179,24 @@ def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger:
         wait_until("so much is warm", lambda: _warm_chunks(stage.first, keyspace) >= fault.share * WHOLE, every_s=0)
         chunks = _warm_chunks(stage.first, keyspace)
         fault.strike(stage)
-        struck_at = time.monotonic()
-        published = seen.wait_for("published", lambda o: _is_published(o, before))
+        struck_at, left = time.monotonic(), _warm_chunks(stage.first, keyspace)
+        wait_until("published", published, every_s=0.05)
         status = wait_published(kubectl, POOL)
         probes.wait_for(4)
     content.prefixes, content.answers = new, {prefix: expected[prefix] for prefix in new}
     stage.report(
-        f"{chunks} of {WHOLE} chunks were warm; published {published.at - struck_at:.1f} s after; "
+        f"{chunks} of {WHOLE} chunks were warm; published {unpublished_at - struck_at:.1f} s after or later; "
         f"{len(probes.done)} requests"
     )
     assert not probes.failed
     assert [(one, expected[one.prefix]) for one in probes.done if one.text != expected[one.prefix]] == []
-    early = probes.fresh(new, until=published.at)
+    early = probes.fresh(new, until=unpublished_at)
     assert {one.cached_tokens for one in early} <= {0}, early
-    # Status reports the pool's true contents, and a new reader finds all of it.
+    if chunks == WHOLE or left == WHOLE or unpublished_at < struck_at:
+        # Redis, too, may have lost stored and published blocks.
+        wait_until_well(kubectl)
+        return False
+    # Status reports the pool's true contents, and a new reader finds all of a prefix, unless its lookup is late.
     assert status["chunks"] == WHOLE
     assert {row["name"]: (row["stored"], row["expected"]) for row in status["tiers"]} == {
         MEMORY: (WHOLE, WHOLE),
@@ -191,9 +206,9 @@ def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger:
         stored = tier.blocks(keyspace)
     assert len(stored) == WHOLE
     assert pool_keyspaces(kubectl, POOL) == [keyspace]
-    assert stage.second.complete(keys[LATECOMER], new[0] + QUESTION).cached_tokens == SHARED_TOKENS
+    assert SHARED_TOKENS in (stage.second.found(keys[LATECOMER], prefix + QUESTION) for prefix in new)
     wait_until_well(kubectl)
-    return bool(early) and chunks < WHOLE and struck_at < published.at
+    return bool(early)
 
 
 def test_a_new_pod_that_a_pool_holds_up_is_ready_when_its_own_memory_has_the_pool(
@@ -202,8 +217,25 @@ def test_a_new_pod_that_a_pool_holds_up_is_ready_when_its_own_memory_has_the_poo
     kubectl.apply(pool_of(POOL, content.prefixes, **{**FIELDS, "warmup": {"beforeReady": True}}))
     wait_published(kubectl, POOL)
     (keyspace,) = pool_keyspaces(kubectl, POOL)
-    kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", stage.second.pod)
-    new = wait_until("a new pod runs", lambda: _new_pod(kubectl, stage))
+    waiting, old = f"warming: the pool {POOL} is not in this pod's memory yet", stage.second.pod
+    reasons: list[str] = []
+    # A pod may have waited and become ready between two looks of a test that was held up.
+    for _ in range(SPARE):
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", old)
+        new = wait_until("a new pod runs", lambda old=old: _new_pod(kubectl, {stage.first.pod, old}))
+        reasons = _reasons_until_ready(new)
+        memory = held(new, keyspace)[MEMORY]
+        assert (memory.stored, memory.expected) == (WHOLE, WHOLE), reasons
+        _lends_the_pool(new, keys[READERS[0]], content.prefixes)
+        wait_until_well(kubectl)
+        if reasons[-1:] == [waiting]:
+            break
+        old = new.pod
+    assert reasons[-1:] == [waiting], reasons
+
+
+def _reasons_until_ready(new: DirectReplica) -> list[str]:
+    """Wait until a pod is ready; return the reasons that its gate gave before."""
     reasons: list[str] = []
 
     def is_ready() -> bool:
@@ -216,17 +248,22 @@ def test_a_new_pod_that_a_pool_holds_up_is_ready_when_its_own_memory_has_the_poo
         return not why
 
     wait_until("it is ready", is_ready, every_s=0.01)
-    memory = held(new, keyspace)[MEMORY]
-    assert (memory.stored, memory.expected) == (WHOLE, WHOLE), reasons
-    assert reasons[-1] == f"warming: the pool {POOL} is not in this pod's memory yet", reasons
-    before = counts(new)
-    answer = new.complete(keys[READERS[0]], content.prefixes[0] + fresh_text("And now?", 60))
-    after = counts(new)
-    assert (answer.status, answer.cached_tokens) == (200, SHARED_TOKENS)
-    assert after["memory.lent_blocks"] - before.get("memory.lent_blocks", 0) == CHUNKS
-    loaded = f"{TIER}.pool_hits"
-    assert after.get(loaded, 0) == before.get(loaded, 0), "chunks were loaded from Redis"
-    wait_until_well(kubectl)
+    return reasons
+
+
+def _lends_the_pool(where: DirectReplica, key: str, prefixes: Sequence[str]) -> None:
+    """See a reader find a prefix in the pod's memory, one question after the other: a lookup that is late is a miss."""
+    found: list[int] = []
+    loaded, lent = f"{TIER}.pool_hits", "memory.lent_blocks"
+    for prefix in prefixes:
+        before = counts(where)
+        found.append(where.found(key, prefix + fresh_text("And now?", 60)))
+        after = counts(where)
+        assert after.get(loaded, 0) == before.get(loaded, 0), "chunks were loaded from Redis"
+        if found[-1] == SHARED_TOKENS:
+            assert after[lent] - before.get(lent, 0) >= CHUNKS
+            return
+    raise AssertionError(f"{where.pod} found {found} tokens of prefixes, and never {SHARED_TOKENS}")
 
 
 def answers_without_a_pool(where: Replica, stranger: str, prefixes: Sequence[str]) -> dict[str, str]:
@@ -251,9 +288,8 @@ def _is_published(item: dict[str, Any], before: str) -> bool:
     return bool(status.get("next", {}).get("published") or status["contentDigest"] != before)
 
 
-def _new_pod(kubectl: Kubectl, stage: Stage) -> DirectReplica | None:
-    """Return the pod that came after those of `stage` as soon as its engine has been started."""
-    known = {stage.first.pod, stage.second.pod}
+def _new_pod(kubectl: Kubectl, known: set[str]) -> DirectReplica | None:
+    """Return the pod that came after the known ones as soon as its engine has been started."""
     pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
     for name in (pod["metadata"]["name"] for pod in pods):
         if name not in known:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import pytest
 
-from e2e.product.chapters import Stage
+from e2e.product.chapters import SPARE, Stage
 from e2e.product.direct import DirectReplica
 from e2e.product.guest import guest, guests
 from e2e.product.kubectl import Kubectl, wait_until
@@ -23,6 +24,11 @@ MEMORY = "cpu"
 CHUNKS = 10
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
 LONG_TOKENS = 2000
+READERS = [f"reader-{letter}" for letter in "abcdef"]
+"""So many for each pod that a lookup may be late."""
+
+FILLED_WITHIN_S = 900
+"""Two engines compute hundreds of prompts, on a machine of two cores."""
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go
     both = {"pools": [{"name": name} for name in texts]}
     replicas = [where for where in (roomy.first, roomy.second) if isinstance(where, DirectReplica)]
     with (
-        guests(roomy, ["reader-a", "reader-b"], both) as keys,
+        guests(roomy, READERS, both) as keys,
         guest(roomy, "hoarder", {}) as hoarder,
         pool(roomy, PINNED, texts[PINNED], **public, pinned=True),
         pool(roomy, PLAIN, texts[PLAIN], **public),
@@ -57,16 +63,19 @@ def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go
         began, refused = time.monotonic(), _refused(replicas)
         callers = [Caller(where, "hoarder", hoarder, _long) for where in replicas for _ in range(2)]
         with traffic(*callers, pause_s=0) as running:
-            wait_until("the other pool made room", lambda: not any(stored(PLAIN, MEMORY)), every_s=1)
-            wait_until("Redis takes no more", lambda: _refused(replicas) > refused, every_s=1)
+            wait_until("the other pool made room", lambda: not any(stored(PLAIN, MEMORY)), FILLED_WITHIN_S, 1)
+            wait_until("Redis takes no more", lambda: _refused(replicas) > refused, FILLED_WITHIN_S, 1)
         time.sleep(STORE_SETTLES_S)
         roomy.report(
             f"{running.account} in {time.monotonic() - began:.0f} s; of the other is left {stored(PLAIN, MEMORY)}"
         )
         assert not running.account.failed
         assert stored(PINNED, MEMORY, TIER) == [CHUNKS] * 4
-        for where, key in zip(replicas, keys.values(), strict=True):
-            assert where.complete(key, texts[PINNED] + _long()[:200]).cached_tokens == SHARED_TOKENS
+        asked = iter(keys.values())
+        for where in replicas:
+            # A lookup may be late.
+            found = [where.found(key, texts[PINNED] + _long()[:200]) for key in islice(asked, SPARE)]
+            assert SHARED_TOKENS in found, found
 
 
 def _refused(replicas: Sequence[DirectReplica]) -> int:

@@ -43,8 +43,14 @@ def external_tier(kubectl: Kubectl, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_wrong_password_is_named_and_the_right_one_heals(kubectl: Kubectl, external_tier: str) -> None:
-    wait_until("the tier reports WrongPassword", lambda: _reason(kubectl, external_tier) == "WrongPassword")
-    ready = kubectl.condition("cachetier", external_tier, DEMO_NAMESPACE, "Ready")
+    def refused() -> dict[str, Any] | None:
+        """The condition Ready of a status that reports WrongPassword."""
+        status = kubectl.get("cachetier", external_tier, DEMO_NAMESPACE).get("status") or {}
+        conditions = {one["type"]: one for one in status.get("conditions") or ()}
+        wrong = conditions.get("BackendReachable", {}).get("reason") == "WrongPassword"
+        return conditions.get("Ready") if wrong else None
+
+    ready = wait_until("the tier reports WrongPassword", refused)
     assert ready["status"] == "False"
     assert "password" in ready["message"]
     assert "wrong" not in ready["message"].split()

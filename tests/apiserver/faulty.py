@@ -112,6 +112,11 @@ class FaultyWorld:
         self.wait(f"{tenant} in the bundle", is_read)
         return found[tenant].suspended
 
+    def is_out(self, tenant: str) -> bool:
+        """Whether the bundle can be read and has nothing of a tenant."""
+        entries = self.entries()
+        return bool(entries) and tenant not in entries
+
     def carried_out(self, tenant: str, *, suspended: bool) -> bool:
         """Whether an edit of `suspend` is in the bundle and in the policy's status."""
         entry = self.entries().get(tenant)
@@ -131,10 +136,10 @@ class FaultyWorld:
         conditions = (self.get(kind, name).get("status") or {}).get("conditions") or ()
         return next((str(c["status"]) for c in conditions if c["type"] == condition), "")
 
-    def at_rest(self) -> bool:
-        """Whether the operator writes nothing but its Lease for longer than a status that can wait is put off."""
+    def at_rest(self, late_s: float = 0.5) -> bool:
+        """Whether the operator, which may be late, writes nothing but its Lease for longer than a status is put off."""
         before = len(self.writes())
-        time.sleep(MAX_WAIT_S + 0.5)
+        time.sleep(MAX_WAIT_S + late_s)
         return before == len(self.writes())
 
     def writes(self, since: float = 0.0) -> list[Exchange]:

@@ -33,12 +33,12 @@ from tests.apiserver.conftest import REPOSITORY, install_crds
 from tests.apiserver.erasure_observer import Observer, Sight
 from tests.apiserver.erasure_steps import STEPS
 from tests.apiserver.erasure_ward import Ward
-from tests.apiserver.kubelet import Kubelet
+from tests.apiserver.kubelet import Kubelet, wait
 from tests.apiserver.operator_process import Operators
 from tests.apiserver.server import Server
 from tests.support.redis_binary import needs_redis
 from tests.tiers.faulty_proxy import FaultyProxy
-from tests.tiers.redis_cluster import RedisCluster
+from tests.tiers.redis_cluster import PATIENT_MS, RedisCluster
 from tests.tiers.redis_process import RedisProcess
 
 pytestmark = [*needs_redis, pytest.mark.timeout(2400)]
@@ -89,7 +89,13 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, End]
     folder = tmp_path_factory.mktemp("kills")
     with ExitStack() as stack:
         # None leaves a file to another, or to its own next life: what a killed server had is gone.
-        cluster = RedisCluster(folder, primaries=3, replicas=1, options=lambda number: _without_files(f"node-{number}"))
+        cluster = RedisCluster(
+            folder,
+            primaries=3,
+            replicas=1,
+            options=lambda number: _without_files(f"node-{number}"),
+            node_timeout_ms=PATIENT_MS,
+        )
         singles = {
             name: (RedisProcess(folder, *_without_files(name)), RedisProcess(folder, *_without_files(f"{name}-open")))
             for name in WARDS
@@ -234,6 +240,11 @@ def test_no_condition_is_true_before_its_fact(ends: Mapping[str, End], name: str
     end = ends[name]
     end.story.result()
     sight = end.sight
+    # The observer looks on after the end, and may be late.
+    wait(
+        "each fact to be seen beside its condition",
+        lambda: sight.confirmed >= CONDITIONS or sight.contradictions or end.problems,
+    )
     assert end.problems == []
     assert sight.contradictions == []
     assert sight.ever & sight.facts.keys() == CONDITIONS

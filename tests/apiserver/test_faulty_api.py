@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
@@ -25,6 +26,8 @@ from tests.support.api_proxy_faults import (
 
 FAILURES = "kvstrata_reconcile_failures_total"
 RESYNC_S = 4.0
+LATE_S = 5.0
+"""How late an operator on a busy machine may write what it put off."""
 ROOT = "/secrets/kvs-tiny-bundle$"
 CHILD = "/services/kvs-tiny$"
 CLAIMED = ((STATUS_OF_POLICIES, BreakAfter()), (ROOT, Truncate()))
@@ -71,7 +74,7 @@ def test_writes_that_fail_are_tried_again_ever_more_slowly(
     with faulty.proxy.fault(Answer(status, reason), path=path, methods=WRITES) as refused:
         faulty.edit("tenant-1", suspend=suspended)
         faulty.wait("some attempts", lambda: refused.hits >= 6)
-        assert faulty.entries()["tenant-1"].suspended == suspended, "the bundle does not wait for a status"
+        faulty.wait("the bundle, which does not wait for a status", lambda: faulty.suspended("tenant-1") == suspended)
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-1", suspended=suspended))
     failed = [r.at for r in faulty.proxy.requests(path, methods=WRITES, since=began) if r.status == status]
     # The passes of every few seconds ask for each key once more; without them each gap is twice the one before.
@@ -126,7 +129,8 @@ def test_an_invalidation_whose_writes_get_no_answer_rolls_its_tenant_once(
     with faulty.proxy.fault(fault, path="/status$", methods=WRITES, times=4) as hit:
         faulty.api.create(objects.invalidation(name, scope={"tenant": "tenant-4"}))
         faulty.wait("completion", lambda: faulty.condition("CacheInvalidation", name, "Complete") == "True")
-        assert hit.hits == 4
+        # The object is complete before its last answer is lost.
+        faulty.wait("four lost answers", lambda: hit.hits == 4)
     after = faulty.get("TenantCachePolicy", "tenant-4")["status"]["scope"]
     assert after["epoch"] != before["epoch"]
     assert after.get("rolls", 0) == before.get("rolls", 0) + 1
@@ -150,9 +154,9 @@ def test_a_deletion_that_no_watch_told_is_found_by_the_next_pass(faulty: FaultyW
     missed = running.metric("kvstrata_missed_changes_total", kind="TenantCachePolicy")
     with faulty.proxy.lost_events("/tenantcachepolicies$", _is_deletion) as lost:
         faulty.delete("TenantCachePolicy", "tenant-5")
-        faulty.wait("the deletion", lambda: "tenant-5" not in faulty.entries(), RESYNC_S + 10)
-    assert lost.hits == 1
-    assert running.metric("kvstrata_missed_changes_total", kind="TenantCachePolicy") == missed + 1
+        faulty.wait("the event to be lost", lambda: lost.hits > 0)
+        faulty.wait("the deletion", lambda: faulty.is_out("tenant-5"))
+    assert running.metric("kvstrata_missed_changes_total", kind="TenantCachePolicy") > missed
     assert_well(running)
 
 
@@ -160,18 +164,19 @@ def test_a_deletion_that_no_watch_told_is_found_by_the_next_pass(faulty: FaultyW
 def test_a_pass_whose_lists_fail_is_made_again_and_forgets_nothing(
     faulty: FaultyWorld, running: OperatorProcess, fault: Fault
 ) -> None:
-    faulty.wait("rest", faulty.at_rest)
+    faulty.wait("rest", partial(faulty.at_rest, LATE_S))
     began, revision = time.monotonic(), faulty.bundle().root.revision
     with faulty.proxy.fault(fault, path="/(tenantcachepolicies|secrets)$", times=1) as hit:
         faulty.wait("a failed pass", lambda: hit.hits == 1)
     passes = running.metric("kvstrata_resyncs_total")
-    faulty.wait("a whole pass", lambda: running.metric("kvstrata_resyncs_total") > passes, RESYNC_S + 10)
+    faulty.wait("a whole pass", lambda: running.metric("kvstrata_resyncs_total") > passes)
     assert faulty.bundle().root.revision == revision
     assert faulty.writes(since=began) == []
     assert_well(running)
 
 
 def test_an_api_server_that_fails_at_the_start_is_waited_for(faulty: FaultyWorld, running: OperatorProcess) -> None:
+    faulty.wait("rest", partial(faulty.at_rest, LATE_S))
     assert running.stop() == 0
     with (
         faulty.proxy.fault(Answer(500, "InternalError"), path="/cachetiers$", times=1) as failed,

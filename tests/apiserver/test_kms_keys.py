@@ -115,7 +115,7 @@ def test_keys_are_unwrapped_for_the_next_operator_without_a_pod_s_help_and_end_b
     place.server.apply(own("CacheDomain", "default", {"keyCustody": "KMS", "kms": kms}))
     way = {"KVSTRATA_KMS_ADDRESSES": json.dumps([bao.address]), "KVSTRATA_KMS_TOKEN_FILE": str(tmp_path / "kms-token")}
     first = place.operators.start("operator-a", **way)
-    first.wait_until_leading(90)
+    first.wait_until_leading()
     place.wait(
         "what pods need", lambda: place.has("secrets/kvs-tiny-gate-tls") and place.has("serviceaccounts/kvs-tiny")
     )
@@ -131,7 +131,7 @@ def test_keys_are_unwrapped_for_the_next_operator_without_a_pod_s_help_and_end_b
     assert sum(place.copies(key) for key in keys) == 0
 
     first.kill()
-    place.operators.start("operator-b", **way).wait_until_leading(90)
+    place.operators.start("operator-b", **way).wait_until_leading()
     place.wait("keys to be unwrapped", lambda: at_hand(place) == "True")
     place.pods[1].start(domain, place.redis.port, place.plain.port)
     place.wait("keys in the other pod", lambda: keys_in(place, 1) == keys)

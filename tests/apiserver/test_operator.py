@@ -115,7 +115,7 @@ def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, oper
     server.wait(
         "the policy to act again", lambda: server.condition("TenantCachePolicy", "acme", "Stalled")[0] != "True"
     )
-    assert server.get("secret", "kvs-tiny-bundle") != bundle
+    server.wait("the bundle to change", lambda: server.get("secret", "kvs-tiny-bundle") not in (None, bundle))
 
 
 def test_an_invalidation_completes_and_changes_the_tenants_epoch(server: Server, operator: OperatorProcess) -> None:
@@ -162,17 +162,22 @@ def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: Ope
     server.wait(
         "the pool's status", lambda: server.condition("PrefixPool", "manual", "Ready") == ("True", "NoLivePods")
     )
+
+    def table() -> list[str]:
+        return server.kubectl("-n", NAMESPACE, "get", "tcpol").splitlines()
+
+    def have_no_pods() -> bool:
+        _, *rows = table()
+        return bool(rows) and all("no pods" in row and "NoLivePods" in row for row in rows)
+
     listed = server.kubectl("-n", NAMESPACE, "get", "cache-status")
     for kind in ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup", "prefixpool",
                  "cacheinvalidation"):  # fmt: skip
         assert f"{kind}.kvstrata.io/" in listed, listed
     assert "tenantcachepolicy.kvstrata.io/" in server.kubectl("-n", NAMESPACE, "get", "kvstrata")
-    header, *rows = server.kubectl("-n", NAMESPACE, "get", "tcpol").splitlines()
+    header, *_ = table()
     assert header.split() == ["NAME", "TENANT", "USED", "LIMIT", "ENFORCED", "READY", "REASON", "AGE"]
-    assert rows
-    for row in rows:
-        assert "no pods" in row
-        assert "NoLivePods" in row
+    server.wait("the row of each policy to say that it has no pods", have_no_pods)
 
 
 def test_a_prefix_is_read_from_a_config_map_that_appears_and_changes(server: Server, operator: OperatorProcess) -> None:

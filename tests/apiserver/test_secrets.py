@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, decode_shard
+from kvstrata.reconcile.queue import MAX_WAIT_S
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import NAMESPACE, Server
 
 BUNDLE = "kvs-tiny-bundle"
 NOTICED_WITHIN_S = 60.0
 """Far below the ten minutes of the list-and-diff pass."""
+REST_S = MAX_WAIT_S + 6.0
+"""Longer than an operator puts off a status, also on a busy machine."""
 
 
 @pytest.fixture
@@ -52,8 +55,8 @@ def keyspaces(server: Server) -> dict[str, Any]:
             time.sleep(0.2)
 
 
-def settled(server: Server) -> None:
-    """Wait until every policy says that it is settled, and nothing changes any more."""
+def settled(server: Server, rest_s: float = 2.0) -> None:
+    """Wait until every policy says that it is settled, and nothing changes for some seconds."""
     listed = json.loads(server.kubectl("-n", NAMESPACE, "get", "tcpol", "-o", "json"))["items"]
     for name in (policy["metadata"]["name"] for policy in listed):
         server.wait(
@@ -63,7 +66,7 @@ def settled(server: Server) -> None:
     before = server.versions()
     deadline = time.monotonic() + 90
     while True:
-        time.sleep(2)
+        time.sleep(rest_s)
         after = server.versions()
         if after == before:
             return
@@ -101,11 +104,14 @@ def test_a_deleted_domain_key_is_drawn_anew_and_every_policy_gets_another_keyspa
     server.wait("a new key", lambda: is_new(server, "kvstrata-domain", uid), NOTICED_WITHIN_S)
     server.wait("a new bundle", lambda: root_of(server).revision > revision, NOTICED_WITHIN_S)
     settled(server)
-    after = keyspaces(server)
     assert data(server, "kvstrata-domain", "domain.key") != key
-    assert after.keys() == before.keys()
-    assert all(after[tenant] != before[tenant] for tenant in before), leader.log_tail()
-    assert server.condition("CacheDomain", "default", "Ready")[0] == "True"
+
+    def have_others() -> bool:
+        after = keyspaces(server)
+        return after.keys() == before.keys() and all(after[tenant] != before[tenant] for tenant in before)
+
+    server.wait("another keyspace of each tenant", have_others, NOTICED_WITHIN_S)
+    server.wait("the domain to be ready", lambda: server.condition("CacheDomain", "default", "Ready")[0] == "True")
 
 
 def test_a_deleted_shard_or_root_is_written_anew(server: Server, leader: OperatorProcess) -> None:
@@ -124,7 +130,7 @@ def test_a_deleted_shard_or_root_is_written_anew(server: Server, leader: Operato
 
 
 def test_a_root_changed_by_hand_is_superseded(server: Server, leader: OperatorProcess) -> None:
-    settled(server)
+    settled(server, REST_S)
     before, root = keyspaces(server), root_of(server)
     forged = replace(root, revision=root.revision + 500, term=root.term + 3, domain="0123456789abcdef")
     encoded = base64.b64encode(forged.encode()).decode()
@@ -140,7 +146,7 @@ def test_a_root_changed_by_hand_is_superseded(server: Server, leader: OperatorPr
 
 
 def test_the_mended_world_stays_at_rest(server: Server, leader: OperatorProcess) -> None:
-    settled(server)
+    settled(server, REST_S)
     commits = leader.metric("kvstrata_bundle_commit_seconds_count")
     before = server.versions()
     time.sleep(5)

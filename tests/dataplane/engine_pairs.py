@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -29,8 +30,7 @@ AT_ONCE = 16
 POOL_PROMPTS = 12
 """Prefixes of a pool, of one chunk each."""
 
-ATTEMPTS = 50
-"""How often is asked whether what was computed has been stored."""
+STORED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,12 @@ class EnginePairs:
 
     async def _until_stored(self, asked: dict[tuple[Scope, int], Caller]) -> None:
         """Wait until the cache server has what was computed: it is stored after it was answered."""
-        for _ in range(ATTEMPTS):
-            if not asked:
-                return
+        give_up_at_s = time.monotonic() + STORED_WITHIN_S
+        while asked:
+            assert time.monotonic() < give_up_at_s, f"never found by who has computed it: {asked}"
             await self._empty_engine()
             found = await asyncio.gather(*(self._cached(caller, *where) for where, caller in asked.items()))
             asked = {where: asked[where] for where, cached in zip(asked, found, strict=True) if not cached}
-        raise AssertionError(f"never found by who has computed it: {asked}")
 
     async def _ask(self, pairs: list[Pair]) -> None:
         owners = asyncio.gather(*(self._cached(pair.own, pair.owner, pair.prompt) for pair in pairs))

@@ -32,7 +32,7 @@ def kill_for_memory(process: subprocess.Popen[bytes]) -> None:
             stdout=subprocess.DEVNULL,
         )
         try:
-            process.wait(30)
+            process.wait(120)
         finally:
             asking.kill()
             asking.wait()

@@ -25,9 +25,8 @@ from lmcache.cli.main import main
 from kvstrata_sidecar.adapter.plugin import PolicyAdapter
 from tests.tiers.gate_stand_in import GateStandIn
 
-CONNECT_TIMEOUT_S = 10.0
-SETTLED_S = 0.5
-"""A tier that has stored nothing for so long has stored all."""
+CONNECT_TIMEOUT_S = 60.0
+STORED_WITHIN_S = 60.0
 
 
 def salted(make: Any, salt: str) -> Any:
@@ -56,16 +55,20 @@ def governed(gate: GateStandIn, salt: str) -> None:
     PolicyAdapter.__init__ = open_and_allow  # type: ignore[method-assign]
 
 
-def through_the_tier(gate: GateStandIn, url: str) -> None:
-    """Have `bench server` empty the server's memory before it reads back what it stored."""
+def through_the_tier(gate: GateStandIn, url: str, chunks: int) -> None:
+    """Have `bench server` empty the server's memory before it reads back a prompt of so many chunks that it stored."""
     execute = baseline.BaselineBenchCase._execute_request
+    expected = gate.state().tiers[0].stored
 
     def emptied(client: Any, sequence: int, kind: str) -> Any:
+        nonlocal expected
         if kind == "warm":
-            before = -1
-            while (stored := gate.state().tiers[0].stored) != before:
-                before = stored
-                time.sleep(SETTLED_S)
+            expected += chunks
+            give_up_at_s = time.monotonic() + STORED_WITHIN_S
+            while gate.state().tiers[0].stored < expected:
+                if time.monotonic() > give_up_at_s:
+                    raise TimeoutError(f"the tier has not stored the prompt: {gate.state()}")
+                time.sleep(0.02)
             body = json.dumps({"tier": "l1", "force": True}).encode()
             headers = {"Content-Type": "application/json"}
             request = urllib.request.Request(f"{url}/cache/clear", body, headers)  # noqa: S310
@@ -85,5 +88,8 @@ if __name__ == "__main__":
     if "l2" in sys.argv[1:3]:
         governed(gate, salt)
     else:
-        through_the_tier(gate, sys.argv[sys.argv.index("--url") + 1])
+        url, tokens, chunk_tokens = (
+            sys.argv[sys.argv.index(flag) + 1] for flag in ("--url", "--num-tokens", "--block-size")
+        )
+        through_the_tier(gate, url, int(tokens) // int(chunk_tokens))
     main()

@@ -5,10 +5,11 @@ Needs vLLM for CPUs: `python tests/dataplane/install_lmcache.py --engine`, or KV
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 pytestmark = [pytest.mark.lmcache]
 
 PROMPT_BYTES = 600
-BOUND_S = 15.0
-"""No request may take longer, whatever the cache server does: a few message queue timeouts of 3 s."""
+BOUND_S = 30.0
+"""No request may take longer, whatever the cache server does: ten message queue timeouts of 3 s."""
 
 
 @dataclass
@@ -77,8 +78,11 @@ def until_reuse_is_back(pod: Pod) -> None:
 
 
 @contextmanager
-def requests_under_way(pod: Pod, name: str) -> Iterator[None]:
-    """Send prompts from three threads, each prompt twice: one time to store, one to load. All must be answered."""
+def requests_under_way(pod: Pod, name: str) -> Iterator[Callable[[int], None]]:
+    """Send prompts from three threads, each prompt twice: one time to store, one to load. All must be answered.
+
+    Yields a function that waits until so many more are.
+    """
     durations_s: list[float] = []
     failures: list[BaseException] = []
     over = threading.Event()
@@ -93,33 +97,45 @@ def requests_under_way(pod: Pod, name: str) -> Iterator[None]:
                 failures.append(error)
                 return
 
+    def until_answered(count: int) -> None:
+        wanted = len(durations_s) + count
+        until(lambda: len(durations_s) >= wanted or failures, lambda: "requests hang")
+
     askers = [threading.Thread(target=ask, args=(worker,)) for worker in range(3)]
     for asker in askers:
         asker.start()
-    time.sleep(3)
-    yield
-    over.set()
-    for asker in askers:
-        asker.join()
+    try:
+        until_answered(6)
+        yield until_answered
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
     assert not failures, pod.engine.log_file.read_text()[-6000:]
     assert max(durations_s) < BOUND_S
 
 
 def test_requests_are_answered_while_the_server_dies_is_away_and_comes_back(pod: Pod) -> None:
-    with requests_under_way(pod, "killed"):
+    with requests_under_way(pod, "killed") as until_answered:
         pod.server.kill_server()
         time.sleep(8)
+        until_answered(6)
         pod.server.start_server_again()
         time.sleep(5)
+        until_answered(6)
     until_reuse_is_back(pod)
 
 
 def test_requests_are_answered_while_the_server_is_frozen(pod: Pod) -> None:
-    with requests_under_way(pod, "frozen"):
+    with requests_under_way(pod, "frozen") as until_answered:
         pod.server.process.send_signal(signal.SIGSTOP)
-        time.sleep(10)
-        pod.server.process.send_signal(signal.SIGCONT)
+        try:
+            time.sleep(10)
+            until_answered(6)
+        finally:
+            pod.server.process.send_signal(signal.SIGCONT)
         time.sleep(3)
+        until_answered(6)
     until_reuse_is_back(pod)
 
 
@@ -157,12 +173,18 @@ def test_a_request_for_logprobs_of_its_prompt_stores_it_and_leaves_no_lock_and_n
     pod.server.start_server_again()
     until_reuse_is_back(pod)
     until(lambda: not any(in_use(pod).values()), lambda: in_use(pod))
-    text = prompt(f"logprobs {next(iter(asked))}")
-    for _ in range(3):  # its blocks are there from the second time on
-        pod.engine.completion(prompt=text, cache_salt=KEYSPACE_A, max_tokens=1, **asked)
-        time.sleep(0.3)
-    assert not any(in_use(pod).values()), in_use(pod)
-    before = pod.engine.external_hits()
-    pod.engine.complete(text, KEYSPACE_A)
-    assert pod.engine.external_hits() > before
+    numbers = itertools.count()
+
+    def stored_by_it() -> bool:
+        """Whether it stores a prompt that is new; what a busy machine stores later does not count."""
+        text = prompt(f"logprobs {next(iter(asked))} {next(numbers)}")
+        for _ in range(3):  # its blocks are there from the second time on
+            pod.engine.completion(prompt=text, cache_salt=KEYSPACE_A, max_tokens=1, **asked)
+            time.sleep(0.3)
+        until(lambda: not any(in_use(pod).values()), lambda: in_use(pod))
+        before = pod.engine.external_hits()
+        pod.engine.complete(text, KEYSPACE_A)
+        return pod.engine.external_hits() > before
+
+    until(stored_by_it, lambda: in_use(pod))
     until(lambda: not any(in_use(pod).values()), lambda: in_use(pod))

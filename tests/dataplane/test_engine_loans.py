@@ -13,7 +13,7 @@ import pytest
 from kvstrata.contract.messages.adapter import ChunkHashes, HashRequest
 from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
 from tests.dataplane.conftest import StartServer
-from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess, engine_python
+from tests.dataplane.engine_process import CHUNK_TOKENS, PATIENT, EngineProcess, engine_python
 from tests.dataplane.fresh import until
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.pool_gate import POOL, PoolGate, reader, reader_space
@@ -42,9 +42,9 @@ def test_readers_get_what_an_engine_without_a_cache_computes_out_of_one_copy(
     gate = GateStandIn(tmp_path)
     pools = PoolGate(gate)
     server = start_server(tmp_path, gate, [None], chunk_tokens=CHUNK_TOKENS, memory={"tier": "dram"})
-    engine = EngineProcess(python, tmp_path, server.rpc_port)
+    engine = EngineProcess(python, tmp_path, server.rpc_port, PATIENT)
     try:
-        engine.wait_until_ready()
+        engine.wait_until_connected()
         ids = engine.tokens(PREFIX)
         told = gate.put(HashRequest(struct.pack(f"<{len(ids)}I", *ids)), ChunkHashes)
         assert told.chunk_tokens == CHUNK_TOKENS

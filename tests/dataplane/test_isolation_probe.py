@@ -26,7 +26,8 @@ from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
-from tests.dataplane.conftest import StartServer, file_tier, tier
+from tests.dataplane import engine_process
+from tests.dataplane.conftest import PATIENT, PATIENT_FILES, StartServer, file_tier, tier
 from tests.dataplane.engine_pairs import EnginePairs
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
 from tests.dataplane.moving_scopes import Fault, Play
@@ -79,14 +80,16 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
         folders: Any = Folders(world.directory / "policy", world.directory / "link")
         (directory / "files").mkdir()
         tiers = [
-            file_tier(directory / "files", encryption="Required"), tier(redis.port, encryption="Required"),
-        ]  # fmt: skip
+            file_tier(directory / "files", encryption="Required", **PATIENT_FILES),
+            tier(redis.port, encryption="Required", **PATIENT),
+        ]
         server = start_server(directory, folders, tiers, CHUNK_TOKENS, memory={"tier": "dram"})
         engine = EngineProcess(
-            python, directory, server.rpc_port, socket_path=world.engine.socket_path, prefix_caching=True
-        )
+            python, directory, server.rpc_port, engine_process.PATIENT,
+            socket_path=world.engine.socket_path, prefix_caching=True,
+        )  # fmt: skip
         try:
-            engine.wait_until_ready()
+            engine.wait_until_connected()
             yield Pod(world, engine, redis)
         finally:
             engine.stop()
@@ -104,7 +107,8 @@ async def gate(pod: Pod) -> AsyncIterator[World]:
     await world.publish_keys()
     try:
         async with world.started(served_model=MODEL):
-            await until(lambda: world.gate.engine_ready)
+            await until(lambda: world.gate.engine_ready and world.gate.link.tiers)
+            await until(lambda: all(one.breaker == "closed" and not one.recovering for one in world.gate.link.tiers))
             yield world
     finally:
         await world.api.stop()
@@ -137,7 +141,6 @@ async def test_every_tier_and_the_engine_are_shown_to_keep_tenants_groups_and_po
     pool_keys = (DataKey(1, os.urandom(32)),)
     pool = PoolVersion(keyspace("docs-1"), "r", PoolState.PUBLISHED, hashes, ("shared",), keys=pool_keys)
     revision = await publish(gate, *tenants, pools={0: PoolShard("docs", "uid", (pool,))})
-    await until(lambda: all(state.breaker == "closed" for state in gate.gate.link.tiers) and gate.gate.link.tiers)
     for _ in range(3):
         said = await probed(gate, revision)
         assert (said.outcome, said.culprits) == (ProbeOutcome.ISOLATED, ()), said
@@ -194,9 +197,14 @@ async def test_an_engine_that_is_told_to_forget_finds_nothing_of_before_and_answ
     await publish(gate, keyed("acme"))
     salt, prompt = keyspace("in no policy"), "a prompt that is long enough for some blocks " * 8
     alone, _ = await completion(gate, "tell me more", keyspace("alone"), LONG)
-    running = asyncio.create_task(completion(gate, "tell me more", keyspace("beside"), LONG))
-    while await reset(gate) is not ResetOutcome.BUSY:
-        assert not running.done()
+    for _ in range(5):  # a busy machine may ask when a long answer is over
+        running = asyncio.create_task(completion(gate, "tell me more", keyspace("beside"), LONG))
+        while (said := await reset(gate)) is not ResetOutcome.BUSY and not running.done():
+            pass
+        if said is ResetOutcome.BUSY:
+            break
+        await running
+    assert said is ResetOutcome.BUSY
     first, _ = await completion(gate, prompt, salt, 4)
     assert (await completion(gate, prompt, salt, 4))[1] > 0
     assert await reset(gate, wait_s=60) is ResetOutcome.RESET

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.conftest import StartServer, tier
+from tests.dataplane.conftest import PATIENT, StartServer, tier
+from tests.dataplane.fresh import until
 from tests.dataplane.lmcache_server import ROOT, LMCacheServer, adapter, lmcache_python
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
@@ -55,7 +56,7 @@ def run(gate: GateStandIn, *arguments: str, salt: str = KEYSPACE_A) -> subproces
 def test_what_bench_l2_stores_is_what_it_loads(redis_server: RedisProcess, tmp_path: Path) -> None:
     gate = GateStandIn(tmp_path)
     done = run(
-        gate, "l2", "--l2-adapter", json.dumps(adapter(gate, tier(redis_server.port, workers=4))),
+        gate, "l2", "--l2-adapter", json.dumps(adapter(gate, tier(redis_server.port, workers=4, **PATIENT))),
         "--num-keys", "16", "--in-flight", "2", "--data-size-kb", "512", "--rounds", "3", "--warmup-rounds", "1",
         "--lookup-max-hit-rate", "0.5", "--no-skip-verify",
     )  # fmt: skip
@@ -84,8 +85,9 @@ class TestBenchServer:
         self, start_server: StartServer, redis_server: RedisProcess, tmp_path: Path
     ) -> None:
         gate = GateStandIn(tmp_path)
-        server = start_server(tmp_path, gate, [tier(redis_server.port)], chunk_tokens=16)
+        server = start_server(tmp_path, gate, [tier(redis_server.port, **PATIENT)], chunk_tokens=16)
         try:
+            until(lambda: gate.state().tiers[0].breaker == "closed", gate.state)
             gate.allow(KEYSPACE_A, KEYSPACE_B)
             told = json.dumps(self.bench(server, gate))
             assert re.search(rf'"checksum_ok": {PROMPTS}\b', told), told

@@ -32,7 +32,7 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from tests.dataplane.conftest import StartServer
-from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
+from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, PATIENT, EngineProcess, engine_python
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.gate import pki
 from tests.gate.stand_ins import whole_answer
@@ -79,9 +79,9 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
         folders: Any = Folders(world.directory / "policy", world.directory / "link")
         directory = tmp_path_factory.mktemp("pool-engine")
         server = start_server(directory, folders, [None], CHUNK_TOKENS, memory={"tier": "dram"})
-        engine = EngineProcess(python, directory, server.rpc_port, socket_path=world.engine.socket_path)
+        engine = EngineProcess(python, directory, server.rpc_port, PATIENT, socket_path=world.engine.socket_path)
         try:
-            engine.wait_until_ready()
+            engine.wait_until_connected()
             yield Pod(world, server, engine)
         finally:
             engine.stop()
@@ -234,7 +234,7 @@ async def test_warming_stores_every_chunk_once_and_again_after_it_was_lost(gate:
             )
         )
         pod.server.forget_memory()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await held() != (0, version.chunks):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 

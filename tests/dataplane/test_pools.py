@@ -19,7 +19,7 @@ from tests.dataplane.fresh import CHUNKS, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.pool_gate import POOL, PoolGate, reader, reader_space
-from tests.tiers.redis_cluster import RedisCluster
+from tests.tiers.redis_cluster import PATIENT_MS, RedisCluster
 from tests.tiers.redis_process import RedisProcess
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
@@ -149,13 +149,14 @@ def test_what_comes_under_a_pools_salt_and_is_none_of_its_chunks_stays_nowhere(
     gate, redis = GateStandIn(directory), RedisProcess(directory)
     redis.start()
     try:
-        pod = Pod(start_server(directory, gate, [tier(redis.port)], memory={"tier": "dram"}), gate, [redis])
+        server = start_server(directory, gate, [tier(redis.port, **PATIENT)], memory={"tier": "dram"})
+        pod = Pod(server, gate, [redis])
         sequence, other = next(_sequences), next(_sequences) + 1000
         pod.warm(sequence, pod.hashes_of(sequence))
         kept = pod.places()
         assert pod.server.store(other, POOL, 9)["stored"]
         until(lambda: pod.gate.state().counters.get("memory.evicted_foreign") == CHUNKS, pod.gate.state)
-        assert not any(row.scope == POOL[:12] for row in pod.gate.state().usage)
+        until(lambda: not any(row.scope == POOL[:12] for row in pod.gate.state().usage), pod.gate.state)
         assert pod.server.lookup(other, POOL)["hits"] == 0
         assert pod.places() == kept
     finally:
@@ -166,10 +167,10 @@ def test_readers_share_one_copy_in_a_cluster(
     start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory: Path = tmp_path_factory.mktemp("cluster")
-    gate, cluster = GateStandIn(directory), RedisCluster(directory)
+    gate, cluster = GateStandIn(directory), RedisCluster(directory, node_timeout_ms=PATIENT_MS)
     cluster.start()
     try:
-        server = start_server(directory, gate, [tier(cluster.nodes[0].port, cluster=True)])
+        server = start_server(directory, gate, [tier(cluster.nodes[0].port, cluster=True, **PATIENT)])
         pod = Pod(server, gate, list(cluster.primaries))
         until(lambda: gate.state().tiers[0].nodes == len(cluster.primaries), gate.state)
         sequence = next(_sequences)
@@ -192,7 +193,7 @@ def test_the_gate_is_told_what_memory_and_a_shared_tier_hold_of_a_pool(
     gate, redis = GateStandIn(directory), RedisProcess(directory)
     redis.start()
     try:
-        server = start_server(directory, gate, [tier(redis.port)], memory={"tier": "dram"})
+        server = start_server(directory, gate, [tier(redis.port, **PATIENT)], memory={"tier": "dram"})
         pod = Pod(server, gate, [redis])
         sequence = next(_sequences)
         hashes = pod.hashes_of(sequence)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.contract.store.redis_scripts import COMMANDS
-from tests.dataplane.conftest import StartServer, tier
+from tests.dataplane.conftest import PATIENT, StartServer, tier
+from tests.dataplane.fresh import until
 from tests.tiers.certificates import SERVER_NAME, issue
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
@@ -33,21 +33,15 @@ def test_two_tiers_share_one_policy_and_either_can_serve(start_server: StartServ
         tls = {"ca_file": str(tmp_path / "ca.crt"), "server_name": SERVER_NAME}
         gate = GateStandIn(tmp_path)
         credentials = {"username": "data", "password_file": str(tmp_path / "password")}
-        server = start_server(
-            tmp_path, gate, [tier(plain.port, "plain"), tier(secured.port, "secured", tls=tls, **credentials)]
-        )
+        tiers = [
+            tier(plain.port, "plain", **PATIENT), tier(secured.port, "secured", tls=tls, **credentials, **PATIENT),
+        ]  # fmt: skip
+        server = start_server(tmp_path, gate, tiers)
         gate.allow(KEYSPACE_A)
-        give_up_at_s = time.monotonic() + 10
-        while [(state.name, state.breaker) for state in gate.state().tiers] != [
-            ("plain", "closed"),
-            ("secured", "closed"),
-        ]:
-            assert time.monotonic() < give_up_at_s, gate.state()
-            time.sleep(0.02)
+        closed = [("plain", "closed"), ("secured", "closed")]
+        until(lambda: [(state.name, state.breaker) for state in gate.state().tiers] == closed, gate.state)
         server.store(1, KEYSPACE_A, 7)
-        while [state.stored for state in gate.state().tiers] != [CHUNKS, CHUNKS]:
-            assert time.monotonic() < give_up_at_s, gate.state()
-            time.sleep(0.02)
+        until(lambda: [state.stored for state in gate.state().tiers] == [CHUNKS, CHUNKS], gate.state)
         plain.kill()
         server.forget_memory()
         answer = server.read(1, KEYSPACE_A)
@@ -80,14 +74,13 @@ def test_a_killed_server_comes_back_with_another_boot_and_serves_nothing_before_
     redis.start()
     gate = GateStandIn(tmp_path)
     try:
-        server = start_server(tmp_path, gate, [tier(redis.port)])
+        server = start_server(tmp_path, gate, [tier(redis.port, **PATIENT)])
         first = gate.allow(KEYSPACE_A)
+        until(lambda: gate.state().tiers[0].breaker == "closed", gate.state)
         server.store(1, KEYSPACE_A, 7)
-        give_up_at_s = time.monotonic() + 5
-        while gate.state().tiers[0].stored < CHUNKS:
-            assert time.monotonic() < give_up_at_s, gate.state()
-            time.sleep(0.02)
+        until(lambda: gate.state().tiers[0].stored == CHUNKS, gate.state)
         server.kill_and_start_again()
+        until(lambda: gate.state().tiers[0].breaker == "closed", gate.state)
         assert gate.state().revision == 0
         assert server.read(1, KEYSPACE_A)["hits"] == 0
         again = gate.allow(KEYSPACE_A)

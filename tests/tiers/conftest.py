@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.redis import threads
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
@@ -35,6 +36,9 @@ PATIENT = {
 
 SHORT = {"io_timeout_ms": 400, "lookup_deadline_ms": 200, "load_deadline_ms": 600, "store_deadline_ms": 1500}
 """For tests marked `short_deadlines`, which are about servers that do not answer."""
+
+PATIENT_PROBE_S = 5.0
+"""How long upkeep waits for a server's answer in all other tests: a probe that fails counts as an error."""
 
 CORE = {
     "test_tier.py": None,
@@ -110,9 +114,14 @@ def connect_to() -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.fixture
-def start(gate: GateStandIn, request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
+def start(
+    gate: GateStandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Driver]]:
     drivers: list[Driver] = []
-    deadlines = SHORT if request.node.get_closest_marker("short_deadlines") else PATIENT
+    is_short = request.node.get_closest_marker("short_deadlines") is not None
+    deadlines = SHORT if is_short else PATIENT
+    if not is_short:
+        monkeypatch.setattr(threads, "PROBE_TIMEOUT_S", PATIENT_PROBE_S)
 
     def start(port: int, window_ms: int = WRITE_WINDOW_MS, **options: Any) -> Driver:
         endpoints = (Endpoint("127.0.0.1", port),)

@@ -45,7 +45,7 @@ class Managed:
 
     def __init__(self, directory: Path, command: Sequence[str], *, tls: bool, age: timedelta = LONG_AGO) -> None:
         self.tls = tls
-        self.ahead = -age
+        self._began, self.ahead = datetime.now(UTC), -age
         self.kube = MemoryKube()
         self.store = Store(lambda: os.urandom(64), self.now)
         self._boot()
@@ -103,8 +103,8 @@ class Managed:
         return other
 
     def now(self) -> datetime:
-        """The operator's clock."""
-        return datetime.now(UTC) + self.ahead
+        """The operator's clock, which goes on when a test says so: no file is later than it may be."""
+        return self._began + self.ahead
 
     def secret(self, name: str = USERS) -> dict[str, bytes]:
         """The values of a Secret."""

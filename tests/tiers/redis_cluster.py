@@ -146,8 +146,10 @@ class RedisCluster:
             node.kill()
 
     def _agrees(self, node: ClusterNode, count: int | None = None) -> bool:
-        info = text(node.ask("CLUSTER", "INFO"))
-        return "cluster_state:ok" in info and f"cluster_known_nodes:{count or len(self.nodes)}" in info
+        """Whether a server knows all others, and who has which slot."""
+        info = text(node.ask("CLUSTER", "INFO")).split()
+        lines = ("state:ok", f"known_nodes:{count or len(self.nodes)}", f"slots_assigned:{SLOTS}")
+        return all(f"cluster_{line}" in info for line in lines)
 
 
 def raw(node: ClusterNode, *words: object) -> Any:

@@ -58,7 +58,7 @@ def hangs_up() -> Iterator[HangsUp]:
 def test_a_block_that_counts_is_not_read_again(
     start: Callable[..., Driver], gate: GateStandIn, hangs_up: HangsUp, encryption: str
 ) -> None:
-    driver = start(hangs_up.server.port, workers=1, encryption=encryption, load_deadline_ms=3000)
+    driver = start(hangs_up.server.port, workers=1, encryption=encryption)
     driver.until("closed")
     KeyedGate(gate).allow({KEYSPACE_A: (FIRST,)})
     blocks = [block(KEYSPACE_A, spread(number)) for number in range(2)]
@@ -94,7 +94,7 @@ class TestStores:
     ) -> None:
         books = Books(redis_server, KEYSPACE_A)
         proxy = FaultyProxy(redis_server.port)
-        driver = start(proxy.port, workers=1, store_deadline_ms=4000)
+        driver = start(proxy.port, workers=1)
         driver.until("closed")
         gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=100 * BLOCK_BYTES),))
         driver.store([block(KEYSPACE_A, 255)])

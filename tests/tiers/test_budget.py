@@ -136,6 +136,7 @@ class TestALimitThatChanges:
             time.sleep(0.002)
         limited(gate, 10 * VALUE_BYTES)
         until(lambda: books.totals().holds(10 * VALUE_BYTES), lambda: (books.totals(), driver.tier.counters()))
+        stop(driver.tier)
         books.assert_consistent()
         found = driver.lookup([block(KEYSPACE_A, spread(number)) for number in range(40)])
         assert 7 <= sum(found) <= 10
@@ -144,11 +145,13 @@ class TestALimitThatChanges:
     def test_a_lowered_limit_and_one_for_a_few_blocks_are_kept(
         self, driver: Driver, gate: GateStandIn, books: Books
     ) -> None:
+        stop(driver.tier)
         limited(gate, 40 * VALUE_BYTES)
         driver.store([block(KEYSPACE_A, number * 6) for number in range(40)])
         for blocks in (10, 3):
             limited(gate, blocks * VALUE_BYTES)
-            driver.tier._sweeper.turn()
+            while driver.tier._sweeper.turn():
+                pass
             assert books.totals().holds(blocks * VALUE_BYTES)
             for number in range(12):
                 assert driver.store([block(KEYSPACE_A, number * 21)]).stored_bytes == BLOCK_BYTES
@@ -159,7 +162,7 @@ class TestALimitThatChanges:
     def test_a_limit_where_there_was_none_takes_hold(self, driver: Driver, gate: GateStandIn, books: Books) -> None:
         driver.store([block(KEYSPACE_A, spread(number)) for number in range(40)])
         limited(gate, 20 * VALUE_BYTES)
-        until(lambda: books.totals().holds(20 * VALUE_BYTES), books.totals())
+        until(lambda: books.totals().holds(20 * VALUE_BYTES), books.totals)
         assert books.totals().used >= 12 * VALUE_BYTES, "and takes no more than it has to"
         for number in range(40, 60):
             driver.store([block(KEYSPACE_A, spread(number))])
@@ -368,8 +371,10 @@ class TestTheUserOfAManagedServer:
             assert driver.store([block(KEYSPACE_A, spread(number))]).stored_bytes == BLOCK_BYTES
         assert driver.load([block(KEYSPACE_A, spread(39))])[0] == [1]
         assert driver.tier.delete([block(KEYSPACE_A, spread(39))])
+        stop(driver.tier)
         limited(gate, 10 * VALUE_BYTES, retention_s=60)
-        driver.tier._sweeper.turn()
+        while driver.tier._sweeper.turn():
+            pass
         sweep(driver.tier, KEYSPACE_A, audit=True)
         assert driver.tier.state().errors == 0
         assert "sweep_errors" not in driver.tier.counters()

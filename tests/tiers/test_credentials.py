@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from kvstrata.clients.redis import admin
 from kvstrata.clients.redis.admin import Admin, Admission, Entry, tend
 from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
@@ -29,6 +30,13 @@ from tests.tiers.server_kinds import DEFAULT, ServerKind, on_every_server
 from tests.tiers.tier_driver import Driver, block, spread
 
 pytestmark = needs_redis
+ASKED_FOR_S = admin.COMMAND_TIMEOUT_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator waits for a server that a busy machine starves."""
+    monkeypatch.setattr(admin, "COMMAND_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture
@@ -68,7 +76,7 @@ class Traffic:
 
     def go_on(self) -> None:
         """Wait until everything was tried with what is in force now."""
-        wanted, give_up_at_s = self.rounds + 2, time.monotonic() + 20
+        wanted, give_up_at_s = self.rounds + 2, time.monotonic() + 60
         while self.rounds < wanted:
             assert time.monotonic() < give_up_at_s, self.failures
             time.sleep(0.002)
@@ -94,7 +102,7 @@ def enter(managed: Managed, *, username: str = "data", password: str | None = No
         (managed.user / names.PASSWORD_KEY).write_text(password)
     endpoint, access = Endpoint("127.0.0.1", managed.process.port), {"tls": None} | managed.access
     access["username"] = username
-    dial(endpoint, **access, connect_timeout_s=5.0, io_timeout_s=5.0).close()
+    dial(endpoint, **access, connect_timeout_s=30.0, io_timeout_s=30.0).close()
 
 
 @pytest.fixture
@@ -236,7 +244,7 @@ def test_a_replica_follows_with_the_new_password_and_the_old_one_is_good_for_not
 
 def in_step(managed: Managed, replica: RedisProcess) -> None:
     """Wait until a replica has what its primary has."""
-    give_up_at_s = time.monotonic() + 20
+    give_up_at_s = time.monotonic() + 60
     password = managed.secret()[names.ADMIN_PASSWORD_KEY].decode()
     while True:
         try:
@@ -320,11 +328,14 @@ class TestFailures:
         assert "CONFIG SET tls-cert-file" in seen["certificate"][1]
         assert "ACL SETUSER data" in seen["users"][1]
 
-    def test_a_server_that_hangs_is_given_up_in_time(self, make: Callable[..., Managed]) -> None:
+    def test_a_server_that_hangs_is_given_up_in_time(
+        self, make: Callable[..., Managed], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(admin, "COMMAND_TIMEOUT_S", ASKED_FOR_S)
         managed = make(tls=False)
         password = managed.secret()[names.ADMIN_PASSWORD_KEY].decode()
         managed.process.freeze()
         started = time.monotonic()
         assert self.tend(managed.server, Entry("admin", (password,)))[0] == "Timeout"
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 20, "it would hang for ever"
         managed.process.thaw()

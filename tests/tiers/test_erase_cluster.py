@@ -32,7 +32,7 @@ from tests.tiers.eraser import (
     write,
 )
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
-from tests.tiers.redis_cluster import RedisCluster, raw, until
+from tests.tiers.redis_cluster import PATIENT_MS, RedisCluster, raw, until
 from tests.tiers.server_kinds import DEFAULT
 
 pytestmark = needs_redis
@@ -44,7 +44,9 @@ Connect = Callable[..., Connection]
 
 @pytest.fixture(scope="module")
 def formed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"), 3, 3, command=DEFAULT.command())
+    cluster = RedisCluster(
+        tmp_path_factory.mktemp("cluster"), 3, 3, command=DEFAULT.command(), node_timeout_ms=PATIENT_MS
+    )
     cluster.start()
     yield cluster
     cluster.kill()
@@ -58,7 +60,7 @@ def cluster(formed: RedisCluster) -> RedisCluster:
 
 
 def fill(cluster: RedisCluster, connect_to: Connect, *keyspaces: str) -> None:
-    """Store blocks where their slots are."""
+    """Store blocks where their slots are, and have replicas read them."""
     asked = slots.Address("127.0.0.1", cluster.nodes[0].port)
     owners = slots.read_slots(raw(cluster.nodes[0], "CLUSTER", "SLOTS"), asked)
     connections = [connect_to(primary.port) for primary in owners.primaries]
@@ -66,6 +68,9 @@ def fill(cluster: RedisCluster, connect_to: Connect, *keyspaces: str) -> None:
         connection = connections[owners.owners[slots.slot_of(name_of(keyspace, number)[0])]]
         assert connection.ask([reserve(keyspace, number)])[0].outcome is True
         assert write(connection, keyspace, number) == "ok"
+    for primary, replica in zip(cluster.primaries, cluster.replicas, strict=False):
+        written = primary.admin().info("replication")["master_repl_offset"]
+        until(lambda: replica.admin().info("replication")["slave_repl_offset"] >= written)  # noqa: B023
 
 
 def delete(cluster: RedisCluster, *keyspaces: str) -> Report:
@@ -99,7 +104,7 @@ def test_every_primary_is_emptied_and_every_replica_with_it(cluster: RedisCluste
     "told", [True, False], ids=["as a cluster", "as a single server, which it was to an earlier Job"]
 )
 def test_a_cluster_of_one_is_emptied(tmp_path: Path, connect_to: Connect, told: bool) -> None:
-    alone = RedisCluster(tmp_path, 1, command=DEFAULT.command())
+    alone = RedisCluster(tmp_path, 1, command=DEFAULT.command(), node_timeout_ms=PATIENT_MS)
     alone.start()
     try:
         fill(alone, connect_to, KEYSPACE_A, KEYSPACE_B)
@@ -232,7 +237,7 @@ def test_what_is_left_where_the_slot_is_not_any_more_is_found(cluster: RedisClus
 
 
 def test_a_replica_that_is_away_is_no_proof_and_ends_nothing(tmp_path: Path, connect_to: Connect) -> None:
-    cluster = RedisCluster(tmp_path, 3, 1, command=DEFAULT.command())
+    cluster = RedisCluster(tmp_path, 3, 1, command=DEFAULT.command(), node_timeout_ms=PATIENT_MS)
     cluster.start()
     try:
         fill(cluster, connect_to, KEYSPACE_A)

@@ -22,8 +22,8 @@ from tests.tiers.writers import Writer
 pytestmark = needs_redis
 
 WITHIN_S = 60.0
-WINDOW_MS = 1_000
-"""How long a value lives that is not committed; pods say thirty seconds."""
+WINDOW_MS = 5_000
+"""How long a value lives that is not committed, and how late a busy machine may commit it; pods say thirty seconds."""
 
 
 @pytest.fixture
@@ -69,34 +69,32 @@ class TestByTheCommand:
     ) -> None:
         connection.ask([reserve(KEYSPACE_A, 5)])
         erase(order(redis_server.port))
-        connection.set(b":".join(name_of(KEYSPACE_A, 5)), [VALUE], 1_000)
+        name, admin = b":".join(name_of(KEYSPACE_A, 5)), redis_server.admin()
+        connection.set(name, [VALUE], 30_000)
         seen = look(redis_server.port)
         assert not seen.empty
-        assert seen.nodes[0].names == (b":".join(name_of(KEYSPACE_A, 5)).decode(),)
-        give_up_at_s = time.monotonic() + 10
-        while not look(redis_server.port).empty:
-            assert time.monotonic() < give_up_at_s
-            time.sleep(0.05)
+        assert seen.nodes[0].names == (name.decode(),)
+        assert 0 < admin.pttl(name) <= 30_000
+        admin.pexpire(name, 1)  # as if it were that late
+        until_empty(redis_server)
 
 
 class TestProcesses:
     def test_a_process_that_is_frozen_before_and_thawed_after_leaves_nothing(self, redis_server: RedisProcess) -> None:
-        writer = Writer(redis_server.port, KEYSPACE_A, limit=0, window_ms=1_000, seed=3, scale=200)
+        writer = Writer(redis_server.port, KEYSPACE_A, limit=0, window_ms=WINDOW_MS, seed=3, scale=200)
         try:
-            writer.first_line()
+            writer.first_store()
             writer.freeze()
             report = erase(order(redis_server.port))
             assert report.sums[1].keys > 0
             assert report.end.outcome is Outcome.ERASED
             writer.thaw()
             redis_server.admin().config_resetstat()
-            give_up_at_s = time.monotonic() + 20
+            give_up_at_s = time.monotonic() + WITHIN_S
             while redis_server.admin().info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) < 20:
                 assert time.monotonic() < give_up_at_s, "it does not store any more"
                 time.sleep(0.02)
-            while not look(redis_server.port).empty:
-                assert time.monotonic() < give_up_at_s, look(redis_server.port)
-                time.sleep(0.05)
+            until_empty(redis_server)
         finally:
             writer.kill()
         assert names(redis_server) == {"#s"}
@@ -122,7 +120,6 @@ class TestSockets:
         yield made
         made.close()
 
-    @pytest.mark.short_deadlines
     @pytest.mark.parametrize(
         ("stays", "seen"),
         [

@@ -23,6 +23,7 @@ from kvstrata_sidecar.delete_job.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import VALUE, erase, look, name_of, order, put, reserve, summed
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A
+from tests.tiers.redis_cluster import until
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import on_every_server
 
@@ -70,8 +71,9 @@ def drop(connection: Connection, count: int) -> list[int]:
 @on_every_server
 def test_time_passes_in_a_script(redis_server: RedisProcess) -> None:
     waits = "for number = 1, 10000000 do if is_over() then return number end end return 0"
-    looks = redis_server.admin().eval(scripts.common("bucket") + waits.encode(), 1, "k:#s")
-    assert looks > 1, "it is not over from the beginning, but after a while"
+    admin, text = redis_server.admin(), scripts.common("bucket") + waits.encode()
+    # On a busy machine all the time may pass before the first look.
+    until(lambda: admin.eval(text, 1, "k:#s") > 1, "it is over from the beginning, or never")
 
 
 @on_every_server

@@ -17,6 +17,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import erase, look, order
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.sweeping import stop
 from tests.tiers.tier_driver import Driver, block
 
 pytestmark = needs_redis
@@ -52,6 +53,7 @@ def test_filled_entries_look_as_those_of_stored_blocks_do(
 ) -> None:
     driver = start(redis_server.port, capacity_bytes=1 << 30)
     driver.until("closed")
+    stop(driver.tier)
     gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=64 << 20),))
     driver.store([block(KEYSPACE_A, number) for number in range(4)])
     filling = Filling.of("a", 1, 4 * BUCKETS, 300)

@@ -14,6 +14,7 @@ from kvstrata_sidecar.adapter.redis.hottest import SCOPES_AT_ONCE, busiest
 from kvstrata_sidecar.adapter.tier.interface import MAX_HOT, Block, Hot, most_of_each
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN
+from tests.tiers.redis_cluster import until
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import Driver, block, spread
 
@@ -42,10 +43,7 @@ def test_what_was_read_last_is_told_as_the_hottest(driver: Driver, redis_server:
     before = used(redis_server, KEYSPACE_A)
     time.sleep(0.05)
     driver.load([blocks[2]])
-    deadline_s = time.monotonic() + 10
-    while used(redis_server, KEYSPACE_A) == before:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    until(lambda: used(redis_server, KEYSPACE_A) != before)
     told = driver.tier.hottest([KEYSPACE_A, KEYSPACE_B])
     assert named(told)[0] == blocks[2].chunk_hash[0]
     assert sorted(named(told)) == sorted(one.chunk_hash[0] for one in blocks)
@@ -68,10 +66,7 @@ def test_being_asked_and_being_loaded_to_warm_up_is_no_use(driver: Driver, redis
     driver.runtime.enforcement.warmed = frozenset()
     driver.load(blocks[:1])
     driver.lookup(blocks[4:])
-    deadline_s = time.monotonic() + 10
-    while sum(before[name] != score for name, score in used(redis_server, KEYSPACE_A).items()) < 3:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    until(lambda: sum(before[name] != score for name, score in used(redis_server, KEYSPACE_A).items()) >= 3)
 
 
 def test_blocks_of_another_identity_and_keyspaces_outside_of_the_policy_are_not_told(
@@ -93,7 +88,7 @@ def test_a_tier_that_does_not_answer_tells_nothing_in_time(driver: Driver, redis
     try:
         begun_s = time.monotonic()
         assert driver.tier.hottest([KEYSPACE_A]) is None
-        assert time.monotonic() - begun_s < 10
+        assert time.monotonic() - begun_s < 20, "it would hang for ever"
     finally:
         redis_server.thaw()
 

@@ -261,7 +261,8 @@ class TestWhatNobodyCanRead:
         for turn in turns:
             turn.start()
         for turn in turns:
-            turn.join(30)
+            turn.join(120)
+            assert not turn.is_alive()
         assert 0 < before - shared.used(*OLD) <= FREED_AT_MOST
         assert shared.used(*NEW) == own, "however long nobody swept it"
         assert shared.charged() <= CAPACITY

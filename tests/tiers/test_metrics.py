@@ -170,7 +170,8 @@ class TestARealTier:
     LONG_AGO_S = 30_000
 
     @pytest.fixture
-    def used(self, driver: Driver, gate: GateStandIn) -> Driver:
+    def used(self, idle: Driver, gate: GateStandIn) -> Driver:
+        driver = idle
         budgets = (EnforcedBudget("shared", limit_bytes=8 * VALUE_BYTES),)
         gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=budgets)
         for first in range(0, 24, 8):
@@ -205,8 +206,9 @@ class TestARealTier:
         assert KEYSPACE_A not in text
 
     def test_how_old_blocks_were_that_made_room_is_told_wherever_it_was_needed(
-        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
+        self, idle: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
+        driver = idle
         gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=8 * VALUE_BYTES),))
         driver.store([block(KEYSPACE_A, number) for number in range(8)])
         admin, bucket = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)

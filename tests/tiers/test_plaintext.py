@@ -13,7 +13,7 @@ from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.keyed_gate import KeyedGate
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.sweeping import sweep
+from tests.tiers.sweeping import stop, sweep
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = needs_redis
@@ -26,6 +26,7 @@ FILL = 0x41
 def plain(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
     driver = start(redis_server.port, encryption="Disabled")
     driver.until("closed")
+    stop(driver.tier)
     KeyedGate(gate).allow(KEYS)
     return driver
 
@@ -37,6 +38,7 @@ def begin(start: Callable[..., Driver], redis_server: RedisProcess) -> Callable[
     def begin() -> Driver:
         driver = start(redis_server.port, encryption="Required")
         driver.until("closed")
+        stop(driver.tier)
         return driver
 
     return begin

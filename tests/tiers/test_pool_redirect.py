@@ -167,7 +167,7 @@ class TestRemoval:
     ) -> None:
         proxy = FaultyProxy(redis_server.port)
         try:
-            driver = start(proxy.port, **PATIENT)
+            driver = start(proxy.port, **PATIENT | {"io_timeout_ms": 60_000, "load_deadline_ms": 60_000})
             driver.until("closed")
             versions = (content(POOL, (1,)),)
             pools.publish([reader(1, "docs"), reader(2, "docs")], docs=versions)
@@ -178,17 +178,17 @@ class TestRemoval:
             def slow(data: bytes) -> bytes:
                 if len(data) > 1000:
                     stuck.set()
-                    go_on.wait(20)
+                    go_on.wait(90)
                 return data
 
             proxy.fault = slow
             buffer = bytearray(BLOCK_BYTES)
             task_id = driver.tier.load(blocks(reader_space(1), 1), [memoryview(buffer)])
-            assert stuck.wait(10)
+            assert stuck.wait(60)
             asked_s = time.monotonic()
             pools.publish([reader(1), reader(2, "docs")], docs=versions)
             driver.wait(task_id)
-            assert time.monotonic() - asked_s < PATIENT["load_deadline_ms"] / 2000, "it was cut off, it did not run out"
+            assert time.monotonic() - asked_s < 20, "it was cut off, it did not run out"
             assert driver.tier.pop_found(task_id) == b"\0"
             buffer[:] = b"\xee" * BLOCK_BYTES
             proxy.fault = None

@@ -66,20 +66,21 @@ def at_once(*actions: Callable[[], None]) -> None:
     start = threading.Barrier(len(actions))
 
     def act(action: Callable[[], None]) -> None:
-        start.wait(10)
+        start.wait(60)
         action()
 
     threads = [threading.Thread(target=act, args=(action,)) for action in actions]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
+        assert not thread.is_alive()
 
 
 def until_covered(pods: list[SharingPod]) -> None:
     """Have pods take turns, all at once, until the tier is not overcommitted any more: a turn may be interrupted."""
     transport = pods[0].tier._ways.transport()
-    give_up_at_s = time.monotonic() + 30
+    give_up_at_s = time.monotonic() + 60
     while True:
         at_once(*(pod.turn for pod in pods))
         if pods[0].tier._deps.ledgers.capacity.free(transport, CAPACITY) >= 0:

@@ -14,7 +14,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.sweeping import make_due
+from tests.tiers.sweeping import make_due, stop
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = needs_redis
@@ -90,6 +90,7 @@ def test_a_ledger_that_is_older_than_what_a_scope_holds_is_made_anew_and_the_lim
 
     until(store_again)
     assert before
+    stop(driver.tier)
     books.assert_consistent()
 
 

@@ -17,6 +17,7 @@ from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy, Polic
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.redis_cluster import until
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.sweeping import job_of, make_due, stop, sweep
 from tests.tiers.tier_driver import VALUE_BYTES, Driver, block
@@ -83,14 +84,14 @@ class TestOnARealTier:
 
         def bounds(view: CacheView, tier: str) -> dict[str, Bounds]:
             computing.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE_S)
             return bounds_of(view, tier)
 
         monkeypatch.setattr(apply_policy, "bounds_of", bounds)
         changing = threading.Thread(target=gate.allow, args=(KEYSPACE_A, KEYSPACE_B))
         changing.start()
         try:
-            assert computing.wait(10)
+            assert computing.wait(PATIENCE_S)
             assert driver.load([block(KEYSPACE_A)])[0] == [1]
         finally:
             go_on.set()
@@ -201,6 +202,7 @@ class TestOnARealTier:
         redis_server.freeze()
         try:
             gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=2 * VALUE_BYTES),))
+            until(lambda: driver.tier.state().settling == 1, driver.tier.state)
             time.sleep(0.3)
             assert driver.tier.state().settling == 1
         finally:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +39,13 @@ class Writer:
             assert told, "the writer ended"
 
     def freeze(self) -> None:
-        """Stop it in the middle of whatever it does."""
+        """Stop it in the middle of whatever it does; returns when it has stopped."""
         self._process.send_signal(signal.SIGSTOP)
+        about = Path(f"/proc/{self._process.pid}/stat")
+        give_up_at_s = time.monotonic() + 60
+        while about.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < give_up_at_s, "it does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """Let it go on."""

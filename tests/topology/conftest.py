@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.clients.redis import connection, slot_keys
 from kvstrata.model.redis.cluster import Cluster
 from tests.support.amounts import SOAK
 from tests.tiers.server_kinds import DEFAULT, KINDS, ServerKind
@@ -20,6 +21,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_kind" in metafunc.fixturenames and "server_kind" not in own:
         marked = metafunc.definition.get_closest_marker("on_every_server") is not None
         metafunc.parametrize("server_kind", KINDS if marked or SOAK else (DEFAULT,), ids=str, scope="session")
+
+
+PATIENT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever moves slots waits for servers that a busy machine starves."""
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(connection.ServerLine.ask, "__defaults__", (PATIENT_S,))
+    monkeypatch.setattr(connection.ServerLine.one, "__kwdefaults__", {"timeout_s": PATIENT_S})
+    monkeypatch.setattr(slot_keys, "MIGRATE_TIMEOUT_MS", int(1000 * PATIENT_S))
+    monkeypatch.setattr(slot_keys, "MIGRATE_ANSWER_S", 2 * PATIENT_S)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ from tests.topology.rig import TESTER, Patience, Rig
 from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, World
 
 TIER = "shared"
-WINDOW_MS = 1_500
+WINDOW_MS = 6_000
 """For how long a deletion waits for late values: long enough for something to happen meanwhile."""
 TICK_S = 0.5
 PAUSE_S = 0.01

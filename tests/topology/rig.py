@@ -20,14 +20,19 @@ from typing import Any
 import redis
 
 from e2e.cluster.ports import free_port
-from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes, Sent
+from kvstrata.clients.redis.nodes import LOOK_TIMEOUT_S, TIMEOUT_S, NodeAccess, RedisNodes, Sent
 from kvstrata.model.redis.cluster import Cluster, Goal, Server, ServerPod
 from kvstrata.objects.redis.users import ADMIN_USER, REPLICATION_USER, USERS, users_acl
 from kvstrata.plan.redis.topology import Step, Verdict, step, verdict
 from tests.tiers.certificates import SERVER_NAME, Certificates
 
 MEMORY = 64 << 20
-NODE_TIMEOUT_MS = 1500
+NODE_TIMEOUT_MS = 5_000
+"""As in a managed tier: a server that is killed fails soon, and one that a busy machine starves does not at once."""
+
+PATIENT_LOOK_S = 15.0
+"""How long an operator waits for a server that is not frozen: a busy machine may starve it."""
+
 PATIENCE_S, LONGEST_S = 60.0, 240.0
 """For the next that is heard, and for all: only what never happens fails."""
 PASS_S = 0.05
@@ -98,7 +103,8 @@ class Rig:
         """An operator's connections, as the user that it has in a tier."""
         user = ADMIN_USER if self._users else None
         ca_pem = self._tls.ca.read_bytes() if self._tls else None
-        return RedisNodes(NodeAccess(self.port, user, user, ca_pem, SERVER_NAME))
+        access = NodeAccess(self.port, user, user, ca_pem, SERVER_NAME)
+        return RedisNodes(access, look_timeout_s=PATIENT_LOOK_S, timeout_s=PATIENT_LOOK_S)
 
     # What Kubernetes does
 
@@ -152,7 +158,12 @@ class Rig:
 
     def freeze(self, pod: ServerPod) -> None:
         """Stop a server without closing its connections; the kubelet takes its pod for not ready."""
-        self._processes[pod.uid].popen.send_signal(signal.SIGSTOP)
+        process = self._processes[pod.uid].popen
+        process.send_signal(signal.SIGSTOP)
+        about, give_up_at_s = Path(f"/proc/{process.pid}/stat"), time.monotonic() + PATIENCE_S
+        while about.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < give_up_at_s, "it does not stop"
+            time.sleep(0.001)
         self._processes[pod.uid].frozen = True
 
     def thaw(self, pod: ServerPod) -> None:
@@ -202,6 +213,9 @@ class Rig:
 
     async def look(self) -> Cluster:
         """One look, after which pods are ready whose servers answered, and no longer those whose cannot."""
+        is_frozen = any(process.frozen for process in self._processes.values())
+        self.nodes._look_timeout_s = LOOK_TIMEOUT_S if is_frozen else PATIENT_LOOK_S
+        self.nodes._timeout_s = TIMEOUT_S if is_frozen else PATIENT_LOOK_S
         cluster = await self.nodes.look(self.pods.values())
         self.probe(cluster)
         return replace(cluster, pods=dict(self.pods))
@@ -292,7 +306,7 @@ class Rig:
 
     def client(self, pod: ServerPod) -> Any:
         """A client of one server alone; its own types tell of all that any settings could make it answer."""
-        return redis.Redis(host=str(pod.ip), port=self.port, socket_timeout=5, **self._as_tester())
+        return redis.Redis(host=str(pod.ip), port=self.port, socket_timeout=30, **self._as_tester())
 
     def _as_tester(self) -> dict[str, Any]:
         user = "tester" if self._users else None

@@ -58,10 +58,10 @@ async def test_a_tenant_is_erased_although_a_primary_is_lost_meanwhile_and_every
 ) -> None:
     leaving, staying = world.sim.entry("acme").keyspace, world.sim.entry("globex").keyspace
     assert world.values(leaving) == world.values(staying) == 2 * BLOCKS
-    await ordered(world)
-    await world.until(lambda: world.jobs_begun and world.tombstones(leaving))
     lost = await world.rig.primary(0)
     heir = await world.rig.server(await world.rig.replica(0))
+    await ordered(world)
+    await world.until(lambda: world.jobs_begun and world.tombstones(leaving))
     world.rig.replace(lost)
     await world.until(lambda: world.phase in ("Complete", "Failed"))
 

@@ -286,13 +286,14 @@ async def test_a_value_that_expired_but_is_still_counted_does_not_keep_a_slot_op
 
 
 @on_valkey_9
-async def test_a_job_that_hangs_is_given_up_and_says_so(rig: MoverRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_mover, "HANGS_AFTER_S", 0.3)
+async def test_a_job_that_hangs_is_given_up_and_says_so(rig: MoverRig) -> None:
     cluster = await rig.heard()
     here, there = await ends(rig, 0)
     order = rig.order(cluster, here, there, 0, atomic=True)
     rig.freeze(rig.pod(there, 0))
-    report = await rig.mover(pause=asyncio.sleep).carry_out(order, cluster)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_mover, "HANGS_AFTER_S", 0.3)
+        report = await rig.mover(pause=asyncio.sleep).carry_out(order, cluster)
     assert report.reason is MoveReason.JOB_HUNG, report
     rig.thaw(rig.pod(there, 0))
     await rig.settled()

@@ -10,27 +10,28 @@ from typing import Any
 
 import pytest
 
-from kvstrata.clients.redis.move_report import MoveReason
 from kvstrata_sidecar.adapter.params import Endpoint
 from tests.tiers.conftest import gate, start  # noqa: F401  (fixtures)
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
+from tests.tiers.redis_cluster import until
 from tests.tiers.server_kinds import ServerKind
 from tests.tiers.sweeping import sweep
 from tests.tiers.tier_driver import Driver, block
 from tests.tiers.tier_on_cluster import all_closed, load_right, store_all
 from tests.topology.mover_rig import MoverRig, total
+from tests.topology.rig import Patience
 
 pytestmark = pytest.mark.redis
 
 KEPT = [block(KEYSPACE_A, number) for number in range(0, 256, 2)]
 RENEWED = [block(KEYSPACE_A, number) for number in range(1, 256, 2)]
-WINDOW_MS = 2000
-"""How long a block lives whose store was interrupted."""
+WINDOW_MS = 10_000
+"""How long a block lives whose store was interrupted, and how late a busy machine may commit one."""
 
 
 @pytest.fixture
 async def rig(tmp_path: Path, server_kind: ServerKind, few: int) -> AsyncIterator[MoverRig]:
-    rig = MoverRig(tmp_path, server_kind.command(), shards=few, replicas=0, timeout_ms=3000)
+    rig = MoverRig(tmp_path, server_kind.command(), shards=few, replicas=0)
     rig.start()
     await rig.made_anew(few)
     yield rig
@@ -39,12 +40,16 @@ async def rig(tmp_path: Path, server_kind: ServerKind, few: int) -> AsyncIterato
 
 
 class Traffic:
-    """A pod that reads what is there, and one that deletes and stores again, until the end."""
+    """A pod that reads what is there, and one that deletes and stores again, until the end.
 
-    def __init__(self, reader: Driver, writer: Driver) -> None:
+    What is `asked` for and `missed` counts as long as the reader's map names all servers that there are.
+    """
+
+    def __init__(self, rig: MoverRig, reader: Driver, writer: Driver) -> None:
         self.problems: list[BaseException] = []
         self.rounds = {"read": 0, "written": 0}
         self.asked = self.missed = 0
+        self._rig = rig
         self._reader, self._writer = reader, writer
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=[work]) for work in (self._read, self._write)]
@@ -59,6 +64,14 @@ class Traffic:
         for thread in self._threads:
             thread.join()
 
+    async def go_on(self, rounds: int = 10) -> None:
+        """Wait until reader and writer have done so many more rounds, and some of them count."""
+        before, asked, patience = dict(self.rounds), self.asked, Patience()
+        while self.asked == asked or any(self.rounds[one] < before[one] + rounds for one in before):
+            assert not self.problems, self.problems
+            patience.ask(dict(self.rounds))
+            await asyncio.sleep(0.01)
+
     def _run(self, work: Callable[[int], None]) -> None:
         try:
             number = 0
@@ -70,10 +83,12 @@ class Traffic:
             self.problems.append(problem)
 
     def _read(self, number: int) -> None:
-        some = KEPT[number % 16 :: 16]
+        some, known = KEPT[number % 16 :: 16], self._reader.tier.nodes().keys()
         assert self._reader.lookup(some) is not None
-        self.asked += len(some)
-        self.missed += len(some) - sum(load_right(self._reader, some))
+        hits = load_right(self._reader, some)
+        if {f"{pod.ip}:{self._rig.port}" for pod in tuple(self._rig.pods.values())} <= known:
+            self.asked += len(some)
+            self.missed += len(some) - sum(hits)
         load_right(self._reader, RENEWED[number % 32 :: 32])
         self.rounds["read"] += 1
 
@@ -101,28 +116,27 @@ async def test_shards_come_and_go_under_traffic_and_nothing_is_lost(
         await asyncio.to_thread(all_closed, driver, few)
     assert await asyncio.to_thread(store_all, writer, KEPT) == len(KEPT)
 
-    with Traffic(reader, writer) as traffic:
+    with Traffic(rig, reader, writer) as traffic:
+        await traffic.go_on()
         await rig.scale(many)
         await rig.settled(rig.mover(pause=asyncio.sleep))
         assert len({await rig.owner(slot) for slot in range(0, 16_384, 512)}) == many
+        await traffic.go_on()
         await rig.scale(few)
         rig.removes = False  # a server that goes is another matter than slots that go
         await rig.settled(rig.mover(pause=asyncio.sleep))
         assert rig.steps[-1].drained == tuple(range(few, many))
     assert not traffic.problems, traffic.problems
-    assert min(traffic.rounds.values()) > 10
     # Without TLS a new server is not asked before the map names it; all else can be read all the time.
     assert traffic.missed * 50 < traffic.asked
     for driver in (reader, writer):
         assert driver.tier.state().errors == 0, driver.tier.state()
-    # A server that is slow on a busy machine is taken for away; the next look finds what remains.
-    undone = [report for report in rig.reports if not report.done]
-    assert {report.reason for report in undone} <= {MoveReason.SERVER_AWAY}, undone
+    assert not [report for report in rig.reports if not report.done]
     done = total(rig.reports)
     assert (done.slots, done.dropped, done.orphans) == (2 * (16_384 * (many - few) // many), 0, 0)
 
-    await asyncio.sleep(WINDOW_MS / 1000)
-    await asyncio.to_thread(store_all, writer, RENEWED)
+    # A store that was interrupted is in the way of the next until its window ends.
+    await asyncio.to_thread(until, lambda: store_all(writer, RENEWED) >= 0 and all(load_right(reader, RENEWED)))
     await asyncio.to_thread(sweep, writer.tier, KEYSPACE_A, audit=True)
     drift = {name: count for name, count in writer.tier.counters().items() if name.startswith("drift_") and count}
     assert not drift

@@ -20,6 +20,7 @@ from tests.tiers.server_kinds import DEFAULT
 
 pytestmark = needs_redis
 
+PATIENT_S, SHORT_S = 30.0, 1.0
 CLUSTER = ("--cluster-enabled", "yes")
 Start = Callable[..., RedisProcess]
 
@@ -49,7 +50,7 @@ async def reach() -> AsyncIterator[Callable[..., RedisNodes]]:
     made: list[RedisNodes] = []
 
     def reach(port: int, **access: Any) -> RedisNodes:
-        made.append(RedisNodes(NodeAccess(port, **access), look_timeout_s=2.0, timeout_s=2.0))
+        made.append(RedisNodes(NodeAccess(port, **access), look_timeout_s=PATIENT_S, timeout_s=PATIENT_S))
         return made[-1]
 
     yield reach
@@ -100,10 +101,12 @@ async def test_a_frozen_server_is_given_up_and_asked_over_another_connection(
     nodes = reach(server.port)
     assert await failure(nodes) == ""
     server.freeze()
+    nodes._look_timeout_s = nodes._timeout_s = SHORT_S
     assert await failure(nodes) == RedisReason.TIMEOUT
     told = await nodes.send([Command("uid", "x", ("PING",)), Command("uid", "x", ("PING",))], {"uid": pod()}, yes)
     assert [sent.failure for sent in told] == [RedisReason.TIMEOUT, "NotSent"]
     server.thaw()
+    nodes._look_timeout_s = nodes._timeout_s = PATIENT_S
     # What the frozen one answers late to the first question is no answer to the next.
     assert await failure(nodes) == ""
 

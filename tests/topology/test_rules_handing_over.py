@@ -44,6 +44,13 @@ def test_slots_that_servers_left_to_each_other_are_given_and_not_called_lost() -
     assert found.commands
 
 
+def test_slots_that_one_server_dropped_are_lost_though_others_attribute_them_to_it() -> None:
+    """CLUSTER DELSLOTSRANGE on their owner, which may hold keys of them."""
+    found = step(reporting(cluster([*even(3), ()]), "uid-0-0", {node(0): LEFT}), goal(4))
+    assert found is not None
+    assert (found.reason, found.lost) == (StepReason.SLOTS_LOST, (MOVING,))
+
+
 def test_slots_without_an_owner_in_two_looks_are_lost_and_no_others() -> None:
     look = cluster([*even(3), ()])
     for uid in look.servers:

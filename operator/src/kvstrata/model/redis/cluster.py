@@ -126,7 +126,8 @@ class Cluster:
 
     `pods` must be complete: a server without a pod in it is taken for lost. `silent` gives reason and message for each
     server that did not answer, by pod UID. `at_s` is the time on a monotonic clock, in seconds. A look is not atomic:
-    slots that move may seem unclaimed in it, so `unclaimed_before` are those without an owner in the look before.
+    slots that move may seem unclaimed in it, so `unclaimed_before` are those without an owner in the look before. All
+    slots, the default, let a single look decide.
     """
 
     pods: Mapping[str, ServerPod]

@@ -63,7 +63,8 @@ def assign(view: View) -> Step | None:
 
 def _left_to_each_other(view: View) -> set[int]:
     """Return the unclaimed slots that every server attributes to another server that answers: commands of two operators
-    crossed. Nothing is lost, because a server refuses to leave a slot of which it holds keys."""
+    crossed. Nothing is lost: a server refuses CLUSTER SETSLOT for a slot of which it holds keys, and after CLUSTER
+    DELSLOTS, which it does not refuse, it attributes the slot to no server."""
     free = _slots(view.unowned)
     for server in view.servers.values():
         others = (peer for peer in server.peers if peer.node_id in view.servers and peer.node_id != server.node_id)
