@@ -85,6 +85,16 @@ def test_it_is_rewritten_for_a_good_part_only_and_not_at_once() -> None:
     assert simulation.unsettled() == {}
 
 
+def test_a_size_above_the_limit_is_not_shown_once_pods_report_less() -> None:
+    simulation = at_rest(policy("acme", budgets=BUDGETS))
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=33 * MIB)) == 1
+    simulation.now += timedelta(seconds=REPORTED_EVERY_S)
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=32 * MIB)) == 1
+    assert usage(simulation)["used"] == "32Mi"
+    simulation.now += timedelta(seconds=REPORTED_EVERY_S)
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=33 * MIB)) == 0
+
+
 def test_the_first_word_about_a_tier_is_told_at_once_and_an_empty_one_is_no_news() -> None:
     simulation = at_rest(policy("acme", budgets=BUDGETS))
     assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB)) == 1

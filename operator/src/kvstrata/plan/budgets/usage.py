@@ -1,8 +1,8 @@
 """Usage of scopes on each tier, as reported by pods, and rarely updated.
 
 Pods report every minute or so, but a status is written only when a figure differs by `OFF_PERCENT` from the last one,
-and `TOLD_EVERY_S` after it. The first report about a tier is written at once: usage of memory is known before that of
-Redis and would delay it for minutes.
+or is within its limit again, and `REPORTED_EVERY_S` after it. The first report about a tier is written at once: usage
+of memory is known before that of Redis and would delay it for minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import Usage
-from kvstrata.api.scalars import format_timestamp
+from kvstrata.api.scalars import Quantity, format_timestamp
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, EnforcedBudget
@@ -58,7 +58,7 @@ def usage_status(
     if age_s is not None and age_s > FORGOTTEN_AFTER_S and _all_speak(world, concerned):
         gone = frozenset(shown_bytes.keys() - held.keys())
     due = age_s is None or age_s >= REPORTED_EVERY_S or _is_first(shown_bytes, held)
-    if not due or not (gone or _is_off(shown_bytes, held)):
+    if not due or not (gone or _is_off(shown, held)):
         held = {}
     known = {
         name: held.get(name, None if name in gone else shown_bytes.get(name))
@@ -100,7 +100,7 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
         at = shown.observed_at if shown else None
         shown_bytes = _bytes_shown(shown)
         due = at is None or (now - at).total_seconds() >= REPORTED_EVERY_S or _is_first(shown_bytes, sizes)
-        if holder is not None and due and _is_off(shown_bytes, sizes):
+        if holder is not None and due and _is_off(shown, sizes):
             found.add(Key(holder.INFO.kind, world.namespace, holder.name))
     return frozenset(found)
 
@@ -184,16 +184,22 @@ def _is_first(shown_bytes: Mapping[str, int], held: Mapping[str, int]) -> bool:
     return len(shown_bytes) < MOST_TIERS and any(size > 0 and tier not in shown_bytes for tier, size in held.items())
 
 
-def _is_off(shown_bytes: Mapping[str, int], held: Mapping[str, int]) -> bool:
+def _is_off(shown: Usage | None, held: Mapping[str, int]) -> bool:
     """Whether usage differs enough from status; tiers without reports are unchanged, and 0 bytes are no first
     report."""
+    rows = {row.tier: row for row in (shown.tiers if shown is not None else ())}
     return any(
-        size > 0 if (before := shown_bytes.get(tier)) is None else _differ(before, size) for tier, size in held.items()
+        size > 0 if (row := rows.get(tier)) is None or row.used is None else _differ(row.used, size, row.limit)
+        for tier, size in held.items()
     )
 
 
-def _differ(before: int, size: int) -> bool:
-    return abs(size - before) * 100 > max(before, SMALLEST_BYTES) * OFF_PERCENT
+def _differ(shown: Quantity, size: int, limit: Quantity | None) -> bool:
+    """Whether a size differs enough from the shown one. A new block is there for a moment beside those that go for it,
+    and status does not keep showing that."""
+    before = shown.in_bytes
+    is_within_again = limit is not None and before > limit.in_bytes >= size
+    return is_within_again or abs(size - before) * 100 > max(before, SMALLEST_BYTES) * OFF_PERCENT
 
 
 def _row(tier: str, used: int | None, budget: EnforcedBudget | None) -> dict[str, Any]:
