@@ -31,6 +31,8 @@ from kvstrata.objects.quantities import MOST, binary, canonical_quantity, round_
         ("1G", "1G"),
         ("0.5Ki", "512"),
         ("1Ki", "1Ki"),
+        ("62.5Ki", "64k"),
+        ("1.5Ki", "1536"),
         ("100n", "100n"),
         ("0", "0"),
         ("0Gi", "0"),

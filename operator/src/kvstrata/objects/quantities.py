@@ -31,7 +31,8 @@ def canonical_quantity(text: str) -> str:
     number, suffix, exponent = found.groups()
     if suffix in _BINARY and suffix:
         value = min(Fraction(number) * 1024 ** _BINARY.index(suffix), Fraction(MOST))
-        return binary(int(value)) if value >= 1024 and value.denominator == 1 else _decimal(value)
+        # Without a suffix it is read as decimal: 62.5Ki is stored as 64k, not as 64000.
+        return binary(int(value)) if value and value % 1024 == 0 else _decimal(value)
     if exponent is not None:
         mantissa, power = _thousands(Fraction(number) * Fraction(10) ** int(exponent))
         return f"{mantissa}e{power}" if power else str(mantissa)
