@@ -159,6 +159,7 @@ def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: Ope
             "modelRef": {"name": "tiny"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
         })
     )  # fmt: skip
+    server.apply(_own("CacheInvalidation", "listed", {"scope": {"tenant": "globex"}, "mode": "Lazy"}))
     server.wait(
         "the pool's status", lambda: server.condition("PrefixPool", "manual", "Ready") == ("True", "NoLivePods")
     )
