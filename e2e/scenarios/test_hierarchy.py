@@ -164,7 +164,7 @@ def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read
 
         assert layered.ask(settler, third) == NOTHING
         wait_until("the first had to go", lambda: grown("evicted_limit") >= CHUNKS)
-        # A prompt whose lookup was late is computed, and takes the place of the next one.
+        # A prompt with a late lookup is computed, and takes the place of the next one.
         prompt, _ = layered.finds(settler, (first, second, third), ON_DISK)
         wait_until("the memory has it again", lambda: layered.ask(settler, prompt) == IN_MEMORY)
         assert grown("handed_down_blocks") >= CHUNKS
@@ -190,7 +190,7 @@ def test_each_tier_keeps_blocks_for_its_own_time_however_often_they_are_read(lay
         assert began_s + DISK_LIFE_S <= time.monotonic() < read_s + DISK_LIFE_S, "to be read makes nothing younger"
         found = [[layered.ask(aging, prompt) for _ in range(2)] for prompt in prompts]
         assert [IN_REDIS, IN_REDIS] in found, found
-        # One whose lookup is late is computed, and is young again.
+        # One with a late lookup is computed, and is young again.
         if all(places == [IN_REDIS, IN_REDIS] for places in found):
             assert layered.files(aging.keyspace) == []
             wait_until("none is in memory", lambda: layered.held(aging, MEMORY) == 0)

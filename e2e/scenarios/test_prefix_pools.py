@@ -33,9 +33,9 @@ def question(tenant: str) -> str:
 
 
 def hits(where: Replica, keys: dict[str, str], names: Iterator[str], text: str, end: str = "") -> str:
-    """Return the first of the readers whose first question, here, finds the whole prefix; `end` follows it.
+    """Return the first reader that finds the whole prefix with its first question here; `end` follows it.
 
-    One whose lookup is late finds less, and none finds more.
+    One with a late lookup finds less, and none finds more.
     """
     found = []
     for name in names:

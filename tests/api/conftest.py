@@ -43,7 +43,7 @@ def bare_api(control_plane: ControlPlane) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def installed_crds(bare_api: ApiServer) -> dict[str, dict[str, Any]]:
-    """The checked-in CRDs by name, installed, served, and told of by discovery, which follows later."""
+    """The checked-in CRDs by name, installed, served, and listed by discovery, which follows later."""
     crds = [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "crds").glob(f"{GROUP}_*.yaml"))]
     for crd in crds:
         bare_api.create(crd)

@@ -228,7 +228,7 @@ def _carry_out(steps: Steps, late: Step) -> None:
 def _fail_over(primary: ClusterNode, replica: ClusterNode) -> None:
     """Kill a primary whose replica has all of its data; return when that is the primary, and has a replica.
 
-    It is told to take over, because the other servers would vote for it much later only.
+    It is ordered to take over, because the other servers would vote for it much later only.
     """
     until(lambda: primary.admin().execute_command("WAIT", 1, 1000) == 1, "the replica is not in step", PATIENCE_S)
     primary.kill()

@@ -396,7 +396,7 @@ async def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_po
     released: dict[str, int] = {}
 
     def are_released() -> bool:
-        """Whether the API server has told of all of it, which may take it longer than one watch lasts."""
+        """Whether the API server has sent all of it, which may take it longer than one watch lasts."""
         released.update(release_versions(plane, before["metadata"]["resourceVersion"]))
         return released.keys() >= uids
 

@@ -79,7 +79,7 @@ def test_a_deletion_before_a_watch_lost_its_place_is_found_within_seconds(
         faulty.wait("the event to be lost", lambda: lost.hits > 0)
         faulty.wait("a look at the bundle", lambda: "tenant-4" in faulty.entries())
         # The list that follows shows what there is. Only a comparison shows what there is no more. A watch that is
-        # renewed before it loses its place is told of the deletion again.
+        # renewed before it loses its place receives the deletion again.
         faulty.wait("the watch to lose its place", lambda: faulty.proxy.expire(POLICIES) >= 1)
         faulty.wait("the deletion", lambda: faulty.is_out("tenant-4"), NOTICED_WITHIN_S)
     assert watching.metric(MISSED, kind="TenantCachePolicy") > missed
@@ -142,7 +142,7 @@ def test_a_watch_that_says_what_nobody_understands_ends_the_process_and_the_next
     faulty: FaultyWorld, watching: OperatorProcess, said: Event | bytes
 ) -> None:
     running = watching if watching.process.poll() is None else faulty.start("watching-again")
-    faulty.wait("a watch to be told", lambda: faulty.proxy.send(said, POLICIES) >= 1)
+    faulty.wait("a watch that receives it", lambda: faulty.proxy.send(said, POLICIES) >= 1)
     running.process.wait(SETTLES_WITHIN_S)  # and the kubelet starts it anew
     suspended = not faulty.suspended("tenant-5")
     faulty.edit("tenant-5", suspend=suspended)

@@ -75,7 +75,7 @@ def test_a_tier_with_a_defect_ends_with_its_reason(server: Server, tiers: list[s
     found: dict[str, dict[str, Any]] = {}
 
     def have_ended() -> bool:
-        """Whether each tier has its reason: one whose server answered too late is asked again."""
+        """Whether each tier has its reason: one with a server that answered too late is asked again."""
         found.update(statuses(server))
         return {name: condition(found[name], "Ready") for name in tiers} == expected
 

@@ -82,9 +82,9 @@ def test_a_step_says_that_it_still_runs_after_two_seconds() -> None:
     stream = io.StringIO()
     with Progress(stream).step("work"):
         wait_until(lambda: bool(stream.getvalue()), timeout_s=60)
-    told = re.fullmatch(r"work \.\.\. (\d+) s", stream.getvalue().splitlines()[0])
-    assert told is not None
-    assert 2 <= int(told[1]) < 10
+    shown = re.fullmatch(r"work \.\.\. (\d+) s", stream.getvalue().splitlines()[0])
+    assert shown is not None
+    assert 2 <= int(shown[1]) < 10
 
 
 @pytest.mark.redis

@@ -70,7 +70,7 @@ def on_disk_bytes(directory: Path) -> int:
 
 
 class FileDriver:
-    """A file tier under a runtime of its own gate; calls return what LMCache would be told.
+    """A file tier under a runtime of its own gate; calls return the answers that LMCache would get.
 
     Time is the machine's and `ahead_s`, which `let_pass` adds to.
     """

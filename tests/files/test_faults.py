@@ -26,7 +26,7 @@ Start = Callable[..., FileDriver]
 
 
 class SlowDisk(Disk):
-    """A real directory whose reads, writes or probes begin at once and end when they are let go.
+    """A real directory; its reads, writes or probes begin at once and end when they are let go.
 
     With `one_by_one` a write goes on for each of its releases.
     """

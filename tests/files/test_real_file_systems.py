@@ -108,7 +108,7 @@ def test_a_frozen_file_system_costs_misses_and_no_time(driver: FileDriver, file_
         begun_s = time.monotonic()
         assert driver.lookup([block()]) == [0]
         driver.store([block(number=3)])
-        assert time.monotonic() - begun_s < DEADLINE_MS / 3000, "nobody waits for a disk that hangs"
+        assert time.monotonic() - begun_s < DEADLINE_MS / 3000, "no call waits for a disk that hangs"
     finally:
         run("fsfreeze", "-u", str(file_system.path))
     driver.until_ready()

@@ -155,7 +155,7 @@ def books(redis_server: RedisProcess) -> Books:
 
 @pytest.fixture
 def idle(driver: Driver) -> Driver:
-    """A driver whose sweeper works only when the test tells it to."""
+    """A driver with a sweeper that works only at the test's call."""
     stop(driver.tier)
     return driver
 

@@ -238,9 +238,9 @@ class ManagedPod:
 
     def agrees(self, servers: int) -> bool:
         """Whether it is in a cluster of so many, knows who has which slot, and all is well."""
-        told = self.admin("CLUSTER", "INFO").decode()
+        info = self.admin("CLUSTER", "INFO").decode()
         return all(
-            f"cluster_{line}\r" in told for line in ("state:ok", f"known_nodes:{servers}", "slots_assigned:16384")
+            f"cluster_{line}\r" in info for line in ("state:ok", f"known_nodes:{servers}", "slots_assigned:16384")
         )
 
     def knows_replica(self, node_id: str) -> bool:

@@ -17,7 +17,7 @@ NODE_TIMEOUT_MS = 3000
 """After so long servers take one for dead that says nothing, and a replica takes over."""
 
 PATIENT_MS = 30_000
-"""The same where nobody is to take over: a server that a busy machine starves is not dead."""
+"""The same where no server is to take over: a server that a busy machine starves is not dead."""
 
 
 class ClusterNode(RedisProcess):

@@ -113,7 +113,7 @@ class RedisProcess:
             self._process = None
 
     def freeze(self) -> None:
-        """Stop it without closing its connections; returns when it has stopped, so that it answers nobody any more."""
+        """Stop it without closing its connections; returns when it has stopped and answers no client."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         about = Path(f"/proc/{self.pid}/stat")

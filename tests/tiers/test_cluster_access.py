@@ -34,14 +34,14 @@ def credentials(tmp_path: Path) -> dict[str, str]:
 
 
 def misses_until_told(driver: Driver, why: str) -> None:
-    """Look a block up, which is a miss each time, until the tier says why nobody lets it in."""
+    """Look a block up, which is a miss each time, until the tier says why no server lets it in."""
 
-    def told() -> bool:
+    def gives_the_reason() -> bool:
         assert driver.lookup([block(KEYSPACE_A)]) == [0]
         state = driver.tier.state()
         return state.breaker != "closed" and why in state.detail
 
-    until(told, driver.tier.state)
+    until(gives_the_reason, driver.tier.state)
 
 
 class TestNames:

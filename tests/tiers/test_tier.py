@@ -138,7 +138,7 @@ class TestRemoval:
         redis_server.thaw()
 
     def load_under_way(self, driver: Driver) -> threading.Thread:
-        """Load a block from a server that does not answer; return once the load waits for it, and nobody else does."""
+        """Load a block from a server that does not answer; return once the load waits for it, and no other call."""
         loading = threading.Thread(target=driver.load, args=([block(KEYSPACE_A)],))
         loading.start()
         until(lambda: driver.runtime.enforcement.under_way([KEYSPACE_A]) == 1)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.redis
 
 
 HANGS_MS = 30_000
-"""How long I/O may take where a test shows that nobody waits for it; `SOON_S` is much shorter."""
+"""How long I/O may take where a test shows that no call waits for it; `SOON_S` is much shorter."""
 
 SOON_S = 15.0
 
@@ -40,7 +40,7 @@ class TestFailures:
         driver = start(server.port)
         gate.allow(KEYSPACE_A)
         assert driver.lookup([block(KEYSPACE_A)]) == [0]
-        assert driver.refused("breaker_open") == 1, "nobody waits for a server that was never seen"
+        assert driver.refused("breaker_open") == 1, "no call waits for a server that was never seen"
         until(lambda: "refused" in driver.tier.state().detail.lower(), driver.tier.state)
         server.start()
         driver.until("closed")

@@ -33,10 +33,10 @@ class Writer:
     def first_store(self) -> None:
         """Wait until it stored for the first time."""
         assert self._process.stdout is not None
-        told = b"0"
-        while told.split()[0] == b"0":
-            told = self._process.stdout.readline()
-            assert told, "the writer ended"
+        line = b"0"
+        while line.split()[0] == b"0":
+            line = self._process.stdout.readline()
+            assert line, "the writer ended"
 
     def freeze(self) -> None:
         """Stop it in the middle of whatever it does; returns when it has stopped."""
@@ -52,7 +52,7 @@ class Writer:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> dict[str, int]:
-        """Kill it and return what it told last."""
+        """Kill it and return its last line."""
         self._process.kill()
         lines = self._process.communicate()[0].decode().splitlines()
         last = next((line for line in reversed(lines) if len(line.split()) == 4), "0 0 0 0")

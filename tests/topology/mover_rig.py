@@ -20,7 +20,7 @@ from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.topology.rig import Patience, Rig
 
 TIMEOUT_MS = 15_000
-"""For servers that nobody takes over from: one that a busy machine starves is not dead."""
+"""For servers without a successor: one that a busy machine starves is not dead."""
 
 
 class MoverRig(Rig):

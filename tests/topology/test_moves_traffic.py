@@ -26,7 +26,7 @@ pytestmark = pytest.mark.redis
 KEPT = [block(KEYSPACE_A, number) for number in range(0, 256, 2)]
 RENEWED = [block(KEYSPACE_A, number) for number in range(1, 256, 2)]
 WINDOW_MS = 10_000
-"""How long a block lives whose store was interrupted, and how late a busy machine may commit one."""
+"""How long a block of an interrupted store lives, and how late a busy machine may commit one."""
 
 
 @pytest.fixture

@@ -339,7 +339,8 @@ class TierUsage(StatusModel):
 
 
 class Usage(StatusModel):
-    """Usage of a scope over all tiers. Updated when a size changes by a quarter, at most every five minutes."""
+    """Usage of a scope over all tiers. Updated when a size changes by a quarter or is within its limit again, at most
+    every five minutes."""
 
     used: Quantity | None = None
     """Bytes in use on all tiers together."""
