@@ -55,9 +55,18 @@ class TestMeeting:
         assert (found.reason, found.waits) == (StepReason.WAITING_FOR_GOSSIP, True)
 
     def test_nothing_moves_until_every_server_can_name_every_other_to_clients(self, cluster: Cluster) -> None:
-        unnamed = taken(said(cluster, looks.node(1), "uid-0-0", hostname=""))
-        assert (unnamed.reason, unnamed.waits) == (StepReason.WAITING_FOR_GOSSIP, True)
-        assert unnamed.message == "kvs-t-redis-0-0 do not know the names of others yet"
+        unnamed = said(cluster, looks.node(1), "uid-0-0", hostname="")
+        meeting = Peer("f" * 40, "10.0.1.0", 6379, "", False, None, 0, linked=False, handshake=True)
+        found = taken(told(unnamed, {"uid-0-0": {"peers": (*unnamed.servers["uid-0-0"].peers, meeting)}}))
+        assert (found.reason, found.waits) == (StepReason.WAITING_FOR_GOSSIP, True)
+        assert found.message == "kvs-t-redis-0-0 do not know the names of others yet"
+
+    def test_a_server_is_introduced_again_to_one_that_knows_it_without_its_name(self, cluster: Cluster) -> None:
+        found = taken(said(cluster, looks.node(1), "uid-0-0", hostname=""))
+        assert (found.reason, words(found)) == (
+            StepReason.MEETING,
+            [("uid-1-0", "CLUSTER", "MEET", "10.0.0.0", "6379")],
+        )
 
     def test_many_servers_meet_one_and_their_primaries_not_each_other(self) -> None:
         many = looks.cluster(looks.even(20), replicas=1)

@@ -18,7 +18,7 @@ from kvstrata.plan.redis.topology.roll import (
     resize,
     roll,
 )
-from kvstrata.plan.redis.topology.servers import forget, meet, replace, replicate, take_over
+from kvstrata.plan.redis.topology.servers import announce, forget, meet, replace, replicate, take_over
 from kvstrata.plan.redis.topology.slots import assign, form, rejoin
 from kvstrata.plan.redis.topology.steps import MoveOrder, Rule, Step, StepReason
 from kvstrata.plan.redis.topology.summary import Failover, Verdict, failovers, judge
@@ -55,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     replace,
     replace_broken,
     replace_locked_out,
+    announce,
     covered,
     replace_useless,
     stand_still(_HAS_TIME),

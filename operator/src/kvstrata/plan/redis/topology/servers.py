@@ -8,7 +8,7 @@ if the old identity is certainly gone, there is no reason to wait for the timeou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import combinations
+from itertools import combinations, permutations
 
 from kvstrata.model.redis.cluster import Server
 from kvstrata.plan.redis.topology.steps import Step, StepReason
@@ -17,6 +17,9 @@ from kvstrata.plan.redis.topology.view import View, count, to
 EACH_OTHER = 16
 """Up to this many servers are introduced pairwise, because gossip takes seconds. More of them meet one server and their
 shard's primary: introductions grow with the square."""
+
+ANNOUNCED_WITHIN_S = 0.2
+"""A server reconnects and sends its name within two of its ticks; another introduction would close that connection."""
 
 
 def meet(view: View) -> Step | None:
@@ -29,6 +32,20 @@ def meet(view: View) -> Step | None:
     if not commands:
         return None
     return Step(StepReason.MEETING, f"{len(commands)} introductions among {len(view.servers)} servers", commands)
+
+
+def announce(view: View) -> Step | None:
+    """Introduce servers again to those that know them without their announced names. A server sends its name with the
+    first ping of a new connection, otherwise with a later ping, up to half of the node time-out away."""
+    commands = tuple(
+        to(other, "CLUSTER", "MEET", view.pod(one).ip, one.itself.port)
+        for pair in _introductions(view)
+        for one, other in permutations(pair)
+        if view.knows(one, other) and not view.can_redirect(one, other) and not _meeting(view, one, other)
+    )
+    if not commands:
+        return None
+    return Step(StepReason.MEETING, f"{len(commands)} names are announced again", commands, pause_s=ANNOUNCED_WITHIN_S)
 
 
 def _introductions(view: View) -> Iterator[tuple[Server, Server]]:
