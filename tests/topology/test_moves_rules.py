@@ -168,6 +168,17 @@ class TestOpenSlots:
             ]
             assert found.message == "going on with slot 5460 from kvs-t-redis-0-0 to kvs-t-redis-3-0"
 
+    def test_a_target_that_has_no_owner_for_the_slot_is_told_it_first(self) -> None:
+        found = opened()
+        target = found.servers["uid-3-0"]
+        peers = tuple(replace(one, slots=((0, FIRST - 1),)) if one.node_id == node(0) else one for one in target.peers)
+        told = step(view(replace(found, servers={**found.servers, "uid-3-0": replace(target, peers=peers)}), 4))
+        assert told is not None
+        assert told.reason is StepReason.REPAIRING_SLOTS
+        assert [(one.node_id, one.words) for one in told.commands] == [
+            (node(3), ("CLUSTER", "SETSLOT", str(FIRST), "NODE", node(0)))
+        ]
+
     def test_it_goes_on_key_by_key_also_where_slots_could_move_at_one_instant(self) -> None:
         assert not order(view(opened(atomic=True), 4)).atomic
 

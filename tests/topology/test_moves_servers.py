@@ -14,6 +14,7 @@ from kvstrata.clients.redis.key_names import bucket_of, part_of
 from kvstrata.clients.redis.move_report import MoveReason, MoveStats
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects.redis.users import user_rules
+from kvstrata.plan.redis.topology import StepReason
 from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, REDIS_8_2, VALKEY_9, ServerKind
 from tests.topology.mover_rig import MoverRig, total
@@ -217,10 +218,8 @@ async def test_a_target_that_is_lost_in_the_middle_costs_the_slot_that_was_on_it
     for bucket in buckets:
         await store(rig, bucket)
     await rig.scale(4)
-    cluster = await rig.heard()
-    while not any(one.cluster_ok and not one.itself.slots for one in cluster.servers.values()):
-        await rig.pass_once(rig.mover(0))
-        cluster = await rig.heard()
+    while (found := await rig.pass_once(rig.mover(0))) is None or found.reason is not StepReason.MOVING_SLOTS:
+        pass
     await half_way(rig, (await rig.owner(slot)).shard, 3, slot)
     lost = rig.pod(3, 0)
     rig.kill(lost)
@@ -232,6 +231,24 @@ async def test_a_target_that_is_lost_in_the_middle_costs_the_slot_that_was_on_it
     assert held == {buckets[1].encode()}
     await store(rig, buckets[0])
     assert await audited(rig, buckets[0]) == len(MEMBERS), "and it is used on"
+
+
+@on_redis_7
+async def test_a_target_that_imports_a_slot_whose_owner_it_does_not_know_is_told(rig: MoverRig) -> None:
+    """It learns no owner from others: gossip about a slot that a server imports is ignored."""
+    bucket = bucket_in(0, 5460)
+    slot = slot_of(bucket.encode())
+    here, there = await ends(rig, slot)
+    await store(rig, bucket)
+    order = rig.order(await rig.heard(), here, there, slot)
+    with rig.admin(rig.pod(there, 0)) as target, rig.admin(rig.pod(here, 0)) as source:
+        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", order.source)
+        target.execute_command("CLUSTER", "DELSLOTS", slot)
+        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", order.target)
+    await rig.settled()
+    await rig.assert_whole()
+    assert "1 open slots have no owner in their target's view" in [one.message for one in rig.steps]
+    assert await audited(rig, bucket) == len(MEMBERS)
 
 
 @on_redis_7

@@ -53,7 +53,8 @@ def open_slots(view: View) -> Step | None:
         return Step(StepReason.REPAIRING_SLOTS, f"closing slots that no longer move: {len(commands)}", tuple(commands))
     if slots:
         orders = tuple(_order(view, *pair, ranges(found), atomic=False) for pair, found in slots.items())
-        return _behind(view, slots) or Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
+        moving = Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
+        return _behind(view, slots) or _unbound(view, slots) or moving
     if awaited:
         which = f"slot {awaited[0]}" if len(awaited) == 1 else f"{len(awaited)} slots"
         return Step(StepReason.WAITING_FOR_SERVERS, f"{which}: open towards a server that does not answer")
@@ -228,6 +229,25 @@ def _behind(view: View, pairs: Iterable[tuple[str, str]]) -> Step | None:
     return Step(
         StepReason.WAITING_FOR_GOSSIP, f"before slots move there: {names} does not know their owner's epoch yet"
     )
+
+
+def _unbound(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> Step | None:
+    """Send targets the owner of open slots that have none in their view. A server answers such a slot's keys with
+    CLUSTERDOWN, and ignores gossip about a slot that it imports."""
+    commands = []
+    for (source, target), found in slots.items():
+        server = view.servers[target]
+        bound = [piece for peer in server.peers for piece in peer.slots]
+        if view.knows(server, view.servers[source]):
+            commands += [
+                to(server, "CLUSTER", "SETSLOT", slot, "NODE", source)
+                for slot in found
+                if not any(first <= slot <= last for first, last in bound)
+            ]
+    if not commands:
+        return None
+    message = f"{len(commands)} open slots have no owner in their target's view"
+    return Step(StepReason.REPAIRING_SLOTS, message, tuple(commands))
 
 
 def _epoch(view: View, node: str) -> int:
