@@ -35,8 +35,10 @@ def assign(view: View) -> Step | None:
     Slots that are changing hands wait: a look is not atomic, and may have asked both servers before their change.
     Others then report a replica as the owner.
     """
+    if not view.slots or not view.unowned:
+        return None
     free = ranges(sorted(_slots(view.unowned) & _slots(view.cluster.unclaimed_before)))
-    if not view.slots or not free or _changing_hands(view):
+    if not free or _changing_hands(view):
         return None
     # A shard with an absent primary has its slots.
     away = {view.away[owner].shard for owner in view.slots if owner in view.away}
