@@ -21,6 +21,7 @@ from pathlib import Path
 from e2e.claims import shows_a_claim
 from e2e.cluster.settings import REPOSITORY
 from e2e.parts import STORIES
+from e2e.processor_time import counted_as
 
 FOLDERS = ("tests/*/defects", f"{STORIES}/defects/*")
 COPIES = Path(os.environ.get("KVSTRATA_DEFECTS", REPOSITORY / ".local" / "defects"))
@@ -112,7 +113,8 @@ def _show(defect: Defect, copy: Path) -> str:
         return f"the patch does not apply: {applied.stderr.strip()}"
     engine = str(REPOSITORY / ".local" / "venv-engine" / "bin" / "python")
     divided = defect.is_of_a_story or not shows_a_claim(REPOSITORY / defect.test.partition("::")[0])
-    environment = os.environ | {
+    environment = os.environ | counted_as("stories" if defect.is_of_a_story else "tests")
+    environment |= {
         "KVSTRATA_SIZE": "all" if divided else "claims",
         "KVSTRATA_LMCACHE_PYTHON": engine,
         "KVSTRATA_ENGINE_PYTHON": engine,

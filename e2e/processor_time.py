@@ -22,7 +22,7 @@ from e2e.cluster.settings import REPOSITORY, Paths
 
 DEFAULT_RECORDS = REPOSITORY / ".local" / "log" / "tests" / "processor-time"
 RECORDS = Path(os.environ.get("KVSTRATA_PROCESSOR_TIME", DEFAULT_RECORDS))
-"""A file for each process of pytest: seconds by test file."""
+"""A file for each process of pytest: seconds by test file. Runs beside each other have folders in it."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -76,16 +76,20 @@ class Account:
 
 
 class Meter:
-    """Counts from its creation to `read`."""
+    """Counts the runs with these names from its creation to `read`, and the local cluster if one is `stories`."""
 
-    def __init__(self) -> None:
-        shutil.rmtree(RECORDS, ignore_errors=True)
+    def __init__(self, *runs: str) -> None:
+        self._runs = runs
+        for run in runs:
+            shutil.rmtree(RECORDS / run, ignore_errors=True)
         self._slowness = slowness()
         self.cluster_began_s = cluster_seconds()
 
     def read(self) -> Account:
         """Return the time that was used since then; tests that still run are left out."""
-        return Account(read(RECORDS), cluster_seconds() - self.cluster_began_s, (self._slowness + slowness()) / 2)
+        by_file = {file: used_s for run in self._runs for file, used_s in read(RECORDS / run).items()}
+        cluster_s = cluster_seconds() - self.cluster_began_s if "stories" in self._runs else 0.0
+        return Account(by_file, cluster_s, (self._slowness + slowness()) / 2)
 
 
 class Recorder:
@@ -120,6 +124,11 @@ class Recorder:
         now_s = tree_seconds(os.getpid())
         self._by_file[self._file] += max(0.0, now_s - self._counted_s)
         self._counted_s = now_s
+
+
+def counted_as(run: str) -> dict[str, str]:
+    """Return the environment of pytest's processes that a meter of this run counts."""
+    return {"KVSTRATA_PROCESSOR_TIME": str(RECORDS / run)}
 
 
 def pytest_configure(config: pytest.Config) -> None:

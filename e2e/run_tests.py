@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import IO
 from xml.etree import ElementTree
 
@@ -33,7 +33,7 @@ from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import REPOSITORY, Paths
 from e2e.defects import defects, plant
 from e2e.parts import PARTS, STORIES, Part, Result, keep, last_results, tree
-from e2e.processor_time import Meter, cluster_seconds
+from e2e.processor_time import Meter, cluster_seconds, counted_as
 
 ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
 RESULTS = REPOSITORY / ".local" / "log" / "tests"
@@ -157,7 +157,7 @@ def _prepare_programs() -> list[str]:
 def show_claims(paths: Sequence[str], *, stories: bool) -> list[str]:
     """Run the tests of these paths that show claims, and the stories beside them; returns the failures."""
     os.environ["KVSTRATA_SIZE"] = "claims"
-    began_s, meter = time.monotonic(), Meter()
+    began_s, meter = time.monotonic(), Meter("tests", "stories")
     # The stories report their progress themselves.
     with ThreadPoolExecutor() as pool, nullcontext() if stories else Progress().step("tests"):
         others = pool.submit(run_tests, "tests", *spread(WORKERS), *paths)
@@ -181,31 +181,41 @@ def show_claims(paths: Sequence[str], *, stories: bool) -> list[str]:
 def run_parts(only: str | None = None) -> list[str]:
     """Run the parts with old results, or one part, and keep their results; returns the failures.
 
-    A soak runs each part for hours, from a random seed that it prints, and its results are no record of the parts.
+    Parts that need the local cluster are run one after the other, and the others beside them. A soak runs each part
+    for hours, from a random seed that it prints, and its results are no record of the parts.
     """
-    results, now = last_results(), tree()
-    if os.environ.get("KVSTRATA_SIZE") == "soak":
+    soak, drawn, timeout_s = os.environ.get("KVSTRATA_SIZE") == "soak", tuple[str, ...](), ENDED_WITHIN_S
+    if soak:
         seed = os.environ.setdefault("KVSTRATA_SEED", str(time.time_ns() % 1_000_000))
         print(f"soak from KVSTRATA_SEED={seed}", flush=True)
-        chosen = [part for part in PARTS if only in (None, part.name)]
-        drawn = (f"--hypothesis-seed={seed}", "--timeout=14400")
-        ended = [_run_part(part, now, *drawn, timeout_s=SOAKED_WITHIN_S) for part in chosen]
-        return [failure for result in ended for failure in result.failed]
-    for part in PARTS:
+        drawn, timeout_s = (f"--hypothesis-seed={seed}", "--timeout=14400"), SOAKED_WITHIN_S
+    results, now, lock = {} if soak else last_results(), tree(), Lock()
+    wanted = [part for part in PARTS if only in (None, part.name)]
+
+    def is_due(part: Part) -> bool:
         last = results.get(part.name)
-        if only not in (None, part.name) or (only is None and last and last.tree == now and not last.failed):
-            continue
-        with Progress().step(f"{part.name}: {part.purpose}"):
-            results[part.name] = _run_part(part, now)
-        keep(results)
+        return only is not None or last is None or last.tree != now or bool(last.failed)
+
+    def run_one_after_the_other(parts: Sequence[Part]) -> None:
+        for part in parts:
+            with Progress().step(f"{part.name}: {part.purpose}"):
+                result = _run_part(part, now, *drawn, timeout_s=timeout_s)
+            with lock:
+                results[part.name] = result
+                if not soak:
+                    keep(results)
+
+    due = [part for part in wanted if is_due(part)]
+    with ThreadPoolExecutor() as pool:
+        kinds = ([part for part in due if part.is_story], [part for part in due if not part.is_story])
+        list(pool.map(run_one_after_the_other, kinds))
     for part in PARTS:
         print(_described(part, results.get(part.name), now))
-    wanted = [part for part in PARTS if only in (None, part.name)]
     return [f"FAILED: {part.name}: {failure}" for part in wanted for failure in results[part.name].failed]
 
 
 def _run_part(part: Part, now: str, *options: str, timeout_s: float = ENDED_WITHIN_S) -> Result:
-    began_s, meter = time.monotonic(), Meter()
+    began_s, meter = time.monotonic(), Meter("stories" if part.is_story else "tests")
     if part.is_story and (failure := prepare(*PRODUCT)):
         outcome = Outcome(0, (failure,))
     elif part.plants:
@@ -267,10 +277,11 @@ def run_tests(name: str, *arguments: str, timeout_s: float = ENDED_WITHIN_S) -> 
     results, log = RESULTS / f"{name}.xml", RESULTS / f"{name}.log"
     results.unlink(missing_ok=True)
     engine = {"KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON), "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON)}
+    environment = engine | counted_as(name)
     SHORT_PATHS.mkdir(exist_ok=True)
     noted = (f"--junitxml={results}", f"--basetemp={SHORT_PATHS / name}", "-p", "e2e.processor_time")
     with log.open("w") if name == "tests" else nullcontext() as output:
-        code = run((*pytest(), *noted, *arguments), timeout_s, engine, output=output)
+        code = run((*pytest(), *noted, *arguments), timeout_s, environment, output=output)
     if name == "tests":
         print(f"{log.read_text().rstrip().rpartition(chr(10))[2]}\n(all of it: {log})", flush=True)
     passed, failed = read_results(results) if results.exists() else (0, ())

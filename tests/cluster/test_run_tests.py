@@ -34,7 +34,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(run_tests, "SHORT_PATHS", tmp_path / "files")
     monkeypatch.setattr(run_tests, "pytest", lambda: (sys.executable, "-m", "pytest", "-q"))
-    monkeypatch.setenv("KVSTRATA_PROCESSOR_TIME", str(tmp_path / "records"))
+    monkeypatch.setattr(processor_time, "RECORDS", tmp_path / "records")
 
 
 def suite_of(tmp_path: Path, **files: str) -> Path:
@@ -143,7 +143,7 @@ def test_processor_time_is_counted_by_file_with_that_of_children(tmp_path: Path)
     busy = "[sys.executable, '-c', 'import time\\nwhile time.process_time() < 0.5: pass']"
     burns = f"import subprocess, sys\ndef test_burns():\n    subprocess.run({busy})\n"
     assert not run(suite_of(tmp_path, burns=burns, a=NAMES_ITS_WORKER), *run_tests.spread(2)).failures
-    records = processor_time.read(tmp_path / "records")
+    records = processor_time.read(tmp_path / "records" / "tests")
     assert records["test_burns.py"] > 0.2
     assert records["test_a.py"] < records["test_burns.py"]
 
