@@ -272,6 +272,19 @@ class TestSilence:
         assert {(await rig.primary(0)).uid, (await rig.primary(1)).uid}.isdisjoint(pod.uid for pod in frozen)
         assert rig.read() == values
 
+    async def test_a_replica_that_missed_its_primarys_last_epoch_takes_its_place(self, rig: Rig) -> None:
+        """Redis refuses it every vote; Valkey's voters send it the epoch."""
+        values = await written(rig)
+        primary = await rig.primary(0)
+        await freeze_before_its_replica_hears_its_epoch(rig, primary)
+        await covered(rig)
+        assert rig.read() == values
+        rig.thaw(primary)
+        await rig.settle(until=rig.is_up)
+        await assert_sound(rig)
+        assert (await rig.primary(0)).uid != primary.uid
+        assert rig.read() == values
+
     async def test_a_frozen_primary_without_a_replica_keeps_its_slots(self, rig: Rig) -> None:
         values = await written(rig)
         replica, primary = await rig.replica(2), await rig.primary(2)
@@ -286,6 +299,33 @@ class TestSilence:
         await assert_sound(rig)
         assert (await rig.primary(2)).uid == primary.uid
         assert (rig.read(), lost(steps)) == (values, 0)
+
+
+async def freeze_before_its_replica_hears_its_epoch(rig: Rig, primary: ServerPod) -> None:
+    """Give a primary new epochs until all other primaries know one that its replica does not, and freeze it then."""
+    voters, replica = [await rig.primary(1), await rig.primary(2)], await rig.replica(primary.shard)
+    node_id = (await rig.server(primary)).node_id
+
+    def epoch_of(pod: ServerPod) -> int:
+        with rig.client(pod) as client:
+            seen = client.execute_command("CLUSTER NODES").values()
+        return next(int(peer["epoch"]) for peer in seen if peer["node_id"] == node_id)
+
+    patience = Patience()
+    while True:
+        # A server that has the highest epoch of all takes no new one.
+        for pod in (voters[0], primary):
+            with rig.client(pod) as client:
+                client.execute_command("CLUSTER BUMPEPOCH")
+        while len({epoch := epoch_of(primary), *(epoch_of(pod) for pod in voters)}) > 1:
+            patience.ask(epoch)
+            await asyncio.sleep(0.01)
+        if epoch_of(replica) < epoch:
+            rig.freeze(primary)
+            if epoch_of(replica) < min(map(epoch_of, voters)):
+                return
+            rig.thaw(primary)
+        patience.ask(epoch)
 
 
 async def covered(rig: Rig) -> None:

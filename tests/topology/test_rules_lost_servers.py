@@ -111,6 +111,16 @@ class TestTakingOver:
         found = taken(lost)
         assert (found.reason, found.waits) == (StepReason.WAITING_FOR_FAILOVER, True)
 
+    @pytest.mark.parametrize(("voters", "waits"), [((), True), (("uid-1-0",), False), (("uid-1-0", "uid-2-0"), False)])
+    def test_replicas_that_missed_the_last_epoch_take_over_because_voters_that_know_it_refuse_them(
+        self, cluster: Cluster, voters: tuple[str, ...], waits: bool
+    ) -> None:
+        lost = said(silent(cluster, "uid-0-0", ready=False), looks.node(0), suspected=True)
+        if voters:
+            lost = said(lost, looks.node(0), *voters, epoch=9)
+        assert taken(lost).waits == waits
+        assert taken(said(lost, looks.node(0), "uid-0-1", epoch=9)).waits, "one that knows it is elected"
+
     @pytest.mark.parametrize(("ready", "suspected"), [(True, True), (False, False), (True, False)])
     def test_who_is_silent_is_not_replaced_while_the_kubelet_or_a_replica_reaches_it(
         self, cluster: Cluster, ready: bool, suspected: bool

@@ -163,11 +163,15 @@ def best_replica(view: View, replicas: Iterable[Server]) -> Server:
 
 def _cut_off(view: View, owner: str) -> bool:
     """Whether a primary that may still live cannot be replaced by a vote. Its replicas and the kubelet do not reach it,
-    and most of the primaries, which vote, do not answer."""
+    and most of the primaries, which vote, do not answer, or know a newer epoch of it than its replicas: they refuse
+    replicas that missed the last epoch of their primary, and no server sends it to them."""
     pod = view.away.get(owner)
     if pod is None or pod.ready:
         return False
-    voters = sum(other in view.servers for other in view.slots)
-    sights = (view.sight(replica, owner) for replica in view.replicas(owner))
-    unreachable = all(sight is None or sight.suspected or sight.failed for sight in sights)
-    return voters * 2 <= len(view.slots) and unreachable
+    sights = [sight for replica in view.replicas(owner) if (sight := view.sight(replica, owner)) is not None]
+    if not all(sight.suspected or sight.failed for sight in sights):
+        return False
+    newest = max((sight.epoch for sight in sights), default=0)
+    voters = (view.sight(view.servers[other], owner) for other in view.slots if other in view.servers)
+    votes = sum(sight is None or sight.epoch <= newest for sight in voters)
+    return votes * 2 <= len(view.slots)
