@@ -157,7 +157,7 @@ def _prepare_programs() -> list[str]:
 def show_claims(paths: Sequence[str], *, stories: bool) -> list[str]:
     """Run the tests of these paths that show claims, and the stories beside them; returns the failures."""
     os.environ["KVSTRATA_SIZE"] = "claims"
-    began_s, meter = time.monotonic(), Meter("tests", "stories")
+    began_s, meter = time.monotonic(), Meter("tests", *(["stories"] if stories else []))
     # The stories report their progress themselves.
     with ThreadPoolExecutor() as pool, nullcontext() if stories else Progress().step("tests"):
         others = pool.submit(run_tests, "tests", *spread(WORKERS), *paths)
