@@ -114,8 +114,13 @@ PARTS = (
     ),
     Part(
         "fault-defects",
-        "planted defects, each of which turns a story of clusters, faults or pools red",
+        "planted defects, each of which turns a story of faults or pools red",
         _patches(f"{STORIES}/defects/faults/*.patch"),
+    ),
+    Part(
+        "cluster-defects",
+        "planted defects, each of which turns a story of clusters red",
+        _patches(f"{STORIES}/defects/clusters/*.patch"),
     ),
 )
 

@@ -242,10 +242,10 @@ def _plant(part: Part) -> Outcome:
 
 def _described(part: Part, last: Result | None, now: str) -> str:
     if last is None:
-        return f"{part.name:<14} not run yet"
+        return f"{part.name:<15} not run yet"
     ended = f"{len(last.failed)} failed, " if last.failed else ""
     age = "" if last.tree == now else ", of an earlier tree"
-    return f"{part.name:<14} {ended}{last.passed:,} passed on {last.date} in {last.minutes:.0f} minutes{age}"
+    return f"{part.name:<15} {ended}{last.passed:,} passed on {last.date} in {last.minutes:.0f} minutes{age}"
 
 
 def folders() -> list[str]:
