@@ -12,6 +12,7 @@ CLUSTER ?=
 REGISTRY ?=
 cluster_flag = $(if $(CLUSTER),--cluster $(CLUSTER))
 SOURCES := operator/src sidecar/src tests e2e bench tools
+STEP = $(PYTHON) -m e2e.cluster.progress
 export PYTHONDONTWRITEBYTECODE := 1
 
 .PHONY: help
@@ -19,11 +20,11 @@ help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 $(VENV)/installed: requirements/dev.txt
-	@echo "install the development tools into $(VENV)"
 	@mkdir -p $(LOCAL) && printf '*\n' > $(LOCAL)/.gitignore
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(STEP) "install the development tools" $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes \
+		-r requirements/dev.txt
 	@touch $@
 
 .PHONY: demo
@@ -66,13 +67,13 @@ format: $(VENV)/installed ## Format the code
 
 .PHONY: check
 check: $(VENV)/installed ## Gates: format, lint, types, words, dead code, import contracts, generated files
-	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
-	@$(BIN)/ruff check $(wildcard $(SOURCES))
-	@$(BIN)/python -m tools.prose
-	@$(BIN)/mypy
-	@$(BIN)/vulture
-	@PYTHONPATH=operator/src:sidecar/src $(BIN)/lint-imports
-	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate --check
+	@$(STEP) "format" $(BIN)/ruff format --check $(wildcard $(SOURCES))
+	@$(STEP) "lint" $(BIN)/ruff check $(wildcard $(SOURCES))
+	@$(STEP) "words" $(BIN)/python -m tools.prose
+	@$(STEP) "types" $(BIN)/mypy
+	@$(STEP) "dead code" $(BIN)/vulture
+	@PYTHONPATH=operator/src:sidecar/src $(STEP) "import contracts" $(BIN)/lint-imports
+	@PYTHONPATH=operator/src $(STEP) "generated files" $(BIN)/python -m tools.generate --check
 	@$(BIN)/python -m bench.measured
 
 .PHONY: unit
@@ -95,12 +96,12 @@ test-all: $(VENV)/installed ## Every test, in parts, resumed where it ended: PAR
 $(LOCAL)/venv-docs/installed: requirements/docs.txt
 	@mkdir -p $(LOCAL) && printf '*\n' > $(LOCAL)/.gitignore
 	@$(PYTHON) -m venv $(LOCAL)/venv-docs
-	@$(LOCAL)/venv-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@$(STEP) "install the tools of the documentation" $(LOCAL)/venv-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
 	@touch $@
 
 .PHONY: docs
 docs: $(LOCAL)/venv-docs/installed ## Build the documentation as a site with search: .local/site/index.html
-	@NO_MKDOCS_2_WARNING=1 $(LOCAL)/venv-docs/bin/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(STEP) "build the documentation" $(LOCAL)/venv-docs/bin/mkdocs build --quiet --strict
 
 .PHONY: bench
 bench: $(VENV)/installed ## Run the benchmarks, or one: make bench BENCH=enforce; results in bench/results/

@@ -23,12 +23,15 @@ CONTRACT = "operator/src/kvstrata/contract"
 OPERATOR = "operator/src/kvstrata"
 GATE = "sidecar/src/kvstrata_sidecar/gate"
 ADAPTER = "sidecar/src/kvstrata_sidecar/adapter"
+CONNECTOR = "sidecar/src/kvstrata_sidecar/connector"
 
 FILES: dict[str, tuple[str, ...]] = {
     "adapter": (ADAPTER, CONTRACT, "bench/adapter"),
+    "benefit": (GATE, ADAPTER, CONNECTOR, CONTRACT, "bench/benefit"),
     "enforce": (OPERATOR, GATE, "bench/enforce.py"),
     "erase": (ADAPTER, CONTRACT, "sidecar/src/kvstrata_sidecar/delete_job", "bench/erase"),
     "files": (f"{ADAPTER}/files", f"{ADAPTER}/tier", "bench/files"),
+    "fingerprint": (CONNECTOR, "sidecar/src/kvstrata_sidecar/upstream", "bench/fingerprint.py"),
     "gate": (GATE, CONTRACT, "bench/gate"),
     "neighbours": (ADAPTER, CONTRACT, "bench/neighbours"),
     "outages": (OPERATOR, "bench/outages.py"),

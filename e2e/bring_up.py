@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import Thread
 
+from e2e.cluster.cli import LOCAL, provider
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import REPOSITORY, Paths
@@ -19,7 +20,7 @@ WHERE_TO_LOOK = (
     f"kubectl -n {DEMO_NAMESPACE} get pods,cache-status"
 )
 FIRST_TIME = (
-    "nothing is built yet: Kubernetes is compiled, and beside it the images are built (the engine's has 2 GB);"
+    "nothing is built yet: Kubernetes is compiled, and beside it the images are built (the engine's has 2.5 GB);"
     " ten minutes on two cores"
 )
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     progress = Progress()
     if not (Paths().bin / "kubernetes").exists():
         progress.report(FIRST_TIME)
-    with _images_built_beside(progress) if _is_local(arguments) else nullcontext() as images:
+    with _images_built_beside(progress) if provider(Paths(), arguments) == LOCAL else nullcontext() as images:
         if (code := cluster(["up", *arguments])) or (code := images.wait() if images else 0):
             return code
     try:
@@ -38,11 +39,6 @@ def main(arguments: Sequence[str] = ()) -> int:
         print(f"the product did not become ready: {error}\n{WHERE_TO_LOOK}", file=sys.stderr)
         return 1
     return 0
-
-
-def _is_local(arguments: Sequence[str]) -> bool:
-    in_use = Paths().provider
-    return (arguments[-1] if arguments else in_use.read_text().strip() if in_use.exists() else "local") == "local"
 
 
 @contextmanager

@@ -24,6 +24,14 @@ OF_MAKE_TEST = re.compile(
 )
 """Commands that `make test` is made of, or that it runs itself."""
 
+AS_TYPED = """
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+sleep() { command sleep $((3 * $1)); }
+"""
+"""Before a page's commands: their background processes end with them, and a machine may be slower than a reader."""
+
+ENDED_WITHIN_S = 1800
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -77,7 +85,7 @@ def run(script: str, folder: Path, environment: Mapping[str, str], prefix: Seque
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=ENDED_WITHIN_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -91,6 +91,15 @@ COMPILER = Step(
 )
 """For the stand-ins for CUDA's libraries, which LMCache wants to load."""
 
+BROWSER = Step(
+    "install a browser",
+    ("sh", "-c", "apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium"),
+    900,
+)
+"""For the page of `kubectl kvstrata report`. Debian keeps its newest version only, hence the update."""
+
+DEBIAN_PROGRAMS = {"gcc": COMPILER, "chromium": BROWSER}
+
 PROGRAMS = (
     _python("build the control plane and the node", "-m", "e2e.cluster", "build", timeout_s=2400),
     _python("build the images of servers", "-m", "e2e.images", "build", "redis", "redis-7", "valkey"),
@@ -147,7 +156,7 @@ def _prepare_programs() -> list[str]:
             print(warning, file=sys.stderr)
     except ClusterError as error:
         return [describe(error)]
-    if shutil.which("gcc") is None and (failure := prepare(COMPILER)):
+    if failure := prepare(*(step for program, step in DEBIAN_PROGRAMS.items() if shutil.which(program) is None)):
         return [failure]
     with ThreadPoolExecutor() as pool:
         failures = [failure for failure in pool.map(lambda steps: prepare(*steps), (PROGRAMS, INSTALLERS)) if failure]

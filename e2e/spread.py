@@ -18,7 +18,16 @@ TOGETHER: tuple[tuple[str, ...], ...] = (
     ),
     tuple(  # an engine takes 2 GB of memory
         f"tests/dataplane/test_{name}.py"
-        for name in ("cache_server_ends", "engine_guard", "engine_loans", "isolation_probe", "pool_engine")
+        for name in (
+            "cache_server_ends",
+            "engine_guard",
+            "engine_loans",
+            "equal_answers",
+            "isolation_probe",
+            "metrics_page",
+            "pool_engine",
+            "restore_or_recompute",
+        )
     ),
 )
 """How the paths begin of tests that one worker runs one after the other."""

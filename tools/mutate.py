@@ -41,6 +41,10 @@ PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "memory": (f"{SIDECAR}/adapter/memory", ("tests/adapter/test_memory*.py",)),
     "files": (f"{SIDECAR}/adapter/files", ("tests/files",)),
     "connector": (f"{SIDECAR}/connector", ("tests/dataplane/test_guard_*.py",)),
+    "upstream": (
+        f"{SIDECAR}/upstream",
+        ("tests/adapter/test_memory*.py", "tests/dataplane/test_guard_*.py", "tests/unit/upstream"),
+    ),
     "delete_job": (
         f"{SIDECAR}/delete_job",
         ("tests/adapter/test_erase_pace.py", "tests/tiers/test_deletion_job.py", "tests/tiers/test_erase*.py"),

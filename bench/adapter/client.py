@@ -180,7 +180,9 @@ class Client:
 
 
 def _key(salt: str) -> Any:
-    return ObjectKey(chunk_hash=os.urandom(32), model_name="bench/model", kv_rank=0x01000100, cache_salt=salt)
+    return ObjectKey(
+        chunk_hash=os.urandom(32), model_name=f"bench/model#{'f1' * 8}", kv_rank=0x01000100, cache_salt=salt
+    )
 
 
 def block_of(raw: torch.Tensor) -> Any:

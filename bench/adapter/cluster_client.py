@@ -28,6 +28,7 @@ from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.runtime import acquire
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
+from tests.tiers.gate_stand_in import FINGERPRINT
 
 TIMEOUT_S = 60.0
 RANK = 0x01000100
@@ -182,7 +183,7 @@ class ClusterClient:
 
 
 def _blocks(names: Sequence[bytes]) -> list[Block]:
-    return [Block(name, MAIN, RANK, 0, name) for name in names]
+    return [Block(name, MAIN, RANK, 0, name, FINGERPRINT) for name in names]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter.redis.client.slots import slot_of
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
+from tests.tiers.gate_stand_in import DOMAIN, RESOLVED
 
 ENTRIES_AT_ONCE = 500
 LIFE_MS = 3_600_000
@@ -51,7 +51,7 @@ class Filling:
         """Store all of it: `clients[owners[slot]]` is a client of the server that has a slot."""
         scripts = [client.script_load(_FILL) for client in clients]
         pipelines = [client.pipeline(transaction=False) for client in clients]
-        names = f"{IDENTITY}:01000100:0:"
+        names = f"{RESOLVED}:01000100:0:"
         each = self.entries // (BUCKETS * len(self.keyspaces))
         for first in range(0, each, ENTRIES_AT_ONCE):
             for keyspace in self.keyspaces:

@@ -35,8 +35,13 @@ def encode(body: Mapping[str, Any]) -> bytes:
 def post(body: Mapping[str, Any], key: str) -> bytes:
     """Return the whole request, with the headers of a usual client."""
     data = encode(body)
+    return head(key, len(data)) + data
+
+
+def head(key: str, length: int, path: str = PATH) -> bytes:
+    """Return the head of a request with a body of `length` bytes."""
     return (
-        f"POST {PATH} HTTP/1.1\r\nHost: llm.example\r\nAccept: application/json\r\nAccept-Encoding: identity\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: llm.example\r\nAccept: application/json\r\nAccept-Encoding: identity\r\n"
         f"User-Agent: OpenAI/Python 2.54.0\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
-    ).encode() + data
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()

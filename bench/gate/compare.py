@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gate import bodies, load
+from bench.gate import bodies, fairness, load
 from bench.gate.load import Block, Sample
 from bench.gate.processes import resident_mb
 from bench.gate.proxies import TENANTS, Proxy, Stand, running
@@ -82,8 +82,10 @@ async def measure() -> Result:
         async with running(Path(directory), cores[0], cores[-1], progress) as stand:
             with Busyness(*stand.pids) as machine:
                 samples = await _rounds(stand, cores[0], progress)
-            memory = {proxy.name: resident_mb(proxy.pid) for proxy in stand.all if proxy.pid}
-    return _result(samples, memory, others_percent=machine.others_percent, shared_core=len(cores) == 1)
+                memory = {proxy.name: resident_mb(proxy.pid) for proxy in stand.all if proxy.pid}
+                with progress.step("fairness: a quiet phase and one with hostile bodies"):
+                    shared = await fairness.measure(stand.fairness, cores[0])
+    return _result(samples, memory, shared, others_percent=machine.others_percent, shared_core=len(cores) == 1)
 
 
 async def _rounds(stand: Stand, core: int, progress: Progress) -> dict[str, Samples]:
@@ -109,9 +111,14 @@ async def _rounds(stand: Stand, core: int, progress: Progress) -> dict[str, Samp
 
 
 def _result(
-    samples: Mapping[str, Samples], memory: Mapping[str, float], *, others_percent: float, shared_core: bool
+    samples: Mapping[str, Samples],
+    memory: Mapping[str, float],
+    shared: Mapping[str, Figure],
+    *,
+    others_percent: float,
+    shared_core: bool,
 ) -> Result:
-    ours: dict[str, Figure] = {}
+    ours: dict[str, Figure] = dict(shared)
     others: dict[str, Figure] = {}
     spread: dict[str, list[float]] = {}
     for workload in ("8kb", "200kb", "8kb_tls", "stream"):
@@ -144,6 +151,7 @@ def _result(
             "streams": STREAMS,
             "events_per_second_and_stream": round(1 / EVENT_INTERVAL_S),
             "litellm_streams": 8,
+            "hostile_connections": fairness.CONNECTIONS,
             "tls": "off, but for 8kb_tls",
             "proxies_share_the_load_generators_core": shared_core,
             "kernel": platform.release(),

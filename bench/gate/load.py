@@ -15,7 +15,7 @@ import uvloop
 from bench.gate.processes import cpu_s
 
 BLOCK_TIMEOUT_S = 240.0
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+HEAD_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _EVENT = re.compile(rb"@(\d{20})")
 _END = b"0\r\n\r\n"
 
@@ -115,7 +115,7 @@ class _Caller(asyncio.Protocol):
             assert self._transport is not None  # noqa: S101
             self._transport.abort()
             return False
-        found = _LENGTH.search(self._data, 0, end + 2)
+        found = HEAD_LENGTH.search(self._data, 0, end + 2)
         self._length = int(found[1]) + end + 4 if found else -1
         if not found:
             self._data = self._data[end + 4 :]

@@ -1,4 +1,4 @@
-"""Processes on a core of their own, and their cost: CPU time to the nanosecond, resident memory."""
+"""Processes, on a core of their own if asked, and their cost: CPU time to the nanosecond, resident memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Process:
-    """A running program with its output in a log; it dies with the benchmark, however that ends."""
+    """A running program with its output in a log; it dies with the benchmark, however that ends.
 
-    def __init__(self, arguments: Sequence[str], *, core: int, log: Path, environment: Mapping[str, str]) -> None:
+    Without a `core` it may use all.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, core: int | None, log: Path, environment: Mapping[str, str]
+    ) -> None:
         parent = os.getpid()
         libc = ctypes.CDLL(None)
 
         def pinned() -> None:
-            os.sched_setaffinity(0, {core})
+            if core is not None:
+                os.sched_setaffinity(0, {core})
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)

@@ -20,9 +20,11 @@ from typing import Any
 
 from bench.environment import ROOT, install
 from bench.gate import bodies
+from bench.gate.fairness import Target
 from bench.gate.processes import Process
 from e2e.cluster.ports import free_port
 from e2e.cluster.progress import ClusterError, Progress
+from kvstrata_sidecar.gate.settings import Settings
 from tests.gate.world import World, entry, keyspace
 
 TENANT = "acme"
@@ -53,6 +55,7 @@ class Stand:
     gate: Proxy
     envoy: Proxy
     litellm: Proxy
+    fairness: Target
     authority: str
     pids: tuple[int, ...]
     """Every process of the stand, the engine's too."""
@@ -79,11 +82,19 @@ async def running(directory: Path, load_core: int, proxy_core: int, progress: Pr
              str(engine_port)],
             core=load_core,
         )  # fmt: skip
+        idle_port = free_port()
+        starter.start(
+            "idle", [sys.executable, "-m", "bench.gate.engine", "--socket", str(directory / "idle.sock"), "--port",
+             str(idle_port)],
+            core=proxy_core,
+        )  # fmt: skip
+        gate, fairness = _start_gate(world, starter, proxy_core, idle_port)
         stand = Stand(
             direct=Proxy("direct", engine_port),
-            gate=_start_gate(world, starter, proxy_core),
+            gate=gate,
             envoy=_start_envoy(environments["envoy"], world, starter, proxy_core),
             litellm=_start_litellm(environments["litellm"], directory, engine_port, starter, proxy_core),
+            fairness=fairness,
             authority=str(world.gate_tls / "ca.crt"),
             pids=tuple(process.pid for process in starter.processes),
         )
@@ -128,14 +139,23 @@ async def _start_operator_stand_ins(world: World, stack: contextlib.AsyncExitSta
     await world.publish([entry(name) for name in sorted((TENANT, *others))])
 
 
-def _start_gate(world: World, starter: _Starter, core: int) -> Proxy:
-    settings = world.settings(https_port=free_port(), http_port=free_port(), health_port=free_port())
+def gate_command(settings: Settings) -> list[str]:
+    """Return the command of a gate in a process of its own."""
     flags = []
     for field in fields(settings):
         value = getattr(settings, field.name)
         flags += ["--" + field.name.replace("_", "-"), str(value).lower() if isinstance(value, bool) else str(value)]
-    process = starter.start("gate", [sys.executable, "-c", _GATE, *flags], core=core)
-    return Proxy("gate", settings.http_port, process.pid, settings.https_port)
+    return [sys.executable, "-c", _GATE, *flags]
+
+
+def _start_gate(world: World, starter: _Starter, core: int, idle_port: int) -> tuple[Proxy, Target]:
+    settings = world.settings(https_port=free_port(), http_port=free_port(), health_port=free_port())
+    flags = gate_command(settings)[3:]
+    process = starter.start("gate", [sys.executable, "-m", "bench.gate.watched_gate", *flags], core=core)
+    target = Target(
+        settings.http_port, settings.health_port, idle_port, process.pid, process.log, KEY, f"{KEY}-tenant-0"
+    )
+    return Proxy("gate", settings.http_port, process.pid, settings.https_port), target
 
 
 def _start_envoy(environment: Path, world: World, starter: _Starter, core: int) -> Proxy:

@@ -25,12 +25,12 @@ from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, GateStandIn
+from tests.tiers.gate_stand_in import DOMAIN, FINGERPRINT, IDENTITY, GateStandIn
 from tests.tiers.sweeping import sweep
 
 TIER = "shared"
 BLOCK_BYTES = 4096
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
+VALUE_BYTES = value_bytes(BLOCK_BYTES)
 RANK = 0x01000100
 ANSWER_TIMEOUT_S = 120.0
 SWEEP_INTERVAL_S = 60.0
@@ -142,7 +142,7 @@ class PolicyCache:
         self._pass_time(prompt.at_s)
         keyspace = self._keyspaces[prompt.tenant]
         blocks = [
-            Block((prompt.tenant, block), keyspace, RANK, 0, chunk_hash(prompt.tenant, block))
+            Block((prompt.tenant, block), keyspace, RANK, 0, chunk_hash(prompt.tenant, block), FINGERPRINT)
             for block in prompt.blocks
         ]
         hits = _leading(map(bool, self._found(self._tier.lookup(blocks))))

@@ -112,6 +112,8 @@ class Engine:
         return tensor
 
 
+helpers._MODEL_NAME = client._MODEL_NAME = f"test-model#{'f1' * 8}"
+
 _current_salt = ""
 _make_unsalted_key = helpers._make_key
 

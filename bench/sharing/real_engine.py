@@ -20,7 +20,7 @@ from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess
 TENANTS = 4
 SUFFIX_TOKENS = 200
 PREFIX_IDS = tuple(Random(7).choices(range(3, 259), k=1024))
-"""Tokens of the shared prefix: the tiny model has one for each byte, after three special ones."""
+"""Tokens of the shared prefix: the random model has one for each byte, after three special ones."""
 
 OUTPUT_TOKENS, TOP = 8, 5
 OUTSIDE = "0" * 32

@@ -11,10 +11,10 @@ from bench.sharing.optimum import GROUP_TENANTS, Mode
 from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest, ChunkHashes, HashRequest
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
-from kvstrata.contract.policy.cache_view import CacheView, manifests
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, CacheView, manifests
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.policy.volume import ManifestFiles
+from kvstrata_sidecar.gate.policy.volume import NamedFiles
 from tests.tiers.gate_stand_in import DOMAIN, GateStandIn
 
 POOL = "shared-prefix"
@@ -69,7 +69,7 @@ class Gate:
         self._stand_in = stand_in
         self._tier = tier
         self._prefix = prefix
-        self._manifests = ManifestFiles(stand_in.policy_dir)
+        self._manifests = NamedFiles(stand_in.policy_dir / MANIFESTS_DIRECTORY)
         self._limit_bytes = LIMIT_BYTES
 
     def enforce(self, scopes: Scopes, state: PoolState = PoolState.PUBLISHED) -> None:
@@ -92,7 +92,7 @@ class Gate:
         self._manifests.add(named)
         gate.write_policy(CacheView.of(bundle))
         gate.put(ApplyRequest(gate.revision, 1), AdapterAck)
-        self._manifests.retain(named.keys())
+        self._manifests.retain()
 
     def hashes(self) -> list[bytes]:
         """Return the names that the cache server itself gives the prefix's chunks, as a pool's warmer learns them."""

@@ -40,6 +40,10 @@ FORMATIONS = 2
 TIMEOUT_S = 240.0
 POLL_S = 0.01
 WARM_REQUESTS = 100
+CALLER_PAUSE_S = 0.01
+"""So short that a former primary is asked, and redirects, before its pod is gone: an address that is gone costs a
+caller its own time-out."""
+
 REST_S = 3.0
 CACHE_TIER = BY_KIND["CacheTier"]
 
@@ -232,7 +236,7 @@ async def _kill(kubectl: Kubectl, world: _World, shard: int) -> _Outage:
 @asynccontextmanager
 async def _caller(kubectl: Kubectl) -> AsyncIterator[Any]:
     """A caller that writes and reads; threads start and end it, because they wait for other programs."""
-    caller = cluster_caller(kubectl, TIER, deadline_s=TIMEOUT_S)
+    caller = cluster_caller(kubectl, TIER, deadline_s=TIMEOUT_S, pause_s=CALLER_PAUSE_S)
     requests = await asyncio.to_thread(caller.__enter__)
     try:
         yield requests

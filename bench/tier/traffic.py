@@ -16,7 +16,7 @@ from bench.adapter.answers import serve
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.runtime import acquire
 from kvstrata_sidecar.adapter.tier.interface import Block
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
+from tests.tiers.gate_stand_in import DOMAIN, FINGERPRINT, IDENTITY, KEYSPACE_A, GateStandIn
 from tests.tiers.tier_driver import Driver
 
 BYTES_AT_ONCE = 16 << 20
@@ -165,7 +165,7 @@ def connected_to_all(driver: Driver) -> None:
 
 def _block(number: int) -> Block:
     digest = hashlib.sha256(str(number).encode()).digest()
-    return Block(("key", KEYSPACE_A, number), KEYSPACE_A, 0x01000100, 0, digest)
+    return Block(("key", KEYSPACE_A, number), KEYSPACE_A, 0x01000100, 0, digest, FINGERPRINT)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 from kvstrata.clients.kube import Kube
 from kvstrata.clients.resources import SECRET, Resource
-from kvstrata.model.pods import ClusterReport
+from kvstrata.model.pods import BackendAccess, ClusterReport
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.objects import names
 from kvstrata.objects.redis.users import ADMIN_USER
 from kvstrata.plan.actions import ReconcileCluster
-from kvstrata.plan.redis.topology import Step, step
+from kvstrata.plan.redis.topology import Step, look
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.store import Store
@@ -106,16 +106,9 @@ class Operator:
                 await asyncio.sleep(TEND_S)
 
     def _order(self) -> ReconcileCluster:
-        return ReconcileCluster(
-            tier=TIER,
-            goal=self._pods.goal,
-            port=self._servers.port,
-            username=ADMIN_USER,
-            password_secret=PASSWORD,
-            authority_secret=AUTHORITY if self._servers.ca_pem else None,
-            server_name=self._servers.server_name,
-            endpoint="",
-        )
+        authority = AUTHORITY if self._servers.ca_pem else None
+        access = BackendAccess("", self._servers.server_name, ADMIN_USER, PASSWORD, authority)
+        return ReconcileCluster(TIER, self._pods.goal, self._servers.port, access)
 
     def _take_note(self, report: ClusterReport) -> None:
         """Report the step that follows from a look, and do the plans' part. Repeated reports of a look are skipped."""
@@ -126,7 +119,7 @@ class Operator:
         if report.cluster is None:
             self._report_change(f"{report.reason}: {report.message}")
             return
-        found = step(report.cluster, self._pods.goal)
+        found, _ = look(report.cluster, self._pods.goal)
         self.seen = Seen(began_s, report.cluster, found, report.message)
         if report.message:
             self._report(f"  {report.reason}: {report.message}")

@@ -58,7 +58,7 @@ def linker_flags(kubernetes_version: str, helm_version: str) -> str:
 
 KUBERNETES = Program(
     "kubernetes",
-    "build Kubernetes from source (minutes when Go's cache is cold, half a minute when warm)",
+    "build Kubernetes from source",
     linker_flags(KUBERNETES_VERSION, HELM_VERSION),
     COMPONENTS,
 )

@@ -24,6 +24,19 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
+LOCAL = "local"
+
+
+def provider(paths: Paths, arguments: Sequence[str] = ()) -> str:
+    """Return the kind of cluster that the arguments of `up` choose, else that of the one in use, else the local one."""
+    if "--cluster" in arguments:
+        return arguments[arguments.index("--cluster") + 1]
+    try:
+        return paths.provider.read_text().strip()
+    except OSError:
+        return LOCAL
+
+
 class Cluster(Protocol):
     """Operations of every kind of cluster."""
 
@@ -49,7 +62,7 @@ class Commands:
         wanted = arguments.cluster or self._provider()
         if self._paths.kubeconfig.exists() and wanted != self._provider():
             raise ClusterError(f"a cluster of the kind {self._provider()} is in use", advice="run `down` first")
-        if wanted == "local" and (warning := warn_of_little_room(self._paths.local, CLUSTER_BYTES)):
+        if wanted == LOCAL and (warning := warn_of_little_room(self._paths.local, CLUSTER_BYTES)):
             self._progress.report(warning)
         self._paths.provider.write_text(wanted)
         self._cluster(wanted).up()
@@ -100,14 +113,11 @@ class Commands:
         (self._paths.control_plane / "kubeconfig").unlink(missing_ok=True)
 
     def _provider(self) -> str:
-        try:
-            return self._paths.provider.read_text().strip()
-        except OSError:
-            return "local"
+        return provider(self._paths)
 
     def _cluster(self, provider: str) -> Cluster:
         kinds: dict[str, type[LocalCluster] | type[KindCluster] | type[ExistingCluster]] = {
-            "local": LocalCluster,
+            LOCAL: LocalCluster,
             "kind": KindCluster,
             "existing": ExistingCluster,
         }
@@ -120,7 +130,7 @@ def parser(commands: Commands) -> argparse.ArgumentParser:
     verbs = top.add_subparsers(required=True, metavar="VERB")
 
     up = verbs.add_parser("up", help="bring the cluster up; a no-op when it is up")
-    up.add_argument("--cluster", choices=("local", "kind", "existing"), help="default: the one in use, else local")
+    up.add_argument("--cluster", choices=(LOCAL, "kind", "existing"), help="default: the one in use, else local")
     up.set_defaults(run=commands.up, lock=locks.CLUSTER)
 
     down = verbs.add_parser("down", help="stop the cluster and leave nothing behind")

@@ -28,9 +28,12 @@ from e2e.cluster.processes import kill_recorded, recorded_pid, wait_until
 from e2e.cluster.progress import ClusterError
 from e2e.cluster.settings import Network, Paths, kubebuilder_assets
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 MEMORY_FOLDER = Path("/dev/shm")
 ALL_PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+START_AGAIN = 'while :; do setpriv --pdeathsig KILL "$@"; echo "ended with exit code $?; starting again"; sleep 1; done'
+"""Runs a program whenever it has ended, as a kubelet does; both end together."""
 
 
 class ControlPlane:
@@ -179,9 +182,10 @@ class ControlPlane:
         self._wait("/readyz", "the API server to be ready", lambda answer: answer == "ok")
         # Only now: before the bootstrap roles exist, which readiness includes, these two are refused, and exit.
         if self._controller_manager:
-            self._spawn("kube-controller-manager", self._controller_manager_options())
+            self._spawn("kube-controller-manager", self._controller_manager_options(), start_again=True)
         if self._scheduler:
-            self._spawn("kube-scheduler", self._scheduler_options())
+            # It ends itself when it has missed a pod's events, as it may without the API server.
+            self._spawn("kube-scheduler", self._scheduler_options(), start_again=True)
         if self._controller_manager:
             # Pods cannot be made before their namespace has this account.
             account = "/api/v1/namespaces/default/serviceaccounts/default"
@@ -195,8 +199,10 @@ class ControlPlane:
         (self._directory / "etcd-data").write_text(str(data))
         return data
 
-    def _spawn(self, name: str, options: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [*self._command_prefix, str(self._binaries / name), *options]
+    def _spawn(self, name: str, options: Sequence[str], *, start_again: bool = False) -> subprocess.Popen[bytes]:
+        program = [str(self._binaries / name), *options]
+        supervisor = ["sh", "-c", START_AGAIN, name] if start_again else []
+        command = [*self._command_prefix, *supervisor, *program]
         return Component(self._directory, name).start(command)
 
     def _wait(self, path: str, what: str, accept: Any) -> None:

@@ -142,7 +142,7 @@ class Buildah:
         if digests.is_unchanged(self._paths, name, digest):
             return
         archive = self._paths.images / f"{name}.tar"
-        with progress.step(f"make the base image {debian.base_image} (about half a minute)"):
+        with progress.step(f"make the base image {debian.base_image}"):
             folder = self._paths.local / "base" / debian.suite
             log = self._paths.logs / f"debootstrap-{name}.log"
             debootstrap(self._paths, folder, debian, BASE_IMAGE_PACKAGES, log=log)

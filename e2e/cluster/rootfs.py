@@ -42,7 +42,7 @@ def build_rootfs(paths: Paths, progress: Progress) -> None:
         if paths.rootfs.is_dir() and digests.is_unchanged(paths, "rootfs", digest):
             return
         digests.forget(paths, "rootfs")
-        with progress.step(f"make the node's Debian root file system (about a minute, {len(NODE_PACKAGES)} packages)"):
+        with progress.step(f"make the node's Debian root file system ({len(NODE_PACKAGES)} packages)"):
             log = paths.logs / "debootstrap-rootfs.log"
             debootstrap(paths, paths.rootfs, NODE_DEBIAN, NODE_PACKAGES, log=log)
         report_if_newer(paths.rootfs, NODE_DEBIAN, progress)

@@ -79,7 +79,7 @@ IMAGES = (
         debian=BOOKWORM,
         arguments={"VERSION": "5:7.0.*"},
     ),
-    Image("engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and a tiny Llama (2 GB, minutes)"),
+    Image("engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and SmolLM2 (2.5 GB, minutes)"),
 )
 
 

@@ -14,9 +14,9 @@ import threading
 import time
 from typing import Any
 
-STREAM_TOKENS = 400
-"""An engine's work of most of a second, or of several on a busy machine."""
-PAUSE_S = {True: 0.0, False: 1.0}
+STREAM_TOKENS = 40
+"""An engine's work of two seconds, or of several on a busy machine."""
+PAUSE_S = {True: 0.0, False: 3.0}
 """After a stream, and after a plain request: a stream runs whenever a pod is asked to go, and beyond that little is
 asked, because engines start beside these requests, on as few cores."""
 TIMEOUT_S = 120.0
@@ -50,7 +50,7 @@ def _ask_without_end(host: str, port: int, model: str, key: str, tls: ssl.SSLCon
             while line := answer.readline():
                 outcome["events"] += line.startswith(b"data: {")
                 outcome["done"] = outcome["done"] or line.startswith((b"data: [DONE]", b'{"id"'))
-                if b'"error"' in line:
+                if b'"error":' in line:  # the key; a model may answer "error"
                     outcome["problem"] = line.decode("utf-8", "replace")[:300]
         except (OSError, http.client.HTTPException) as error:
             outcome["problem"] = f"{type(error).__name__}: {error}"

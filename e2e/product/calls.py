@@ -46,10 +46,25 @@ class Answer:
         return str(self.body["choices"][0]["text"])
 
     @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return int(self.body["usage"]["prompt_tokens"])
+
+    @property
     def cached_tokens(self) -> int:
         """How many tokens of the prompt the engine found instead of computing them, by its own account."""
         details = (self.body.get("usage") or {}).get("prompt_tokens_details") or {}
         return int(details.get("cached_tokens") or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """A streamed answer to a chat, with the engine's own count of tokens and the seconds until its first text came."""
+
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    first_text_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ class Replica:
 
     def complete(self, key: str, prompt: str, **fields: Any) -> Answer:
         """Ask for a short completion of `prompt` with an API key; `fields` are further keys of the body."""
-        body = {"model": self._model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **fields}
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
         return self.post("/v1/completions", json.dumps(body).encode(), key)
 
     def ask(self, key: str, prompt: str, **fields: Any) -> Answer:
@@ -86,10 +101,38 @@ class Replica:
         return self.ask(key, prompt).cached_tokens
 
     def found_by_place(self, key: str, prompt: str) -> Hits:
-        """Ask for a prompt and return where its cached tokens were, by the engine's counters: no other may ask then."""
+        """Ask for a prompt and return where its cached tokens were."""
         before = self.hits()
-        self.ask(key, prompt)
-        return self.hits() - before
+        return self.placed(self.ask(key, prompt).cached_tokens, before)
+
+    def placed(self, cached_tokens: int, before: Hits) -> Hits:
+        """Return where an answer's cached tokens were, by the engine's counters now and `before` its request.
+
+        The counters alone include other requests meanwhile: pools are warmed, and isolation is probed.
+        """
+        external = min(cached_tokens, (self.hits() - before).external)
+        return Hits(cached_tokens - external, external)
+
+    def chat(self, key: str, *messages: Mapping[str, str], max_tokens: int = 24) -> ChatAnswer:
+        """Ask for the answer to a chat, streamed, which the model's chat template renders."""
+        body = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        began_s, first_text_s, text, usage = time.monotonic(), 0.0, "", dict[str, Any]()
+        for line in self.stream("/v1/chat/completions", json.dumps(body).encode(), key):
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            first_text_s = first_text_s or (time.monotonic() - began_s if text else 0.0)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return ChatAnswer(text.strip(), int(usage["prompt_tokens"]), int(cached), first_text_s)
 
     def post(self, path: str, body: bytes, key: str | None, headers: Mapping[str, str] | None = None) -> Answer:
         """Send raw bytes."""

@@ -9,35 +9,45 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.cluster.settings import REPOSITORY
+
 from .attacks import ATTACKS
-from .calls import Replica, replica
+from .calls import ChatAnswer, Replica, replica
 from .install import DEMO_NAMESPACE, unsettled
 from .kubectl import Kubectl, fresh_name, pod_names, wait_until
 from .prompts import (
     CHUNK_TOKENS,
-    PROMPT_TOKENS,
-    QUESTION_TOKENS,
-    STORE_SETTLES_S,
+    LONG_STORE_SETTLES_S,
+    Chat,
     finds,
+    finds_chat,
     fresh_prompt,
-    fresh_text,
     newly_stored,
-    questions,
     shared,
     stored,
+    whole_chunks,
 )
+from .shortest import the_shortest_objects_serve_a_tenant
 
-MODEL = "tiny"
+MODEL = "smollm2"
 ACME_KEY = "acme-demo-key"
 GLOBEX_KEY = "globex-demo-key"
 DOCS_KEY = "docs-demo-key"
 POOL = "assistant"
+DOCUMENT = REPOSITORY / "LICENSE"
+DOCUMENT_CHARACTERS = 4700
+QUESTION = "Which city is the capital of France?"
+BEFORE_QUESTION_TOKENS = 84
+"""Of the text between a shared prefix and the question: more than a chunk."""
+
+ANSWER = "Paris"
 SPARE = 3
 """Prompts of which one is to be found: a lookup that is late on a busy machine is a miss."""
 
@@ -83,30 +93,28 @@ def everything_is_ready_and_enforced(stage: Stage) -> None:
 def a_tenant_finds_its_blocks_on_every_replica_and_no_other_tenant_does(stage: Stage) -> None:
     """A tenant's cached blocks serve it on every replica; another tenant's identical prompt finds none.
 
-    "Tokens found" are prompt tokens that the engine took from a cache and did not compute again. Caches keep whole
-    chunks of 64 tokens, so 896 of a prompt's 900 tokens can be found. An application only sends its API key: the gate
-    in front of each engine derives the tenant from it.
+    Each prompt is a document of about a thousand tokens and a question. "Tokens found" are prompt tokens that the
+    engine took from a cache and did not compute again; seconds are those until the answer's first word. Caches keep
+    whole chunks of 64 tokens. An application only sends its API key: the gate in front of each engine derives the
+    tenant from it.
     """
-    prompt = fresh_prompt("acme")
-    answer = stage.first.ask(ACME_KEY, prompt)
-    stage.report(
-        f"acme's new prompt of {PROMPT_TOKENS} tokens on replica 1: {answer.cached_tokens} tokens found, "
-        f"{answer.took_s:.2f} s"
-    )
-    assert answer.cached_tokens == 0, f"a prompt that no tenant has sent before found {answer.cached_tokens} tokens"
-    time.sleep(STORE_SETTLES_S)
-    prompts = itertools.chain([prompt], newly_stored(stage.first, ACME_KEY, "acme"))
-    prompt, answer = finds(stage.second, ACME_KEY, prompts)
-    stage.report(
-        f"acme's same prompt on replica 2: {answer.cached_tokens} tokens found in the shared tier, "
-        f"{answer.took_s:.2f} s"
-    )
-    found = stage.first.found(GLOBEX_KEY, prompt)
-    stage.report(f"globex's identical prompt on replica 1: {found} tokens found")
-    assert found == 0, f"globex found {found} tokens of acme's blocks on replica 1"
+    chat = _fresh_chat()
+    computed = stage.first.chat(ACME_KEY, *chat)
+    stage.report(f"acme asks replica 1 about a new text of {computed.prompt_tokens} tokens: {_summary(computed)}")
+    assert computed.cached_tokens == 0, f"a prompt that no tenant has sent before found {computed.cached_tokens} tokens"
+    time.sleep(LONG_STORE_SETTLES_S)
+    chats = itertools.chain([chat], _asked(stage.first, ACME_KEY, _fresh_chat))
+    chat, loaded = finds_chat(stage.second, ACME_KEY, chats)
+    stage.report(f"acme asks replica 2 the same: {_summary(loaded)}")
+    stage.report(f"the shared tier saved {computed.first_text_s - loaded.first_text_s:.1f} s until the first word")
+    theirs = stage.first.chat(GLOBEX_KEY, *chat)
+    stage.report(f"globex asks replica 1 the same: {_summary(theirs)}")
+    assert theirs.cached_tokens == 0, f"globex found {theirs.cached_tokens} tokens of acme's blocks on replica 1"
+    for answer in (computed, loaded, theirs):
+        assert ANSWER in answer.text, f"the answer is wrong: {answer.text}"
 
     def missed_by_globex() -> Iterator[str]:
-        for prompt in newly_stored(stage.first, ACME_KEY, "acme again"):
+        for prompt in newly_stored(stage.first, ACME_KEY):
             found = stage.second.found(GLOBEX_KEY, prompt)
             stage.report(f"globex's copy of a second prompt of acme on replica 2: {found} tokens found")
             assert found == 0, f"globex found {found} tokens of acme's blocks on replica 2"
@@ -123,7 +131,7 @@ def a_tenant_cannot_reach_anothers_blocks_by_force(stage: Stage) -> None:
     endpoints. Each line shows the HTTP status of the gate's answer, and the reason of a refusal. This needs no
     configuration: gates check every request.
     """
-    (prompt,) = shared(stage.first, stage.second, ACME_KEY, "secret")
+    (prompt,) = shared(stage.first, stage.second, ACME_KEY)
     salt = keyspace_of(stage.kubectl, "acme")
     found = 0
     for attack in ATTACKS:
@@ -144,7 +152,7 @@ def a_raised_cache_generation_forgets_one_tenant(stage: Stage) -> None:
     Raise `spec.cacheGeneration` of the tenant's policy, for example in Git. When the policy is enforced again, the
     tenant finds none of its former blocks on any replica.
     """
-    prompts, kept = _found_by_both(stage, "generation")
+    prompts, kept = _found_by_both(stage)
     raise_generation(stage.kubectl, "acme")
     _wait_enforced(stage.kubectl, "acme")
     for where in (stage.first, stage.second):
@@ -160,7 +168,7 @@ def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> N
     It has the effect of the edit, as an object that keeps a reason and the time. READY becomes True when every pod has
     acknowledged it. Blocks then age out of the tiers; mode Erase deletes them and writes a receipt.
     """
-    prompts, kept = _found_by_both(stage, "invalidation")
+    prompts, kept = _found_by_both(stage)
     name = fresh_name("acme")
     stage.kubectl.apply(
         _object("CacheInvalidation", name, {"scope": {"tenant": "acme"}, "mode": "Lazy", "reason": "the demo shows it"})
@@ -191,7 +199,7 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
     assert "spec.budgets" in refusal, refusal
     assert "only for isolation Isolated" in refusal, refusal
     stage.report(f"refused by the API server: {refusal.splitlines()[-1]}")
-    prompt = fresh_prompt("policy")
+    prompt = fresh_prompt()
     stage.first.ask(ACME_KEY, prompt)
     before = kubectl.get("tenantcachepolicy", "acme", DEMO_NAMESPACE)
     try:
@@ -222,35 +230,32 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
 def tenants_share_a_declared_prefix_and_nothing_after_it(stage: Stage) -> None:
     """Tenants share the blocks of a declared prefix, and none of the blocks after it.
 
-    A PrefixPool names a system prompt and its readers, here acme and globex. The prompt is edited, and the blocks of
+    A PrefixPool names a system message and its readers, here acme and globex. The message is edited, and the blocks of
     the new one are computed once, before the first request: a reader's first question finds the prefix already. The
     text after the prefix stays each tenant's own, and a tenant that is not a reader finds nothing.
     """
-    with _new_system_prompts(stage) as prefixes:
-        for _, prefix in zip(range(SPARE), prefixes, strict=False):
+    with _new_system_messages(stage) as messages:
+        for _, system in zip(range(SPARE), messages, strict=False):
             pool = stage.kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)
             shared_tokens = int(pool["status"]["chunks"]) * CHUNK_TOKENS
             assert shared_tokens > 0, "the pool has no chunks, so finding as many shows nothing"
             stage.report(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
-            question, tokens = prefix + fresh_text("Where does the book of rivers stand?", QUESTION_TOKENS), []
+            chat, tokens = _question(system), []
             for name, where, key in (("acme", stage.first, ACME_KEY), ("globex", stage.second, GLOBEX_KEY)):
-                tokens.append(where.found(key, question))
-                stage.report(
-                    f"{name}'s first question after the prefix of {shared_tokens} tokens: {tokens[-1]} tokens found"
-                )
+                answer = where.chat(key, *chat)
+                tokens.append(answer.cached_tokens)
+                stage.report(f"{name}'s first question after a prefix of {shared_tokens} tokens: {_summary(answer)}")
             if tokens == [shared_tokens] * 2:
                 break
         assert tokens == [shared_tokens] * 2, f"acme and globex found {tokens} of a prefix of {shared_tokens} tokens"
-        time.sleep(STORE_SETTLES_S)
-        asked = itertools.chain([question], questions(stage.second, GLOBEX_KEY, prefix))
-        question, answer = finds(stage.first, GLOBEX_KEY, asked)
-        stage.report(
-            f"globex's same question on the other replica: {answer.cached_tokens} tokens found, "
-            "the prefix and its own blocks"
-        )
-        found = stage.second.found(DOCS_KEY, question)
-        stage.report(f"the same question of docs, which is no reader: {found} tokens found")
-        assert found == 0, f"docs found {found} tokens of the pool's or globex's blocks"
+        time.sleep(LONG_STORE_SETTLES_S)
+        chats = itertools.chain([chat], _asked(stage.second, GLOBEX_KEY, lambda: _question(system)))
+        chat, answer = finds_chat(stage.first, GLOBEX_KEY, chats)
+        stage.report(f"globex's same question on the other replica, the prefix and its own blocks: {_summary(answer)}")
+        assert whole_chunks(answer.prompt_tokens - 1) > shared_tokens, "the question fills no chunk"
+        answer = stage.second.chat(DOCS_KEY, *chat)
+        stage.report(f"the same question of docs, which is no reader: {_summary(answer)}")
+        assert answer.cached_tokens == 0, f"docs found {answer.cached_tokens} tokens of the pool's or globex's blocks"
 
 
 CHAPTERS = (
@@ -261,18 +266,42 @@ CHAPTERS = (
     an_invalidation_completes_when_every_pod_has_acknowledged,
     a_wrong_policy_is_refused_and_the_last_one_stays,
     tenants_share_a_declared_prefix_and_nothing_after_it,
+    the_shortest_objects_serve_a_tenant,
 )
 
 
-def _found_by_both(stage: Stage, about: str) -> tuple[dict[str, str], list[str]]:
+def _fresh_chat() -> Chat:
+    """Return a chat of about a thousand tokens that no tenant has sent before, not even its first block."""
+    beginning = f"Document {secrets.randbelow(10**19):019}"
+    text = f"{beginning}\n\n{' '.join(DOCUMENT.read_text().split())[:DOCUMENT_CHARACTERS]}"
+    return {"role": "system", "content": text}, {"role": "user", "content": QUESTION}
+
+
+def _question(system: Mapping[str, str]) -> Chat:
+    """Return a chat after a system message, with a question that no tenant has sent before."""
+    return system, {"role": "user", "content": f"{fresh_prompt(BEFORE_QUESTION_TOKENS)} {QUESTION}"}
+
+
+def _asked(where: Replica, key: str, fresh: Callable[[], Chat]) -> Iterator[Chat]:
+    """Yield new chats without end; a tenant has just asked the replica for each."""
+    while True:
+        chat = fresh()
+        where.chat(key, *chat)
+        time.sleep(LONG_STORE_SETTLES_S)
+        yield chat
+
+
+def _summary(answer: ChatAnswer) -> str:
+    return f"{answer.cached_tokens} tokens found, first word after {answer.first_text_s:.1f} s: {answer.text!r}"
+
+
+def _found_by_both(stage: Stage) -> tuple[dict[str, str], list[str]]:
     """Return a prompt of acme for each pod, found on both, and prompts that globex asked the first pod for.
 
     One for each pod: a prompt that acme sends to one again is stored again, and may be found on the other.
     """
-    prompts = shared(stage.first, stage.second, ACME_KEY, about, 2)
-    return dict(zip((stage.first.pod, stage.second.pod), prompts, strict=True)), stored(
-        stage.first, GLOBEX_KEY, about, SPARE
-    )
+    prompts = shared(stage.first, stage.second, ACME_KEY, 2)
+    return dict(zip((stage.first.pod, stage.second.pod), prompts, strict=True)), stored(stage.first, GLOBEX_KEY, SPARE)
 
 
 def _globex_keeps_its_blocks(stage: Stage, kept: list[str]) -> None:
@@ -283,18 +312,19 @@ def _globex_keeps_its_blocks(stage: Stage, kept: list[str]) -> None:
 
 
 @contextmanager
-def _new_system_prompts(stage: Stage) -> Iterator[Iterator[str]]:
-    """Let the pool have texts that no tenant has sent before, one after the other, while the block runs."""
+def _new_system_messages(stage: Stage) -> Iterator[Iterator[Mapping[str, str]]]:
+    """Let the pool have messages that no tenant has sent before, one after the other, while the block runs."""
     before = stage.kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["spec"]["prefixes"]
+    (own,) = before[0]["messages"]
 
-    def texts() -> Iterator[str]:
+    def messages() -> Iterator[Mapping[str, str]]:
         while True:
-            text = f"{fresh_text('rules', 30)} {before[0]['text']}"
-            _set_prefixes(stage.kubectl, [{**before[0], "text": text}])
-            yield text
+            message = {**own, "content": f"Rules {secrets.token_hex(6)}. {own['content']}"}
+            _set_prefixes(stage.kubectl, [{**before[0], "messages": [message]}])
+            yield message
 
     try:
-        yield texts()
+        yield messages()
     finally:
         _set_prefixes(stage.kubectl, before)
 
@@ -326,9 +356,9 @@ def raise_generation(kubectl: Kubectl, policy: str) -> None:
     _patch(kubectl, "tenantcachepolicy", policy, {"spec": {"cacheGeneration": generation + 1}})
 
 
-def keyspace_of(kubectl: Kubectl, tenant: str, model: str = MODEL) -> str:
+def keyspace_of(kubectl: Kubectl, tenant: str, model: str = MODEL, namespace: str = DEMO_NAMESPACE) -> str:
     """Return a tenant's keyspace, as only an administrator can read it from the bundle."""
-    for secret in kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={model}"):
+    for secret in kubectl.list("secret", namespace, f"kvstrata.io/model={model}"):
         raw = (secret.get("data") or {}).get("shard.json")
         if raw is None:
             continue

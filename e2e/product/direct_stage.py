@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ USAGE_KINDS = {
     "TenantCachePolicy": "tenantcachepolicies",
     "TenantGroup": "tenantgroups",
     "CacheDomain": "cachedomains",
+    "PrefixPool": "prefixpools",
 }
 """Kinds whose status reports usage, and their resources in the API."""
 
@@ -41,7 +42,7 @@ def open_direct_stage(kubectl: Kubectl, report: Callable[[str], None]) -> Iterat
 @contextmanager
 def tenants_ask(stage: Stage) -> Iterator[Traffic]:
     """Let acme ask one pod and globex the other, each the same prompt again and again, which it finds cached."""
-    prompts = {key: fresh_prompt(f"steady {key}") for key in (ACME_KEY, GLOBEX_KEY)}
+    prompts = {key: fresh_prompt() for key in (ACME_KEY, GLOBEX_KEY)}
     for where, key in ((stage.first, ACME_KEY), (stage.second, GLOBEX_KEY)):
         where.ask(key, prompts[key])
     callers = (
@@ -64,10 +65,25 @@ def everything(kubectl: Kubectl) -> dict[str, str]:
             state = str(metadata["resourceVersion"])
             if item["kind"] in USAGE_KINDS:
                 known = {**metadata, "resourceVersion": None, "managedFields": None}
-                status = {**item.get("status", {}), "used": None, "usage": None, "summary": None}
-                state = json.dumps([known, item["spec"], status], sort_keys=True)
+                status = {**item.get("status", {}), "used": None, "usage": None, "summary": None, "restores": None}
+                # Whether restoring pays is measured by the requests that run.
+                status["conditions"] = [one for one in status.get("conditions", ()) if one["type"] != "RestorePays"]
+                state = json.dumps({**status, "metadata": known, "spec": item["spec"]}, sort_keys=True)
             seen[f"{namespace}/{item['kind']}/{metadata['name']}"] = state
     return seen | restarts(kubectl)
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
+    """Return the objects that differ in two pictures, each with both states, or both values of fields that differ."""
+    found: dict[str, Any] = {}
+    for name in sorted(before.keys() | after.keys()):
+        states = before.get(name, "{}"), after.get(name, "{}")
+        if states[0] == states[1]:
+            continue
+        was, now = ({"state": state} if isinstance(state, int) else state for state in map(json.loads, states))
+        fields = sorted(was.keys() | now.keys())
+        found[name] = {one: (was.get(one), now.get(one)) for one in fields if was.get(one) != now.get(one)}
+    return found
 
 
 def restarts(kubectl: Kubectl) -> dict[str, str]:

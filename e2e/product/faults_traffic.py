@@ -19,7 +19,7 @@ from .traffic import Account, Caller, Traffic, traffic
 TENANTS = (("acme", ACME_KEY), ("globex", GLOBEX_KEY))
 
 NEW_PROMPT_EVERY_S = 4.0
-"""A prompt is 2 MB in the demo's shared tier of 200: asked without a pause, new ones fill it within a story."""
+"""A prompt is 9 MB in the demo's shared tier of 512: asked without a pause, new ones fill it within a story."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def tenants_ask(stage: Stage) -> Iterator[Ordeal]:
         TENANTS, ((stage.first, stage.second), (stage.second, stage.first)), strict=True
     ):
         # One replica computes, the other loads its stored blocks: lookups, loads and stores are all under way.
-        trail = Trail(tenant)
+        trail = Trail()
         callers += [Caller(leads, tenant, key, trail.fresh), Caller(follows, tenant, key, trail.last)]
     with traffic(*callers) as running:
         ordeal = Ordeal(running)
@@ -75,9 +75,8 @@ def tenants_ask(stage: Stage) -> Iterator[Ordeal]:
 class Trail:
     """Prompts that no tenant sent before, a new one every few seconds, for a leading and a following caller."""
 
-    def __init__(self, tenant: str) -> None:
-        self._tenant = tenant
-        self._last = fresh_prompt(tenant)
+    def __init__(self) -> None:
+        self._last = fresh_prompt()
         self._made_at = time.monotonic()
         self._lock = threading.Lock()
 
@@ -85,7 +84,7 @@ class Trail:
         """Return a new prompt, or the newest again if it is only just new."""
         with self._lock:
             if time.monotonic() - self._made_at >= NEW_PROMPT_EVERY_S:
-                self._last, self._made_at = fresh_prompt(self._tenant), time.monotonic()
+                self._last, self._made_at = fresh_prompt(), time.monotonic()
             return self._last
 
     def last(self) -> str:
@@ -96,7 +95,7 @@ class Trail:
 
 def found_across(leads: Replica, follows: Replica, key: str) -> bool:
     """Whether one replica finds all the whole chunks of a new prompt that another has just computed."""
-    prompt = fresh_prompt("across")
+    prompt = fresh_prompt()
     leads.ask(key, prompt)
     time.sleep(STORE_SETTLES_S)
     return follows.found(key, prompt) == WHOLE_CHUNKS

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .chapters import Stage, _object
+from .chapters import MODEL, Stage, _object
 from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl, wait_until
 
-KEYS = "tiny-api-keys"
+KEYS = f"{MODEL}-api-keys"
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import tarfile
 from pathlib import Path
 
@@ -15,7 +17,11 @@ from .kubectl import Kubectl, wait_until
 
 SYSTEM_NAMESPACE = "kvstrata-system"
 DEMO_NAMESPACE = "demo"
+MINIMAL_NAMESPACE = "team-a"
+"""The namespace of `MINIMAL`."""
 SAMPLES = REPOSITORY / "manifests" / "samples"
+MINIMAL = SAMPLES / "minimal.yaml"
+"""The shortest objects, which the demo applies last."""
 CHARTS = REPOSITORY / "charts"
 READY_TIMEOUT_S = 600
 IMAGES = select(["operator", "sidecar", "redis", "engine-cpu"])
@@ -34,7 +40,7 @@ def install(kubectl: Kubectl, progress: Progress, paths: Paths | None = None) ->
     """Load the images, install both charts and apply the samples; returns when everything is ready and enforced."""
     if load_images(IMAGES, paths or Paths()):
         raise SystemExit(1)
-    with progress.step("create the demo's namespace"):
+    with progress.step("create the demo's namespaces"):
         kubectl.run("apply", "-f", str(SAMPLES / "00-namespace.yaml"))
     with progress.step("install the charts"):
         kubectl.helm("upgrade", "--install", "kvstrata-crds", str(CHARTS / "kvstrata-crds"), "--wait")
@@ -47,17 +53,29 @@ def install(kubectl: Kubectl, progress: Progress, paths: Paths | None = None) ->
             SYSTEM_NAMESPACE,
             "--create-namespace",
             "--set",
-            f"watchNamespaces={{{DEMO_NAMESPACE}}}",
+            f"watchNamespaces={{{DEMO_NAMESPACE},{MINIMAL_NAMESPACE}}}",
             "--set",
             f"nodefsReservePercent={NODEFS_RESERVE_PERCENT}",
             "--wait",
         )
+    put_plugin_on_path(paths or Paths())
     restart_what_runs_an_older_image(kubectl, progress, paths or Paths())
     with progress.step("apply the samples"):
-        kubectl.run("apply", "-f", str(SAMPLES))
-        kubectl.run("-n", DEMO_NAMESPACE, "patch", "cachedmodel", "tiny", "--type", "merge", "-p", NO_PROBES)
+        files = sorted(SAMPLES.glob("[0-9]*.yaml"))
+        kubectl.run("apply", *(f"--filename={path}" for path in files))
+        kubectl.run("-n", DEMO_NAMESPACE, "patch", "cachedmodel", "smollm2", "--type", "merge", "-p", NO_PROBES)
     with progress.step("wait until everything is ready and enforced"):
         wait_until("every sample is ready and enforced", lambda: not unsettled(kubectl), READY_TIMEOUT_S, every_s=1)
+
+
+def put_plugin_on_path(paths: Paths) -> None:
+    """Write `kubectl-kvstrata`, which runs the plugin of this checkout, beside kubectl."""
+    own = paths.local / "venv" / "bin" / "python"
+    python, source = own if own.exists() else Path(sys.executable), REPOSITORY / "operator" / "src"
+    script = paths.bin / "kubectl-kvstrata"
+    command = f'PYTHONPATH={shlex.quote(str(source))} exec {shlex.quote(str(python))} -m kvstrata.cli.plugin "$@"'
+    script.write_text(f"#!/bin/sh\n{command}\n")
+    script.chmod(0o755)
 
 
 def restart_what_runs_an_older_image(kubectl: Kubectl, progress: Progress, paths: Paths) -> None:

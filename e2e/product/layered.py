@@ -27,7 +27,7 @@ from .direct import HEALTH_PORT, DirectReplica, container_pid, direct_replica, s
 from .faults import Victim
 from .install import DEMO_NAMESPACE
 from .kubectl import CommandError, Kubectl, wait_until
-from .prompts import CHUNK_TOKENS, fresh_text
+from .prompts import CHUNK_TOKENS, fresh_prompt
 
 MODEL = "layered"
 MEMORY, DISK, REDIS = "layered-cpu", "layered-nvme", "layered-redis"
@@ -37,11 +37,11 @@ KEYS = "layered-api-keys"
 STRANGER = "stranger"
 """A tenant with a key and without a policy: nothing that it asks for is kept in a tier."""
 
-CONTEXT_TOKENS = 1024
+CONTEXT_TOKENS = 288
 ENGINE_BLOCKS = CONTEXT_TOKENS // 32 + 1
 """One request of full length, and the block that vLLM keeps for itself."""
 
-FILLER_TOKENS = 1010
+FILLER_TOKENS = 280
 """So many that they take every block of the engine, and leave room for an answer."""
 
 WARM_UP_S = 60
@@ -101,7 +101,7 @@ class Layered:
         before, hits = self.counters(), replica.hits()
         answer = replica.complete(tenant.key, prompt)
         assert answer.status == 200, f"{self.pod} answered {answer.status}: {answer.body}"
-        after, found = self.counters(), replica.hits() - hits
+        after, found = self.counters(), replica.placed(answer.cached_tokens, hits)
         assert found.local == 0, f"the engine's own memory was not empty: {found}"
         disk, redis = (after.get(f"{tier}.loaded", 0) - before.get(f"{tier}.loaded", 0) for tier in (DISK, REDIS))
         return Found(found.external // CHUNK_TOKENS - disk - redis, disk, redis, answer.text)
@@ -260,7 +260,7 @@ def _admit(kubectl: Kubectl, classifications: list[str] | None) -> None:
 
 
 def _filler() -> str:
-    return fresh_text("filler", FILLER_TOKENS)
+    return fresh_prompt(FILLER_TOKENS)
 
 
 def _well(layered: Layered) -> bool:
@@ -286,9 +286,9 @@ def _keys(*tenants: str) -> dict[str, Any]:
 
 def _tiers(redis: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        _object("CacheTier", MEMORY, {"medium": "CPU", "capacityPerPod": "32Mi"}),
-        _object("CacheTier", DISK, {"medium": "NVMe", "capacityPerPod": "64Mi", "nvme": {"emptyDir": {}}}),
-        _object("CacheTier", REDIS, {"medium": "Redis", "capacity": "80Mi", "redis": {"managed": redis}}),
+        _object("CacheTier", MEMORY, {"medium": "CPU", "capacityPerPod": "80Mi"}),
+        _object("CacheTier", DISK, {"medium": "NVMe", "capacityPerPod": "160Mi", "nvme": {"emptyDir": {}}}),
+        _object("CacheTier", REDIS, {"medium": "Redis", "capacity": "192Mi", "redis": {"managed": redis}}),
     ]
 
 
@@ -296,7 +296,7 @@ def _model(kubectl: Kubectl) -> dict[str, Any]:
     """Return the demo's model with one pod, these tiers, and an engine that remembers one prompt."""
     spec = kubectl.get("cachedmodel", DEMO_MODEL, DEMO_NAMESPACE)["spec"]
     arguments = [*spec["engine"]["args"], "--num-gpu-blocks-override", str(ENGINE_BLOCKS)]
-    cache = spec["cacheServer"] | {"warmup": {"bytes": "16Mi", "timeout": f"{WARM_UP_S}s"}}
+    cache = spec["cacheServer"] | {"warmup": {"bytes": "40Mi", "timeout": f"{WARM_UP_S}s"}}
     return _object(
         "CachedModel",
         MODEL,

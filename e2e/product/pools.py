@@ -16,20 +16,22 @@ from .chapters import MODEL, Stage, _object, wait_published
 from .direct import DirectReplica
 from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl
-from .prompts import fresh_text
+from .prompts import CHUNK_TOKENS, fresh_prompt
 
-PREFIX_TOKENS = 700
-"""Of the demo's tokenizer, whose tokens are bytes: ten whole chunks, and tokens that a continuation could change."""
+PREFIX_TOKENS = 206
+"""Three whole chunks, and tokens that a continuation could change."""
 
-
-def fresh_prefix(about: str) -> str:
-    """Return a system prompt of `PREFIX_TOKENS` tokens that no pool has declared before."""
-    return fresh_text(about, PREFIX_TOKENS)
+PREFIX_CHUNKS = PREFIX_TOKENS // CHUNK_TOKENS
 
 
-def fresh_prefixes(about: str, count: int) -> list[str]:
-    """Return new system prompts."""
-    return [fresh_prefix(about) for _ in range(count)]
+def fresh_prefix() -> str:
+    """Return a text of `PREFIX_TOKENS` tokens that no pool has declared before."""
+    return fresh_prompt(PREFIX_TOKENS)
+
+
+def fresh_prefixes(count: int) -> list[str]:
+    """Return texts of `PREFIX_TOKENS` tokens that no pool has declared before, each different from its beginning on."""
+    return [fresh_prefix() for _ in range(count)]
 
 
 def pool_of(name: str, text: str | Sequence[str], **spec: Any) -> dict[str, Any]:
@@ -55,9 +57,9 @@ def pool(stage: Stage, name: str, text: str | Sequence[str], **spec: Any) -> Ite
         stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "prefixpool", name, "--ignore-not-found")
 
 
-def pool_keyspaces(kubectl: Kubectl, name: str, model: str = MODEL) -> list[str]:
+def pool_keyspaces(kubectl: Kubectl, name: str, model: str = MODEL, namespace: str = DEMO_NAMESPACE) -> list[str]:
     """Return the keyspaces of a pool's versions, as only an administrator can read them from the bundle."""
-    secrets = kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={model}")
+    secrets = kubectl.list("secret", namespace, f"kvstrata.io/model={model}")
     found = assemble(model, {secret["metadata"]["name"]: secret for secret in secrets})
     shard = found.bundle.pools.get(name) if found is not None else None
     return [version.keyspace for version in shard.versions] if shard is not None else []

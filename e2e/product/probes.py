@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 
 from .calls import Replica
 from .kubectl import LIMIT_S
+from .prompts import continuation
 
-QUESTION = " Where does the book of rivers stand, and when may one read it? Use one short sentence, please. Thank you!"
-"""The same of all readers, longer than one chunk, so that one answer without the pool is the control for all."""
+QUESTION_TOKENS = 8
+"""It ends before the first of the words that the prefix alone has."""
 
-ANSWER_TOKENS = 8
+ANSWER_TOKENS = 3
 
-LITTLE_OF_THEIR_OWN = [{"tier": "cpu", "limit": "512Ki"}, {"tier": "shared", "limit": "512Ki"}]
+LITTLE_OF_THEIR_OWN = [{"tier": "cpu", "limit": "3Mi"}, {"tier": "shared", "limit": "3Mi"}]
 """Budgets of such readers: they are many, and a Redis tier that is full of their blocks takes none of a new pool."""
 
 
@@ -106,7 +107,7 @@ class Probes:
             prefix, tenant, fresh = self._next(number)
             began, status, problem, cached, text = time.monotonic(), 0, "", 0, ""
             try:
-                answer = where.complete(self._keys[tenant], prefix + QUESTION, max_tokens=ANSWER_TOKENS)
+                answer = where.complete(self._keys[tenant], with_question(prefix), max_tokens=ANSWER_TOKENS)
                 status, problem, cached = answer.status, answer.error, answer.cached_tokens
                 text = answer.text if status == 200 else ""
             except (OSError, http.client.HTTPException) as error:
@@ -117,9 +118,14 @@ class Probes:
             self._stop.wait(self._pause_s)
 
 
+def with_question(prefix: str) -> str:
+    """Return the prompt of every reader for a prefix; the answer depends on the prefix's blocks."""
+    return prefix + continuation(prefix, QUESTION_TOKENS)
+
+
 @contextmanager
 def probing(
-    where: Sequence[Replica], keys: Mapping[str, str], prefixes: Sequence[str], pause_s: float = 0.1
+    where: Sequence[Replica], keys: Mapping[str, str], prefixes: Sequence[str], pause_s: float = 0.3
 ) -> Iterator[Probes]:
     """Let readers ask each pod for a content while the block runs, `pause_s` seconds after each answer."""
     probes = Probes(keys, pause_s)

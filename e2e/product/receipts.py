@@ -1,4 +1,4 @@
-"""Receipts of the demo's domain, verified by the plugin as a security officer would."""
+"""Receipts of the demo's domain, or of another release's, verified by the plugin as a security officer would."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from pathlib import Path
 
 from e2e.cluster.settings import REPOSITORY
 
-from .install import DEMO_NAMESPACE
+from .install import DEMO_NAMESPACE, SYSTEM_NAMESPACE
 from .kubectl import Kubectl
 
 
 class Receipts:
     """All receipts of the domain with the public key, as files, once they are verified as a chain."""
 
-    def __init__(self, kubectl: Kubectl, folder: Path) -> None:
-        domain = str(kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"])
+    def __init__(
+        self, kubectl: Kubectl, folder: Path, namespace: str = DEMO_NAMESPACE, system: str = SYSTEM_NAMESPACE
+    ) -> None:
+        domain = str(kubectl.get("cachedomain", "default", namespace)["status"]["domainID"])
         self._folder, keys = folder / "receipts", folder / "keys"
-        _receipt("keys", "--to", str(keys))
-        _receipt("export", "--domain", domain, "--to", str(self._folder))
+        _receipt("keys", "--namespace", system, "--to", str(keys))
+        _receipt("export", "--namespace", system, "--domain", domain, "--to", str(self._folder))
         (self.key,) = sorted(keys.glob("*.pem"))
         self.verified = _receipt("verify", str(self._folder), "--chain", "--public-key", str(self.key))
 

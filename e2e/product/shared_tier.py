@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kvstrata.api.scalars import Quantity
 
 from .chapters import ACME_KEY, Stage
-from .install import DEMO_NAMESPACE
+from .install import DEMO_NAMESPACE, unsettled
 from .kubectl import CommandError, Kubectl, wait_until
 from .prompts import shared
 
@@ -20,6 +24,25 @@ def make_room(stage: Stage) -> None:
         empty(stage)
     else:
         _wait_until_replicas_share(stage)
+
+
+@contextmanager
+def roomy(stage: Stage, tenant: str) -> Iterator[None]:
+    """A tier with room, and a tenant whose policy has no limit there meanwhile: nothing of its blocks is evicted."""
+    make_room(stage)
+    budgets = stage.kubectl.get("tenantcachepolicy", tenant, DEMO_NAMESPACE)["spec"]["budgets"]
+    unlimited = [{name: value for name, value in one.items() if name != "limit"} for one in budgets]
+    _set_budgets(stage.kubectl, tenant, unlimited)
+    try:
+        yield
+    finally:
+        _set_budgets(stage.kubectl, tenant, budgets)
+
+
+def _set_budgets(kubectl: Kubectl, tenant: str, budgets: list[dict[str, str]]) -> None:
+    patch = json.dumps({"spec": {"budgets": budgets}})
+    kubectl.run("-n", DEMO_NAMESPACE, "patch", "tenantcachepolicy", tenant, "--type", "merge", "-p", patch)
+    wait_until("the budgets are enforced", lambda: not unsettled(kubectl))
 
 
 def empty(stage: Stage) -> None:
@@ -48,4 +71,4 @@ def _is_ready(kubectl: Kubectl) -> bool:
 
 def _wait_until_replicas_share(stage: Stage) -> None:
     for leads, follows in ((stage.first, stage.second), (stage.second, stage.first)):
-        shared(leads, follows, ACME_KEY, "room")
+        shared(leads, follows, ACME_KEY)

@@ -30,8 +30,8 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """How many tokens arrived; the tiny model's tokenizer makes one of each byte."""
-        return len(self.text)
+        """How many tokens arrived, of a text of the words of `prompts.py`."""
+        return len(self.text.split())
 
     def read(self, lines: Iterator[bytes]) -> None:
         """Take the lines of an answer as they come, to its end."""

@@ -46,6 +46,10 @@ class TierContents:
                     found.append(StoredBlock(name, value, ttl_ms))
         return found
 
+    def names(self, keyspace: str) -> set[str]:
+        """Return the names of these blocks."""
+        return {block.name for block in self.blocks(keyspace)}
+
     def held_bytes(self, keyspace: str) -> int:
         """Return the stored and reserved bytes of a keyspace.
 
@@ -59,12 +63,12 @@ class TierContents:
 
 
 @contextmanager
-def tier_contents(kubectl: Kubectl, tier: str = TIER) -> Iterator[TierContents]:
+def tier_contents(kubectl: Kubectl, tier: str = TIER, namespace: str = DEMO_NAMESPACE) -> Iterator[TierContents]:
     """Open a way to the server of a managed tier with one shard while the block runs."""
-    domain = kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"]
-    secret = kubectl.get("secret", f"kvs-{tier}-redis-auth", DEMO_NAMESPACE)["data"]
-    authority = base64.b64decode(kubectl.get("secret", f"kvs-{tier}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
-    with kubectl.forward(DEMO_NAMESPACE, f"pod/kvs-{tier}-redis-0-0", 6379) as port:
+    domain = kubectl.get("cachedomain", "default", namespace)["status"]["domainID"]
+    secret = kubectl.get("secret", f"kvs-{tier}-redis-auth", namespace)["data"]
+    authority = base64.b64decode(kubectl.get("secret", f"kvs-{tier}-redis-tls", namespace)["data"]["ca.crt"])
+    with kubectl.forward(namespace, f"pod/kvs-{tier}-redis-0-0", 6379) as port:
         client = redis.Redis(
             host="localhost",
             port=port,

@@ -101,7 +101,8 @@ class Traffic:
             began = time.monotonic()
             cached = 0
             try:
-                answer = where.complete(key, prompt())
+                # One token: further ones cost the engine as much processor time as the prompt, and show nothing.
+                answer = where.complete(key, prompt(), max_tokens=1)
                 status, problem, cached = answer.status, answer.error, answer.cached_tokens
             except (OSError, http.client.HTTPException) as error:
                 status, problem = 0, f"{type(error).__name__}: {error}"
@@ -122,7 +123,7 @@ class Caller:
 
 
 @contextmanager
-def traffic(*callers: Caller, pause_s: float = 0.2) -> Iterator[Traffic]:
+def traffic(*callers: Caller, pause_s: float = 2.0) -> Iterator[Traffic]:
     """Let every caller ask while the block runs, `pause_s` seconds after each answer."""
     running = Traffic()
     threads = [

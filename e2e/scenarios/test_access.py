@@ -57,7 +57,7 @@ def stranger(kubectl: Kubectl) -> Iterator[str]:
 
 
 def test_a_caller_without_a_key_or_with_a_wrong_one_is_refused(stage: Stage) -> None:
-    body = json.dumps({"model": MODEL, "prompt": fresh_prompt("stranger"), "max_tokens": 1}).encode()
+    body = json.dumps({"model": MODEL, "prompt": fresh_prompt(), "max_tokens": 1}).encode()
     for key in (None, "no-such-key"):
         answer = stage.first.post("/v1/completions", body, key)
         assert answer.status == 401

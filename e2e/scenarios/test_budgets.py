@@ -26,11 +26,11 @@ pytestmark = [
 
 TENANT = "hoarder"
 MEMORY = "cpu"
-MEMORY_LIMIT_BYTES = 4 << 20
-LIMIT_BYTES = 8 << 20
-BUDGETS = [{"tier": MEMORY, "limit": "4Mi"}, {"tier": TIER, "limit": "8Mi"}]
+MEMORY_LIMIT_BYTES = 12 << 20
+LIMIT_BYTES = 24 << 20
+BUDGETS = [{"tier": MEMORY, "limit": "12Mi"}, {"tier": TIER, "limit": "24Mi"}]
 PROMPTS = 20
-"""Asked for the first time, each is 1.8 MB of blocks: several times the tenant's limits."""
+"""Asked for the first time, each is 9 MB of blocks: several times the tenant's limits."""
 
 LOOKED_AT_EVERY_S = 0.02
 
@@ -40,13 +40,13 @@ SHOWN_WITHIN_S = 900.0
 
 def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: Stage, kubectl: Kubectl) -> None:
     make_room(near)
-    known = stored(near.first, ACME_KEY, "acme keeps", SPARE)
+    known = stored(near.first, ACME_KEY, SPARE)
     with guest(near, TENANT, {"budgets": BUDGETS}) as key, tier_contents(kubectl) as tier:
         keyspace = keyspace_of(kubectl, TENANT)
         scope = keyspace[:SCOPE_DIGITS]
         evicted = _evictions(near, scope)
         most = 0
-        callers = [Caller(where, TENANT, key, lambda: fresh_prompt("more")) for where in (near.first, near.second)]
+        callers = [Caller(where, TENANT, key, fresh_prompt) for where in (near.first, near.second)]
         with traffic(*callers, pause_s=0.1) as running:
             while len(running.account.served) < PROMPTS:
                 held = tier.held_bytes(keyspace)
@@ -57,7 +57,7 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
         assert most > LIMIT_BYTES // 2, f"it never came near its limit: {most}"
 
         # Its newest blocks are there, in place of its oldest; so are acme's blocks from before all that.
-        shared(near.first, near.second, key, "newest")
+        shared(near.first, near.second, key)
         finds(near.second, ACME_KEY, known)
         assert tier.held_bytes(keyspace) <= LIMIT_BYTES
         # Two looks, between which the last blocks may arrive.
@@ -73,7 +73,7 @@ def test_a_tenant_at_its_limit_stays_at_it_and_nobody_else_loses_a_block(near: S
         within = kubectl.condition("tenantcachepolicy", TENANT, DEMO_NAMESPACE, "WithinBudget")
         assert (within["status"], within["reason"]) == ("True", "BudgetsEnforced"), within
         shown = kubectl.run("-n", DEMO_NAMESPACE, "get", "tcpol", TENANT)
-        assert re.search(rf"{TENANT} +[0-9]+Mi +12Mi +2/2 +True", shown), shown
+        assert re.search(rf"{TENANT} +[0-9]+Mi +36Mi +2/2 +True", shown), shown
         near.report(f"{running.account}; at most {most >> 20} MiB at any instant\n{shown}")
 
 

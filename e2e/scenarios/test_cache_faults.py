@@ -40,7 +40,7 @@ pytestmark = pytest.mark.cluster
 RUNS_AGAIN_WITHIN_S = 600
 """Kubernetes waits up to five minutes with a container that has ended several times of late."""
 
-STREAM_TOKENS, SEQUENCES = 1000, 4
+STREAM_TOKENS, SEQUENCES = 120, 4
 """Together more than an engine computes until the container has been killed, on a busy machine too."""
 
 NOTICED = "The cache server is gone"
@@ -53,7 +53,7 @@ def test_killed_with_requests_in_flight(stage: Stage) -> None:
     with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage) as ordeal:
         body = {
             "model": MODEL,
-            "prompt": fresh_prompt("in flight"),
+            "prompt": fresh_prompt(),
             "max_tokens": STREAM_TOKENS,
             "n": SEQUENCES,
             "ignore_eos": True,
@@ -127,10 +127,10 @@ def hits_return(stage: Stage, leads: Replica, follows: Replica) -> None:
     """See one replica find blocks that the other has stored, for each tenant."""
     since = time.monotonic()
     for key in (ACME_KEY, GLOBEX_KEY):
-        shared(leads, follows, key, "hits return")
+        shared(leads, follows, key)
     stage.report(f"hits of both tenants are back {time.monotonic() - since:.1f} s after the container ended")
 
 
 def slowest_s(where: Replica, requests: int) -> float:
     """Send new prompts; return the longest time of an answer."""
-    return max(where.ask(ACME_KEY, fresh_prompt("alone")).took_s for _ in range(requests))
+    return max(where.ask(ACME_KEY, fresh_prompt()).took_s for _ in range(requests))

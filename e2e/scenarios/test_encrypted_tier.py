@@ -28,19 +28,19 @@ SHORT_S = 20
 STORED_WITHIN_S = 60.0
 
 SHRINKS = 0.9
-"""KV blocks of the demo's model shrink to three quarters when they are compressed, ciphertext does not."""
+"""KV blocks of the demo's model shrink to four fifths when they are compressed, ciphertext does not."""
 
 
 @pytest.mark.claim("with engines the shared tier's server holds nothing but ciphertext, and hits are right")
 def test_the_server_holds_nothing_but_ciphertext_and_hits_are_right(stage: Stage, kubectl: Kubectl) -> None:
     make_room(stage)
     wait_until("every pod reports that it encrypts", lambda: _encrypted(kubectl) == ("True", "KeysHeld"))
-    prompts = [fresh_prompt("sealed") for _ in range(SPARE)]
+    prompts = [fresh_prompt() for _ in range(SPARE)]
     bodies = {}
     with tier_contents(kubectl) as tier:
         for key, tenant in ((ACME_KEY, "acme"), (GLOBEX_KEY, "globex")):
             keyspace = keyspace_of(kubectl, tenant)
-            before = {block.name for block in tier.blocks(keyspace)}
+            before = tier.names(keyspace)
             computed = {prompt: stage.first.ask(key, prompt).text for prompt in prompts}
             blocks = wait_until("they are stored", partial(_new, tier, keyspace, before, time.monotonic()))
             for block in blocks:
@@ -62,7 +62,7 @@ def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: St
     make_room(stage)
     with guest(stage, TENANT, {"budgets": [{"tier": TIER, "retention": "6h"}]}) as key, tier_contents(kubectl) as tier:
         keyspace = keyspace_of(kubectl, TENANT)
-        (old,) = stored(stage.first, key, "old")
+        (old,) = stored(stage.first, key)
         wait_until("its chunks are stored", lambda: len(tier.blocks(keyspace)) >= CHUNKS)
         stored_by = time.monotonic()
         lives_ms = [block.expires_in_ms for block in tier.blocks(keyspace)]
@@ -78,7 +78,7 @@ def test_a_shortened_retention_holds_for_blocks_that_are_there_already(stage: St
         time.sleep(max(0.0, stored_by + SHORT_S - time.monotonic()))
         found = stage.second.found(key, old)
         assert found == 0, f"{found} tokens of blocks that are too old"
-        shared(stage.first, stage.second, key, "new")
+        shared(stage.first, stage.second, key)
 
 
 def _new(tier: TierContents, keyspace: str, before: set[str], asked_at: float) -> list[StoredBlock]:

@@ -40,7 +40,7 @@ def roamer(layered: Layered) -> Iterator[Tenant]:
 
 def test_what_it_stored_is_found_after_a_primary_was_killed(layered: Layered, roamer: Tenant) -> None:
     cluster = ManagedCluster(layered.kubectl, REDIS)
-    prompts = {number: fresh_prompt(f"on a cluster {number}") for number in range(PROMPTS)}
+    prompts = {number: fresh_prompt() for number in range(PROMPTS)}
     computed = {number: stored(layered, roamer, prompt) for number, prompt in prompts.items()}
     for shard in range(3):
         cluster.kill(cluster.primary(shard))
@@ -56,7 +56,7 @@ def test_what_it_stored_is_found_after_a_primary_was_killed(layered: Layered, ro
 
 def test_when_all_servers_are_lost_at_once_it_computes_and_stores_again(layered: Layered, roamer: Tenant) -> None:
     cluster = ManagedCluster(layered.kubectl, REDIS)
-    prompt, other = fresh_prompt("before all were lost"), fresh_prompt("asked for when all were new")
+    prompt, other = fresh_prompt(), fresh_prompt()
     computed = stored(layered, roamer, prompt)
     stored(layered, roamer, other)
     before = cluster.pods()
@@ -67,7 +67,7 @@ def test_when_all_servers_are_lost_at_once_it_computes_and_stores_again(layered:
     wait_until("all are new", lambda: cluster.all_new(before))
     cluster.wait_whole()
     assert layered.ask(roamer, other) == NOTHING
-    stored(layered, roamer, fresh_prompt("after it"))
+    stored(layered, roamer, fresh_prompt())
 
 
 def stored(layered: Layered, owner: Tenant, prompt: str) -> Found:

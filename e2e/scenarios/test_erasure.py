@@ -7,6 +7,7 @@ arrive, 30 s, is waited for once.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from e2e.product.calls import Hits, Replica
 from e2e.product.chapters import ACME_KEY, DOCS_KEY, GLOBEX_KEY, MODEL, SPARE, Stage, keyspace_of
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, fresh_name, wait_until
-from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt, shared
+from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, beginning, fresh_prompt, shared
 from e2e.product.receipts import Receipts
 from e2e.product.receipts import run as run_plugin
-from e2e.product.tier_contents import TierContents, tier_contents
+from e2e.product.shared_tier import roomy
+from e2e.product.tier_contents import tier_contents
 
 pytestmark = [
     pytest.mark.cluster,
@@ -34,9 +36,9 @@ REVOKED = "KeysRevoked"
 
 Scope = dict[str, Any]
 
-PREFIX_CHUNKS = 10
+PREFIX_CHUNKS = 2
 PREFIX_TOKENS = PREFIX_CHUNKS * CHUNK_TOKENS + 60
-"""Of a prompt of 14 chunks. The 60 tokens fill no chunk, so the chunk that they are part of is not of the prefix."""
+"""Of a prompt of three chunks. The 60 tokens fill no chunk, so the chunk that they are part of is not of the prefix."""
 
 EVERYTHING = Hits(0, WHOLE_CHUNKS)
 """Of a prompt, nothing in the engine's own memory, and all whole chunks behind it."""
@@ -55,21 +57,28 @@ class Prompts:
     """Of globex."""
 
 
+@pytest.fixture(autouse=True)
+def neighbour(stage: Stage) -> Iterator[None]:
+    """A neighbour that loses no block to a limit."""
+    with roomy(stage, "globex"):
+        yield
+
+
 def test_a_tenant_and_prefixes_of_another_are_erased_and_no_tenant_loses_anything_else(
     stage: Stage, tmp_path: Path
 ) -> None:
     kubectl = stage.kubectl
     acme, globex = keyspace_of(kubectl, "acme"), keyspace_of(kubectl, "globex")
     with tier_contents(kubectl) as redis:
-        older = _names(redis, globex)
+        older = redis.names(globex)
         prompts = _asked(stage)
-        before = _names(redis, globex) - older
+        before = redis.names(globex) - older
         orders = _orders(prompts)
         kubectl.apply(*(_order(name, scope) for name, scope in orders.items()))
         for name, scope in orders.items():
             _is_carried_out(stage, name, scope)
         assert redis.blocks(acme) == []
-        assert len(before - _names(redis, globex)) == len(prompts.leaked) * PREFIX_CHUNKS
+        assert len(before - redis.names(globex)) == len(prompts.leaked) * PREFIX_CHUNKS
     assert keyspace_of(kubectl, "globex") == globex, "a prefix was erased, and its tenant's other blocks out of reach"
     _reuse_is_back(stage)
     _no_replica_finds_what_was_erased(stage, prompts)
@@ -79,10 +88,8 @@ def test_a_tenant_and_prefixes_of_another_are_erased_and_no_tenant_loses_anythin
 
 def _asked(stage: Stage) -> Prompts:
     first, second = stage.first, stage.second
-    of_acme = shared(first, second, ACME_KEY, "erased", 2)
-    leaked, kept = (
-        shared(first, second, GLOBEX_KEY, about, count) for about, count in (("leaked", 2), ("kept", SPARE))
-    )
+    of_acme = shared(first, second, ACME_KEY, 2)
+    leaked, kept = (shared(first, second, GLOBEX_KEY, count) for count in (2, SPARE))
     for prompt in leaked:
         first.ask(DOCS_KEY, prompt)
         assert first.found_by_place(DOCS_KEY, prompt).local > 0
@@ -92,7 +99,7 @@ def _asked(stage: Stage) -> Prompts:
 def _orders(prompts: Prompts) -> dict[str, Scope]:
     """Return the scopes to erase by a name: acme, and the beginnings of prompts that leaked from globex."""
     beginnings = [
-        {"modelRef": {"name": MODEL}, "content": {"text": prompt[:PREFIX_TOKENS]}, "tenants": ["globex"]}
+        {"modelRef": {"name": MODEL}, "content": {"text": beginning(prompt, PREFIX_TOKENS)}, "tenants": ["globex"]}
         for prompt in prompts.leaked
     ]
     return {fresh_name("tenant"): {"tenant": "acme"}} | {fresh_name("prefix"): {"prefix": one} for one in beginnings}
@@ -109,7 +116,7 @@ def _is_carried_out(stage: Stage, name: str, scope: Scope) -> None:
 
 def _reuse_is_back(stage: Stage) -> None:
     """It is paused for the scope of a prefix, and misses show nothing until it is back."""
-    sign = fresh_prompt("reuse is back")
+    sign = fresh_prompt()
     for where in (stage.first, stage.second):
         wait_until("reuse is back", lambda where=where: where.found(GLOBEX_KEY, sign) > 0)
 
@@ -153,10 +160,6 @@ def _receipts_prove_it(stage: Stage, orders: dict[str, Scope], folder: Path) -> 
 
 def _uid(stage: Stage, where: Replica) -> str:
     return str(stage.kubectl.get("pod", where.pod, DEMO_NAMESPACE)["metadata"]["uid"])
-
-
-def _names(redis: TierContents, keyspace: str) -> set[str]:
-    return {block.name for block in redis.blocks(keyspace)}
 
 
 def _order(name: str, scope: Scope) -> dict[str, Any]:

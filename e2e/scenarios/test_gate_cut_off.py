@@ -76,7 +76,7 @@ def test_an_invalidation_is_complete_only_after_a_gate_without_the_api_server_ha
         wait_until("its acknowledgements count again", lambda: not unsettled(kubectl))
         # Reuse is back in the new epoch; blocks of the old one stay out of reach.
         assert lost.found(GLOBEX_KEY, prompts["globex"]) >= WHOLE_CHUNKS
-        later = fresh_prompt("after the cut")
+        later = fresh_prompt()
         assert lost.found(ACME_KEY, later) == 0
         assert lost.found(ACME_KEY, later) >= WHOLE_CHUNKS
         account = running.account
@@ -112,7 +112,7 @@ def test_an_invalidation_is_complete_only_after_a_gate_without_the_operator_woul
 def _cached_everywhere(pods: Stage) -> dict[str, str]:
     """Return two prompts of acme and one of globex, each of which is found on both replicas."""
     keys = {"acme": ACME_KEY, "acme, too": ACME_KEY, "globex": GLOBEX_KEY}
-    prompts = {name: fresh_prompt(f"cut off {name}") for name in keys}
+    prompts = {name: fresh_prompt() for name in keys}
     for name, key in keys.items():
         for where in (pods.first, pods.second):
             where.found(key, prompts[name])

@@ -15,12 +15,12 @@ from e2e.product.faults import Victim
 from e2e.product.install import DEMO_NAMESPACE, unsettled
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.prompts import (
-    CHUNK_TOKENS,
     PROMPT_TOKENS,
+    WATER_TOKEN,
     WHOLE_CHUNKS,
+    beginning,
     finds,
     fresh_prompt,
-    fresh_text,
     shared,
     stored,
 )
@@ -32,17 +32,19 @@ from e2e.product.watches import watch
 pytestmark = pytest.mark.cluster
 
 GROUP = "research"
+ROOM = "300Mi"
+"""The group's limit for these tests: at its own it would evict blocks that they look for again."""
 VISION_KEY = "vision-demo-key"
 SPEECH_KEY = "speech-demo-key"
 DRAIN_TIMEOUT_S = 2
-STREAM_TOKENS = 1100
+STREAM_TOKENS = 400
 STREAM_SEQUENCES = 8
 """Together more than the engine computes while the request is begun."""
 
-ONE_TOKEN = {"95": 100}
+ONE_TOKEN = {str(WATER_TOKEN): 100}
 """A bias so strong that every token of a completion is the same, so that its text is known before it comes."""
 
-STEP_TOKENS = 512
+STEP_TOKENS = 200
 """Tokens that an engine may compute for a request on a busy machine before it learns that its caller is gone: half of
 the requested ones."""
 
@@ -66,10 +68,12 @@ def short_drain(kubectl: Kubectl) -> Iterator[None]:
 
 @pytest.fixture
 def group(kubectl: Kubectl) -> Iterator[list[str]]:
-    """The members of the group; restored in the end."""
-    before = list(kubectl.get("tenantgroup", GROUP, DEMO_NAMESPACE)["spec"]["members"])
-    yield before
-    _patch(kubectl, "tenantgroup", GROUP, {"members": before})
+    """The members of the group, which has room; restored in the end."""
+    before = kubectl.get("tenantgroup", GROUP, DEMO_NAMESPACE)["spec"]
+    _patch(kubectl, "tenantgroup", GROUP, {"budgets": [{**before["budgets"][0], "limit": ROOM}]})
+    _settle(kubectl)
+    yield list(before["members"])
+    _patch(kubectl, "tenantgroup", GROUP, {"members": before["members"], "budgets": before["budgets"]})
     _settle(kubectl)
 
 
@@ -85,7 +89,7 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
         running = stack.enter_context(traffic(*_callers(near), pause_s=0.5))
         policies = stack.enter_context(watch(kubectl, "tenantcachepolicy", DEMO_NAMESPACE, "vision"))
         groups = stack.enter_context(watch(kubectl, "tenantgroup", DEMO_NAMESPACE, GROUP))
-        long_prompt = fresh_prompt("in flight")
+        long_prompt = fresh_prompt()
         body = {
             "model": MODEL,
             "prompt": long_prompt,
@@ -116,7 +120,7 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
             assert where.found(VISION_KEY, prompt) == 0, f"vision still finds the group's on {where.pod}"
         for where, prompt in zip((near.first, near.second), _shared(near, VISION_KEY, VISION_KEY), strict=True):
             assert where.found(SPEECH_KEY, prompt) == 0, f"speech finds vision's blocks on {where.pod}"
-        whole = (long_prompt + stream.text[:1] * STREAM_TOKENS)[: PROMPT_TOKENS + STREAM_TOKENS - 8]
+        whole = beginning(long_prompt + " water" * STREAM_TOKENS, PROMPT_TOKENS + STREAM_TOKENS - 8)
         known = near.first.found(SPEECH_KEY, whole)
         assert known >= WHOLE_CHUNKS, (
             f"the group reads {known} tokens of the request in flight, whose prompt it stored as a member"
@@ -141,7 +145,7 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
 
 def test_a_member_that_returns_finds_what_the_group_kept(stage: Stage, kubectl: Kubectl, group: list[str]) -> None:
     prompts = _shared(stage, SPEECH_KEY, SPEECH_KEY)
-    kept = stored(stage.first, SPEECH_KEY, "kept", SPARE)
+    kept = stored(stage.first, SPEECH_KEY, SPARE)
     with watch(kubectl, "tenantcachepolicy", DEMO_NAMESPACE, "vision") as policies:
         began = time.monotonic()
         _patch(kubectl, "tenantgroup", GROUP, {"members": [name for name in group if name != "vision"]})
@@ -165,12 +169,12 @@ def _callers(stage: Stage) -> list[Caller]:
 
 def _short() -> str:
     """Return a prompt of less than a chunk: it is answered, and nothing of it is stored."""
-    return fresh_text("short", CHUNK_TOKENS - 8)
+    return fresh_prompt(20)
 
 
 def _shared(stage: Stage, writer: str, reader: str) -> list[str]:
     """Return a prompt for each replica that `writer` asked the first for, and that `reader` found on the second."""
-    return shared(stage.first, stage.second, writer, "shared", 2, reader)
+    return shared(stage.first, stage.second, writer, 2, reader)
 
 
 def _all_answered(account: Account, cut_off_before: float = 0.0) -> None:

@@ -36,8 +36,8 @@ from e2e.product.layered import (
     set_policy,
     tenant,
 )
-from e2e.product.pools import fresh_prefix, pool_keyspaces, pool_of
-from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
+from e2e.product.pools import PREFIX_CHUNKS, fresh_prefix, pool_keyspaces, pool_of
+from e2e.product.prompts import CHUNK_BYTES, CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
 from e2e.product.read_only import read_only
 from e2e.product.tier_contents import tier_contents
 from kvstrata.api.scalars import Quantity
@@ -48,17 +48,16 @@ from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, unpack_
 pytestmark = pytest.mark.cluster
 
 CHUNKS = WHOLE_CHUNKS // CHUNK_TOKENS
-CHUNK_BYTES = 128 << 10
 NOTHING = Found(0, 0, 0)
 IN_MEMORY, ON_DISK, IN_REDIS = Found(CHUNKS, 0, 0), Found(0, CHUNKS, 0), Found(0, 0, CHUNKS)
 
 SHRINKS = 0.9
-"""KV blocks of the demo's model shrink to three quarters when they are compressed, ciphertext does not."""
+"""KV blocks of the demo's model shrink to four fifths when they are compressed, ciphertext does not."""
 
 STATUS_SHARE = 1 / 8
 """How exact a policy's status is about its usage."""
 
-MEMORY_LIFE_S, DISK_LIFE_S = 10, 40
+MEMORY_LIFE_S, DISK_LIFE_S = 10, 60
 """Retentions that are some seconds apart, so that there is time to look in between."""
 
 
@@ -74,7 +73,7 @@ def layered(kubectl: Kubectl) -> Iterator[Layered]:
 
 @pytest.mark.claim("blocks in files outlive a killed cache server, as ciphertext")
 def test_blocks_on_disk_outlive_a_killed_cache_server_as_ciphertext(layered: Layered, kubectl: Kubectl) -> None:
-    prompts, other = [fresh_prompt("outlives") for _ in range(SPARE)], fresh_prompt("probe")
+    prompts, other = [fresh_prompt() for _ in range(SPARE)], fresh_prompt()
     with (
         tenant(layered, "settler", *nothing_on(MEMORY, REDIS)) as settler,
         tenant(layered, "roamer") as roamer,
@@ -116,7 +115,7 @@ def test_blocks_on_disk_outlive_a_killed_cache_server_as_ciphertext(layered: Lay
 @pytest.mark.claim("metrics and status agree with the bytes on the disk")
 def test_status_and_metrics_agree_with_the_disk(layered: Layered, kubectl: Kubectl) -> None:
     with tenant(layered, "settler", *nothing_on(MEMORY, REDIS)) as settler:
-        assert layered.ask(settler, fresh_prompt("counted")) == NOTHING
+        assert layered.ask(settler, fresh_prompt()) == NOTHING
         own = on_disk(layered, settler, CHUNKS)
         assert {path.stat().st_size for path in own} == {file_bytes(CHUNK_BYTES)}
         own_bytes = size_of(own)
@@ -144,7 +143,7 @@ def test_status_and_metrics_agree_with_the_disk(layered: Layered, kubectl: Kubec
 
 @pytest.mark.claim("blocks that left the memory are served by files, and by the memory again")
 def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read(layered: Layered) -> None:
-    first, second, third = (fresh_prompt(about) for about in ("first", "second", "third"))
+    first, second, third = (fresh_prompt() for _ in range(3))
     narrow = {"tier": MEMORY, "limit": f"{2 * CHUNKS * CHUNK_BYTES >> 10}Ki"}
     with tenant(layered, "settler", narrow, *nothing_on(DISK, REDIS)) as settler:
         for prompt in (first, second):
@@ -177,7 +176,7 @@ def test_each_tier_keeps_blocks_for_its_own_time_however_often_they_are_read(lay
     lives = {MEMORY: f"{MEMORY_LIFE_S}s", DISK: f"{DISK_LIFE_S}s", REDIS: "1h"}
     budgets = [{"tier": name, "retention": life} for name, life in lives.items()]
     with tenant(layered, "aging", *budgets) as aging:
-        prompts, began_s = [fresh_prompt("ages") for _ in range(SPARE)], time.monotonic()
+        prompts, began_s = [fresh_prompt() for _ in range(SPARE)], time.monotonic()
         for prompt in prompts:
             assert layered.ask(aging, prompt) == NOTHING
         on_disk(layered, aging, SPARE * CHUNKS)
@@ -198,7 +197,7 @@ def test_each_tier_keeps_blocks_for_its_own_time_however_often_they_are_read(lay
 
 @pytest.mark.claim("no block of a Restricted tenant is in a tier that does not admit it")
 def test_what_a_tier_does_not_admit_leaves_it_and_never_comes_back(layered: Layered, kubectl: Kubectl) -> None:
-    prompts, later = ([fresh_prompt(about) for _ in range(SPARE)] for about in ("classified", "classified later"))
+    prompts, later = ([fresh_prompt() for _ in range(SPARE)] for _ in range(2))
     with (
         tenant(layered, "open", classification="Internal") as admitted,
         tenant(layered, "secret", classification="Restricted") as restricted,
@@ -242,7 +241,7 @@ def test_what_a_tier_does_not_admit_leaves_it_and_never_comes_back(layered: Laye
 
 
 def test_a_pools_bytes_are_the_same_in_its_status_and_in_each_tier(layered: Layered, kubectl: Kubectl) -> None:
-    name, text = "layered-rules", fresh_prefix("layered")
+    name, text = "layered-rules", fresh_prefix()
     fields = {"modelRef": {"name": MODEL}, "tiers": [{"name": tier} for tier in TIERS]}
     with ExitStack() as stack:
         stack.callback(kubectl.run, "-n", DEMO_NAMESPACE, "delete", "prefixpool", name, "--ignore-not-found")
@@ -256,7 +255,7 @@ def test_a_pools_bytes_are_the_same_in_its_status_and_in_each_tier(layered: Laye
         (keyspace,) = pool_keyspaces(kubectl, name, MODEL)
         by_tier = {row["name"]: (row["stored"], row["bytes"]) for row in status["tiers"]}
         chunks, files, blocks = int(status["chunks"]), layered.files(keyspace), redis.blocks(keyspace)
-        assert chunks == len(text) // CHUNK_TOKENS
+        assert chunks == PREFIX_CHUNKS
         assert by_tier[DISK] == (len(files), size_of(files)) == (chunks, chunks * file_bytes(CHUNK_BYTES))
         assert by_tier[REDIS] == (len(blocks), sum(len(block.value) for block in blocks))
         assert by_tier[MEMORY] == (chunks, chunks * CHUNK_BYTES)
@@ -266,7 +265,7 @@ def test_a_pools_bytes_are_the_same_in_its_status_and_in_each_tier(layered: Laye
             return sample(layered.metrics(), "kvstrata_gate_memory_used_bytes", tier=MEMORY, scope=scope)
 
         wait_until("the memory reports it", lambda: in_memory() == by_tier[MEMORY][1])
-        ending = " and where does the book of rivers stand?"
+        ending = fresh_prompt(20)
         assert layered.ask(outsider, text + ending) == NOTHING
         found = [layered.ask(one, text + ending) for one in readers]
         assert Found(chunks, 0, 0) in found, found
@@ -275,7 +274,7 @@ def test_a_pools_bytes_are_the_same_in_its_status_and_in_each_tier(layered: Laye
 
 def test_a_disk_that_becomes_read_only_costs_new_hits_and_no_request(layered: Layered) -> None:
     with tenant(layered, "settler", *nothing_on(MEMORY, REDIS)) as settler:
-        old, new = [fresh_prompt("before") for _ in range(SPARE)], fresh_prompt("read-only")
+        old, new = [fresh_prompt() for _ in range(SPARE)], fresh_prompt()
         for prompt in old:
             layered.ask(settler, prompt)
         on_disk(layered, settler, SPARE * CHUNKS)
@@ -290,7 +289,7 @@ def test_a_disk_that_becomes_read_only_costs_new_hits_and_no_request(layered: La
 
 
 def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layered, kubectl: Kubectl) -> None:
-    mine, others = ([fresh_prompt(about) for _ in range(SPARE)] for about in ("hot", "cold"))
+    mine, others = ([fresh_prompt() for _ in range(SPARE)] for _ in range(2))
     with (
         tenant(layered, "hot") as hot,
         tenant(layered, "cold", *nothing_on(MEMORY, DISK)) as cold,

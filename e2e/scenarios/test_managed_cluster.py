@@ -147,6 +147,7 @@ def test_one_shard_becomes_three_and_three_become_one_again(kubectl: Kubectl) ->
             alone.apply(shards=3)
             alone.wait_whole(shards=3)
             assert len(alone.pods()) <= 3, "a shard has a replica"
+            wait_until("it has three pods", lambda: len(alone.pods()) == 3)
             wait_until("its pod is new", lambda: alone.replaced(before[0]))
             alone.apply(shards=1)
             alone.wait_whole(shards=1)

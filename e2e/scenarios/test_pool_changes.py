@@ -12,7 +12,7 @@ from e2e.product.chapters import Stage, wait_published
 from e2e.product.guest import guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl
-from e2e.product.pools import fresh_prefixes, pool, pool_of
+from e2e.product.pools import PREFIX_CHUNKS, fresh_prefixes, pool, pool_of
 from e2e.product.probes import LITTLE_OF_THEIR_OWN, Probe, probing
 from e2e.product.prompts import CHUNK_TOKENS
 from e2e.product.shared_tier import empty
@@ -21,14 +21,14 @@ from e2e.product.watches import watch
 pytestmark = pytest.mark.cluster
 
 POOL = "changing"
-PREFIXES = 6
-CHUNKS = 10
+PREFIXES = 4
+CHUNKS = PREFIX_CHUNKS
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
 READERS = [f"reader-{number:02}" for number in range(32)]
 PUBLIC_READERS = {"readers": {"public": True}, "warmup": {"maxConcurrent": 2}}
 """Every tenant whose policy names the pool is a reader."""
 
-ENOUGH = 4
+ENOUGH = 1
 """Requests of each pod that a statement about a time needs."""
 
 
@@ -43,7 +43,7 @@ def keys(near: Stage) -> Iterator[dict[str, str]]:
 def test_lazy_readers_lose_no_hit_before_the_new_content_is_warm_and_published(
     near: Stage, kubectl: Kubectl, keys: dict[str, str]
 ) -> None:
-    old, new = fresh_prefixes("old", PREFIXES), fresh_prefixes("new", PREFIXES)
+    old, new = fresh_prefixes(PREFIXES), fresh_prefixes(PREFIXES)
     fields = {**PUBLIC_READERS, "invalidation": "Lazy"}
     with (
         pool(near, POOL, old, **fields),
@@ -75,7 +75,7 @@ def test_lazy_readers_lose_no_hit_before_the_new_content_is_warm_and_published(
 def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_that_the_new_is_in_force(
     near: Stage, kubectl: Kubectl, keys: dict[str, str]
 ) -> None:
-    old, new = fresh_prefixes("old", PREFIXES), fresh_prefixes("new", PREFIXES)
+    old, new = fresh_prefixes(PREFIXES), fresh_prefixes(PREFIXES)
     fields = {**PUBLIC_READERS, "invalidation": "Eager"}
     with (
         pool(near, POOL, old, **fields),

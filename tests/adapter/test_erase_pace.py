@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata_sidecar.delete_job.pace import BYTES_AT_ONCE, COMMANDS_SEEN, GOAL_S, LEAST_AT_ONCE, MOST_AT_ONCE, Pace
+from kvstrata_sidecar.delete_job.run import BYTES_AT_ONCE, COMMANDS_SEEN, GOAL_S, LEAST_AT_ONCE, MOST_AT_ONCE, Pace
 
 
 def test_steps_grow_while_they_are_short_and_shrink_when_they_are_not() -> None:

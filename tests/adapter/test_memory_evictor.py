@@ -103,16 +103,6 @@ def test_above_the_mark_the_oldest_go_and_guarantees_stay(server: Server) -> Non
     assert Key(B, 11) in server.resident()
 
 
-def test_a_store_that_found_no_memory_makes_room_though_the_mark_was_not_reached(server: Server) -> None:
-    server.allow(a=None)
-    server.manager.store(*keys_of(A, 16))
-    server.turn()
-    assert not server.manager.reserve(Key(A, 99))
-    server.turn()
-    assert server.manager.reserve(Key(A, 99))
-    assert server.memory.counters()["allocation_failed"] == 1
-
-
 def test_what_a_writer_reserved_and_never_wrote_is_freed(server: Server) -> None:
     server.allow(a=None)
     server.manager.reserve(Key(A, 1))

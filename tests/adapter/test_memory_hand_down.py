@@ -61,7 +61,7 @@ def test_what_goes_next_is_copied_before_it_goes(server: Server) -> None:
     tier.answer()
     first = tier.handed_keys()[0]
     server.manager.store(*keys_of(B, 1))
-    server.manager.store(*keys_of(A, 2, first=1000))
+    server.lack(2)
     turns(server)
     assert first not in server.resident()
     assert counted(server, "handed_down_blocks") == len(tier.kept)
@@ -89,9 +89,9 @@ def test_eviction_waits_for_no_copy_and_what_was_not_copied_is_counted(server: S
     copying = set(tier.handed_keys())
     assert copying
     for number in range(10):
-        server.manager.reserve(*keys_of(B, 1, first=number))
+        server.lack(1)
         turns(server)
-        assert server.free_blocks() > 0, "there is room for the next"
+        assert server.manager.reserve(*keys_of(B, 1, first=number))
     gone = set(keys_of(A, BLOCKS)) - set(server.resident())
     assert gone
     assert not gone & copying

@@ -42,7 +42,7 @@ class TestBlocks:
         assert (scope_of(index).used_bytes, len(index), index.find("x")) == (5, 2, None)
         assert index.remove("x") is None
         assert index.remove("y") is not None
-        assert (index.scope(A), index.keyspaces(), index.keys()) == (None, [B], ["z"])
+        assert (index.scope(A), index.keyspaces(), list(index)) == (None, [B], ["z"])
 
     def test_a_block_that_is_present_starts_anew(self) -> None:
         index = ScopeIndex()
@@ -114,9 +114,9 @@ class TestAges:
             for key, later_s in (("x", 0.0), ("y", 0.5)):
                 index.add(key, B, 1, moment_s + later_s)
                 held.append(len(scope_of(index, B)._by_age))
-            assert scope_of(index, B).computed_before(99.0) == ["x", "y"]
             assert scope_of(index, B).eldest_s() == moment_s
         assert max(held) == 2 * 2 + 3
+        assert scope_of(index, B).computed_before(99.0) == ["x", "y"]
 
     def test_after_it_was_compacted_the_eldest_is_still_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scope_index, "COMPACT_ABOVE", 0)

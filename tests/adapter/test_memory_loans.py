@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
-from kvstrata_sidecar.adapter.memory.loans import Borrowed
+from kvstrata_sidecar.adapter.memory.lending import Borrowed
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from kvstrata_sidecar.adapter.tier.buffers import address_of
 from tests.adapter.memory_readers import CHUNKS, P, content, found, from_the_pool

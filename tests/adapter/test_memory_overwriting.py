@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.memory import lmcache_memory, scrub
-from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.memory import scrub
 from kvstrata_sidecar.adapter.memory.scrub import Scrubber, joined
+from kvstrata_sidecar.upstream import pool as pool_module
+from kvstrata_sidecar.upstream.pool import Pool
 from tests.adapter.memory_server import PATIENCE_S, A, B, Server, keys_of, until
 from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     LOCKED,
+    NO_MEMORY,
     READ_TTL_S,
+    STORE_TAG,
     SUCCESS,
     Key,
     Manager,
@@ -68,7 +71,7 @@ def test_memory_that_was_freed_twice_and_is_somebody_elses_is_left_alone() -> No
     content = ctypes.create_string_buffer(b"somebody else's", BLOCK_BYTES)
     freed = MemoryObject(ctypes.addressof(content), 1, valid=False)
     manager = Manager(1)
-    pool = Pool(manager, SUCCESS, LOCKED)
+    pool = Pool(manager, SUCCESS, LOCKED, NO_MEMORY, STORE_TAG)
     scrubber = Scrubber(pool)
     scrubber.start()
     scrubber.take([freed])
@@ -115,7 +118,7 @@ def test_neighbours_are_overwritten_in_one_go() -> None:
 
 
 def test_many_blocks_are_deleted_and_overwritten_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lmcache_memory, "DELETED_AT_ONCE", 4)
+    monkeypatch.setattr(pool_module, "DELETED_AT_ONCE", 4)
     monkeypatch.setattr(scrub, "BATCH_BYTES", 3 * BLOCK_BYTES)
     with closing(Server(blocks=11)) as server:
         server.manager.store(*keys_of(A, 11))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.memory import lmcache_version as pin
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.params import AdapterParams
+from kvstrata_sidecar.upstream import server_checks as checks
 
 POD = {"domain": "d" * 16, "identity": "1" * 16}
 
@@ -20,7 +19,7 @@ POD = {"domain": "d" * 16, "identity": "1" * 16}
 class TestParams:
     def test_they_are_the_pods_and_the_cpu_tiers(self) -> None:
         params = MemoryParams.from_json(POD | {"tier": "dram", "high_watermark_percent": 75, "link_dir": "/link"})
-        assert params == MemoryParams(AdapterParams("d" * 16, "1" * 16, None, link_dir=Path("/link")), "dram", 75)
+        assert params == MemoryParams(AdapterParams("d" * 16, "1" * 16, None, link_dir="/link"), "dram", 75)
         assert MemoryParams.from_json(POD | {"tier": None}).high_watermark_percent == 90
 
     @pytest.mark.parametrize(
@@ -45,8 +44,7 @@ class TestParams:
             MemoryParams.from_json(POD)
 
 
-class Memory:
-    def free(self, objects: list[Any]) -> None: ...
+class Memory: ...
 
 
 class Manager:
@@ -56,16 +54,6 @@ class Manager:
         self._lock = threading.Lock()
         self._memory_manager: Any = Memory()
         self._read_ttl_seconds = 300
-
-    def register_listener(self, listener: Any) -> None: ...
-
-    def delete(self, keys: list[Any]) -> None: ...
-
-    def get_memory_usage(self) -> None: ...
-
-    def reserve_read(self) -> None: ...
-
-    def finish_read(self) -> None: ...
 
 
 def server(policy: str = "noop") -> Any:
@@ -77,10 +65,10 @@ def without(name: str) -> Callable[[Any], None]:
     return lambda server: delattr(server._l1_managers_by_id[0], name)
 
 
-class TestPin:
+class TestManager:
     def test_the_server_that_is_known_is_taken(self) -> None:
         known = server()
-        assert pin.the_manager(known, Manager, Memory) is known._l1_managers_by_id[0]
+        assert checks.the_manager(known, Manager, Memory) is known._l1_managers_by_id[0]
 
     @pytest.mark.parametrize(
         ("change", "says"),
@@ -92,48 +80,19 @@ class TestPin:
             (without("_staging"), "_staging"),
             (without("_lock"), "_lock"),
             (without("_read_ttl_seconds"), "_read_ttl_seconds"),
-            (lambda s: setattr(s._l1_managers_by_id[0], "reserve_read", None), "reserve_read"),
-            (lambda s: setattr(s._l1_managers_by_id[0], "finish_read", None), "finish_read"),
-            (lambda s: setattr(s._l1_managers_by_id[0], "delete", None), "delete"),
             (lambda s: setattr(s._l1_managers_by_id[0], "_memory_manager", object()), "render no GDS"),
-            (lambda s: setattr(s._l1_managers_by_id[0]._memory_manager, "free", None), "free"),
             (lambda s: delattr(s, "_eviction_controllers"), "_eviction_controllers"),
         ],
     )
     def test_what_is_not_as_expected_is_named(self, change: Callable[[Any], None], says: str) -> None:
         changed = server()
         change(changed)
-        with pytest.raises(pin.IncompatibleServerError, match=says):
-            pin.the_manager(changed, Manager, Memory)
+        with pytest.raises(checks.IncompatibleServerError, match=says):
+            checks.the_manager(changed, Manager, Memory)
 
     def test_lmcaches_own_eviction_is_refused_because_it_knows_no_guarantee(self) -> None:
-        with pytest.raises(pin.IncompatibleServerError, match="--eviction-policy noop, not LRU"):
-            pin.the_manager(server("LRU"), Manager, Memory)
-
-    @pytest.mark.parametrize("version", ["0.5.6", "0.5.6+cu13", "0.5.6.post1"])
-    def test_builds_of_the_pinned_version_are_taken(self, version: str) -> None:
-        pin.require_version(version)
-
-    @pytest.mark.parametrize("version", ["0.5.7", "0.5.60", "0.5.6rc1", "0.6.0"])
-    def test_another_version_is_refused(self, version: str) -> None:
-        with pytest.raises(pin.IncompatibleServerError, match=f"made for LMCache 0.5.6, and this is {version}"):
-            pin.require_version(version)
-
-    def test_names_that_changed_are_refused(self) -> None:
-        class Object:
-            data_ptr = is_valid = get_physical_size = byte_array = None
-
-        pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS, Object)
-        with pytest.raises(pin.IncompatibleServerError, match="on_l1_keys_moved"):
-            pin.require_names({*pin.CALLBACKS, "on_l1_keys_moved"}, pin.ENTRY_FIELDS, Object)
-        with pytest.raises(pin.IncompatibleServerError, match="on_l1_keys_accessed"):
-            pin.require_names(pin.CALLBACKS - {"on_l1_keys_accessed"}, pin.ENTRY_FIELDS, Object)
-        with pytest.raises(pin.IncompatibleServerError, match="L1ObjectState lacks or adds read_lock"):
-            pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS - {"read_lock"}, Object)
-        with pytest.raises(pin.IncompatibleServerError, match="L1ObjectState lacks or adds owner"):
-            pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS | {"owner"}, Object)
-        with pytest.raises(pin.IncompatibleServerError, match="data_ptr"):
-            pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS, type("Bare", (), {}))
+        with pytest.raises(checks.IncompatibleServerError, match="--eviction-policy noop, not LRU"):
+            checks.the_manager(server("LRU"), Manager, Memory)
 
 
 class TestStoreListener:
@@ -143,23 +102,23 @@ class TestStoreListener:
     def test_it_is_found_among_others(self) -> None:
         listener = self.Listener()
         manager = SimpleNamespace(_registered_listeners=[object(), listener])
-        assert pin.the_store_listener(manager, self.Listener) is listener
+        assert checks.the_store_listener(manager, self.Listener) is listener
 
     @pytest.mark.parametrize("listeners", [None, [], [object()], [Listener(), Listener()]])
     def test_a_server_without_just_one_does_not_start(self, listeners: object) -> None:
-        with pytest.raises(pin.IncompatibleServerError, match="_registered_listeners"):
-            pin.the_store_listener(SimpleNamespace(_registered_listeners=listeners), self.Listener)
+        with pytest.raises(checks.IncompatibleServerError, match="_registered_listeners"):
+            checks.the_store_listener(SimpleNamespace(_registered_listeners=listeners), self.Listener)
 
 
 class TestHasher:
     def test_it_is_the_servers_own(self) -> None:
         hasher = SimpleNamespace(chunk_size=16, compute_chunk_hashes=list)
-        assert pin.the_hasher(SimpleNamespace(token_hasher=hasher)) == (16, list)
+        assert checks.the_hasher(SimpleNamespace(token_hasher=hasher)) == (16, list)
 
     @pytest.mark.parametrize(
         "hasher",
         [None, SimpleNamespace(chunk_size=16), SimpleNamespace(chunk_size=0, compute_chunk_hashes=list)],
     )
     def test_a_server_that_does_not_say_how_it_names_chunks_does_not_start(self, hasher: object) -> None:
-        with pytest.raises(pin.IncompatibleServerError, match="token_hasher"):
-            pin.the_hasher(SimpleNamespace(token_hasher=hasher))
+        with pytest.raises(checks.IncompatibleServerError, match="token_hasher"):
+            checks.the_hasher(SimpleNamespace(token_hasher=hasher))

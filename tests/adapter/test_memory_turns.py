@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
-from kvstrata_sidecar.adapter.memory import events
+from kvstrata_sidecar.adapter.memory import events, evictor
 from kvstrata_sidecar.adapter.memory.events import COMPARE_S, MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import LOOK_S
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
 from kvstrata_sidecar.adapter.memory.write_back import LOOK_S as COPY_S
-from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, Server, keys_of
-from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, Key
+from kvstrata_sidecar.upstream import room
+from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, Server, keys_of, until
+from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, SUCCESS, Key
 from tests.adapter.slower_tier import SlowerTier
 
 SOON = 1e-6
@@ -53,21 +55,101 @@ class TestTheMark:
         server.turn()
         assert len(server.resident()) == 167
 
-    @pytest.mark.parametrize("server", [{"blocks": 100, "high_percent": 50}], indirect=True)
-    @pytest.mark.parametrize(("stored", "gone"), [(40, 0), (41, 1), (50, 10), (55, 15)])
-    def test_a_store_that_found_no_memory_makes_a_tenth_of_it_free_below_the_mark(
-        self, server: Server, stored: int, gone: int
+
+@pytest.mark.parametrize("server", [{"blocks": 100, "high_percent": 90}], indirect=True)
+class TestRoom:
+    """Batches of blocks, for all of which together LMCache needs memory."""
+
+    @pytest.fixture(autouse=True)
+    def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(room, "WITHIN_S", 60.0)
+        monkeypatch.setattr(evictor, "OVERWRITTEN_WITHIN_S", 60.0)
+
+    @pytest.fixture
+    def reserve(self, server: Server) -> Iterator[Callable[..., Future[bool]]]:
+        """Reserve memory for blocks beside the test, and return once they have it, or wait."""
+        with ThreadPoolExecutor() as others:
+
+            def reserve(*keys: Key) -> Future[bool]:
+                waiting = len(server.pool.room._waiting)
+                answer = others.submit(server.manager.reserve_write, keys, [False] * len(keys), tag="w")
+                until(lambda: answer.done() or len(server.pool.room._waiting) > waiting)
+                whole: Future[bool] = others.submit(
+                    lambda: all(error == SUCCESS for error, _ in answer.result().values())
+                )
+                return whole
+
+            yield reserve
+
+    def test_a_batch_that_fits_waits_for_nothing_and_evicts_nothing(
+        self, server: Server, reserve: Callable[..., Future[bool]]
     ) -> None:
-        server.allow(a=None)
+        server.allow(a=None, b=None)
+        server.manager.store(*keys_of(A, 90))
+        server.turn()
+        assert reserve(*keys_of(B, 10)).result(60)
+        assert len(server.resident()) == 90
+
+    @pytest.mark.parametrize(("stored", "wanted", "gone"), [(90, 11, 2), (90, 40, 31), (40, 61, 2)])
+    def test_a_larger_one_waits_until_the_memory_for_it_is_overwritten(
+        self, server: Server, reserve: Callable[..., Future[bool]], stored: int, wanted: int, gone: int
+    ) -> None:
+        """A percent more goes, as at the mark."""
+        server.allow(a=None, b=None)
         server.manager.store(*keys_of(A, stored))
-        server.memory.note(MemoryEvent.RESERVED, [])
         server.turn()
+        answer = reserve(*keys_of(B, wanted))
+        assert not answer.done()
+        server.memory.evictor.turn()
+        assert answer.result(60)
         assert len(server.resident()) == stored - gone
-        assert counted(server, "allocation_failed") == 1
+        assert counted(server, "allocation_failed") == 0
+
+    def test_two_have_room_together(self, server: Server, reserve: Callable[..., Future[bool]]) -> None:
+        server.allow(a=None, b=None)
+        server.manager.store(*keys_of(A, 90))
         server.turn()
-        assert len(server.resident()) == stored - gone
+        answers = reserve(*keys_of(B, 15)), reserve(*keys_of(B, 15, first=15))
+        server.memory.evictor.turn()
+        assert [one.result(60) for one in answers] == [True, True]
+        assert len(server.resident()) == 90 - 21
+
+    def test_what_others_are_guaranteed_is_not_evicted_and_the_batch_is_lost(
+        self, server: Server, reserve: Callable[..., Future[bool]]
+    ) -> None:
+        server.allow(a=EnforcedBudget(TIER, guaranteed_bytes=70 * BLOCK_BYTES), b=None)
+        server.manager.store(*keys_of(A, 70))
+        server.turn()
+        answer = reserve(*keys_of(B, 50))
+        server.memory.evictor.turn()
+        assert not answer.result(60)
+        assert len(server.resident()) == 70
         assert counted(server, "allocation_failed") == 1
 
+    def test_after_a_turn_that_failed_it_is_tried_too(
+        self, server: Server, reserve: Callable[..., Future[bool]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, 90))
+        server.turn()
+        answer = reserve(*keys_of(B, 40))
+        monkeypatch.setattr(server.pool, "usage", lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            server.memory.evictor.turn()
+        assert not answer.result(60)
+
+    def test_what_waits_is_tried_when_the_server_stops(
+        self, server: Server, reserve: Callable[..., Future[bool]]
+    ) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, 90))
+        answer = reserve(*keys_of(B, 40))
+        server.pool.room.close()
+        assert not answer.result(60)
+        assert "reserve_write" not in vars(server.manager)
+
+
+class TestGuarantees:
     @pytest.mark.parametrize("server", [{"blocks": 100, "high_percent": 100}], indirect=True)
     @pytest.mark.parametrize("needed", [1, 30])
     def test_guarantees_that_do_not_fit_below_it_are_cut_by_one_share(self, server: Server, needed: int) -> None:
@@ -76,7 +158,6 @@ class TestTheMark:
         server.manager.store(*keys_of(A, 50))
         server.manager.store(*keys_of(B, 50 - needed))
         server.manager.reserve(*keys_of(B, needed, first=100))
-        server.memory.note(MemoryEvent.RESERVED, [])
         server.turn()
         assert len(server.resident()) == 100 - needed, "each has its half, and keeps it"
 

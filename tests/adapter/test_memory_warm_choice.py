@@ -107,12 +107,12 @@ def test_a_scope_without_room_gets_nothing() -> None:
 def test_a_chunk_of_which_a_part_is_missing_is_none_and_one_is_as_hot_as_its_coldest_part() -> None:
     needed = {(0, 0), (1, 0)}
     parts = [
-        Hot("a", 0, 0, b"half", 9.0, 1.0),
-        Hot("a", 0, 0, b"whole", 8.0, 1.0),
-        Hot("a", 1, 0, b"whole", 2.0, 1.0),
-        Hot("a", 0, 0, b"warm", 3.0, 1.0),
-        Hot("a", 1, 0, b"warm", 3.0, 1.0),
-        Hot("a", 7, 0, b"half", 9.0, 1.0),
+        Hot("a", "", 0, 0, b"half", 9.0, 1.0),
+        Hot("a", "", 0, 0, b"whole", 8.0, 1.0),
+        Hot("a", "", 1, 0, b"whole", 2.0, 1.0),
+        Hot("a", "", 0, 0, b"warm", 3.0, 1.0),
+        Hot("a", "", 1, 0, b"warm", 3.0, 1.0),
+        Hot("a", "", 7, 0, b"half", 9.0, 1.0),
     ]
     assert whole_chunks(parts, needed) == [Chunk("a", b"warm", 3.0), Chunk("a", b"whole", 2.0)]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.adapter import TierState
+from kvstrata.contract.messages.engine_identity import marked
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory import warmup as module
@@ -20,6 +21,7 @@ from kvstrata_sidecar.adapter.memory.warmup import Chunk, Warmer
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Hot
+from tests.tiers.gate_stand_in import FINGERPRINT
 
 A, B = "a" * 32, "b" * 32
 DOMAIN = "d0d0d0d0d0d0d0d0"
@@ -33,6 +35,7 @@ class Part:
     group: int = 0
     counted: bool = True
     size_bytes: int = BYTES
+    model: str = marked("tiny", FINGERPRINT)
 
 
 @dataclass
@@ -108,7 +111,7 @@ class Tier:
 
 def hot(keyspace: str, count: int, first: int = 0, age_s: float = 1.0) -> list[Hot]:
     """Return blocks, each hotter than the one before."""
-    return [Hot(keyspace, 0, 0, bytes([n]), float(n), age_s) for n in range(first, first + count)]
+    return [Hot(keyspace, FINGERPRINT, 0, 0, bytes([n]), float(n), age_s) for n in range(first, first + count)]
 
 
 def view(keyspaces: dict[str, tuple[EnforcedBudget, ...]], revision: int = 1) -> CacheView:

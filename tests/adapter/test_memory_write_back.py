@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.index import victims
-from kvstrata_sidecar.adapter.memory import erase, turns, warmup, write_back
+from kvstrata_sidecar.adapter.memory import erase, evictor, warmup, write_back
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from kvstrata_sidecar.adapter.memory.write_back import (
     ENOUGH_S,
@@ -61,7 +61,7 @@ def test_figures_are_those_that_the_guides_name() -> None:
     assert (victims.NEAR_SHARE, victims.SOON_S) == (0.05, 10.0)
     assert (write_back.IN_FLIGHT_BYTES, write_back.IN_FLIGHT_SHARE, TRUST_S, GRACE_S) == (64 << 20, 0.05, 60.0, 0.25)
     assert (warmup.BATCH_BYTES, warmup.BATCH_SHARE, warmup.SPARE_SHARE, warmup.PATIENCE_S) == (64 << 20, 8, 0.05, 5.0)
-    assert (turns.GATHER_S, erase.WITHIN_S) == (0.005, 2.0)
+    assert (evictor.GATHER_S, erase.WITHIN_S) == (0.005, 2.0)
 
 
 class TestHowMuchAtOnce:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import Gain, StoreOutcome, Task, TaskKind, TaskTable
 
 
 class Recorder(list[Task]):
@@ -31,7 +31,7 @@ def test_a_lookup_is_answered_with_its_last_part_and_fetched_once() -> None:
     for hits in ((0,), (2, 3)):
         assert tasks.pop_found(task.task_id) is None
         assert tasks.begin(task)
-        tasks.end(task, hits=hits)
+        tasks.end(task, Gain(list(hits)))
     assert answered == [task]
     assert tasks.pop_found(task.task_id) == bytes([1, 0, 1, 1])
     assert tasks.pop_found(task.task_id) is None
@@ -44,7 +44,7 @@ def test_a_load_past_its_deadline_is_not_answered_while_a_part_touches_its_buffe
     assert tasks.expire(2) == [task]
     assert not answered
     assert not tasks.begin(task), "no further part may begin"
-    tasks.end(task, hits=(1,))
+    tasks.end(task, Gain([1]))
     assert answered == [task]
     assert tasks.pop_found(task.task_id) == bytes([0, 1])
 
@@ -53,22 +53,22 @@ def test_a_load_past_its_deadline_that_touches_nothing_is_answered_at_once() -> 
     tasks, answered = table()
     task = tasks.open(TaskKind.LOAD, 2, 2, deadline_s=1)
     assert tasks.begin(task)
-    tasks.pause(task)
+    tasks.end(task, Gain(), over=False)
     assert tasks.expire(1) == [task]
     assert answered == [task]
-    assert tasks.count() == 0
+    assert not tasks._tasks
 
 
 def test_a_lookup_past_its_deadline_is_answered_at_once_and_its_late_hits_are_forgotten() -> None:
     tasks, answered = table()
     task = tasks.open(TaskKind.LOOKUP, 2, 2, deadline_s=1)
     assert tasks.begin(task)
-    tasks.end(task, hits=(0,))
+    tasks.end(task, Gain([0]))
     assert tasks.begin(task)
     tasks.expire(1)
     assert answered == [task]
     assert tasks.pop_found(task.task_id) == bytes([1, 0])
-    tasks.end(task, hits=(1,))
+    tasks.end(task, Gain([1]))
     assert tasks.pop_found(task.task_id) is None
     assert answered == [task]
 
@@ -77,7 +77,7 @@ def test_a_store_reports_the_bytes_that_were_stored_and_fails_only_if_there_were
     tasks, _ = table()
     partly = tasks.open(TaskKind.STORE, 2, 2, deadline_s=1)
     assert tasks.begin(partly)
-    tasks.end(partly, keys=["a"], sizes=[10])
+    tasks.end(partly, Gain([], ["a"], [10]))
     tasks.drop(partly)
     lost = tasks.open(TaskKind.STORE, 1, 1, deadline_s=1)
     tasks.drop(lost)
@@ -119,7 +119,7 @@ def test_whatever_happens_a_task_is_answered_once_and_never_while_touched(
         elif step in ("end", "pause") and touching:
             touching -= 1
             waiting += step == "pause"
-            tasks.end(task) if step == "end" else tasks.pause(task)
+            tasks.end(task, Gain(), over=step == "end")
         elif step == "drop" and waiting:
             waiting -= 1
             tasks.drop(task)
@@ -129,9 +129,9 @@ def test_whatever_happens_a_task_is_answered_once_and_never_while_touched(
             assert touching == 0 or kind is TaskKind.LOOKUP
     while touching:
         touching -= 1
-        tasks.end(task)
+        tasks.end(task, Gain())
     while waiting:
         waiting -= 1
         tasks.drop(task)
     assert answered == [task]
-    assert tasks.count() == 0
+    assert not tasks._tasks

@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 
 from kubernetes import config
 
-from kvstrata.api import GROUP, KINDS, VERSION
+from kvstrata.api import KINDS
+from kvstrata.api.base import GROUP, VERSION
 
 PLURALS = {kind.INFO.kind: kind.INFO.plural for kind in KINDS}
 CORE_PATHS = {

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from e2e.cluster.control_plane import ControlPlane
-from kvstrata.api import GROUP, VERSION
+from kvstrata.api.base import GROUP, VERSION
 from tests.api.apiserver import ApiServer, RefusedError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -26,14 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.apiserver)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd and kube-apiserver, nothing else."""
     with ControlPlane(tmp_path_factory.mktemp("control-plane")) as plane:
         yield plane
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bare_api(control_plane: ControlPlane) -> Iterator[ApiServer]:
     """The apiserver, without a promise about CRDs."""
     server = ApiServer(control_plane.kubeconfig)
@@ -41,7 +41,7 @@ def bare_api(control_plane: ControlPlane) -> Iterator[ApiServer]:
     server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed_crds(bare_api: ApiServer) -> dict[str, dict[str, Any]]:
     """The checked-in CRDs by name, installed, served, and listed by discovery, which follows later."""
     crds = [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "crds").glob(f"{GROUP}_*.yaml"))]
@@ -59,7 +59,7 @@ def installed_crds(bare_api: ApiServer) -> dict[str, dict[str, Any]]:
     return {crd["metadata"]["name"]: bare_api.get_object(crd) for crd in crds}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api(bare_api: ApiServer, installed_crds: dict[str, dict[str, Any]]) -> ApiServer:
     """The apiserver with all kinds served."""
     assert installed_crds

@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.api import API_VERSION
+from kvstrata.api.base import API_VERSION
 
 _SPECS: dict[str, dict[str, Any]] = {
     "CacheDomain": {"staleAfter": "5m"},

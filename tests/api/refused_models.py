@@ -62,6 +62,22 @@ MODEL = [
     Row(
         "relative", "CachedModel", {"spec.model.source": {"path": "x"}}, "spec.model.source.path", "absolute path such"
     ),
+    *(
+        Row(
+            f"origin {text}",
+            "CachedModel",
+            {"spec.gate.allowedOrigins": ["http://localhost:3000", text]},
+            "spec.gate.allowedOrigins[1]",
+            "must be an origin as browsers send it",
+        )
+        for text in (
+            "*",
+            "chat.example.com",
+            "https://chat.example.com/",
+            "https://A.example.com",
+            "https://a,https://b",
+        )
+    ),
     Row(
         "rollback_window",
         "CachedModel",
@@ -81,7 +97,6 @@ MODEL = [
         "spec.tiers[1]",
         "Duplicate value",
     ),
-    Row("no_gate", "CachedModel", {"spec.gate": REMOVE}, "spec.gate", "Required value"),
     Row(
         "no_authentication",
         "CachedModel",

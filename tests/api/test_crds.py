@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.api import GROUP, KINDS, VERSION
-from kvstrata.api.common import Condition, ConditionStatus
+from kvstrata.api import KINDS
+from kvstrata.api.base import GROUP, VERSION
+from kvstrata.api.status import Condition, ConditionStatus
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.api.objects import valid

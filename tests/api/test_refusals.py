@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.api import KINDS, InvalidObjectError
+from kvstrata.api import KINDS
+from kvstrata.api.base import InvalidObjectError
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.api.objects import Row, changed, valid
 from tests.api.refused_models import MODEL, OTHERS, POLICY, argument

@@ -12,6 +12,7 @@ import yaml
 from e2e.images.catalogue import IMAGES, version
 from kvstrata.api import KINDS
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedmodel_status import ProbeMode
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.plan.rules.model import tiers_ordered
@@ -27,7 +28,8 @@ def documents(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield path.name, document
 
 
-DEMO = list(documents(SAMPLES))
+MINIMAL = list(yaml.safe_load_all((SAMPLES / "minimal.yaml").read_text()))
+DEMO = [(name, document) for name, document in documents(SAMPLES) if name != "minimal.yaml"]
 EXTRA = list(documents(SAMPLES / "extra"))
 GPU = list(documents(SAMPLES / "gpu"))
 LOCAL_IMAGES = {f"localhost/kvstrata-{image.name}:{tag}" for image in IMAGES for tag in ("local", version())}
@@ -40,12 +42,13 @@ def label(pair: tuple[str, dict[str, Any]]) -> str:
 
 @pytest.fixture(scope="module")
 def demo_namespace(api: ApiServer) -> None:
-    namespace = next(document for _, document in DEMO if document["kind"] == "Namespace")
-    api.create(namespace)
+    for _, document in DEMO:
+        if document["kind"] == "Namespace":
+            api.create(document)
 
 
 @pytest.mark.usefixtures("demo_namespace")
-@pytest.mark.parametrize("sample", [*DEMO, *EXTRA, *GPU], ids=label)
+@pytest.mark.parametrize("sample", [*DEMO, *EXTRA, *GPU, *(("minimal.yaml", one) for one in MINIMAL)], ids=label)
 def test_the_sample_is_accepted_and_read_as_it_stands(api: ApiServer, sample: tuple[str, dict[str, Any]]) -> None:
     document = sample[1]
     if document["kind"] == "Namespace":
@@ -62,19 +65,24 @@ def test_every_kind_has_a_sample() -> None:
 
 
 def test_files_are_numbered_and_listed_in_the_order_of_reading() -> None:
-    paths = [*SAMPLES.glob("*.yaml"), *SAMPLES.glob("*/*.yaml")]
+    paths = [*SAMPLES.glob("[0-9]*.yaml"), *SAMPLES.glob("*/*.yaml")]
     names = [str(path.relative_to(SAMPLES)) for path in sorted(paths, key=lambda path: path.name)]
     numbers = [Path(name).name[:2] for name in names]
     assert len(set(numbers)) == len(names)
     assert all(number.isdigit() for number in numbers)
     listed = [line.split("`")[1] for line in (SAMPLES / "README.md").read_text().splitlines() if line.startswith("| `")]
-    assert listed == names
+    assert listed == ["minimal.yaml", *names]
+
+
+def test_a_model_and_a_tenant_take_two_objects_and_25_lines() -> None:
+    assert [document["kind"] for document in MINIMAL] == ["CachedModel", "TenantCachePolicy"]
+    assert len((SAMPLES / "minimal.yaml").read_text().splitlines()) <= 25
 
 
 def test_samples_need_nothing_that_the_local_cluster_lacks() -> None:
     services = {f"{d['metadata']['name']}.{d['metadata']['namespace']}.svc" for _, d in EXTRA if d["kind"] == "Service"}
     assert services
-    for name, document in [*DEMO, *EXTRA]:
+    for name, document in [*DEMO, *EXTRA, *(("minimal.yaml", one) for one in MINIMAL)]:
         for key, value in leaves(document):
             if key == "image":
                 assert value in LOCAL_IMAGES, name
@@ -102,9 +110,9 @@ def test_samples_follow_the_advice_of_conditions(folder: list[tuple[str, dict[st
     models = [CachedModel.parse(d) for _, d in folder if d["kind"] == "CachedModel"]
     assert models
     for model in models:
-        ordered = tiers_ordered([tiers[name] for name in model.spec.tier_names])
+        ordered = tiers_ordered([tiers[name] for name in model.tier_names])
         assert ordered.status == "True", ordered.message
-        assert model.spec.is_probed
+        assert model.spec.probe.mode is not ProbeMode.NEVER
 
 
 def test_all_references_within_the_demo_resolve() -> None:
@@ -115,8 +123,8 @@ def test_all_references_within_the_demo_resolve() -> None:
     assert models
     assert policies
     for model in models:
-        assert set(model.spec.tier_names) <= tiers
-        assert ("Secret", model.spec.gate.authentication.api_keys.secret_ref.name) in objects
+        assert set(model.tier_names) <= tiers
+        assert ("Secret", model.api_keys_secret) in objects
     for policy in policies:
         assert {budget.tier for budget in policy.spec.budgets} <= tiers
         group = policy.spec.group_name

@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.apiserver)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """etcd and kube-apiserver with the CRDs installed; no controller of Kubernetes runs."""
     with ControlPlane(tmp_path_factory.mktemp("control-plane")) as plane:
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operators(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operators]:
     """Starts operators; whatever still runs at the end is stopped."""
     started = Operators(server.kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, tmp_path_factory.mktemp("operators"))
@@ -72,7 +72,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyWorld]:
             api.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def samples(server: Server) -> list[dict[str, Any]]:
     """The checked-in samples, applied."""
     folder = REPOSITORY / "manifests" / "samples"
@@ -84,7 +84,7 @@ def samples(server: Server) -> list[dict[str, Any]]:
     return objects
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator(samples: list[dict[str, Any]], operators: Operators, server: Server) -> OperatorProcess:
     """The operator of most tests here, leading over the settled samples."""
     running = operators.start("operator-a")

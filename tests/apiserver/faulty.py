@@ -61,6 +61,12 @@ class FaultyWorld:
         self.wait("the operator to come to rest", self.at_rest)
         return running
 
+    def started(self, name: str, **variables: str) -> OperatorProcess:
+        """Return the operator that was started last; start one if there is none, or if it ended in a former test."""
+        if self._last is None or self._last.process.poll() is not None:
+            return self.start(name, **variables)
+        return self._last
+
     def get(self, kind: str, name: str, namespace: str = NAMESPACE) -> Raw:
         """Return an object; empty if there is none."""
         try:

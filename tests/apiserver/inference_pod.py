@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from kvstrata.contract.messages.engine_identity import IDENTITY_FILE, EngineIdentity
 from kvstrata.contract.messages.pod_state import CONTROL_PORT
 from kvstrata.contract.policy.cache_view import POLICY_FILE
 from kvstrata_sidecar.adapter.files.tier import FileTier
@@ -33,6 +34,7 @@ from tests.adapter.memory_server import Server as Memory
 from tests.adapter.memory_stand_in import Key
 from tests.apiserver.kubelet import NODE, wait
 from tests.files.file_driver import aligned, files_in
+from tests.tiers.gate_stand_in import FINGERPRINT
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +101,7 @@ class InferencePod:
         self._answered: queue.Queue[Task] = queue.Queue()
         self.memory = Memory(tier="cpu")
         self.engine = Engine(self.directory / "engine" / "engine.sock")
+        (self.directory / "engine" / IDENTITY_FILE).write_bytes(EngineIdentity(FINGERPRINT).encode())
         self.uid = ""
 
     def start(
@@ -158,6 +161,7 @@ class InferencePod:
         self._runtime.names = _names
         self._runtime.hasher = Hasher(CHUNK_TOKENS, _chunks)
         self._runtime.memory = self.memory.memory
+        self._runtime.enforcement.fingerprints = lambda: [FINGERPRINT]
         files = FileTierParams(
             "files", self.directory / "files", 64 << 20, 4096, free_floor_percent=0, encryption="Required"
         )

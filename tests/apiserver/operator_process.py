@@ -51,7 +51,7 @@ class OperatorProcess:
         """Whether this process acts."""
         return self.metric("kvstrata_leading") == 1
 
-    def wait_until_leading(self, timeout_s: float = 120.0) -> float:
+    def wait_until_leading(self, timeout_s: float = 240.0) -> float:
         """Wait, and return how many seconds it took."""
         start = time.monotonic()
         while not self.leading:

@@ -28,9 +28,9 @@ from kvstrata.contract.receipt.record import read_link, read_receipt
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasure.delete_job import CONTAINER
+from kvstrata.objects.erasure.delete_job import CONTAINER, TierDeletion
 from kvstrata.objects.erasure.receipts import read_receipt_objects
-from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from kvstrata.plan.erasure.receipt_chain import Receipted
 from kvstrata.reconcile.erasure.jobs import Jobs

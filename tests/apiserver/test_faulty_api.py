@@ -34,10 +34,10 @@ CLAIMED = ((STATUS_OF_POLICIES, BreakAfter()), (ROOT, Truncate()))
 LOST = pytest.mark.claim("a write whose answer is lost has no double effect")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def running(faulty: FaultyWorld) -> OperatorProcess:
     """An operator that compares everything every few seconds."""
-    return faulty.start("running", KVSTRATA_RESYNC_SECONDS=str(RESYNC_S))
+    return faulty.started("running", KVSTRATA_RESYNC_SECONDS=str(RESYNC_S))
 
 
 @pytest.mark.claim("429 is waited out as the API server says")

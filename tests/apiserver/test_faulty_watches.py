@@ -20,10 +20,10 @@ POLICIES = "/tenantcachepolicies$"
 MISSED = "kvstrata_missed_changes_total"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def watching(faulty: FaultyWorld) -> OperatorProcess:
     """An operator that relies on its watches: the pass that compares everything is an hour away."""
-    return faulty.start("watching", KVSTRATA_WATCH_SILENCE_SECONDS=str(SILENCE_S), KVSTRATA_RESYNC_SECONDS="3600")
+    return faulty.started("watching", KVSTRATA_WATCH_SILENCE_SECONDS=str(SILENCE_S), KVSTRATA_RESYNC_SECONDS="3600")
 
 
 def every_watch_runs(faulty: FaultyWorld) -> None:

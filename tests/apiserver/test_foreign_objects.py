@@ -83,7 +83,12 @@ class World:
         return self.operator
 
     def live(self, kind: str, name: str) -> Raw | None:
-        return self.server.get(kind, name)
+        """An object without what Kubernetes' own controllers write to its status meanwhile."""
+        found = self.server.get(kind, name)
+        if found is not None and kind in WITH_CONTROLLERS:
+            found.pop("status", None)
+            del found["metadata"]["resourceVersion"]
+        return found
 
     def live_as_written(self, kind: str, name: str) -> Raw | None:
         """An object without what controllers write into it, which they do late: its status, a Deployment's revision."""
@@ -107,7 +112,7 @@ class World:
 
     def in_the_way(self, kind: str, name: str) -> str:
         """What Stalled names, empty unless its reason is NameConflict."""
-        status = (self.live(kind, name) or {}).get("status") or {}
+        status = (self.server.get(kind, name) or {}).get("status") or {}
         stalled = next((c for c in status.get("conditions", ()) if c["type"] == "Stalled"), None)
         return stalled["message"] if stalled and stalled["reason"] == "NameConflict" else ""
 

@@ -13,9 +13,9 @@ from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import NAMESPACE, Server
 
 CHILDREN = {
-    "Deployment/kvs-tiny", "Service/kvs-tiny", "ServiceAccount/kvs-tiny", "PodDisruptionBudget/kvs-tiny",
-    "NetworkPolicy/kvs-tiny", "Role/kvs-tiny", "RoleBinding/kvs-tiny", "Secret/kvs-tiny-gate-tls",
-    "Secret/kvs-tiny-bundle", "Secret/kvstrata-domain", "StatefulSet/kvs-shared-redis-0", "Service/kvs-shared-redis",
+    "Deployment/kvs-smollm2", "Service/kvs-smollm2", "ServiceAccount/kvs-smollm2", "PodDisruptionBudget/kvs-smollm2",
+    "NetworkPolicy/kvs-smollm2", "Role/kvs-smollm2", "RoleBinding/kvs-smollm2", "Secret/kvs-smollm2-gate-tls",
+    "Secret/kvs-smollm2-bundle", "Secret/kvstrata-domain", "StatefulSet/kvs-shared-redis-0", "Service/kvs-shared-redis",
     "Secret/kvs-shared-redis-auth", "Secret/kvs-shared-redis-tls", "CacheDomain/default",
 }  # fmt: skip
 QUIET_S = 8.0
@@ -41,7 +41,7 @@ def test_the_samples_end_ready_or_with_the_documented_reason(server: Server, ope
     expected = {
         ("CacheDomain", "default"): ("True", "NoLivePods"),
         ("CacheTier", "cpu"): ("True", "InPod"),
-        ("CachedModel", "tiny"): ("False", "RollingOut"),
+        ("CachedModel", "smollm2"): ("False", "RollingOut"),
         **{
             ("TenantCachePolicy", name): ("True", "NoLivePods")
             for name in ("acme", "globex", "public-docs", "vision", "speech")
@@ -68,19 +68,19 @@ def test_at_rest_the_operator_writes_nothing(server: Server, operator: OperatorP
 
 @pytest.mark.parametrize("kind", ["service", "networkpolicy", "role", "deployment"])
 def test_a_child_that_was_deleted_by_hand_comes_back(server: Server, operator: OperatorProcess, kind: str) -> None:
-    before = server.get(kind, "kvs-tiny") or {}
-    server.kubectl("-n", NAMESPACE, "delete", kind, "kvs-tiny", "--wait=false")
+    before = server.get(kind, "kvs-smollm2") or {}
+    server.kubectl("-n", NAMESPACE, "delete", kind, "kvs-smollm2", "--wait=false")
 
     def is_back() -> bool:
-        found = server.get(kind, "kvs-tiny")
+        found = server.get(kind, "kvs-smollm2")
         return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
 
-    server.wait(f"{kind} kvs-tiny to come back", is_back)
+    server.wait(f"{kind} kvs-smollm2 to come back", is_back)
 
 
 def test_a_child_that_was_edited_by_hand_is_put_right(server: Server, operator: OperatorProcess) -> None:
-    server.patch("deployment", "kvs-tiny", replicas=7)
-    server.wait("the replicas", lambda: (server.get("deployment", "kvs-tiny") or {})["spec"]["replicas"] == 2)
+    server.patch("deployment", "kvs-smollm2", replicas=7)
+    server.wait("the replicas", lambda: (server.get("deployment", "kvs-smollm2") or {})["spec"]["replicas"] == 2)
 
 
 def test_a_child_that_the_api_server_refuses_stalls_its_owner_until_it_is_put_right(
@@ -102,20 +102,20 @@ def test_a_child_that_the_api_server_refuses_stalls_its_owner_until_it_is_put_ri
 
 def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, operator: OperatorProcess) -> None:
     at_rest(server)
-    bundle = server.get("secret", "kvs-tiny-bundle")
+    bundle = server.get("secret", "kvs-smollm2-bundle")
     server.patch("tcpol", "acme", budgets=[{"tier": "gone", "limit": "1Mi"}])
     try:
         server.wait(
             "the reason", lambda: server.condition("TenantCachePolicy", "acme", "Stalled") == ("True", "TierNotFound")
         )
         assert server.condition("TenantCachePolicy", "acme", "Enforced") == ("", ""), "no pod serves"
-        assert server.get("secret", "kvs-tiny-bundle") == bundle
+        assert server.get("secret", "kvs-smollm2-bundle") == bundle
     finally:
         server.patch("tcpol", "acme", budgets=[{"tier": "shared", "limit": "100Mi"}])
     server.wait(
         "the policy to act again", lambda: server.condition("TenantCachePolicy", "acme", "Stalled")[0] != "True"
     )
-    server.wait("the bundle to change", lambda: server.get("secret", "kvs-tiny-bundle") not in (None, bundle))
+    server.wait("the bundle to change", lambda: server.get("secret", "kvs-smollm2-bundle") not in (None, bundle))
 
 
 def test_an_invalidation_completes_and_changes_the_tenants_epoch(server: Server, operator: OperatorProcess) -> None:
@@ -156,7 +156,7 @@ def test_a_guarantee_that_does_not_fit_waits_for_room(server: Server, operator: 
 def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: OperatorProcess) -> None:
     server.apply(
         _own("PrefixPool", "manual", {
-            "modelRef": {"name": "tiny"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
+            "modelRef": {"name": "smollm2"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
         })
     )  # fmt: skip
     server.apply(_own("CacheInvalidation", "listed", {"scope": {"tenant": "globex"}, "mode": "Lazy"}))
@@ -183,7 +183,7 @@ def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: Ope
 
 def test_a_prefix_is_read_from_a_config_map_that_appears_and_changes(server: Server, operator: OperatorProcess) -> None:
     prefix = {"name": "a", "configMapKeyRef": {"name": "prefix", "key": "text"}}
-    pool = {"modelRef": {"name": "tiny"}, "prefixes": [prefix], "readers": {"public": True}}
+    pool = {"modelRef": {"name": "smollm2"}, "prefixes": [prefix], "readers": {"public": True}}
 
     def digest() -> str | None:
         return ((server.get("prefixpool", "sourced") or {}).get("status") or {}).get("contentDigest")
@@ -221,11 +221,19 @@ def test_a_restart_over_a_settled_world_writes_nothing(
     lease = _lease(server)["spec"]
     assert not lease.get("holderIdentity"), "an operator that ended still holds the Lease"
     assert lease["leaseDurationSeconds"] == 1, "a lease that was given up is not waited for"
-    successor = operators.start("operator-b")
-    successor.wait_until_leading()
-    time.sleep(5)
-    after = server.versions()
-    assert {name for name in after if after[name] != before.get(name)} == set(), successor.log_tail()
+    # On a busy machine the tier's unknown host may also be a time-out, which is another reason in its status.
+    for _ in range(3):
+        successor = operators.start("operator-b")
+        successor.wait_until_leading()
+        time.sleep(5)
+        after = server.versions()
+        changed = {name for name in after if after[name] != before.get(name)}
+        if not changed:
+            break
+        assert changed == {"CacheTier/shared"}, successor.log_tail()
+        before = at_rest(server)
+        assert successor.stop() == 0
+    assert changed == set()
     assert successor.metric("kvstrata_writes_total") == 0
 
 

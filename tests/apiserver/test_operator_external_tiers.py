@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.contract.store.redis_scripts import COMMANDS
 from tests.apiserver.operator_process import OperatorProcess
@@ -92,20 +93,20 @@ def test_a_tier_with_a_defect_ends_with_its_reason(server: Server, tiers: list[s
 def test_a_model_takes_a_tier_up_when_its_user_got_what_was_missing(
     server: Server, tiers: list[str], servers: dict[str, RedisProcess], operator: OperatorProcess
 ) -> None:
-    listed = (server.get("cachedmodel", "tiny") or {})["spec"]["tiers"]
-    server.patch("cachedmodel", "tiny", tiers=[*listed, {"name": "ext-user"}])
+    listed = (server.get("cachedmodel", "smollm2") or {})["spec"]["tiers"]
+    server.patch("cachedmodel", "smollm2", tiers=[*listed, {"name": "ext-user"}])
     try:
-        until(lambda: server.condition("CachedModel", "tiny", "TiersBound")[1] == "TierNotReady", operator)
-        assert servers["ext-user"].port not in ports(server)
+        until(lambda: server.condition("CachedModel", "smollm2", "TiersBound")[1] == "TierNotReady", operator)
+        assert "ext-user" not in used(server)
         may(servers["ext-user"])
-        until(lambda: servers["ext-user"].port in ports(server), operator)
+        until(lambda: "ext-user" in used(server), operator)
         until(lambda: server.condition("CacheTier", "ext-user", "Ready") == ("True", "TierReady"), operator)
         may(servers["ext-user"], "-get")
         until(lambda: server.condition("CacheTier", "ext-user", "Ready") == ("False", "MissingPermissions"), operator)
-        assert servers["ext-user"].port in ports(server)
+        assert "ext-user" in used(server)
     finally:
-        server.patch("cachedmodel", "tiny", tiers=listed)
-    until(lambda: servers["ext-user"].port not in ports(server), operator)
+        server.patch("cachedmodel", "smollm2", tiers=listed)
+    until(lambda: "ext-user" not in used(server), operator)
 
 
 def may(server: RedisProcess, *rules: str) -> None:
@@ -133,13 +134,10 @@ def told(status: dict[str, Any]) -> bool:
     return condition(status, "ServersSuitable")[1] not in ("", "Progressing")
 
 
-def ports(server: Server) -> set[int]:
-    """The Redis ports that the model's pods are given."""
-    template = (server.get("deployment", "kvs-tiny") or {})["spec"]["template"]["spec"]
-    (cache,) = [one for one in template["initContainers"] if one["name"] == "cache"]
-    flags = zip(cache["args"], cache["args"][1:], strict=False)
-    tiers = [json.loads(value)["adapter_params"]["tier"] for flag, value in flags if flag == "--l2-adapter"]
-    return {endpoint["port"] for tier in tiers if tier and "endpoints" in tier for endpoint in tier["endpoints"]}
+def used(server: Server) -> set[str]:
+    """The tiers that the model's pods are given."""
+    root = (server.get("secret", "kvs-smollm2-bundle") or {"data": {}})["data"].get(ROOT_DATA_KEY, "")
+    return {tier.name for tier in Root.decode(base64.b64decode(root)).tiers} if root else set()
 
 
 def until(holds: Callable[[], bool], operator: OperatorProcess, timeout_s: float = 90.0) -> None:

@@ -15,7 +15,7 @@ from kvstrata.reconcile.queue import MAX_WAIT_S
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import NAMESPACE, Server
 
-BUNDLE = "kvs-tiny-bundle"
+BUNDLE = "kvs-smollm2-bundle"
 NOTICED_WITHIN_S = 60.0
 """Far below the ten minutes of the list-and-diff pass."""
 REST_S = MAX_WAIT_S + 6.0
@@ -86,7 +86,7 @@ def delete(server: Server, name: str) -> str:
     return uid
 
 
-@pytest.mark.parametrize("name", ["kvs-tiny-gate-tls", "kvs-shared-redis-auth", "kvs-shared-redis-tls"])
+@pytest.mark.parametrize("name", ["kvs-smollm2-gate-tls", "kvs-shared-redis-auth", "kvs-shared-redis-tls"])
 def test_a_deleted_secret_is_made_anew(server: Server, leader: OperatorProcess, name: str) -> None:
     settled(server)
     uid = delete(server, name)

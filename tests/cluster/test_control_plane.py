@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -27,7 +28,11 @@ needs_binaries = pytest.mark.skipif(
 
 def processes_that_name(folder: Path) -> list[str]:
     """Command lines of all running processes in which a folder occurs."""
-    found = []
+    return list(_processes_that_name(folder).values())
+
+
+def _processes_that_name(folder: Path) -> dict[int, str]:
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
@@ -35,7 +40,7 @@ def processes_that_name(folder: Path) -> list[str]:
             except OSError:
                 continue
             if str(folder) in command:
-                found.append(command)
+                found[int(entry.name)] = command
     return found
 
 
@@ -82,6 +87,21 @@ def test_another_object_on_the_same_folder_stops_what_the_first_started(tmp_path
         second.stop()
     assert not first.is_running()
     assert processes_that_name(tmp_path) == []
+
+
+@pytest.mark.skipif(kubebuilder_assets() is not None, reason="KUBEBUILDER_ASSETS has no kube-scheduler")
+def test_a_scheduler_that_ends_is_started_again_until_the_control_plane_stops(tmp_path: Path) -> None:
+    with ControlPlane(tmp_path, scheduler=True):
+
+        def schedulers() -> set[int]:
+            running = _processes_that_name(tmp_path).items()
+            return {pid for pid, command in running if Path(command.split()[0]).name == "kube-scheduler"}
+
+        assert wait_until(lambda: len(schedulers()) == 1, timeout_s=60)
+        (first,) = schedulers()
+        os.kill(first, signal.SIGKILL)
+        assert wait_until(lambda: len(schedulers() - {first}) == 1, timeout_s=60)
+    assert wait_until(lambda: processes_that_name(tmp_path) == [], timeout_s=10)
 
 
 def test_a_folder_without_binaries_is_refused_with_what_to_do(tmp_path: Path) -> None:

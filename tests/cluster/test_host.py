@@ -6,13 +6,15 @@ import io
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster.cgroups import Hierarchy, parse_hierarchies
 from e2e.cluster.processes import kill_recorded, record_pid, recorded_pid, spawn, wait_until
-from e2e.cluster.progress import ClusterError, Progress, describe
+from e2e.cluster.progress import QUIET_BELOW_S, ClusterError, Durations, Progress, describe
+from e2e.cluster.progress import main as run_step
 from e2e.cluster.rootfs import fio_command, server_command
 from e2e.cluster.settings import Paths
 
@@ -123,3 +125,50 @@ def test_the_command_line_explains_itself_without_touching_anything() -> None:
     )
     for verb in ("up", "down", "build", "load", "image", "control-plane"):
         assert re.search(rf"^    {verb}\b", shown.stdout, re.MULTILINE), verb
+
+
+def first_line(durations: Durations, step: str) -> str:
+    """What a step says as soon as it says something."""
+    stream = io.StringIO()
+    with Progress(stream, durations).step(step):
+        wait_until(lambda: "\n" in stream.getvalue(), timeout_s=60)
+    return stream.getvalue().splitlines()[0]
+
+
+def test_a_long_step_shows_how_long_it_took_the_last_time(tmp_path: Path) -> None:
+    typical = tmp_path / "typical.toml"
+    typical.write_text('"build" = 170\n"pull" = 5\n')
+    durations = Durations(tmp_path / "durations.json", typical)
+    assert durations.estimate_s("build (3 MiB)") == 170
+    assert re.fullmatch(r"build \(4 MiB\) \.\.\. \d+ s of about 170 s", first_line(durations, "build (4 MiB)"))
+    assert 2 <= (durations.estimate_s("build") or 0) < 170, "what it took here"
+    durations.record("load localhost/one:0.1.0 into the cluster (2 MiB)", 40.0)
+    assert durations.estimate_s("load localhost/one:local into the cluster (9 MiB)") == 40.0
+    assert re.fullmatch(r"pull \.\.\. \d+ s", first_line(durations, "pull")), "a short step needs no estimate"
+
+
+def _fail_late() -> None:
+    time.sleep(QUIET_BELOW_S + 0.1)
+    raise ValueError("x")
+
+
+def test_only_steps_that_succeed_are_recorded_and_only_while_their_folder_is_there(tmp_path: Path) -> None:
+    durations = Durations(tmp_path / "gone" / "durations.json", tmp_path / "typical.toml")
+    durations.record("build", 40.0)
+    assert durations.estimate_s("build") is None
+    assert not (tmp_path / "gone").exists()
+    (tmp_path / "durations.json").write_text("{damaged")
+    durations = Durations(tmp_path / "durations.json", tmp_path / "typical.toml")
+    with pytest.raises(ValueError, match="x"), Progress(io.StringIO(), durations).step("work"):
+        _fail_late()
+    assert durations.estimate_s("work") is None
+    durations.record("work", 31.0)
+    assert durations.estimate_s("work") == 31.0
+
+
+def test_a_command_is_run_as_a_step(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_step(["words", sys.executable, "-c", "print('fine')"]) == 0
+    assert run_step(["words", sys.executable, "-c", "print('wrong'); raise SystemExit(3)"]) == 3
+    shown = capfd.readouterr()
+    assert shown.out.splitlines() == ["fine", "wrong"]
+    assert [line.partition(" (")[0] for line in shown.err.splitlines()] == ["words: done", "words: failed"]

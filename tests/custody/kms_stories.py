@@ -196,7 +196,7 @@ def domain_of(pods: KeyPods) -> str:
 
 async def noted(pods: KeyPods) -> KmsDomain:
     """What is noted of the only domain."""
-    (kms_domain,) = (await pods.sim.kms_domains._stored.all()).kms_domains
+    (kms_domain,) = (await pods.sim.kms_domains._stored.all())[0]
     return kms_domain
 
 

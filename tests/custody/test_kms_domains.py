@@ -180,7 +180,7 @@ def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Ca
 
     async def story(pods: KeyPods) -> None:
         kms_domains = pods.sim.kms_domains._stored
-        (kms_domain,) = (await kms_domains.all()).kms_domains
+        (kms_domain,) = (await kms_domains.all())[0]
         for kind, name in (("CacheDomain", "default"), ("ConfigMap", "kms-authority")):
             raw = pods.sim.kube.objects[kind, NAMESPACE, name]
             claimed = {**raw, "metadata": {**raw["metadata"], "namespace": "elsewhere", "uid": "other"}}
@@ -191,7 +191,7 @@ def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Ca
             await pods.sim.kms_domains.of_namespace("elsewhere")
         with pytest.raises(CustodyError, match="never in this namespace"):
             await pods.sim.kms_domains.of_domain("elsewhere", kms_domain.domain)
-        assert (await kms_domains.all()).kms_domains == (kms_domain,)
+        assert (await kms_domains.all())[0] == (kms_domain,)
 
     told(story)
 
@@ -199,11 +199,11 @@ def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Ca
 def test_a_domain_that_was_restored_with_its_id_is_there(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
     async def story(pods: KeyPods) -> None:
         domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
-        (kms_domain,) = (await pods.sim.kms_domains._stored.all()).kms_domains
+        (kms_domain,) = (await pods.sim.kms_domains._stored.all())[0]
         await KmsDomainStore(pods.sim.kube, OPERATORS).write(replace(kms_domain, uid="of the one before"))
         await pods.sim.kms_domains.settle()
         assert wrapping(bao, domain) == count
-        assert (await pods.sim.kms_domains._stored.all()).kms_domains == (kms_domain,), "noted anew"
+        assert (await pods.sim.kms_domains._stored.all())[0] == (kms_domain,), "noted anew"
 
     told(story)
 
@@ -214,13 +214,13 @@ def test_what_is_noted_follows_the_way_to_the_service_if_it_leads_there(
     """A quiet domain asks its service for nothing; when it is deleted its ConfigMap may be gone."""
 
     async def story(pods: KeyPods) -> None:
-        (kms_domain,) = (await pods.sim.kms_domains._stored.all()).kms_domains
+        (kms_domain,) = (await pods.sim.kms_domains._stored.all())[0]
         authority = pods.sim.kube.objects["ConfigMap", NAMESPACE, "kms-authority"]
         good = authority["data"]["ca.crt"]
         for written, noted in ((f"{good}\n", f"{good}\n"), ("no certificate", f"{good}\n")):
             authority["data"]["ca.crt"] = written
             await pods.sim.kms_domains.settle()
-            (now,) = (await pods.sim.kms_domains._stored.all()).kms_domains
+            (now,) = (await pods.sim.kms_domains._stored.all())[0]
             assert now == replace(kms_domain, authority=noted.encode())
 
     told(story)

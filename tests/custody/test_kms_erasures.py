@@ -15,7 +15,7 @@ from kvstrata.clients.transit import TransitClient
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
-from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S
+from kvstrata.plan.erasure.advance import LOOK_AGAIN_S
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import asked

@@ -30,7 +30,8 @@ def tier(port: int, name: str = "shared", **options: Any) -> dict[str, Any]:
 def file_tier(directory: Path, **options: Any) -> dict[str, Any]:
     """Return the parameters of a tier of files."""
     settings = {"medium": "NVMe", "name": "disk", "directory": str(directory), "free_floor_percent": 0, "workers": 2}
-    return settings | {"capacity_bytes": 64 << 20, "max_blocks": 4096} | options
+    patient = {"load_deadline_ms": 25_000}
+    return settings | patient | {"capacity_bytes": 64 << 20, "max_blocks": 4096} | options
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 from tests.dataplane.engine_process import EngineProcess
 from tests.dataplane.lmcache_server import LMCacheServer
@@ -15,6 +16,9 @@ from tests.dataplane.memory_killer import kill_for_memory
 from tests.tiers.gate_stand_in import KEYSPACE_A
 
 PROMPT_BYTES = 600
+_NUMBERS = count()
+"""Of prompts, so that each is a new one."""
+
 REUSE_IS_BACK_S = 60.0
 HEARD_WITHIN_S = 30.0
 
@@ -40,22 +44,19 @@ def run_out_of_memory(server: LMCacheServer) -> None:
 
 @dataclass
 class Pod:
-    """An engine of its own for each way to end, with a cache server that ends in it."""
+    """An engine, and a cache server that ends in some way."""
 
     server: LMCacheServer
     engine: EngineProcess
     end: Callable[[LMCacheServer], None]
-    _asked: int = 0
 
     def ask(self) -> float:
-        """Ask what nobody asked before; return the seconds that it took."""
-        self._asked += 1
-        return self.engine.complete(f"{self.end.__name__} {self._asked} ".ljust(PROMPT_BYTES, "x"), KEYSPACE_A)
+        """Send a new prompt; return the seconds that it took."""
+        return self.engine.complete(f"{next(_NUMBERS)} ".ljust(PROMPT_BYTES, "x"), KEYSPACE_A)
 
     def reuse_is_back(self) -> bool:
         """Whether a prompt that is sent a second time is found in the cache server."""
-        self._asked += 1
-        text = f"{self.end.__name__} again {self._asked} ".ljust(PROMPT_BYTES, "x")
+        text = f"{next(_NUMBERS)} ".ljust(PROMPT_BYTES, "x")
         self.engine.complete(text, KEYSPACE_A)
         time.sleep(0.3)
         before = self.engine.external_hits()

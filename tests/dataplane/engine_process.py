@@ -1,4 +1,4 @@
-"""A real vLLM engine on the CPU with a tiny model, connected to a cache server by the guarded connector."""
+"""A real vLLM engine on the CPU, connected to a cache server by the guarded connector."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import socket
 import subprocess
 import time
 import urllib.request
-import zlib
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from e2e.cluster.ports import free_port
+from e2e.engine.launch import environment, guarded
+from e2e.engine.models import RANDOM, Model
+from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH
+from kvstrata_sidecar.upstream.resolved_identity import IDENTITY_DIRECTORY_KEY
 from tests.dataplane.lmcache_server import ROOT
 
-MAKER = ROOT / "e2e/images/engine-cpu/make_tiny_llama.py"
-MADE = ROOT / ".local/engine"
-"""Models, and what vLLM finds out about their classes: a third of what a start costs otherwise."""
+START_TIMEOUT_S = 1000.0
+MODEL = "model"
+"""The name under which engines serve whatever model they have."""
 
-START_TIMEOUT_S = 600.0
-MODEL = "tiny"
 CHUNK_TOKENS = 64
 """The chunk size of the cache server that it is told to expect."""
 
@@ -43,24 +42,12 @@ def engine_python() -> Path | None:
     return candidate if candidate.exists() else None
 
 
-def _model(python: Path, environment: dict[str, str], *options: str) -> Path:
-    """Return the folder of a tiny model, which is made once."""
-    made = MADE / f"model-{zlib.crc32(MAKER.read_bytes() + ' '.join(options).encode()):08x}"
-    if not made.exists():
-        MADE.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=MADE) as folder:
-            making = [str(python), str(MAKER), f"{folder}/model", *options]
-            subprocess.run(making, env=environment, check=True, capture_output=True)
-            with suppress(OSError):  # another worker was faster
-                Path(folder, "model").rename(made)
-    return made
-
-
 class EngineProcess:
     """The engine with its own prefix cache off, so that every prompt is looked up in the cache server.
 
-    With `socket_path` it listens there instead of on a port, and its model's tokenizer merges. With `prefix_caching`
-    its own prefix cache is on.
+    With `socket_path` it listens there instead of on a port, and reports to the gate beside it. With `prefix_caching`
+    its own prefix cache is on. `flags` are further ones of vLLM's, with their values (empty: a flag alone), or other
+    values of those below. Python looks for packages in `packages` first.
     """
 
     def __init__(
@@ -70,61 +57,37 @@ class EngineProcess:
         cache_port: int,
         extra: dict[str, object] | None = None,
         *,
+        model: Model = RANDOM,
+        flags: dict[str, str] | None = None,
         socket_path: Path | None = None,
         prefix_caching: bool = False,
+        packages: Path | None = None,
     ) -> None:
         self.port = free_port()
         self._socket_path = socket_path
         self.log_file = directory / "engine.log"
-        self._environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src",
-            "PYTHONHASHSEED": "0",
-            "HOME": str(directory),
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "LMCACHE_TRACK_USAGE": "false",
-            "VLLM_HOST_IP": "127.0.0.1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "TORCHDYNAMO_DISABLE": "1",
-            "VLLM_CACHE_ROOT": str(MADE / "vllm-cache"),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        }
-        model = _model(python, self._environment, *(["--merges"] if socket_path is not None else []))
-        timing = {"lmcache.mp.mq_timeout": 3.0, "lmcache.mp.heartbeat_interval": 1.0}
-        transfer = {
-            "kv_connector": "GuardedConnector",
-            "kv_connector_module_path": "kvstrata_sidecar.connector.guard",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                "lmcache.mp.host": "tcp://127.0.0.1",
-                "lmcache.mp.port": cache_port,
-                "kvstrata.chunk_tokens": CHUNK_TOKENS,
-                **timing,
-                **(extra or {}),
-            },
-        }
-        flags = {
-            "--model": str(model),
+        self._environment = os.environ | environment(directory)
+        if packages is not None:
+            self._environment["PYTHONPATH"] = f"{packages}:{self._environment['PYTHONPATH']}"
+        beside = {IDENTITY_DIRECTORY_KEY: str(socket_path.parent)} if socket_path is not None else {}
+        transfer = guarded(cache_port, CHUNK_TOKENS, beside | (extra or {}))
+        given = {
+            "--model": str(model.folder(python)),
             "--served-model-name": MODEL,
             "--host": "127.0.0.1",
             "--port": str(self.port),
-            "--dtype": "bfloat16",
+            "--dtype": model.dtype,
             "--max-model-len": "2048",
             "--max-num-seqs": "8",
             "--block-size": "32",
             "--kv-transfer-config": json.dumps(transfer),
             "--middleware": "kvstrata_sidecar.connector.reset.EngineReset",
+            **({"--uds": str(socket_path)} if socket_path is not None else {}),
+            **(flags or {}),
         }
-        if socket_path is not None:
-            flags["--uds"] = str(socket_path)
         caching = "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"
-        words = ["--enforce-eager", caching, "--enable-prompt-tokens-details"]
-        words += [word for flag in flags.items() for word in flag]
+        words = ["--enforce-eager", caching, "--enable-prompt-tokens-details", "--disable-hybrid-kv-cache-manager"]
+        words += [word for flag in given.items() for word in flag if word]
         with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 [str(python), "-m", "vllm.entrypoints.openai.api_server", *words],
@@ -185,20 +148,26 @@ class EngineProcess:
         found: list[dict[str, float]] = choice["logprobs"]["top_logprobs"]
         return found
 
+    def forget(self) -> None:
+        """Empty its own prefix cache."""
+        assert self._post(ENGINE_RESET_PATH, {})["success"]
+
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=300) as response:  # noqa: S310
             return json.load(response)
 
     def external_hits(self) -> float:
         """Return how many tokens came from the cache server so far."""
+        return self.counter("vllm:external_prefix_cache_hits_total")
+
+    def counter(self, name: str) -> float:
+        """Return the sum of a metric of the engine."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as response:
             lines = response.read().decode().splitlines()
-        return sum(
-            float(line.split()[-1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total")
-        )
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def stop(self) -> None:
         """End it."""

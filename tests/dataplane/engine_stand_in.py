@@ -37,6 +37,9 @@ BLOCK_TOKENS = 16
 SHAPE = f"(2,64,{BLOCK_TOKENS},4,32):float16:2"
 LOOKUP_TIMEOUT_S = 30.0
 
+helpers._MODEL_NAME = client._MODEL_NAME = f"test-model#{'f1' * 8}"
+"""With a fingerprint, as the guarded connector names it."""
+
 _current_salt = ""
 _make_unsalted_key = helpers._make_key
 

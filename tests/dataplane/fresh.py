@@ -9,7 +9,11 @@ from collections.abc import Callable
 CHUNKS = 4
 """Chunks of the prompts that the engine stand-in stores and reads."""
 
-WITHIN_S = 60.0
+BOUND_MS = 20_000
+"""No request may wait longer for a tier that says nothing, which would be waited for without end. The deadlines of a
+lookup and a load are a part of it, and the rest is for a busy machine."""
+
+WITHIN_S = 120.0
 _sequences = itertools.count(1)
 _keyspaces = itertools.count(0xF11E)
 

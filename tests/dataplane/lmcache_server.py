@@ -64,7 +64,7 @@ class LMCacheServer:
         self._eviction = "LRU" if memory is None else "noop"
         self._prefetch = "retain" if memory is not None and memory["tier"] else "default"
         self._shm_name = f"kvs-test-{self.rpc_port}"
-        self.command = [str(python.parent / "lmcache"), "server", *self._flags(), *adapters]
+        self.command = [str(python), "-m", "kvstrata_sidecar.adapter.start", *self._flags(), *adapters]
         self._python, self.environment = python, environment
         self._engine: subprocess.Popen[str] | None = None
         self.process = self._start()

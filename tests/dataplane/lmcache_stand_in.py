@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.messages.engine_identity import EngineIdentity
+from tests.tiers.gate_stand_in import FINGERPRINT
+
 ADAPTER = "lmcache.integration.vllm.vllm_multi_process_adapter"
 MQ_TIMEOUT_S = 0.05
 
@@ -77,14 +80,78 @@ class Tracker:
     state: RequestState = RequestState.PREFETCHING
 
 
+class Answer:
+    """A future that a test answers."""
+
+    def __init__(self) -> None:
+        self._done = False
+        self._value: Any = None
+
+    def query(self) -> bool:
+        return self._done
+
+    def result(self, timeout: float) -> Any:
+        assert self._done
+        return self._value
+
+    def set(self, value: Any = None) -> None:
+        self._value, self._done = value, True
+
+
+@dataclass
+class Client:
+    """Requests to one cache server, which a test answers."""
+
+    asked: list[tuple[str, Answer]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+
+    def query_prefetch_status(self, request_id: str) -> Answer:
+        return self._ask(f"status of {request_id}")
+
+    def free_lookup_locks(self, key: str, tp_size: int) -> Answer:
+        assert tp_size == 1
+        return self._ask(f"free {key}")
+
+    def end_session(self, request_id: str) -> None:
+        self.ended.append(request_id)
+
+    def _ask(self, what: str) -> Answer:
+        answer = Answer()
+        self.asked.append((what, answer))
+        return answer
+
+
 @dataclass
 class SchedulerAdapter:
     lmcache_tokens_per_chunk: int = 64
     is_healthy: bool = True
-    req_clients: dict[str, Any] = field(default_factory=dict)
+    tp_size: int = 1
+    req_clients: dict[str, Client] = field(default_factory=dict)
+    _unacked_lookups: dict[str, Any] = field(default_factory=dict)
+    _lookup_status: dict[str, dict[str, tuple[Answer, float]]] = field(default_factory=dict)
+    _per_server_hits: dict[str, dict[str, int]] = field(default_factory=dict)
+    _lookup_params: dict[str, tuple[list[int], str, None]] = field(default_factory=dict)
+    _finished_lookup_results: dict[str, int] = field(default_factory=dict)
+
+    def maybe_submit_lookup_request(self, request_id: str, token_ids: list[int], cache_salt: str = "") -> None:
+        if request_id not in self._lookup_params:
+            self._unacked_lookups[request_id] = SimpleNamespace(futures={"server": Answer()})
+            self._lookup_params[request_id] = (token_ids, cache_salt, None)
 
     def cleanup_lookup_result(self, request_id: str) -> None:
         """Forget a lookup; the server is not told."""
+        for one in (
+            self._unacked_lookups, self._lookup_status, self._per_server_hits, self._lookup_params,
+            self._finished_lookup_results,
+        ):  # fmt: skip
+            one.pop(request_id, None)
+
+    def end_session(self, request_id: str) -> None:
+        """Do nothing, as LMCache's for a server that hangs."""
+
+    def _create_key(self, token_ids: list[int], start: int, end: int, request_id: str, **fields: Any) -> Any:
+        assert 0 <= start < end <= len(token_ids)
+        return SimpleNamespace(no_worker_id_version=lambda: f"{request_id} {start}-{end} {fields['cache_salt']}")
 
 
 class Connector:
@@ -98,6 +165,9 @@ class Connector:
         self.worker_adapter = WorkerAdapter(self.happened)
         self.scheduler_adapter = SchedulerAdapter()
         self.request_trackers: dict[str, Tracker] = {}
+        self._can_store = True
+        named = sys.modules["lmcache.integration.vllm.lmcache_mp_connector"]
+        self.model_name = named.get_dcp_decorated_model_name(vllm_config, kv_cache_config)
 
     def _get_or_create_request_tracker(self, request: Any) -> Tracker:
         return self.request_trackers.setdefault(request.request_id, Tracker())
@@ -110,6 +180,15 @@ class Connector:
             tracker.lookup_started_at = time.monotonic()
             self.happened.append("looked up")
         return None, True
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._get_or_create_request_tracker(request)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        return self._can_store, None
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert connector_output is not None
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         adapter = self.worker_adapter
@@ -129,7 +208,10 @@ class Connector:
 def play(monkeypatch: pytest.MonkeyPatch, ask: Callable[..., int]) -> None:
     """Let the modules be found while a test runs; `ask` is LMCache's question for a server's chunk size."""
     contents: dict[str, dict[str, Any]] = {
-        "lmcache.integration.vllm.lmcache_mp_connector": {"LMCacheMPConnector": Connector},
+        "lmcache.integration.vllm.lmcache_mp_connector": {
+            "LMCacheMPConnector": Connector,
+            "get_dcp_decorated_model_name": lambda *_: "model",
+        },
         "lmcache.integration.vllm.lmcache_mp_metadata": {"LMCacheMPRequestState": RequestState},
         ADAPTER: {"HeartbeatThread": object, "get_lmcache_chunk_size": ask},
         "lmcache.v1.multiprocess.futures": {"MessagingFuture": object},
@@ -153,11 +235,12 @@ def play(monkeypatch: pytest.MonkeyPatch, ask: Callable[..., int]) -> None:
             monkeypatch.setattr(sys.modules[name], attribute, value, raising=False)
 
 
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import the guard as if for the first time, for this test only."""
-    name = "kvstrata_sidecar.connector.guard"
+def load(monkeypatch: pytest.MonkeyPatch, fingerprint: str = FINGERPRINT) -> Any:
+    """Import the guard as if for the first time, for this test only; its engine has this fingerprint."""
+    name = "kvstrata_sidecar.upstream.v0_5_6.connector"
     monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module(name)
     # Taken note of, so that it is gone when the test has ended.
     monkeypatch.setitem(sys.modules, name, sys.modules.pop(name))
+    monkeypatch.setattr(module, "resolve", lambda *_: EngineIdentity(fingerprint))
     return module

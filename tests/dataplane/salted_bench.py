@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcache.cli.commands.bench.l2_adapter_bench import data
-from lmcache.cli.commands.bench.server_bench import helpers
+from lmcache.cli.commands.bench.server_bench import client, helpers
 from lmcache.cli.commands.bench.server_bench.cases import baseline
 from lmcache.cli.main import main
 
@@ -27,16 +27,21 @@ from tests.tiers.gate_stand_in import GateStandIn
 
 CONNECT_TIMEOUT_S = 60.0
 STORED_WITHIN_S = 60.0
+MODEL = f"test-model#{'f1' * 8}"
+"""With a fingerprint, as the guarded connector names it."""
 
 
 def salted(make: Any, salt: str) -> Any:
-    """Return a key maker whose keys carry the salt."""
+    """Return a key maker whose keys carry the salt and the model's fingerprint."""
+
+    def named(key: Any) -> Any:
+        return dataclasses.replace(key, cache_salt=salt, model_name=MODEL)
 
     def made(*arguments: Any, **options: Any) -> Any:
         keys = make(*arguments, **options)
         if isinstance(keys, list):
-            return [dataclasses.replace(key, cache_salt=salt) for key in keys]
-        return dataclasses.replace(keys, cache_salt=salt)
+            return [named(key) for key in keys]
+        return named(keys)
 
     return made
 
@@ -81,6 +86,8 @@ def through_the_tier(gate: GateStandIn, url: str, chunks: int) -> None:
 if __name__ == "__main__":
     salt, policy_dir, link_dir = sys.argv[1:4]
     del sys.argv[1:4]
+    for module in (client, helpers):
+        module._MODEL_NAME = MODEL
     data.make_object_keys = salted(data.make_object_keys, salt)
     helpers._make_key = salted(helpers._make_key, salt)
     gate = GateStandIn.__new__(GateStandIn)

@@ -1,4 +1,5 @@
-"""A cache server that ends, in three ways and at three moments, under a real engine: nobody waits for it.
+"""A cache server that ends under a real engine, in three ways and at three moments (before the first request in one
+way): no request waits for it.
 
     python -m pytest -s tests/dataplane/test_cache_server_ends.py      # prints what requests took
 
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.dataplane.conftest import StartServer
-from tests.dataplane.ending_server import ENDS, Pod
+from tests.dataplane.ending_server import ENDS, Pod, kill
 from tests.dataplane.engine_process import CHUNK_TOKENS, PATIENT, EngineProcess, engine_python
+from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import GateStandIn
 
 pytestmark = [pytest.mark.lmcache]
@@ -29,10 +31,11 @@ LATE = PATIENT | {"lmcache.mp.heartbeat_interval": 1.0}
 """Time limits that are over after `BOUND_S`, so that no request ends in time by one. A heartbeat holds none up."""
 
 
-@pytest.fixture(scope="module", params=ENDS, ids=lambda end: end.__name__)
-def pod(
-    request: pytest.FixtureRequest, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pod]:
+@pytest.fixture(scope="module")
+def parts(
+    start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LMCacheServer, EngineProcess]]:
+    """A cache server and its engine, which no one has asked yet."""
     python = engine_python()
     if python is None:
         pytest.skip("no engine: run tests/dataplane/install_lmcache.py --engine or set KVSTRATA_ENGINE_PYTHON")
@@ -41,13 +44,19 @@ def pod(
     engine = EngineProcess(python, directory, server.rpc_port, LATE)
     try:
         engine.wait_until_connected()
-        yield Pod(server, engine, request.param)
+        yield server, engine
     finally:
         engine.stop()
         server.stop()
 
 
-def test_before_an_engines_first_request(pod: Pod) -> None:
+@pytest.fixture(params=ENDS, ids=lambda end: end.__name__)
+def pod(request: pytest.FixtureRequest, parts: tuple[LMCacheServer, EngineProcess]) -> Pod:
+    return Pod(*parts, request.param)
+
+
+def test_before_an_engines_first_request(parts: tuple[LMCacheServer, EngineProcess]) -> None:
+    pod = Pod(*parts, kill)
     with pod.no_request_waits():
         pod.end(pod.server)
         first_s, second_s = pod.ask(), pod.ask()

@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstrata.contract.messages.engine_identity import IDENTITY_FILE, EngineIdentity
+from kvstrata.contract.wire import decode
+from kvstrata_sidecar.upstream.resolved_identity import IDENTITY_DIRECTORY_KEY
 from tests.dataplane.conftest import StartServer
 from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess, engine_python
 from tests.dataplane.fresh import until
@@ -33,6 +37,7 @@ BOUND_S = 30.0
 class Pod:
     server: LMCacheServer
     engine: EngineProcess
+    directory: Path
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +48,10 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
     directory = tmp_path_factory.mktemp("engine")
     server = start_server(directory, GateStandIn(directory), [None], chunk_tokens=CHUNK_TOKENS)
     server.kill_server()
-    engine = EngineProcess(python, directory, server.rpc_port)
+    engine = EngineProcess(python, directory, server.rpc_port, {IDENTITY_DIRECTORY_KEY: str(directory)})
     try:
         engine.wait_until_ready()
-        yield Pod(server, engine)
+        yield Pod(server, engine, directory)
     finally:
         engine.stop()
 
@@ -113,6 +118,15 @@ def requests_under_way(pod: Pod, name: str) -> Iterator[Callable[[int], None]]:
             asker.join()
     assert not failures, pod.engine.log_file.read_text()[-6000:]
     assert max(durations_s) < BOUND_S
+
+
+def test_an_engine_reports_its_fingerprint(pod: Pod) -> None:
+    reported = decode(EngineIdentity, (pod.directory / IDENTITY_FILE).read_bytes())
+    assert reported.fingerprint, reported.problem
+    assert {"files", "vllm", "torch", "lmcache", "attentionBackend", "kvCacheDtype", "blockSizes"} <= set(
+        reported.facts
+    )
+    assert "" not in reported.facts.values()
 
 
 def test_requests_are_answered_while_the_server_dies_is_away_and_comes_back(pod: Pod) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.connector.connection import PING_PATIENCE_S, Line
+from kvstrata_sidecar.upstream.v0_5_6.connection import PING_PATIENCE_S, Line
 
 STREAM = "subscribe_kv_events"
 

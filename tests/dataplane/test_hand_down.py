@@ -212,7 +212,7 @@ def test_a_scope_near_its_limit_hands_down_what_goes_next(deep_pod: Pod, sequenc
     rows = [row for row in pod.gate.state().usage if (row.scope, row.tier) == (keyspace[:12], "dram")]
     used_bytes = sum(row.used_bytes for row in rows)
     pod.gate.enforce({keyspace: (EnforcedBudget("dram", limit_bytes=used_bytes),)})
-    until(lambda: pod.files(keyspace) == CHUNKS)
+    until(lambda: pod.files(keyspace) == CHUNKS, lambda: str(pod.gate.state()))
     assert pod.blocks(keyspace, "dram") == 2 * CHUNKS, "nothing had to go yet"
     assert pod.server.store(sequence + 2, keyspace, 6)["stored"]
     until(lambda: pod.count("memory.evicted_limit") == CHUNKS)

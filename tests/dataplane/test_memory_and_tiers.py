@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,12 @@ class Pod:
             assert time.monotonic() < give_up_at_s, self.gate.state()
             time.sleep(0.02)
 
+    def until_open(self) -> None:
+        give_up_at_s = time.monotonic() + WITHIN_S
+        while self.gate.state().tiers[0].breaker != "closed":
+            assert time.monotonic() < give_up_at_s, self.gate.state()
+            time.sleep(0.02)
+
     def marked(self, marker: bytes) -> int:
         """How often a marker is in the server's process: the pool, and whatever its threads and connections hold."""
         return memory_scan.in_process(self.server.process.pid, [marker])[0]
@@ -102,10 +109,7 @@ def shared_pod(
 @pytest.fixture
 def pod(shared_pod: Pod) -> Pod:
     """The pod with its tier in use."""
-    give_up_at_s = time.monotonic() + WITHIN_S
-    while shared_pod.gate.state().tiers[0].breaker != "closed":
-        assert time.monotonic() < give_up_at_s, shared_pod.gate.state()
-        time.sleep(0.02)
+    shared_pod.until_open()
     return shared_pod
 
 
@@ -201,3 +205,27 @@ def test_an_engine_that_freezes_before_the_roll_and_thaws_after_the_look_leaves_
     assert pod.names(keyspace) == []
     assert pod.server.lookup(sequence, keyspace)["hits"] == 0
     assert pod.server.lookup(sequence + 1, keyspace)["hits"] == 0
+
+
+def test_loads_and_stores_for_which_too_little_memory_is_free_make_room_and_lose_nothing(
+    start_server: StartServer, tmp_path: Path, sequence: int, keyspace: str
+) -> None:
+    """LMCache allocates a batch of blocks together; without a mark the memory is full before anything is evicted."""
+    gate, redis = GateStandIn(tmp_path), RedisProcess(tmp_path)
+    redis.start()
+    memory = {"tier": "dram", "high_watermark_percent": 100}
+    server = start_server(tmp_path, gate, [tier(redis.port)], memory=memory, memory_gb=0.001)
+    pod = Pod(server, gate, redis)
+    gate.allow(keyspace)
+    pod.until_open()
+    pod.store(sequence, keyspace, os.urandom(16))
+    total = 2 * (1 << 20) // (gate.state().usage[0].used_bytes // CHUNKS) // CHUNKS
+    sequences = range(sequence, sequence + total)
+    for number in sequences[1:]:
+        pod.store(number, keyspace, os.urandom(16))
+    for number in sequences:
+        assert server.read(number, keyspace)["hits"] == CHUNKS
+    counters = gate.state().counters
+    assert counters["memory.evicted_room"] > CHUNKS * total
+    assert "memory.allocation_failed" not in counters
+    redis.kill()

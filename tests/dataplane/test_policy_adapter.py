@@ -17,7 +17,7 @@ import pytest
 
 from kvstrata.contract.store.redis_keys import parse_block_key
 from tests.dataplane.conftest import PATIENT, StartServer, tier
-from tests.dataplane.fresh import until
+from tests.dataplane.fresh import BOUND_MS, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, STALE_AFTER_S, GateStandIn
 from tests.tiers.redis_process import RedisProcess
@@ -30,9 +30,6 @@ pytestmark = [
 
 CHUNKS = 4
 PASSWORD = "the password"
-BOUND_MS = 20_000
-"""No request may wait longer for a tier that hangs, which would hang for ever: the deadline of a lookup is a quarter of
-it, for a busy machine."""
 
 _sequences = itertools.count(1)
 
@@ -61,7 +58,7 @@ class Pod:
         return self.gate.state().counters.get(f"shared.{name}", 0)
 
     def until(self, breaker: str) -> None:
-        give_up_at_s = time.monotonic() + 60
+        give_up_at_s = time.monotonic() + 120
         while (state := self.tier_state()).breaker != breaker:
             assert time.monotonic() < give_up_at_s, state
             time.sleep(0.02)
@@ -70,7 +67,7 @@ class Pod:
         """Store and wait until the tier has as many chunks more, which LMCache writes in the background."""
         before = self.tier_state().stored
         assert self.server.store(sequence, salt, fill)["stored"]
-        give_up_at_s = time.monotonic() + 60
+        give_up_at_s = time.monotonic() + 120
         while self.tier_state().stored < before + CHUNKS:
             assert time.monotonic() < give_up_at_s, self.gate.state()
             time.sleep(0.02)
@@ -230,7 +227,7 @@ class TestFailures:
         pod.password_file.write_text("the old one")
         pod.redis.kill()
         pod.start_redis()
-        give_up_at_s = time.monotonic() + 60
+        give_up_at_s = time.monotonic() + 120
         while "WRONGPASS" not in pod.tier_state().detail:
             assert pod.server.lookup(sequence + 500, KEYSPACE_A)["hits"] == 0
             assert time.monotonic() < give_up_at_s, pod.tier_state()

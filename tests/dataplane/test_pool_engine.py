@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from e2e.engine.models import RANDOM_WITH_MERGES
 from kvstrata.contract.messages.pools import (
     POOL_PATH,
     RENDER_PATH,
@@ -79,7 +80,10 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
         folders: Any = Folders(world.directory / "policy", world.directory / "link")
         directory = tmp_path_factory.mktemp("pool-engine")
         server = start_server(directory, folders, [None], CHUNK_TOKENS, memory={"tier": "dram"})
-        engine = EngineProcess(python, directory, server.rpc_port, PATIENT, socket_path=world.engine.socket_path)
+        engine = EngineProcess(
+            python, directory, server.rpc_port, PATIENT, model=RANDOM_WITH_MERGES,
+            socket_path=world.engine.socket_path,
+        )  # fmt: skip
         try:
             engine.wait_until_connected()
             yield Pod(world, server, engine)
@@ -230,7 +234,8 @@ async def test_warming_stores_every_chunk_once_and_again_after_it_was_lost(gate:
         # Blocks of what only followed the prefix are taken out of the memory again.
         await until(
             lambda: (
-                [row.blocks for row in gate.gate.link.usage if row.scope == SPACE[:SCOPE_DIGITS]] == [version.chunks]
+                [row.blocks for row in gate.gate.link.state.usage if row.scope == SPACE[:SCOPE_DIGITS]]
+                == [version.chunks]
             )
         )
         pod.server.forget_memory()

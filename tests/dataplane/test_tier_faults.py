@@ -14,6 +14,7 @@ import pytest
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.dataplane.conftest import PATIENT, StartServer, tier
+from tests.dataplane.fresh import BOUND_MS
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.faulty_proxy import Fault, FaultyProxy
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn
@@ -23,10 +24,6 @@ from tests.tiers.redis_process import RedisProcess
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 
 CHUNKS = 4
-BOUND_MS = 20_000
-"""No request may wait longer for a tier that says nothing, which would be waited for without end. The deadlines of a
-lookup and a load are 1.5 s together, and the rest is for a busy machine."""
-
 _sequences = itertools.count(1)
 
 
@@ -94,13 +91,20 @@ def pod(cluster: RedisCluster, start_server: StartServer, tmp_path_factory: pyte
 
 
 @pytest.fixture(scope="module")
-def proxied(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, FaultyProxy]]:
+def shared(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, FaultyProxy]]:
     redis = RedisProcess(tmp_path_factory.mktemp("redis"))
     redis.start()
     proxy = FaultyProxy(redis.port)
     yield start_pod(start_server, tmp_path_factory.mktemp("pod"), tier(proxy.port)), proxy
     proxy.close()
     redis.kill()
+
+
+@pytest.fixture
+def proxied(shared: tuple[Pod, FaultyProxy]) -> Iterator[tuple[Pod, FaultyProxy]]:
+    """A pod and the proxy before its tier, whole again after a test that fails."""
+    yield shared
+    shared[1].fault = None
 
 
 class TestACluster:

@@ -25,7 +25,7 @@ from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.adapter.memory_server import Server
 from tests.adapter.memory_stand_in import BLOCK_BYTES, Key
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
+from tests.tiers.gate_stand_in import DOMAIN, FINGERPRINT, IDENTITY
 
 BLOCKS = 16
 POLL_S = 0.01
@@ -59,7 +59,7 @@ def main(directory: Path) -> None:
         if what == "store":
             server.manager.store(key)
             view_of = memoryview(server.manager._objects[key].memory_obj.byte_array).cast("B")
-            task = files.store([Block(key, keyspace, 0, 0, key.chunk_hash)], [view_of])
+            task = files.store([Block(key, keyspace, 0, 0, key.chunk_hash, FINGERPRINT)], [view_of])
             while task not in files.pop_stores():
                 time.sleep(POLL_S)
         elif what == "read":

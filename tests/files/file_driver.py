@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from kvstrata.contract.messages.erase import Amount
 from kvstrata.contract.store.block_file import ROOT, file_bytes, file_name, key_of
+from kvstrata.contract.store.redis_keys import resolved
 from kvstrata_sidecar.adapter.files.disk import Clocks, Disk, boottime_s
-from kvstrata_sidecar.adapter.files.erase import FileEraser, Purged
+from kvstrata_sidecar.adapter.files.erase import FileEraser
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
+from tests.tiers.gate_stand_in import DOMAIN, FINGERPRINT, IDENTITY, KEYSPACE_A, GateStandIn
 
 DEADLINE_MS = 60_000
 """Nothing is given up that a test counts on, on a busy machine too; `outlast_deadlines` lets it be."""
@@ -31,7 +33,7 @@ RANK = 0x01000100
 
 
 def block(keyspace: str = KEYSPACE_A, number: int = 1) -> Block:
-    return Block(("key", keyspace, number), keyspace, RANK, 0, number.to_bytes(4, "big") * 8)
+    return Block(("key", keyspace, number), keyspace, RANK, 0, number.to_bytes(4, "big") * 8, FINGERPRINT)
 
 
 def blocks(keyspace: str, *numbers: int) -> list[Block]:
@@ -52,7 +54,7 @@ def aligned(length: int, fill: int = 0) -> memoryview:
 
 def file_of(directory: Path, one: Block, *, encrypted: bool = False) -> Path:
     """Return where a block's file is."""
-    key = key_of(one.keyspace, IDENTITY, one.rank, one.group, one.chunk_hash)
+    key = key_of(one.keyspace, resolved(IDENTITY, one.fingerprint), one.rank, one.group, one.chunk_hash)
     return directory / ROOT / one.keyspace / file_name(key, encrypted=encrypted)
 
 
@@ -174,8 +176,16 @@ class FileDriver:
         return list(found)
 
 
+class Purged(NamedTuple):
+    gone: Amount
+    held_blocks: int
+    residue: str
+
+
 def purge(
     eraser: FileEraser, keyspaces: Collection[str], timeout_s: float = 60.0, wait_s: float = 0.5
 ) -> Purged | None:
     """Remove all blocks of these keyspaces, as an erasure does, and wait for those in use; None if it takes longer."""
-    return eraser._within(timeout_s, lambda: eraser._purge(frozenset(keyspaces), wait_s))
+    found = eraser._within(timeout_s, lambda: eraser._purge(frozenset(keyspaces), wait_s))
+    held = eraser._files.index.condemned(keyspaces)
+    return None if found is None else Purged(found.deleted, len(held), found.residue)

@@ -83,5 +83,5 @@ def test_a_purge_of_ciphertext_leaves_no_readable_residue(driver: FileDriver, di
     driver.store([*blocks(KEYSPACE_A, 1, 2), block(KEYSPACE_B, 1)])
     purged = purge(driver.tier._eraser, [KEYSPACE_A])
     assert purged is not None
-    assert (purged.gone_blocks, purged.residue) == (2, "")
+    assert (purged.gone.blocks, purged.residue) == (2, "")
     assert files_in(directory) == [file_of(directory, block(KEYSPACE_B, 1), encrypted=True)]

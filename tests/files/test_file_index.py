@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.space import MOST_AT_ONCE, Reservation
 from kvstrata_sidecar.adapter.index.victims import Cause
 from tests.support.amounts import examples
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
+from tests.tiers.gate_stand_in import DOMAIN, RESOLVED
 
 CAPACITY_BYTES = 40
 MAX_BLOCKS = 12
@@ -26,7 +26,7 @@ LARGEST = 8
 KEYSPACES = ["a" * 32, "b" * 32, "c" * 32]
 
 keys = st.builds(
-    lambda keyspace, number: key_of(keyspace, IDENTITY, 0, 0, bytes([number]) * 32),
+    lambda keyspace, number: key_of(keyspace, RESOLVED, 0, 0, bytes([number]) * 32),
     st.sampled_from(KEYSPACES),
     st.integers(0, 9),
 )
@@ -101,7 +101,7 @@ class FileIndexMachine(RuleBasedStateMachine):
             return
         self.staged[reservation.keyspace] -= reservation.size_bytes
         if not self.index.claim(reservation, 0.0):
-            self.index.cancel(reservation)
+            self.index.end(reservation, stored=False)
             return
         name = reservation.keyspace
         assert reservation.key not in self.disk
@@ -113,10 +113,9 @@ class FileIndexMachine(RuleBasedStateMachine):
             assert self.held(name) <= budget.limit_bytes
         if succeeds:
             self.computed_s[reservation.key] = reservation.computed_s
-            self.index.commit(reservation)
         else:
             del self.disk[reservation.key]
-            self.index.cancel(reservation)
+        self.index.end(reservation, stored=succeeds)
 
     @rule(blocks=st.lists(st.tuples(keys, st.integers(1, LARGEST)), min_size=4, max_size=12))
     def fill(self, blocks: list[tuple[bytes, int]]) -> None:
@@ -138,7 +137,7 @@ class FileIndexMachine(RuleBasedStateMachine):
                 self.spares_made += 1
                 name = str(self.spares_made)
                 self.spares[name] = self.disk.pop(key)
-                self.index.spared(key, name)
+                self.index.gone(key, name)
         del self.to_remove[:count]
         if how == "fails":
             self.to_remove += self.index.take_stranded(100)
@@ -232,11 +231,11 @@ def test_a_file_is_not_written_before_what_has_to_go_for_it_is_removed() -> None
     index = FileIndex(Policy("disk", None), capacity_bytes=100, max_blocks=99, clock=lambda: 0.0)
     budget = EnforcedBudget("disk", limit_bytes=10)
     index.follow(CacheView(DOMAIN, 1, 1, Rules(stale_after_s=30), {KEYSPACES[0]: (budget,)}))
-    old, new = (key_of(KEYSPACES[0], IDENTITY, 0, 0, bytes([number]) * 32) for number in (1, 2))
+    old, new = (key_of(KEYSPACES[0], RESOLVED, 0, 0, bytes([number]) * 32) for number in (1, 2))
     first = index.admit(old, 10, 0.0)
     assert isinstance(first, Reservation)
     assert index.claim(first, 0.0)
-    index.commit(first)
+    index.end(first, stored=True)
     second = index.admit(new, 10, 0.0)
     assert isinstance(second, Reservation)
     assert list(second.victims) == [old]
@@ -263,7 +262,7 @@ def test_many_blocks_go_in_steps_so_that_lookups_come_in_between() -> None:
 
     numbers = range(3 * MOST_AT_ONCE + 10)
     follow(1, EnforcedBudget("disk"))
-    index.found((key_of(keyspace, IDENTITY, 0, 0, number.to_bytes(32, "big")), 1, 0.0) for number in numbers)
+    index.found((key_of(keyspace, RESOLVED, 0, 0, number.to_bytes(32, "big")), 1, 0.0) for number in numbers)
     follow(2, EnforcedBudget("disk", limit_bytes=2 * MOST_AT_ONCE))
     assert steps() == [MOST_AT_ONCE, 10]
     follow(3, EnforcedBudget("disk", retention_s=10))

@@ -38,7 +38,7 @@ class TestStoringAndLoading:
         assert [path.stat().st_mode & 0o777 for path in files_in(directory)] == [0o600] * 3
         assert on_disk_bytes(directory) == driver.tier.state().used_bytes == 3 * FILE_BYTES
 
-    @pytest.mark.parametrize("size", [1, 56, 4039, 4040, 4041, 4096, 5000, 8192, 3 * 4096 + 17])
+    @pytest.mark.parametrize("size", [1, 64, 4031, 4032, 4033, 4096, 5000, 8192, 3 * 4096 + 17])
     def test_blocks_may_be_of_any_size_and_lie_anywhere_in_memory(self, driver: FileDriver, size: int) -> None:
         odd = memoryview(bytearray(os.urandom(size + 3)))[3:]
         for number, view in ((1, aligned(size, 5)), (2, odd)):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.store.block_file import key_of, parts_of
 from tests.files.file_driver import RANK, FileDriver, blocks
-from tests.tiers.gate_stand_in import IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
+from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, RESOLVED, GateStandIn
 
 
 def told(driver: FileDriver, *keyspaces: str) -> list[int]:
@@ -54,4 +54,4 @@ def test_what_was_used_last_is_told_as_the_hottest_and_a_warm_up_is_no_use(gate:
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 9), st.binary(min_size=1, max_size=40))
 def test_a_key_is_read_as_it_was_made(rank: int, group: int, chunk_hash: bytes) -> None:
-    assert parts_of(key_of(KEYSPACE_A, IDENTITY, rank, group, chunk_hash)) == (IDENTITY, rank, group, chunk_hash)
+    assert parts_of(key_of(KEYSPACE_A, RESOLVED, rank, group, chunk_hash)) == (RESOLVED, rank, group, chunk_hash)

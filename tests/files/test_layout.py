@@ -24,9 +24,9 @@ from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from tests.files.file_driver import aligned
 from tests.support.amounts import examples
 from tests.tiers.data_keys import FIRST, OTHER, SECOND, held
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, RESOLVED
 
-KEY = key_of(KEYSPACE_A, IDENTITY, 1, 0, b"\x17" * 32)
+KEY = key_of(KEYSPACE_A, RESOLVED, 1, 0, b"\x17" * 32)
 NAME = block_name(DOMAIN, KEY)
 BODY_BYTES = 5000
 
@@ -59,7 +59,7 @@ def test_no_other_name_is_taken_for_a_blocks(name: str) -> None:
 @given(st.integers(0, 1 << 24))
 def test_a_file_is_of_whole_pages_and_no_longer_than_need_be(body_bytes: int) -> None:
     assert file_bytes(body_bytes) % PAGE_BYTES == 0
-    assert body_bytes + 56 <= file_bytes(body_bytes) < body_bytes + 56 + PAGE_BYTES
+    assert body_bytes + 64 <= file_bytes(body_bytes) < body_bytes + 64 + PAGE_BYTES
 
 
 @pytest.fixture(params=["plain", "encrypted"])
@@ -71,7 +71,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Pages]:
 
 
 def content(pages: Pages, body: memoryview) -> bytearray:
-    return bytearray(b"".join(pages.seal(KEYSPACE_A, NAME, body)))
+    return bytearray(b"".join(pages.seal(KEYSPACE_A, NAME, body, 7)))
 
 
 def opened(
@@ -122,7 +122,7 @@ class TestContents:
 
     def test_a_file_under_another_name_is_no_block(self, make: Callable[[], Pages]) -> None:
         data = content(make(), aligned(BODY_BYTES, 3))
-        other = key_of(KEYSPACE_A, IDENTITY, 1, 0, b"\x18" * 32)
+        other = key_of(KEYSPACE_A, RESOLVED, 1, 0, b"\x18" * 32)
         assert opened(make(), data, name=block_name(DOMAIN, other))[0] is Verdict.DAMAGED
 
     def test_a_plain_file_is_no_encrypted_one_and_the_other_way_round(self, tmp_path: Path) -> None:
@@ -157,6 +157,6 @@ class TestEncryption:
 
 def test_no_plaintext_stays_in_memory_of_ours() -> None:
     pages, body = PlainPages(), memoryview(bytearray(b"secret" * 1000))[1:]
-    pages.seal(KEYSPACE_A, NAME, body)
+    pages.seal(KEYSPACE_A, NAME, body, 7)
     pages.wipe()
     assert b"secret" not in bytes(pages._staging._memory)

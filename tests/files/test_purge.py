@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kvstrata.contract.messages.erase import Amount
 from tests.files.file_driver import FILE_BYTES, FileDriver, block, blocks, file_of, files_in, purge
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B
 
@@ -16,14 +17,14 @@ class TestPurge:
         stray.write_bytes(b"plain")
         purged = purge(driver.tier._eraser, [KEYSPACE_A])
         assert purged is not None
-        assert (purged.gone_bytes, purged.gone_blocks, purged.held_blocks) == (3 * FILE_BYTES, 3, 0)
+        assert (purged.gone, purged.held_blocks) == (Amount(3, 3 * FILE_BYTES), 0)
         assert "flash keeps earlier copies" in purged.residue
         assert "before were removed without being overwritten" in purged.residue
         assert files_in(directory) == [file_of(directory, block(KEYSPACE_B, 1))]
         assert not stray.parent.exists()
         again = purge(driver.tier._eraser, [KEYSPACE_A])
         assert again is not None
-        assert again.gone_blocks == 3
+        assert again.gone.blocks == 3
 
     def test_plain_files_are_overwritten_before_they_go(self, driver: FileDriver, directory: Path) -> None:
         driver.store([block()], fill=9)

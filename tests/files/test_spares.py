@@ -115,7 +115,7 @@ def test_a_store_that_fails_leaves_neither_spare_nor_account(
         raise OSError(5, "the disk has it not")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "write_all", refuse)
+        patched.setattr(disk, "transfer", refuse)
         driver.store([block(KEYSPACE_B, 5)])
     assert driver.lookup([block(KEYSPACE_B, 5)]) == [0]
     assert driver.tier.state().used_bytes == on_disk_bytes(directory)

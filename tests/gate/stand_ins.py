@@ -25,6 +25,7 @@ from kvstrata.contract.messages.adapter import (
     HashRequest,
     MetricsPage,
     MetricsRequest,
+    PrefillCost,
     Request,
     ScopeUsage,
     StateRequest,
@@ -45,6 +46,7 @@ from kvstrata.contract.messages.erase import (
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from tests.tiers.gate_stand_in import FINGERPRINT
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
 
@@ -67,6 +69,9 @@ class EngineRequest:
         assert isinstance(value, dict)
         return value
 
+
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+"""A PNG of one pixel."""
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
 
@@ -111,6 +116,10 @@ async def plain_answer(request: EngineRequest, writer: asyncio.StreamWriter) -> 
     await chunk(writer, b"")
 
 
+async def no_page(_: EngineRequest, writer: asyncio.StreamWriter) -> None:
+    await whole(writer, 404, b"{}")
+
+
 async def whole(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
     writer.write(
         b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-internal: 1\r\n\r\n%s"
@@ -143,6 +152,8 @@ class RecorderEngine:
         self.requests: list[EngineRequest] = []
         self.healthy = True
         self.handler: Handler = plain_answer
+        self.page: Handler = no_page
+        """Answers scrapes, which are not recorded."""
         self.disconnects = 0
         self.connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,7 +205,8 @@ class RecorderEngine:
                     tiers += (TierState(self.memory.name, "CPU", "closed"),)
                 answer = AdapterState(
                     self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
-                    tier_usage=self.tier_usage, warming=self.warming,
+                    tier_usage=self.tier_usage, warming=self.warming, ungoverned=self.ungoverned,
+                    fingerprints=self.fingerprints,
                 )  # fmt: skip
         return encode_answer(answer)
 
@@ -213,6 +225,9 @@ class RecorderEngine:
                 request = EngineRequest(head, await reader.readexactly(length), reader)
                 if request.path == "/health":
                     await whole(writer, 200 if self.healthy else 503, b"{}")
+                    continue
+                if request.path == "/metrics":
+                    await self.page(request, writer)
                     continue
                 self.requests.append(request)
                 await self.handler(request, writer)
@@ -247,6 +262,9 @@ class StandInAdapter:
         self.tier_usage: tuple[ScopeUsage, ...] = ()
         self.counters: dict[str, int] = {}
         self.warming = False
+        self.ungoverned = ""
+        self.fingerprints: tuple[str, ...] = (FINGERPRINT,)
+        self.costs: tuple[PrefillCost, ...] = ()
         self.erasing = asyncio.Event()
         """Cleared: erasures are taken and not answered."""
         self.erasing.set()
@@ -354,12 +372,14 @@ class StandInAdapter:
                     self.term = self.acknowledged_term
                 answer = AdapterAck(self.revision, self.term, self.boot)
             case _:
+                self.costs = getattr(request, "prefill", ())
                 tiers = (TierState("shared", "Redis", self.breaker, **self.tier),)
                 if self.memory is not None:
                     tiers += (TierState(self.memory.name, "CPU", "closed"),)
                 answer = AdapterState(
                     self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
-                    tier_usage=self.tier_usage, warming=self.warming,
+                    tier_usage=self.tier_usage, warming=self.warming, ungoverned=self.ungoverned,
+                    fingerprints=self.fingerprints,
                 )  # fmt: skip
         return encode_answer(answer)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import AdapterAck, encode_answer, error_answer
+from kvstrata.contract.messages.adapter import AdapterAck, PrefillCost, encode_answer, error_answer
 from kvstrata.contract.messages.erase import EraseRequest, VerifyRequest
 from kvstrata.contract.messages.probe import ForgetRequest
 from kvstrata_sidecar.gate import adapter_link
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 
 from .stand_ins import running
+from .test_prefill import page
 from .world import World, entry, keyspace, until
 
 A = keyspace("a")
@@ -58,7 +60,8 @@ class Scripted:
 
 
 def link_to(world: World) -> AdapterLink:
-    return AdapterLink(world.directory / "scripted.sock", None)  # type: ignore[arg-type]  # for questions alone
+    identity: Any = SimpleNamespace(identity=SimpleNamespace(fingerprint=""))  # for questions alone
+    return AdapterLink(world.directory / "scripted.sock", identity)
 
 
 @pytest.fixture
@@ -111,15 +114,16 @@ async def test_a_cache_server_that_is_not_there_does_not_answer(world: World) ->
 async def test_a_lost_link_leaves_nothing_of_what_was_told(gate: World) -> None:
     gate.adapter.warming = True
     link = gate.gate.link
-    await until(lambda: link.warming and link.tiers)
+    await until(lambda: link.state.warming and link.state.tiers)
     await gate.adapter.stop()
-    await until(lambda: not link.tiers)
-    assert (link.usage, link.usage_left_out, link.tier_usage, link.warming) == ((), 0, (), False)
+    await until(lambda: not link.state.tiers)
+    told = link.state
+    assert (told.usage, told.usage_left_out, told.tier_usage, told.warming) == ((), 0, (), False)
     assert gate.gate.enforcement.cache_boot == ""
     await until(lambda: "does not answer (No such file or directory)" in link.problem)
     await gate.adapter.start()
     await until(lambda: gate.gate.enforcement.cache_boot == "boot-1" and not link.problem)
-    await until(lambda: [tier.name for tier in link.tiers] == ["shared"])
+    await until(lambda: [tier.name for tier in link.state.tiers] == ["shared"])
 
 
 async def test_a_refused_revision_is_asked_for_again_and_the_reason_told(gate: World) -> None:
@@ -158,6 +162,14 @@ async def test_a_newer_revision_that_the_cache_server_read_itself_counts(gate: W
     await gate.acked(2)
 
 
+async def test_an_acknowledgement_comes_with_the_tiers_of_its_revision(gate: World) -> None:
+    gate.gate.link.poll_s = 3600
+    await gate.acked(await gate.publish([entry("acme", "acme-2")]))
+    gate.adapter.tier = {"full": True}
+    await gate.acked(await gate.publish([entry("acme", "acme-3")]))
+    assert [tier.full for tier in gate.gate.link.state.tiers] == [True]
+
+
 async def test_another_cache_server_behind_the_link_must_apply_everything_again(gate: World) -> None:
     before = len(gate.adapter.applied)
     gate.adapter.boot = "boot-2"
@@ -171,11 +183,17 @@ async def test_another_cache_server_behind_the_link_must_apply_everything_again(
 )
 async def test_counts_and_details_of_tiers_wake_nobody(gate: World, changes: dict[str, Any]) -> None:
     woken: list[int] = []
-    await until(lambda: gate.gate.link.tiers)
+    await until(lambda: gate.gate.link.state.tiers)
     gate.gate.enforcement.changed.append(lambda: woken.append(1))
     gate.adapter.tier = changes
     name, value = next(iter(changes.items()))
-    await until(lambda: getattr(gate.gate.link.tiers[0], name) == value)
+    await until(lambda: getattr(gate.gate.link.state.tiers[0], name) == value)
     assert woken == []
     gate.adapter.breaker = "open"
     await until(lambda: woken == [1])
+
+
+async def test_the_cost_of_prefill_is_sent_to_the_cache_server(gate: World) -> None:
+    gate.gate.prefill.observe(page(0, 0.0, 0))
+    gate.gate.prefill.observe(page(2, 4.0, 2000))
+    await until(lambda: gate.adapter.costs == (PrefillCost(1024, 2_000_000),))

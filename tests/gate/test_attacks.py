@@ -159,6 +159,7 @@ async def test_a_hostile_value_is_named(gate: World, name: str) -> None:
 GOOD = ("{" + HELLO + "}").encode()
 AUTH = f"Host: g\r\nAuthorization: Bearer {ACME}\r\n"
 JSON = "Content-Type: application/json\r\n"
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 
 
 def raw(line: str, headers: str, body: bytes = b"") -> bytes:
@@ -185,7 +186,6 @@ HEADS: dict[str, tuple[bytes, int]] = {
     "encoded path": (whole(JSON, line="POST /v1/chat%2fcompletions HTTP/1.1"), 404),
     "double slash": (whole(JSON, line=f"POST /{CHAT} HTTP/1.1"), 404),
     "trailing slash": (whole(JSON, line=f"POST {CHAT}/ HTTP/1.1"), 404),
-    "absolute form": (whole(JSON, line=f"POST http://engine{CHAT} HTTP/1.1"), 404),
     "asterisk form": (raw("OPTIONS * HTTP/1.1", AUTH), 404),
     "GET chat": (raw(f"GET {CHAT} HTTP/1.1", AUTH), 405),
     "PUT chat": (whole(JSON, line=f"PUT {CHAT} HTTP/1.1"), 405),
@@ -225,9 +225,28 @@ HEADS: dict[str, tuple[bytes, int]] = {
     "folded header": (raw(f"POST {CHAT} HTTP/1.1", AUTH + JSON + "X-A: b\r\n c\r\n", GOOD), 400),
     "bare line feeds": (whole(JSON).replace(b"\r\n", b"\n"), 400),
     "NUL in a header": (whole(JSON + "X-A: a\x00b\r\n"), 400),
-    "upgrade": (whole(JSON + "Connection: Upgrade\r\nUpgrade: websocket\r\n"), 400),
-    "h2c": (whole(JSON + "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n"), 400),
-    "upgrade alone": (whole(JSON + "Upgrade: h2c\r\n"), 400),
+    "length and chunks with an upgrade": (
+        raw(f"POST {CHAT} HTTP/1.1", AUTH + JSON + UPGRADE + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+            CHUNKED), 400,
+    ),
+    "pipelined with an upgrade": (whole(JSON + UPGRADE) + whole(JSON), 400),
+    "another protocol behind an upgrade": (whole(JSON + UPGRADE) + b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "trailer with an upgrade": (raw(f"POST {CHAT} HTTP/1.1", AUTH + JSON + UPGRADE + "Transfer-Encoding: chunked\r\n",
+                                    CHUNKED[:-2] + b"Content-Length: 5\r\n\r\n"), 400),
+    "bad chunk size with an upgrade": (raw(f"POST {CHAT} HTTP/1.1",
+                                           AUTH + JSON + UPGRADE + "Transfer-Encoding: chunked\r\n",
+                                           b"0x5\r\nhello\r\n0\r\n\r\n"), 400),
+    "too large with an upgrade": (raw(f"POST {CHAT} HTTP/1.1",
+                                      AUTH + JSON + UPGRADE + "Content-Length: 99999999999\r\n"), 413),
+    "unknown path with an upgrade": (whole(JSON + UPGRADE, line="POST /v1/embeddings HTTP/1.1"), 404),
+    "no key with an upgrade": (raw(f"POST {CHAT} HTTP/1.1", "Host: g\r\n" + JSON + UPGRADE), 401),
+    "unknown path in absolute form": (whole(JSON, line="POST http://engine/v1/embeddings HTTP/1.1"), 404),
+    "absolute form twice": (whole(JSON, line=f"POST http://engine/http://engine{CHAT} HTTP/1.1"), 404),
+    "absolute form of another scheme": (whole(JSON, line=f"POST ftp://engine{CHAT} HTTP/1.1"), 404),
+    "absolute form with a user": (whole(JSON, line=f"POST http://u@engine{CHAT} HTTP/1.1"), 404),
+    "no host": (whole(JSON).replace(b"Host: g\r\n", b""), 400),
+    "host with a path": (whole(JSON).replace(b"Host: g\r\n", b"Host: g/v1\r\n"), 400),
+    "host with a space": (whole(JSON).replace(b"Host: g\r\n", b"Host: g h\r\n"), 400),
     "unknown expectation": (whole(JSON + "Expect: 200-ok\r\n"), 417),
     "two keys": (whole(JSON + "Authorization: Bearer other\r\n"), 400),
     "keys that differ": (whole(JSON + "x-api-key: other\r\n"), 400),
@@ -251,7 +270,19 @@ async def test_a_hostile_head_is_refused_before_the_engine(gate: World, name: st
 
 
 @pytest.mark.parametrize(
-    "name", ["CL and TE", "two lengths", "pipelined", "pipelined behind a refusal", "TE obscured", "folded header"]
+    "name",
+    [
+        "CL and TE",
+        "two lengths",
+        "pipelined",
+        "pipelined behind a refusal",
+        "TE obscured",
+        "folded header",
+        "no host",
+        "pipelined with an upgrade",
+        "another protocol behind an upgrade",
+        "length and chunks with an upgrade",
+    ],
 )
 async def test_a_doubt_about_framing_costs_the_connection(gate: World, name: str) -> None:
     connection = await gate.connect()

@@ -58,9 +58,9 @@ def taker() -> Iterator[Taker]:
 def written(audit: Audit) -> None:
     """Wait until what was handed over is written."""
     until_s = time.monotonic() + WAIT_S
-    while not audit._scribe.idle and time.monotonic() < until_s:
+    while not audit._idle and time.monotonic() < until_s:
         time.sleep(0.002)
-    assert audit._scribe.idle
+    assert audit._idle
 
 
 def hand_over(audit: Audit, *, last: bool = True) -> None:

@@ -13,16 +13,20 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, RenderRefusal
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata_sidecar.gate.rendering.boundary import (
+from kvstrata_sidecar.gate.control.engine_calls import RefusedError, Tokenized
+from kvstrata_sidecar.gate.control.stable_prefix import (
     MARGIN_TOKENS,
     Beginning,
+    Draft,
     common_length,
     continued_chats,
     continued_texts,
+    dated,
     is_a_beginning,
+    render,
     whole_chunks,
+    written_as,
 )
-from kvstrata_sidecar.gate.rendering.render import Draft, RefusedError, Tokenized, dated, render, written_as
 from tests.support.amounts import examples
 
 from .tokenizers import Merges

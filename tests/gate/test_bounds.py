@@ -70,14 +70,15 @@ async def test_a_silent_connection_to_the_health_port_ends_before_a_probe_gives_
 
 async def test_at_the_bound_the_connection_that_waited_longest_makes_room(world: World) -> None:
     async with ready(world, max_connections=2):
+        server = world.gate.tenant_server
         oldest = await world.connect()
-        await until(lambda: len(world.gate.tenant_server.connections) == 1)
+        await until(lambda: len(server.connections) == 1 and not server.opening)
         context = client_context(world.gate_tls, present=False)
         younger = await world.connect("https", context)
-        await until(lambda: len(world.gate.tenant_server.connections) == 2)
+        await until(lambda: len(server.connections) == 2 and not server.opening)
         newest = await world.connect()
         assert await oldest.closed()
-        assert len(world.gate.tenant_server.connections) == 2
+        assert len(server.connections) == 2
         for connection in (younger, newest):
             await connection.send(ASK)
             assert (await connection.answer()).status == 200
@@ -156,7 +157,7 @@ def _tls_end_without_reply(port: int, context: ssl.SSLContext) -> bytes:
 
 
 async def test_a_caller_who_does_not_answer_the_end_of_tls_is_let_go_soon(gate: World) -> None:
-    # Such a connection, once turned away, is in no bound but this one of time; the loop's default is 30 s.
+    # Such a connection, once turned away, holds a place of a handshake; the loop's default is 30 s.
     context = client_context(gate.gate_tls, present=False)
     assert await asyncio.to_thread(_tls_end_without_reply, gate.gate.ports["https"], context) == b""
     await until(lambda: not gate.gate.tenant_server.connections)

@@ -13,7 +13,7 @@ import pytest
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root, Rules
 from kvstrata_sidecar.gate.policy import bundle_watch
 from kvstrata_sidecar.gate.policy.bundle_watch import BundleWatch
-from kvstrata_sidecar.gate.policy.freshness import Freshness
+from kvstrata_sidecar.gate.policy.enforcement import Freshness
 from kvstrata_sidecar.gate.policy.kube_api import ApiError
 
 ROOT = Root("d" * 16, "tiny", "uid", 3, 1, Rules(), ())
@@ -140,7 +140,7 @@ async def test_a_bundle_is_read_six_times_within_its_staleness(stale_after_s: in
 async def test_after_failures_it_is_read_sooner_and_then_as_before() -> None:
     api, enforced = Api(), Enforced()
     watch = watch_of(api)
-    watch._enforcement = enforced  # type: ignore[assignment]
+    watch.enforcement = enforced  # type: ignore[assignment]
     api.root = replace(ROOT, rules=Rules(stale_after_s=120))
     await watch.refresh()
     good, api.root = api.root, None
@@ -163,7 +163,7 @@ async def test_a_read_that_fails_confirms_nothing_and_is_told(error: Exception) 
     api.root = error
     assert not await watch.refresh()
     assert watch.problem == (str(error) or type(error).__name__)
-    assert watch._enforcement.confirmed == 0  # type: ignore[attr-defined]
+    assert watch.enforcement.confirmed == 0  # type: ignore[attr-defined]
 
 
 async def test_a_bundle_of_another_model_or_an_older_one_is_not_adopted() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Bundle, Root, Rules
-from kvstrata_sidecar.gate.policy.freshness import Freshness
+from kvstrata_sidecar.gate.policy.enforcement import Freshness
 from kvstrata_sidecar.gate.policy.grants import decide
 from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 
@@ -107,8 +107,8 @@ STALE_AFTER_S = 60
 
 def grow_stale(world: World) -> None:
     """Let the policy be older than it may be by its own clock, and no time pass for anything else."""
-    real = world.gate.freshness._clock_ns
-    world.gate.freshness._clock_ns = lambda: real() + (STALE_AFTER_S + 1) * 1_000_000_000
+    real = world.gate.freshness.now_ns
+    world.gate.freshness.now_ns = lambda: real() + (STALE_AFTER_S + 1) * 1_000_000_000
     assert not world.gate.enforcement.fresh()
 
 
@@ -195,7 +195,7 @@ async def test_a_new_kubernetes_token_is_taken_up(gate: World) -> None:
 
 async def test_serve_stale_goes_on_with_the_keyspace() -> None:
     bundle = Bundle(Root("d", "m", "u", 1, 1, Rules(on_stale="ServeStale"), ()), {"acme": entry("acme")})
-    assert decide(bundle, "acme", False, lambda: "random").salt == keyspace("acme")
+    assert decide(bundle, "acme", False, "", lambda: "random").salt == keyspace("acme")
 
 
 def test_fencing_starts_right_after_stale_after() -> None:
@@ -205,9 +205,9 @@ def test_fencing_starts_right_after_stale_after() -> None:
     assert not freshness.fresh(300)
     freshness.confirm(freshness.now_ns())
     now[0] += 300 * 1_000_000_000
-    assert decide(bundle, "acme", freshness.fresh(300), lambda: "random").salt == keyspace("acme")
+    assert decide(bundle, "acme", freshness.fresh(300), "", lambda: "random").salt == keyspace("acme")
     now[0] += 1
-    assert decide(bundle, "acme", freshness.fresh(300), lambda: "random").salt == "random"
+    assert decide(bundle, "acme", freshness.fresh(300), "", lambda: "random").salt == "random"
     assert freshness.age_ms() == 300_000
 
 

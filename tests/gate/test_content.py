@@ -8,16 +8,36 @@ from typing import Any
 import pytest
 
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
-from kvstrata_sidecar.gate.proxy.content import (
-    check_anthropic_messages,
-    check_chat_messages,
-    check_chat_tools,
-    check_prompt,
-)
+from kvstrata_sidecar.gate.proxy import bodies
 
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}}
+from .stand_ins import PICTURE
+
+URL = f"data:image/png;base64,{PICTURE}"
+IMAGE = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
 CALL = {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}
 USER = {"role": "user", "content": "x"}
+
+
+def check(endpoint: bodies.Endpoint, fields: dict[str, Any]) -> None:
+    """Apply the bounds of an endpoint to some keys of a body, and to the required one."""
+    for key, value in {endpoint.required: None, **fields}.items():
+        endpoint.forwarded[key](value, key)
+
+
+def check_chat_messages(fields: dict[str, Any]) -> None:
+    check(bodies.CHAT, fields)
+
+
+def check_anthropic_messages(fields: dict[str, Any]) -> None:
+    check(bodies.MESSAGES, fields)
+
+
+def check_chat_tools(fields: dict[str, Any]) -> None:
+    check(bodies.CHAT, {"messages": [USER], **fields})
+
+
+def check_prompt(fields: dict[str, Any]) -> None:
+    check(bodies.COMPLETIONS, fields)
 
 
 def refusal_of(check: Any, fields: dict[str, Any]) -> tuple[Reason, str | None]:
@@ -74,8 +94,8 @@ def test_a_message_of_a_chat_passes_as_it_is(message: dict[str, Any]) -> None:
         ({"role": "assistant", "function_call": None}, {"role": "assistant"}),
         ({"role": "user", "content": [{"type": "text", "text": "t", "x": None}]},
          {"role": "user", "content": [{"type": "text", "text": "t"}]}),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": None}}]},
-         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL, "detail": None}}]},
+         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]}),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA", "format": None}}]},
          {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA"}}]}),
     ],
@@ -156,7 +176,6 @@ def test_tools_of_a_chat_pass_with_any_schema() -> None:
     check_chat_tools(fields)
     assert fields == {"tools": [TOOL]}
     check_chat_tools({})
-    check_chat_tools({"tools": None})
     check_chat_tools({"tools": []})
 
 
@@ -185,7 +204,7 @@ def test_any_other_prompt_is_refused(prompt: Any) -> None:
 
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
-SOURCE = {"type": "base64", "media_type": "image/png", "data": "AA"}
+SOURCE = {"type": "base64", "media_type": "image/png", "data": PICTURE}
 BLOCKS = [
     {"type": "text", "text": "t"},
     {"type": "image", "source": SOURCE},
@@ -226,11 +245,11 @@ def blocks(*content: Any) -> dict[str, Any]:
         ({"messages": [{"content": "x"}]}, Reason.BAD_VALUE, "messages[0].role"),
         ({"messages": [{"role": None, "content": "x"}]}, Reason.BAD_VALUE, "messages[0].role"),
         (blocks("x"), Reason.BAD_VALUE, "messages[1].content[0].type"),
-        (blocks(BLOCKS[0], {"type": "document"}), Reason.BAD_VALUE, "messages[1].content[1].type"),
+        (blocks(BLOCKS[0], {"type": "document"}), Reason.FORBIDDEN_KEY, "messages[1].content[1].type"),
         ({"messages": [{"role": "user", "content": 1}]}, Reason.BAD_VALUE, "messages[0].content"),
         (blocks({"type": "text", "text": "x", "uuid": "u"}), Reason.FORBIDDEN_KEY, "messages[1].content[0].uuid"),
         (blocks({"type": "image"}), Reason.BAD_VALUE, "messages[1].content[0].source"),
-        (blocks({"type": "image", "source": {**SOURCE, "url": "x"}}), Reason.UNKNOWN_KEY,
+        (blocks({"type": "image", "source": {**SOURCE, "url": "x"}}), Reason.FORBIDDEN_KEY,
          "messages[1].content[0].source.url"),
         (blocks({"type": "image", "source": {"type": "file"}}), Reason.BAD_VALUE,
          "messages[1].content[0].source.type"),
@@ -243,8 +262,10 @@ def blocks(*content: Any) -> dict[str, Any]:
         ({"messages": [USER], "system": [{"type": "x"}]}, Reason.BAD_VALUE, "system[0].type"),
         ({"messages": [USER], "tools": {}}, Reason.BAD_VALUE, "tools"),
         ({"messages": [USER], "tools": [{"name": "a"}, {"url": "x"}]}, Reason.UNKNOWN_KEY, "tools[1].url"),
-        ({"messages": [USER], "tools": [{"name": "a"}, {"type": "bash"}]}, Reason.BAD_VALUE, "tools[1]"),
-        ({"messages": [USER], "tools": [{"type": None}]}, Reason.BAD_VALUE, "tools[0]"),
+        ({"messages": [USER], "tools": [{"name": "a"}, {"type": "bash_20250124"}]}, Reason.FORBIDDEN_KEY,
+         "tools[1]"),
+        ({"messages": [USER], "tools": [{"type": "shell"}]}, Reason.BAD_VALUE, "tools[0]"),
+        ({"messages": [USER], "system": [BLOCKS[1]]}, Reason.BAD_VALUE, "system[0].type"),
     ],
     ids=str,
 )  # fmt: skip

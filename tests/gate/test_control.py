@@ -93,7 +93,7 @@ async def test_a_poll_returns_when_a_breaker_opens(gate: World) -> None:
 async def test_what_changed_between_two_polls_is_told_at_once(gate: World) -> None:
     first = await poll(gate, 0, 0)
     gate.adapter.breaker = "open"
-    await until(lambda: gate.gate.link.tiers[0].breaker == "open")
+    await until(lambda: gate.gate.link.state.tiers[0].breaker == "open")
     begun = time.monotonic()
     second = await poll(gate, 1, 30, tag=first.headers["etag"])
     assert time.monotonic() - begun < 10
@@ -103,7 +103,7 @@ async def test_what_changed_between_two_polls_is_told_at_once(gate: World) -> No
 @pytest.mark.parametrize("said", [{"encrypted": True}, {"keyless": 1}, {"capacity_bytes": 1 << 20}])
 async def test_what_a_tier_says_of_keys_and_capacity_is_told_at_once(gate: World, said: dict[str, Any]) -> None:
     heard: list[TierState] = []
-    gate.gate.enforcement.changed.append(lambda: heard.extend(gate.gate.link.tiers))
+    gate.gate.enforcement.changed.append(lambda: heard.extend(gate.gate.link.state.tiers))
     first = await poll(gate, 0, 0)
     gate.adapter.tier = said
     await until(lambda: heard != [])

@@ -299,14 +299,14 @@ async def test_an_unexpected_error_is_logged_without_its_words(capfd) -> None:  
 
 
 async def test_an_unexpected_error_costs_one_request_only(gate: World) -> None:
-    def fail(body: object) -> None:
+    def fail(*arguments: object) -> None:
         raise RuntimeError("a defect")
 
-    gate.gate.tenants._check_model = fail  # type: ignore[method-assign]
+    gate.gate.tenants.send = fail  # type: ignore[method-assign]
     connection = await gate.connect()
     await connection.send(post("/v1/completions", {"prompt": "a"}))
     assert await connection.closed()
-    del gate.gate.tenants._check_model
+    del gate.gate.tenants.send
     assert not gate.gate.enforcement.in_flight
     assert gate.gate.tenant_server.buffered.total == 0
     assert (await gate.ask(post("/v1/completions", {"prompt": "a"}))).status == 200

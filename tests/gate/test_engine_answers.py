@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.gate.control import engine_calls
-from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged
-from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
+from kvstrata_sidecar.gate.control.engine_calls import EngineAwayError, RefusedError, judged
+from kvstrata_sidecar.gate.http.engine_client import WholeAnswer
 
 
 class Call:
@@ -23,8 +22,8 @@ class Call:
         self.cancelled += 1
 
 
-def answering() -> tuple[WholeAnswer, Call]:
-    answer, call = WholeAnswer(asyncio.get_running_loop()), Call()
+def answering(max_bytes: int = 1000) -> tuple[WholeAnswer, Call]:
+    answer, call = WholeAnswer(asyncio.get_running_loop(), max_bytes), Call()
     answer.call = call  # type: ignore[assignment]
     return answer, call
 
@@ -40,10 +39,9 @@ async def test_an_answer_is_whole_when_its_last_piece_came() -> None:
     assert (answer.aborted, call.cancelled) == (False, 0)
 
 
-async def test_an_answer_that_is_too_large_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_calls, "MAX_ANSWER_BYTES", 4)
+async def test_an_answer_that_is_too_large_counts_as_none() -> None:
     for size, told in ((4, (200, b"xxxx")), (5, (0, b""))):
-        answer, call = answering()
+        answer, call = answering(max_bytes=4)
         answer.engine_head(200, b"", None)
         answer.engine_body(b"xx", False)
         answer.engine_body(b"x" * (size - 2), size == 4)
@@ -62,6 +60,14 @@ async def test_a_failed_or_aborted_call_has_no_answer() -> None:
     answer.abort()
     assert await answer.future == (0, b"")
     assert (answer.aborted, call.cancelled, answer.call) == (True, 1, None)
+
+
+async def test_a_call_whose_answer_is_not_awaited_any_more_is_ended() -> None:
+    answer, call = answering()
+    waiting = asyncio.ensure_future(answer.future)
+    waiting.cancel()
+    answer.drop()
+    assert call.cancelled == 1
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422])

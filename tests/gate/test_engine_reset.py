@@ -11,7 +11,7 @@ import pytest
 from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT, EngineReset
-from kvstrata_sidecar.gate.control import engine_reset as enginereset
+from kvstrata_sidecar.gate.control import engine_calls as enginereset
 
 from . import pki
 from .stand_ins import EngineRequest, whole

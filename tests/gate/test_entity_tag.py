@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import RestoreState, ScopeUsage, TierState
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata_sidecar.gate.control.service import entity_tag
 
@@ -22,6 +22,7 @@ def told(**changed: Any) -> bytes:
 @pytest.mark.parametrize("what", ["stored", "loaded", "refused", "errors", "settling", "used_bytes"])
 def test_counters_and_use_are_no_news(what: str) -> None:
     assert told(**{what: 7}) == entity_tag(STATE)
+    assert told(restore=RestoreState(*range(9))) == entity_tag(STATE)
     assert entity_tag(replace(STATE, fresh_age_ms=99, usage=(ScopeUsage("a", "disk", 1, 1),))) == entity_tag(STATE)
 
 
@@ -37,6 +38,7 @@ def test_counters_and_use_are_no_news(what: str) -> None:
         {"encrypted": True},
         {"keyless": 1},
         {"capacity_bytes": 1},
+        {"declining": True},
     ],
     ids=str,
 )

@@ -155,7 +155,7 @@ async def test_key_files_that_are_left_keep_an_erasure_from_being_complete(gate:
     secret = DataKey(3, b"acme's own key of thirty-two b..")
     await gate.acked(await gate.publish([entry("acme", "acme-of-before", keys=(secret,))]))
     directory = gate.directory / "policy" / KEYS_DIRECTORY
-    assert gate.gate.volume.keys_left({OLD}) == LeftKeys(gate=1, volume=1)
+    assert gate.gate.volume.keys.left({OLD}) == LeftKeys(gate=1, volume=1)
     await gate.acked(await gate.publish([entry("acme")]))
     assert (await erased(gate)).outcome is EraseOutcome.COMPLETE
     for name in (f"{OLD}.3", ".draft"):

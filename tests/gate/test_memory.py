@@ -24,18 +24,18 @@ SHARED = (ScopeUsage("a1b2c3", "shared", 900, 9, None, None),)
 async def test_the_operator_is_told_what_scopes_hold_and_not_woken_for_it(gate: World) -> None:
     first = await poll(gate, 0, 0)
     gate.adapter.usage, gate.adapter.tier_usage = USAGE, SHARED
-    await until(lambda: gate.gate.link.usage == USAGE)
+    await until(lambda: gate.gate.link.state.usage == USAGE)
     second = await poll(gate, 1, 0)
     told = PodState.decode(second.body)
     assert (told.usage, told.tier_usage) == (USAGE, SHARED)
     assert second.headers["etag"] == first.headers["etag"]
     await gate.adapter.stop()
-    await until(lambda: gate.gate.link.usage == gate.gate.link.tier_usage == ())
+    await until(lambda: gate.gate.link.state.usage == gate.gate.link.state.tier_usage == ())
 
 
 async def test_the_metrics_tell_what_scopes_hold(gate: World) -> None:
     gate.adapter.usage = USAGE
-    await until(lambda: gate.gate.link.usage == USAGE)
+    await until(lambda: gate.gate.link.state.usage == USAGE)
     page = (await gate.get("/metrics")).body
     assert b'kvstrata_gate_memory_used_bytes{scope="a1b2c3",tier="dram"} 500' in page
     assert b'kvstrata_gate_memory_used_bytes{scope="_none",tier="dram"} 7' in page
@@ -64,7 +64,7 @@ def test_scopes_beyond_the_bound_are_counted_together() -> None:
 async def test_nothing_is_acknowledged_before_the_memory_is_governed(world: World) -> None:
     revision = await world.publish([entry("acme")])
     async with world.started(memory_patience_s=60.0):
-        await until(lambda: world.gate.link.tiers)
+        await until(lambda: world.gate.link.state.tiers)
         await asyncio.sleep(0.3)
         assert world.adapter.applied == []
         world.adapter.counters = {"memory.enforced": 1}

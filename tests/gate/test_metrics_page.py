@@ -17,8 +17,8 @@ def test_a_tenant_of_any_name_is_on_the_page_with_what_was_counted(names: set[st
     metrics = Metrics(max_tenants=5)
     for number, name in enumerate(sorted(names)):
         metrics.tenant(name).tokens(number, 0, 0)
-        metrics.tenant(name).first_token(0.3)
-        metrics.tenant(name).answered("/v1/completions", 200)
+        metrics.tenant(name).ttft.add(0.3)
+        metrics.tenant(name).requests["/v1/completions", 200] += 1
     page = families(metrics.page().decode())
     told = {sample.labels["tenant"]: sample.value for sample in page["kvstrata_gate_prompt_tokens_total"].samples}
     assert told == {name: number for number, name in enumerate(sorted(names))}
@@ -51,6 +51,10 @@ kvstrata_gate_cached_prompt_tokens_total{tenant="a\\\\b\\"c\\n"} 4
 # HELP kvstrata_gate_no_reuse_requests_total Requests served with a random salt: unknown tenant, stale policy or reuse off.
 # TYPE kvstrata_gate_no_reuse_requests_total counter
 kvstrata_gate_no_reuse_requests_total{tenant="a\\\\b\\"c\\n"} 1
+# HELP kvstrata_gate_uncounted_answers_total Answers whose tokens, or the cached ones among them, the engine did not report in full.
+# TYPE kvstrata_gate_uncounted_answers_total counter
+kvstrata_gate_uncounted_answers_total{tenant="a\\\\b\\"c\\n",tokens="all"} 2
+kvstrata_gate_uncounted_answers_total{tenant="a\\\\b\\"c\\n",tokens="cached"} 0
 # HELP kvstrata_gate_time_to_first_token_seconds From a whole request to the first byte of its streamed answer.
 # TYPE kvstrata_gate_time_to_first_token_seconds histogram
 BUCKETS
@@ -60,6 +64,9 @@ kvstrata_gate_time_to_first_token_seconds_count{tenant="a\\\\b\\"c\\n"} 3
 # TYPE kvstrata_gate_refusals_total counter
 kvstrata_gate_refusals_total{reason="method"} 1
 kvstrata_gate_refusals_total{reason="timeout"} 2
+# HELP kvstrata_gate_connections_turned_away_total Connections that were ended or refused at a bound of connections.
+# TYPE kvstrata_gate_connections_turned_away_total counter
+kvstrata_gate_connections_turned_away_total{reason="address"} 4
 # HELP kvstrata_gate_memory_used_bytes Bytes that a scope holds in the cache server's memory.
 # TYPE kvstrata_gate_memory_used_bytes gauge
 kvstrata_gate_memory_used_bytes{scope="a1",tier="dram"} 500
@@ -91,17 +98,18 @@ def test_the_page_is_this_one() -> None:
     metrics = Metrics(max_tenants=1)
     numbers = metrics.tenant('a\\b"c\n')
     for status in (429, 200, 200):
-        numbers.answered("/v1/completions", status)
+        numbers.requests["/v1/completions", status] += 1
     numbers.in_flight, numbers.no_reuse = 3, 1
+    numbers.uncounted["all"] = 2
     numbers.tokens(7, 5, -1)
     numbers.tokens(-1, -1, 4)
     for seconds in (0.01 + 0.01 + 0.13, 0.25 + 0.001, 100 - 0.141):
-        numbers.first_token(seconds)
+        numbers.ttft.add(seconds)
     for reason in ("timeout", "method", "timeout"):
-        metrics.refused(reason)
+        metrics.refusals[reason] += 1
+    metrics.turned_away = {"address": 4}
     metrics.usage, metrics.usage_left_out = (ScopeUsage("a1", "dram", 500, 9, 800, None),), 6
-    metrics.count("counted_total")
-    metrics.count("counted_total", 2)
+    metrics.counters["counted_total"] = 3
     metrics.gauges = {"whole": 12_345_678, "half": 0.5}
     family, label = "kvstrata_gate_time_to_first_token_seconds_bucket", 'tenant="a\\\\b\\"c\\n"'
     buckets = "\n".join(f'{family}{{{label},le="{bound}"}} {count}' for bound, count in BUCKETS.items())

@@ -17,7 +17,7 @@ from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes, shard_name
 from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.gate.policy.grants import decide
-from kvstrata_sidecar.gate.policy.volume import ManifestFiles, PolicyVolume
+from kvstrata_sidecar.gate.policy.volume import NamedFiles, PolicyVolume
 
 from .test_real_adapter import runtime
 from .world import BUNDLE, KEYS, World, chat, entry, keyspace, post, until
@@ -153,30 +153,30 @@ async def test_no_caller_gets_a_pools_keyspace_by_asking_for_it(world: World) ->
         assert world.engine.requests[-1].json["cache_salt"] == keyspace("acme")
 
 
-class TestManifestFiles:
+class TestNamedFiles:
     def test_what_a_predecessor_left_is_replaced_or_goes(self, tmp_path: Path) -> None:
         (tmp_path / MANIFESTS_DIRECTORY).mkdir()
         named, left = digest_bytes(hashes(1)), digest_bytes(hashes(9))
         for name in (named, left, ".draft"):
             (tmp_path / MANIFESTS_DIRECTORY / name).write_bytes(b"half")
-        files = ManifestFiles(tmp_path)
+        files = NamedFiles(tmp_path / MANIFESTS_DIRECTORY)
         files.add({named: hashes(1)})
         assert listing(tmp_path)[named] == hashes(1)
-        files.retain({named})
+        files.retain()
         assert listing(tmp_path) == {named: hashes(1)}
 
     def test_a_bundle_without_pools_makes_no_directory(self, tmp_path: Path) -> None:
-        files = ManifestFiles(tmp_path)
+        files = NamedFiles(tmp_path / MANIFESTS_DIRECTORY)
         files.add({})
-        files.retain(frozenset())
+        files.retain()
         assert list(tmp_path.iterdir()) == []
 
     def test_a_manifest_that_comes_back_is_written_again(self, tmp_path: Path) -> None:
-        files, named = ManifestFiles(tmp_path), digest_bytes(hashes(1))
+        files, named = NamedFiles(tmp_path / MANIFESTS_DIRECTORY), digest_bytes(hashes(1))
         for _ in range(2):
             files.add({named: hashes(1)})
             files.add({})
-            files.retain(frozenset())
+            files.retain()
             assert listing(tmp_path) == {}
 
     def test_a_policy_whose_manifests_cannot_be_written_is_not_written(self, tmp_path: Path) -> None:
@@ -217,4 +217,4 @@ def test_no_tenant_is_granted_a_pools_keyspace(
         return
     if unknown == "Refuse" and who not in bundle.entries:
         return
-    assert decide(bundle, who, fresh, lambda: "random").salt not in bundle.pool_keyspaces
+    assert decide(bundle, who, fresh, "", lambda: "random").salt not in bundle.pool_keyspaces

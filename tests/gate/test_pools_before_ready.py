@@ -35,7 +35,7 @@ async def ready(world: World) -> tuple[int, bytes]:
 async def serving(world: World, *versions: PoolVersion) -> None:
     """Let the gate do all that it has to but wait for pools."""
     await world.acked(await world.publish([entry("acme")], pools={0: PoolShard("docs", "uid-docs", versions)}))
-    await until(lambda: world.gate.keys.ring and world.gate.engine_ready and world.gate.link.tiers)
+    await until(lambda: world.gate.keys.ring and world.gate.engine_ready and world.gate.link.state.tiers)
 
 
 async def looked(world: World) -> None:

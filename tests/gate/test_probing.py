@@ -358,7 +358,7 @@ async def test_an_epoch_that_rolls_in_the_middle_is_no_failure(pod: World) -> No
     await pod.acked(await pod.publish([entry("acme"), entry("globex")]))
     engine_of(pod).held.clear()
     asking = asyncio.create_task(probed(pod))
-    await until(lambda: pod.gate.prober._running)
+    await until(lambda: pod.gate.calls._running)
     await pod.publish([entry("acme", "acme-2"), entry("globex", "globex-2")])
     await until(lambda: pod.gate.enforcement.revision == 3)
     engine_of(pod).held.set()
@@ -387,14 +387,14 @@ async def test_a_pod_that_drains_is_not_probed(pod: World) -> None:
 
 async def test_nothing_of_a_probe_stays_in_the_gate(pod: World) -> None:
     await probed(pod)
-    assert (pod.gate.prober._running, pod.gate.enforcement.in_flight) == (set(), {})
+    assert (pod.gate.calls._running, pod.gate.enforcement.in_flight) == (set(), {})
 
 
 async def test_a_pod_that_drains_ends_its_probe(pod: World) -> None:
     engine_of(pod).held.clear()
     asking = asyncio.create_task(probed(pod))
-    await until(lambda: pod.gate.prober._running)
-    pod.gate.prober.abort_all()
+    await until(lambda: pod.gate.calls._running)
+    pod.gate.calls.abort_all()
     assert (await asyncio.wait_for(asking, 30)).outcome is ProbeOutcome.MOVED
     assert not pod.gate.enforcement.in_flight
 

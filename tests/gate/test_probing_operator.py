@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from e2e.cluster.control_plane import ControlPlane
+from kvstrata.contract.messages.engine_identity import marked
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.pool_report import Hasher
@@ -21,7 +22,7 @@ from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
 from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.support.objects import cpu_tier, model, own, policy
 from tests.tiers.conftest import PATIENT
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
+from tests.tiers.gate_stand_in import DOMAIN, FINGERPRINT, IDENTITY
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import Driver, stored
 
@@ -42,6 +43,7 @@ class Key(NamedTuple):
     cache_salt: str
     kv_rank: int = 0x01000100
     object_group_id: int = 0
+    model_name: str = marked("tiny", FINGERPRINT)
 
 
 class StoringEngine(CachingEngine):
@@ -52,7 +54,7 @@ class StoringEngine(CachingEngine):
     def store(self, salt: str, hashes: bytes) -> None:
         """Store blocks as LMCache hands them over."""
         keys = [Key(name, salt) for name in named(hashes)]
-        blocks = [Block(key, salt, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
+        blocks = [Block(key, salt, key.kv_rank, key.object_group_id, key.chunk_hash, FINGERPRINT) for key in keys]
         if blocks:
             self.driver.store(blocks)
 
@@ -69,6 +71,7 @@ class Pod:
             world.adapter.chunk_tokens, lambda ids: named(world.adapter.named(packed(ids)).hashes)
         )
         self.runtime.names = lambda keyspace, hashes: [[Key(name, keyspace)] for name in hashes]
+        self.runtime.enforcement.fingerprints = lambda: [FINGERPRINT]
         self.redis = redis
         self.engine = StoringEngine(world)
         self.engine.driver = Driver(self.runtime, params, tier)

@@ -14,6 +14,7 @@ from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
 from tests.adapter.memory_server import Server
 from tests.adapter.memory_stand_in import BLOCK_BYTES, Key
+from tests.tiers.gate_stand_in import FINGERPRINT
 
 from .test_erasing import erased
 from .world import World, entry, keyspace, until
@@ -37,7 +38,9 @@ def runtime(world: World) -> Runtime:
         link_dir=world.directory / "link",
         tier=None,
     )
-    return Runtime(params)
+    made = Runtime(params)
+    made.enforcement.fingerprints = lambda: [FINGERPRINT]
+    return made
 
 
 async def test_the_adapter_enforces_what_the_gate_writes(real: World) -> None:

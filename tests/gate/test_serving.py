@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import json
 import re
 
@@ -91,6 +92,10 @@ async def test_the_model_list_names_the_served_model_only_and_asks_no_engine(gat
 async def test_another_model_is_not_found(gate: World) -> None:
     answer = await gate.ask(post("/v1/chat/completions", chat(model="gpt-4")))
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+    assert answer.error["message"] == "the model 'gpt-4' is not served here: use 'tiny', or leave `model` out"
+    for odd, named in (("x" * 1000, f"the model {'x' * 128!r}"), (7, "a model that is no text")):
+        answer = await gate.ask(post("/v1/chat/completions", chat(model=odd)))
+        assert answer.error["message"].startswith(f"{named} is not served here: use 'tiny'"), answer.error
     assert not gate.engine.requests
 
 
@@ -192,6 +197,22 @@ async def test_requests_without_a_known_key_never_reach_the_engine(gate: World) 
     assert not gate.engine.requests
 
 
+async def test_a_key_of_another_model_gets_the_answer_of_a_key_that_nobody_has(gate: World) -> None:
+    answers = [await gate.ask(post("/v1/completions", {"prompt": "a"}, key=key)) for key in ("of-another", "x" * 600)]
+    assert {answer.status for answer in answers} == {401}
+    (told,) = {answer.error["message"] for answer in answers}
+    assert told.startswith("this model knows no such API key: each model has keys of its own")
+
+
+async def test_an_entry_of_keys_without_a_field_is_named_in_the_pods_problem(gate: World) -> None:
+    await gate.api.put(
+        KEYS, {"keys.json": b'{"keys": [{"tenant": "acme", "sha256": "%s"}, {"tenant": "b"}]}' % (b"0" * 64)}
+    )
+    await until(lambda: "entry 2 of keys.json has no sha256" in gate.gate.state().problem)
+    await gate.api.put(KEYS, {"keys.jsn": b"{}"})
+    await until(lambda: "has no key keys.json" in gate.gate.state().problem)
+
+
 async def test_a_key_that_is_removed_stops_working(gate: World) -> None:
     await gate.publish_keys(globex=GLOBEX)
     await until(lambda: len(gate.gate.keys.ring) == 1)
@@ -261,6 +282,36 @@ async def test_one_tenant_cannot_take_the_places_of_the_others(world: World) -> 
         assert (await other).status == 200
         assert (await world.ask(post("/v1/completions", {"prompt": "d"}))).status == 200
         assert b'kvstrata_gate_refusals_total{reason="tenant_overloaded"} 1' in (await world.get("/metrics")).body
+
+
+async def test_a_request_counts_as_many_times_as_it_asks_for_sequences(world: World) -> None:
+    hold = await hold_the_answer(world)
+    await world.publish([entry("acme"), entry("globex")])
+    async with world.started(max_in_flight=6, max_in_flight_per_tenant=4):
+        await world.acked(1)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        never = await world.ask(post("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2}))
+        assert (never.status, never.error["code"]) == (400, "bad_value")
+        first = asyncio.create_task(world.ask(post("/v1/completions", {"prompt": ["a", "b"], "n": 2})))
+        await until(lambda: world.engine.requests)
+        assert (await world.ask(post("/v1/completions", {"prompt": "c"}))).error["code"] == "tenant_overloaded"
+        assert (await world.ask(post("/v1/chat/completions", chat(n=3), GLOBEX))).error["code"] == "overloaded"
+        second = asyncio.create_task(world.ask(post("/v1/chat/completions", chat(n=2), GLOBEX)))
+        await until(lambda: len(world.engine.requests) == 2)
+        assert (await world.ask(post("/v1/completions", {"prompt": "c"}, NOBODY))).error["code"] == "overloaded"
+        hold.set()
+        assert [(await first).status, (await second).status] == [200, 200]
+        assert (await world.ask(post("/v1/completions", {"prompt": "d", "n": 4}))).status == 200
+
+
+async def test_an_expired_key_is_refused_with_a_message(gate: World) -> None:
+    digest = hashlib.sha256(ACME.encode()).hexdigest()
+    keys = [{"tenant": "acme", "sha256": digest, "expires": "2020-01-01T00:00:00Z"}]
+    await gate.api.put(KEYS, {"keys.json": json.dumps({"keys": keys}).encode()})
+    await until(lambda: len(gate.gate.keys.ring) == 1)
+    refused = await gate.ask(post("/v1/completions", {"prompt": "a"}))
+    assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+    assert "has expired" in refused.error["message"]
 
 
 async def test_malformed_keys_leave_the_last_good_ones_in_force_and_say_so(gate: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvstrata_sidecar.gate.http import engine_client
 from kvstrata_sidecar.gate.http.engine_client import Call, EnginePool, Receiver
 
-from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head
+from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head, whole
 from .world import World, chat, post, until
 
 
@@ -97,6 +97,67 @@ async def test_a_caller_who_leaves_ends_the_engines_work_at_once(gate: World) ->
     await until(lambda: not gate.gate.enforcement.in_flight)
     page = (await gate.get("/metrics")).body
     assert metric(page, 'kvstrata_gate_requests_total{tenant="acme",path="/v1/chat/completions",code="499"}') == 1
+    assert metric(page, UNCOUNTED % "all") == 1
+
+
+UNCOUNTED = 'kvstrata_gate_uncounted_answers_total{tenant="acme",tokens="%s"}'
+
+
+async def test_a_stream_that_ends_before_its_usage_is_counted_as_uncounted(gate: World) -> None:
+    async def broken(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        usage = {"prompt_tokens": 5, "completion_tokens": 1}
+        await event(writer, {"choices": [{"delta": {"content": "x"}}], "usage": usage})
+        writer.close()
+
+    gate.engine.handler = broken
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True, stream_options=options)))
+    assert not answer.complete
+    page = (await gate.get("/metrics")).body
+    assert metric(page, UNCOUNTED % "all") == 1
+    assert metric(page, 'kvstrata_gate_prompt_tokens_total{tenant="acme"}') == 5
+
+
+async def test_answers_that_report_all_tokens_and_errors_are_not_uncounted(gate: World) -> None:
+    await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    await gate.ask(post("/v1/chat/completions", chat()))
+    await gate.ask(post("/v1/messages", chat(max_tokens=5)))
+
+    async def failing(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await whole(writer, 400, b'{"error":{}}')
+
+    gate.engine.handler = failing
+    assert (await gate.ask(post("/v1/chat/completions", chat()))).status == 400
+
+    async def closing(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    gate.engine.handler = closing
+    assert (await gate.ask(post("/v1/chat/completions", chat()))).status == 502
+    page = (await gate.get("/metrics")).body
+    assert [metric(page, UNCOUNTED % tokens) for tokens in ("all", "cached")] == [0, 0]
+
+
+async def test_the_cached_tokens_of_several_prompts_are_unknown(gate: World) -> None:
+    await gate.ask(post("/v1/completions", {"prompt": ["a", "b"]}))
+    await gate.ask(post("/v1/completions", {"prompt": ["a"]}))
+    page = (await gate.get("/metrics")).body
+    assert [metric(page, UNCOUNTED % tokens) for tokens in ("all", "cached")] == [0, 1]
+    assert metric(page, 'kvstrata_gate_cached_prompt_tokens_total{tenant="acme"}') == 4
+    assert metric(page, 'kvstrata_gate_prompt_tokens_total{tenant="acme"}') == 14
+
+
+async def test_a_whole_answer_of_many_megabytes_is_counted(gate: World) -> None:
+    async def long(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        answer = {"choices": [{"text": "x" * (3 << 20)}], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+        await whole(writer, 200, json.dumps(answer).encode())
+
+    gate.engine.handler = long
+    await gate.ask(post("/v1/completions", {"prompt": "a"}))
+    page = (await gate.get("/metrics")).body
+    assert metric(page, 'kvstrata_gate_completion_tokens_total{tenant="acme"}') == 2
+    assert metric(page, UNCOUNTED % "all") == 0
 
 
 async def test_a_caller_who_leaves_before_the_first_byte_ends_the_engines_work(gate: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -69,21 +70,70 @@ class TestDocument:
         assert reader.feed(data) + reader.end() == data
         assert counts(reader.usage) == (-1, -1, -1)
 
-    @pytest.mark.parametrize(("size", "counted"), [(MEGABYTE, 7), (MEGABYTE + 1, -1)])
-    def test_a_document_of_more_than_a_megabyte_is_not_read(self, size: int, counted: int) -> None:
-        reader, data = DocumentUsage(), b'{"usage":{"prompt_tokens":7}}'
-        spaces = b" " * (size - len(data))
-        assert reader.feed(spaces) == spaces
-        reader.feed(data)
+    @given(st.lists(st.integers(1, 60), max_size=20), st.sampled_from([None, 0, 1]))
+    def test_a_document_is_read_in_pieces_of_any_size(self, cuts: list[int], indent: int | None) -> None:
+        usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+        data = json.dumps({"choices": [{"text": "x"}], "usage": usage, "prompt_token_ids": [1] * 50}, indent=indent)
+        reader, at = DocumentUsage(), 0
+        for size in (*cuts, len(data)):
+            reader.feed(data[at : at + size].encode())
+            at += size
         reader.end()
-        assert reader.usage.prompt == counted
+        assert (counts(reader.usage), reader.is_final) == ((7, 2, 4), True)
 
-    def test_the_rest_of_a_long_document_is_not_read_as_one(self) -> None:
-        reader = DocumentUsage()
-        for piece in (b" " * MEGABYTE, b" ", b'{"usage":{"prompt_tokens":7}}'):
-            reader.feed(piece)
+    def test_a_document_of_many_megabytes_is_read_and_not_kept(self) -> None:
+        reader, piece = DocumentUsage(), b"x" * (MEGABYTE // 4)
+        usage = b'"usage":{"prompt_tokens":7,"completion_tokens":2}'
+        tracemalloc.start()
+        for data in (
+            b'{"choices":[{"text":"',
+            *[piece] * 40,
+            b'"}],' + usage + b',"prompt_text":"',
+            *[piece] * 40,
+            b'"}',
+        ):
+            assert reader.feed(data) is data
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
         reader.end()
-        assert reader.usage.prompt == -1
+        assert (counts(reader.usage), reader.is_final) == ((7, 2, -1), True)
+        assert peak < 2 * MEGABYTE
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '"usage":{"prompt_tokens":1,"completion_tokens":1}',
+            '{"usage": {"prompt_tokens":1,"completion_tokens":1}}',
+            '\\"usage":{"prompt_tokens":1,"completion_tokens":1}',
+            "usage",
+            '"usage',
+        ],
+    )
+    @pytest.mark.parametrize("size", [1, 7, 4096])
+    def test_generated_text_does_not_pass_for_usage(self, text: str, size: int) -> None:
+        usage = {"prompt_tokens": 7, "completion_tokens": 2}
+        own = {"choices": [{"text": text, "logprobs": {"top_logprobs": [{text: -1.0, "usage": -2.0}]}}]}
+        for document, expected in (
+            (own | {"usage": usage, "prompt_text": text}, (7, 2, -1)),
+            (own, (-1, -1, -1)),
+            ({"content": [{"type": "tool_use", "input": {"usage": {"input_tokens": 1, "output_tokens": 1}}}],
+              "usage": {"input_tokens": 7, "output_tokens": 2}}, (7, 2, -1)),
+        ):  # fmt: skip
+            reader, data = DocumentUsage(), json.dumps(document, separators=(",", ":")).encode()
+            for at in range(0, len(data), size):
+                reader.feed(data[at : at + size])
+            reader.end()
+            assert counts(reader.usage) == expected
+            assert reader.is_final is (expected[0] == 7)
+
+    @pytest.mark.parametrize(
+        "rest", ["", "{", '{"prompt_tokens":7', '{"prompt_tokens":7}', '{"x":"' + "x" * 5000 + '"}']
+    )
+    def test_usage_that_is_cut_or_lacks_a_count_is_not_final(self, rest: str) -> None:
+        reader = DocumentUsage()
+        reader.feed(b'{"usage":' + rest.encode())
+        reader.end()
+        assert not reader.is_final
 
 
 def event(**document: Any) -> bytes:
@@ -126,6 +176,26 @@ class TestEvents:
         reader.feed(data)
         assert counts(reader.usage) == (7, 2, -1)
 
+    @pytest.mark.parametrize(
+        ("data", "final_before_its_end", "final"),
+        [
+            (DELTA + SURPLUS + DONE, True, True),
+            (DELTA + LAST + DONE, False, True),
+            (DELTA + DONE, False, False),
+            (event(type="message_start", message={"usage": {"input_tokens": 7, "output_tokens": 1}}), False, False),
+            (event(type="message_delta", usage={"input_tokens": 7, "output_tokens": 5}), True, True),
+        ],
+    )
+    def test_the_usage_of_a_broken_stream_is_final_only_after_its_last_report(
+        self, data: bytes, final_before_its_end: bool, final: bool
+    ) -> None:
+        reader = EventUsage(strip=True)
+        reader.feed(data)
+        assert reader.is_final is final_before_its_end
+        assert reader.events == data.count(b"\n\n")
+        reader.end()
+        assert reader.is_final is final
+
     def test_anthropic_tells_usage_in_two_events(self) -> None:
         reader = EventUsage(strip=True)
         begin = event(type="message_start", message={"usage": {"input_tokens": 7, "output_tokens": 1}})
@@ -141,24 +211,24 @@ class TestEvents:
             piece = data[at : at + size]
             at += size
             out += reader.feed(piece) if piece else b""
-            assert reader.holds_back == (not data[:at].endswith(b"\n\n") if piece else reader.holds_back)
+            assert bool(reader.held) == (not data[:at].endswith(b"\n\n") if piece else bool(reader.held))
         out += reader.end()
         assert out == (data.replace(SURPLUS, b"") if strip else data)
         assert reader.usage.prompt == 7
-        assert not reader.holds_back
+        assert not reader.held
 
     def test_an_unfinished_event_is_held_back_and_whole_ones_before_it_are_not(self) -> None:
         reader = EventUsage(strip=False)
         assert reader.feed(DELTA + b"data: half") == DELTA
-        assert reader.holds_back
+        assert reader.held
         assert reader.feed(b" of it\n\n") == b"data: half of it\n\n"
-        assert not reader.holds_back
+        assert not reader.held
         assert reader.end() == b""
 
     @pytest.mark.parametrize(("size", "held"), [(MEGABYTE, True), (MEGABYTE + 1, False)])
     def test_at_most_a_megabyte_is_held_back(self, size: int, held: bool) -> None:
         reader = EventUsage(strip=False)
         assert reader.feed(DELTA + b"x" * size) == DELTA + (b"" if held else b"x" * size)
-        assert reader.holds_back is held
+        assert bool(reader.held) is held
         assert reader.end() == (b"x" * size if held else b"")
-        assert not reader.holds_back
+        assert not reader.held

@@ -25,7 +25,7 @@ async def test_a_pod_that_warms_up_is_ready_when_that_is_done(world: World) -> N
         await serving(world)
         assert await ready(world) == (503, b"warming: the cache server loads the most recently used blocks\n")
         world.adapter.warming = False
-        await until(lambda: not world.gate.link.warming)
+        await until(lambda: not world.gate.link.state.warming)
         assert await ready(world) == (200, b"ok\n")
 
 
@@ -34,7 +34,7 @@ async def test_a_pod_that_warms_up_for_too_long_is_ready_all_the_same(world: Wor
     async with world.started(warm_patience_s=0.5):
         await serving(world)
         await until(lambda: not world.gate.not_ready())
-        assert world.gate.link.warming
+        assert world.gate.link.state.warming
 
 
 async def test_a_pod_is_not_held_back_where_nobody_asked_for_it(world: World) -> None:
@@ -49,7 +49,7 @@ async def test_a_cache_server_that_starts_again_takes_no_ready_pod_out(world: Wo
         await serving(world)
         await until(lambda: world.gate.loop.time() > world.gate._engine_ready_s + 0.5)
         world.adapter.warming = True
-        await until(lambda: world.gate.link.warming)
+        await until(lambda: world.gate.link.state.warming)
         assert await ready(world) == (200, b"ok\n")
 
 
@@ -57,6 +57,6 @@ async def test_a_cache_server_that_is_away_warms_nothing_up(world: World) -> Non
     world.adapter.warming = True
     async with world.started(warm_patience_s=PATIENCE_S):
         await serving(world)
-        assert world.gate.link.warming
+        assert world.gate.link.state.warming
         await world.adapter.stop()
-        await until(lambda: not world.gate.link.warming)
+        await until(lambda: not world.gate.link.state.warming)

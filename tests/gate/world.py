@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvstrata.contract.messages.engine_identity import IDENTITY_FILE, EngineIdentity
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.policy.bundle import (
     ROOT_DATA_KEY,
@@ -27,6 +28,7 @@ from kvstrata.contract.policy.pools import PoolRef, PoolShard, shard_name
 from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.gate.main import Gate
 from kvstrata_sidecar.gate.settings import Settings
+from tests.tiers.gate_stand_in import FINGERPRINT
 
 from . import pki
 from .stand_in_api import StandInApi
@@ -144,8 +146,15 @@ class World:
         self.api = StandInApi()
         self.root = Root("d" * 16, MODEL, "model-uid", 0, 1, Rules(drain_timeout_s=1), ())
         self.gate: Gate = None  # type: ignore[assignment]  # set by started
+        self.report_identity(EngineIdentity(FINGERPRINT, {"vllm": "1"}))
         (directory / "ack-token").write_text("the-pods-token\n")
         (directory / "kube-token").write_text("kube-token\n")
+
+    def report_identity(self, identity: EngineIdentity) -> None:
+        """Write what an engine reports when it starts."""
+        written = self.directory / "engine" / "written"
+        written.write_bytes(identity.encode())
+        written.replace(self.directory / "engine" / IDENTITY_FILE)
 
     def settings(self, **changes: Any) -> Settings:
         directory = self.directory
@@ -154,7 +163,7 @@ class World:
             identity="i" * 16, bundle_secret=BUNDLE, api_keys_secret=KEYS,
             engine_socket=self.engine.socket_path, policy_dir=directory / "policy",
             adapter_socket=self.adapter.socket_path, bind="127.0.0.1", https_port=0, http_port=0, control_port=0,
-            health_port=0, tls_dir=self.gate_tls, control_tls_dir=self.gate_tls,
+            health_port=0, cache_http_port=1, tls_dir=self.gate_tls, control_tls_dir=self.gate_tls,
             ack_token_file=directory / "ack-token", kube_host="127.0.0.1", kube_port=self.api.port,
             kube_token_file=directory / "kube-token", kube_ca_file=self.gate_tls / "ca.crt", drain_grace_s=0.2,
             shutdown_s=3.0, memory_patience_s=0.0,

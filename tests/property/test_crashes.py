@@ -1,4 +1,4 @@
-"""The operator dies at any write of any plan, and nobody can tell from the end.
+"""The operator dies at any write of any plan, and the end is the same.
 
 Every scenario runs once without a fault, which counts its writes. Then it runs twice for each of them: the process is
 gone before the API server has the write, and after it but before the answer. A fresh process, which knows nothing but

@@ -55,13 +55,21 @@ class MemoryKube(Kube):
         return found
 
     async def list(
-        self, resource: Resource, namespace: str | None, label_selector: str | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
     ) -> AsyncIterator[Raw]:
-        """Yield copies; the selector is a list of equalities."""
-        wanted = dict(part.split("=") for part in label_selector.split(",")) if label_selector else {}
+        """Yield copies; selectors are lists of equalities."""
+        wanted, fields = (
+            dict(part.split("=") for part in selector.split(",")) if selector else {}
+            for selector in (label_selector, field_selector)
+        )
         for (kind, where, _), found in sorted(self.objects.items(), key=lambda item: item[0]):
             labels = found["metadata"].get("labels") or {}
-            if kind == resource.kind and namespace in (None, where) and wanted.items() <= labels.items():
+            fits = all(_field(found, path) == value for path, value in fields.items())
+            if kind == resource.kind and namespace in (None, where) and wanted.items() <= labels.items() and fits:
                 yield copied(found)
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
@@ -171,3 +179,9 @@ class MemoryKube(Kube):
 
 def _typed(resource: Resource, body: Mapping[str, Any]) -> Raw:
     return {**body, "apiVersion": resource.api_version, "kind": resource.kind}
+
+
+def _field(found: Any, path: str) -> Any:
+    for part in path.split("."):
+        found = (found or {}).get(part)
+    return found

@@ -52,8 +52,7 @@ def model(name: str = "tiny", *, tiers: tuple[str, ...] = (), labels: dict[str, 
         "engine": {"image": "engine:1", "replicas": 1},
         "gate": {"authentication": {"apiKeys": {"secretRef": {"name": "keys"}}}},
     }
-    if tiers:
-        base["tiers"] = [{"name": tier} for tier in tiers]
+    base["tiers"] = [{"name": tier} for tier in tiers]
     return own("CachedModel", name, {**base, **spec}, **({"labels": labels} if labels else {}))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from kvstrata.cli.operator import main
 from kvstrata.contract.policy.keyspace import Scope, derive_keyspace
 from kvstrata.plan import scopes
-from kvstrata.plan.bundle import compile as bundle_entries
 
 
 def _one_for_all(domain_key: bytes, scope: Scope, epoch: str) -> str:
@@ -17,5 +16,5 @@ def _one_for_all(domain_key: bytes, scope: Scope, epoch: str) -> str:
 
 
 if __name__ == "__main__":
-    scopes.derive_keyspace = bundle_entries.derive_keyspace = _one_for_all
+    scopes.derive_keyspace = _one_for_all
     main()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvstrata.clients.signing import SigningKeys
-from kvstrata.contract.policy.data_key import key_fingerprint
+from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import (
     Amount,
@@ -115,7 +115,7 @@ def tier(name: str = "redis", **changes: object) -> TierFact:
 
 def data_key(**changes: object) -> KeyFact:
     """A data key that a KMS wrapped, and that is destroyed."""
-    whole = KeyFact(key_fingerprint(b"k" * 32), OLD_EPOCH, KeyCustody.KMS, OPERATOR, KMS)
+    whole = KeyFact(key_id(b"k" * 32), OLD_EPOCH, KeyCustody.KMS, OPERATOR, KMS)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 

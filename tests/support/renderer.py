@@ -24,10 +24,17 @@ from kvstrata.model.pods import Pod
 from kvstrata.objects.pod.identity import render_id
 from tests.support.objects import Raw
 
+FINGERPRINT = "f1" * 8
+
 
 def rendered_by(raw: Raw) -> str:
     """Return the render id of the pods of a model as a user wrote it."""
     return render_id(CachedModel.parse({**raw, "metadata": {**raw["metadata"], "uid": "u"}}))
+
+
+def of(state: PodState) -> str:
+    """Return the identity of a pod's blocks; empty with the fingerprint that all pods have at first."""
+    return "" if state.fingerprint == FINGERPRINT else f"{state.identity}.{state.fingerprint}"
 
 
 class Renderer:
@@ -45,7 +52,7 @@ class Renderer:
         self.outcome = WarmOutcome.STORED
         """The outcome of every warm-up."""
         self.stored: dict[str, set[bytes]] = {}
-        """The chunks that are stored, by the digits of their scope; a test may take some away."""
+        """The chunks that are stored, by the digits of their scope and `of`; a test may take some away."""
         self.seasoning = b""
         """Decides, beside the text, which tokens a text becomes."""
 
@@ -74,7 +81,7 @@ class Renderer:
         made = self._made(pod, state, prefix)
         if self.outcome is WarmOutcome.STORED:
             size = CHUNK_HASH_BYTES
-            self.stored.setdefault(scope, set()).update(
+            self.stored.setdefault(scope + of(state), set()).update(
                 made.hashes[at : at + size] for at in range(0, len(made.hashes), size)
             )
         return self.outcome
@@ -84,11 +91,12 @@ class Renderer:
         if pod.name in self.silent:
             return None
         versions = [version for shard in shards if shard.uid == uid for version in shard.versions]
-        return PoolReport(state.gate_boot, state.cache_boot, tuple(map(self._holding, versions)))
+        held = tuple(self._holding(version, of(state)) for version in versions)
+        return PoolReport(state.gate_boot, state.cache_boot, held, state.fingerprint)
 
-    def _holding(self, version: PoolVersion) -> PoolVersionState:
+    def _holding(self, version: PoolVersion, fingerprint: str) -> PoolVersionState:
         scope = version.keyspace[:SCOPE_DIGITS]
-        size, there = CHUNK_HASH_BYTES, self.stored.get(scope, set())
+        size, there = CHUNK_HASH_BYTES, self.stored.get(scope + fingerprint, set())
         chunks = [version.hashes[at : at + size] for at in range(0, len(version.hashes), size)]
         missing = [chunk for chunk in chunks if chunk not in there]
         stored = len(chunks) - len(missing)

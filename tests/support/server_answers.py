@@ -44,13 +44,13 @@ class SimulatedServer:
 
 def answer_probe(simulation: Simulation, order: ProbeBackend) -> None:
     """Store the findings of a server's probe at once, and have its tier planned again."""
-    simulation.asked.append(order.endpoint)
-    reason, sentence = ("", "") if simulation.backends_up else ("Unreachable", f"there is no route to {order.endpoint}")
+    endpoint = order.access.endpoint
+    simulation.asked.append(endpoint)
+    reason, sentence = ("", "") if simulation.backends_up else ("Unreachable", f"there is no route to {endpoint}")
+    external = _check(simulation, order, reason, sentence)
     report = BackendReport(
-        order.endpoint, order.username, simulation.backends_up, reason, sentence, simulation.now, version=VERSION,
-        password_secret=order.password_secret, authority_secret=order.authority_secret, cluster=order.cluster,
-        external=_check(simulation, order, reason, sentence),
-    )  # fmt: skip
+        order.access, simulation.backends_up, reason, sentence, simulation.now, version=VERSION, external=external
+    )
     simulation.store.domain(NAMESPACE).backends[order.tier] = report
     simulation.queue.add(Key("CacheTier", NAMESPACE, order.tier))
 
@@ -58,12 +58,12 @@ def answer_probe(simulation: Simulation, order: ProbeBackend) -> None:
 def _check(simulation: Simulation, order: ProbeBackend, reason: str, sentence: str) -> ExternalReport:
     """Answer of an external server: none, the test's, or that all is well."""
     if not simulation.backends_up:
-        return ExternalReport((ServerFacts(order.endpoint, False, reason, sentence),))
+        return ExternalReport((ServerFacts(order.access.endpoint, False, reason, sentence),))
     well = ServerFacts(
-        order.endpoint, True, "", "", version=VERSION, in_cluster_mode=order.cluster, max_bytes=1 << 50,
-        eviction="noeviction", slots=SLOTS if order.cluster else 0,
+        order.access.endpoint, True, "", "", version=VERSION, in_cluster_mode=order.access.cluster, max_bytes=1 << 50,
+        eviction="noeviction", slots=SLOTS if order.access.cluster else 0,
     )  # fmt: skip
-    return simulation.external.get(order.tier, ExternalReport((well,), mapped=order.cluster))
+    return simulation.external.get(order.tier, ExternalReport((well,), mapped=order.access.cluster))
 
 
 def answer_look(simulation: Simulation, order: ReconcileCluster) -> None:

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.engine_identity import UNGOVERNED
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry
 from kvstrata.model.keys import AllowedService
@@ -34,11 +35,13 @@ from kvstrata.plan.actions import (
     PoolQuestion,
     ProbeBackend,
     Question,
+    ReadEvents,
     ReclaimQuestion,
     ReconcileCluster,
     TendServers,
 )
 from kvstrata.plan.ownership import has_our_label
+from kvstrata.reconcile.events import EventReader
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_domains import KmsDomains
 from kvstrata.reconcile.keys.kms_services import KmsServices, Login, by_service_account
@@ -58,7 +61,7 @@ from tests.support.memory_kube import MemoryKube
 from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, Raw
 from tests.support.pool_answers import answer_for_pools
-from tests.support.renderer import Renderer
+from tests.support.renderer import FINGERPRINT, Renderer
 from tests.support.server_answers import SimulatedServer, answer_look, answer_probe, answer_tending
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -89,6 +92,8 @@ class Simulation:
         self._shuffle = shuffle
         self.kube = MemoryKube(MemoryApi(lambda: format_timestamp(self.now)))
         self.acks: dict[str, PodState] = {}
+        self.fingerprints: dict[str, str] = {}
+        """By pod; all others have `FINGERPRINT`."""
         self.backends_up = True
         self.external: dict[str, ExternalReport] = {}
         self.looks: dict[str, ClusterReport] = {}
@@ -126,8 +131,9 @@ class Simulation:
         self.kms_domains = KmsDomains(
             self.kube, "kvstrata-system", self.store, services, operator, lambda: self.now, lambda: True
         )
-        self.kms = KmsKeys(self.store, self.queue, self.ring, self.kms_domains, lambda: True)
+        self.kms = KmsKeys(self.store, self.queue, self.ring, self.kms_domains)
         self.backends = Backends(self.kube, self.store, self.queue)
+        self.events = EventReader(self.kube, self.store, self.queue, lambda: self.now)
         self.credentials = CredentialWorker(self.kube, self.store, self.queue, secret_store, lambda: True)
         self.topologies = Topologies(self.kube, self.store, self.queue, lambda: True)
         workers: dict[type[Any], Worker] = {
@@ -136,6 +142,7 @@ class Simulation:
             **dict.fromkeys(get_args(ErasureOrder), lambda where, order: self.erase(where, order)),
             **dict.fromkeys(get_args(ReclaimQuestion), lambda where, question: self.ask(where, question)),
             EndReclaim: lambda where, order: self.end(where, order),
+            ReadEvents: lambda where, order: finish(self.events.read(where, order)),
             KeepInKms: self.kms.keep,
         }
         forget_tier = (
@@ -173,6 +180,7 @@ class Simulation:
         revision: int | None = None,
         *,
         problem: str = "",
+        ungoverned: str = "",
         tiers: tuple[TierState, ...] = (),
         usage: tuple[ScopeUsage, ...] = (),
         usage_left_out: int = 0,
@@ -182,10 +190,13 @@ class Simulation:
         found = self.pod(pod)
         acked = self.bundle(found.model).root.revision if revision is None else revision
         state = PodState(
-            pod=pod, pod_uid=found.uid, namespace=NAMESPACE, model=found.model, identity="", gate_boot="g",
+            pod=pod, pod_uid=found.uid, namespace=NAMESPACE, model=found.model, gate_boot="g",
+            identity=found.identity or self.world.models[found.model].status.identity or "",
             cache_boot="c", term=1, acked=acked, seen=acked, fresh=True, fresh_age_ms=0, engine_ready=True,
             problem=problem, tiers=tiers, usage=usage, usage_left_out=usage_left_out,
-            tier_usage=tier_usage,
+            tier_usage=tier_usage, unresolved=ungoverned,
+            withheld=UNGOVERNED if ungoverned else "",
+            fingerprint="" if ungoverned else self.fingerprints.get(pod, FINGERPRINT),
         )  # fmt: skip
         self.acks[found.uid] = state
         self._report(found, state)

@@ -101,10 +101,9 @@ def connect_to() -> Iterator[Callable[..., Connection]]:
     """Open a connection to a loopback port; a server that a busy machine starves is waited for."""
     opened: list[Connection] = []
 
-    def connect(port: int, **options: object) -> Connection:
-        settings = {"tls": None, "username": None, "password_file": None} | options
-        settings = {"connect_timeout_s": 30.0, "io_timeout_s": 30.0} | settings
-        connection = dial(Endpoint("127.0.0.1", port), **settings)  # type: ignore[arg-type]
+    def connect(port: int, **options: Any) -> Connection:
+        settings: dict[str, Any] = {"connect_timeout_ms": 30_000, "io_timeout_ms": 30_000}
+        connection = dial(Endpoint("127.0.0.1", port), TierParams("shared", **settings | options))
         opened.append(connection)
         return connection
 

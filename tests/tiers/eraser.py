@@ -19,16 +19,16 @@ from kvstrata.contract.messages.erase_report import End, Erased, Line, PrimaryEn
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, member_of
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, reservation
+from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, reservation
 from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms, call, read_text, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
-from kvstrata_sidecar.adapter.redis.client.resp import Command
+from kvstrata_sidecar.adapter.redis.client.resp import PING, Command, Parts, ReplyError, Write
 from kvstrata_sidecar.delete_job.chunks import ChunkDeletion
 from kvstrata_sidecar.delete_job.delete import Deletion
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.reclaim import Reclaim
 from kvstrata_sidecar.delete_job.servers import Primary, Servers
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, RESOLVED
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUE = b"x" * 300
@@ -116,10 +116,12 @@ def erase(
     return report
 
 
-def start_program(path: Path, asked: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start the program that a Job runs."""
+def start_program(
+    path: Path, asked: dict[str, Any], environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the program that a Job runs, in another environment that of another version."""
     path.write_text(json.dumps(asked))
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src"}
+    environment = environment or os.environ | {"PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src"}
     command = [sys.executable, "-m", "kvstrata_sidecar.delete_job", str(path)]
     return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -152,7 +154,7 @@ def chunk_of(number: int) -> bytes:
     return bytes([number * 16 % 256]) + number.to_bytes(31, "big")
 
 
-def name_of(keyspace: str, number: int, domain: str = DOMAIN, identity: str = IDENTITY) -> tuple[bytes, bytes]:
+def name_of(keyspace: str, number: int, domain: str = DOMAIN, identity: str = RESOLVED) -> tuple[bytes, bytes]:
     """Return bucket and member of the block of a number."""
     chunk = chunk_of(number)
     member = member_of(identity, 0x01000100, 0, chunk)
@@ -160,7 +162,7 @@ def name_of(keyspace: str, number: int, domain: str = DOMAIN, identity: str = ID
 
 
 def reserve(
-    keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN, identity: str = IDENTITY
+    keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN, identity: str = RESOLVED
 ) -> Command:
     """What a writer sends first."""
     return reserve_at(*name_of(keyspace, number, domain, identity), window_ms)
@@ -177,17 +179,26 @@ def write(
     number: int,
     window_ms: int = 30_000,
     domain: str = DOMAIN,
-    identity: str = IDENTITY,
+    identity: str = RESOLVED,
 ) -> str:
     """Send what a writer sends then: the value, and its commit; return what came of it."""
     base, member = name_of(keyspace, number, domain, identity)
     commit = call(
         "commit", state_key(base), read_text, member=member, token=b"t", ttl_ms=LIFE_MS, age_ms=0, keep_ms=KEEP_MS
     )
-    return str(connection.set(base + b":" + member, [VALUE], window_ms, commit))
+    return str(set_value(connection, base + b":" + member, [VALUE], window_ms, commit))
 
 
-def put(connection: Connection, keyspace: str, numbers: Sequence[int], identity: str = IDENTITY) -> None:
+def set_value(connection: Connection, key: bytes, parts: Parts, ttl_ms: int, after: Command = PING) -> Any:
+    """Write one value; return the result of the command behind it."""
+    asked = Write(key, lambda: parts, ttl_ms, after)
+    connection.set_each([asked])
+    if isinstance(asked.answer, ReplyError):
+        raise asked.answer
+    return asked.answer
+
+
+def put(connection: Connection, keyspace: str, numbers: Sequence[int], identity: str = RESOLVED) -> None:
     """Store blocks of one server."""
     for number in numbers:
         assert connection.ask([reserve(keyspace, number, identity=identity)])[0].outcome is True

@@ -1,10 +1,11 @@
-"""Between a client and a server: breaks what the server says, or holds back what clients say, when it is told to."""
+"""Between a client and a server: breaks or slows what the server says, or holds back what clients say, on demand."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 Fault = Callable[[bytes], bytes | None]
@@ -14,11 +15,16 @@ Trigger = Callable[[bytes], bool]
 
 
 class FaultyProxy:
-    """Forwards both ways on loopback; `fault` changes what clients get, `hold_from` what reaches the server when."""
+    """Forwards both ways on loopback; `fault` changes what clients get, `hold_from` what reaches the server when.
+
+    Clients get `bytes_per_s` together, None for as much as there is.
+    """
 
     def __init__(self, target_port: int) -> None:
         self.fault: Fault | None = None
         self.hold_from: Trigger | None = None
+        self.bytes_per_s: float | None = None
+        self._slow = threading.Lock()
         self.holding = threading.Event()
         self._flowing = threading.Event()
         self._flowing.set()
@@ -52,13 +58,16 @@ class FaultyProxy:
 
     def _forward(self, source: socket.socket, target: socket.socket, to_client: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
+            while data := source.recv(65_536 if self.bytes_per_s is None else 4_096):
                 fault = self.fault if to_client else None
                 said = data if fault is None else fault(data)
                 if said is None:
                     break
                 if not to_client:
                     self._hold(data)
+                elif (rate := self.bytes_per_s) is not None:
+                    with self._slow:
+                        time.sleep(len(data) / rate)
                 target.sendall(said)
         for one in (source, target):
             with contextlib.suppress(OSError):

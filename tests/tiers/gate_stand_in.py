@@ -15,6 +15,7 @@ from kvstrata.contract.messages.adapter import (
     AdapterAck,
     AdapterState,
     ApplyRequest,
+    PrefillCost,
     Request,
     StateRequest,
     decode_answer,
@@ -23,11 +24,15 @@ from kvstrata.contract.messages.adapter import (
 from kvstrata.contract.messages.erase import AdapterErased, Amount, ErasedTier, EraseRequest
 from kvstrata.contract.policy.bundle import EnforcedBudget, Rules
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
+from kvstrata.contract.policy.tiers import TierRules
+from kvstrata.contract.store.redis_keys import resolved
 
 T = TypeVar("T")
 
 DOMAIN = "d0d0d0d0d0d0d0d0"
 IDENTITY = "1d1d1d1d1d1d1d1d"
+FINGERPRINT = "f1f1f1f1f1f1f1f1"
+RESOLVED = resolved(IDENTITY, FINGERPRINT)
 KEYSPACE_A = "a" * 32
 KEYSPACE_B = "b" * 32
 KEYSPACE_UNKNOWN = "c" * 32
@@ -75,17 +80,23 @@ class GateStandIn:
         """Put a policy that allows just `keyspaces` in force and return the acknowledgement."""
         return self.enforce(dict.fromkeys(keyspaces, budgets), on_stale=on_stale)
 
-    def enforce(self, keyspaces: Mapping[str, tuple[EnforcedBudget, ...]], *, on_stale: str = "Fence") -> AdapterAck:
+    def enforce(
+        self,
+        keyspaces: Mapping[str, tuple[EnforcedBudget, ...]],
+        *,
+        on_stale: str = "Fence",
+        tiers: tuple[TierRules, ...] = (),
+    ) -> AdapterAck:
         """Put a policy with a budget for each keyspace in force and return the acknowledgement."""
         self.revision += 1
         self.write_freshness()
         view = self.view(keyspaces, revision=self.revision, on_stale=on_stale)
-        self.write_policy(replace(view, keyspaces=keyspaces))
+        self.write_policy(replace(view, keyspaces=keyspaces, tiers=tiers))
         return self.put(ApplyRequest(self.revision, 1), AdapterAck)
 
-    def state(self) -> AdapterState:
-        """Ask the adapter what it holds."""
-        return self.put(StateRequest(), AdapterState)
+    def state(self, *costs: PrefillCost) -> AdapterState:
+        """Ask the adapter what it holds, and say what prefill costs."""
+        return self.put(StateRequest(costs), AdapterState)
 
     def erase(self, *keyspaces: str) -> AdapterErased:
         """Have keyspaces erased from what is the server's alone."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
-from kvstrata.contract.policy.cache_view import CacheView, data_keys, manifests
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, CacheView, data_keys, manifests
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.policy.volume import KeyFiles, ManifestFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles, NamedFiles
 from tests.tiers.gate_stand_in import DOMAIN, STALE_AFTER_S, GateStandIn
 
 POOL, OLD_POOL = "f" * 32, "e" * 32
@@ -50,7 +50,7 @@ class PoolGate:
     def __init__(self, gate: GateStandIn) -> None:
         self._gate = gate
         self._keys = KeyFiles(gate.policy_dir)
-        self._manifests = ManifestFiles(gate.policy_dir)
+        self._manifests = NamedFiles(gate.policy_dir / MANIFESTS_DIRECTORY)
 
     def publish(self, entries: Iterable[Entry], **pools: tuple[PoolVersion, ...]) -> AdapterAck:
         """Put a policy of these tenants and pools, by name, in force, and return the acknowledgement."""
@@ -61,11 +61,10 @@ class PoolGate:
             root, entries, [PoolShard(name, f"uid-{name}", versions) for name, versions in pools.items()]
         )
         gate.write_freshness()
-        named = manifests(bundle)
-        self._manifests.add(named)
+        self._manifests.add(manifests(bundle))
         self._keys.write(data_keys(bundle))
         gate.write_policy(CacheView.of(bundle))
         ack = gate.put(ApplyRequest(gate.revision, 1), AdapterAck)
         assert isinstance(ack, AdapterAck)
-        self._manifests.retain(named.keys())
+        self._manifests.retain()
         return ack

@@ -166,7 +166,7 @@ def text(answer: Any) -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 90) -> None:
+def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 180) -> None:
     """Wait for something that has to become true."""
     give_up_at_s = time.monotonic() + timeout_s
     while not condition():

@@ -15,7 +15,7 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
+from tests.tiers.gate_stand_in import DOMAIN, FINGERPRINT, IDENTITY
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.sweeping import make_due, stop
 
@@ -26,7 +26,7 @@ class SharingPod:
     def __init__(self, server: RedisProcess, capacity_blocks: int, block_bytes: int) -> None:
         self.fresh = True
         self.block_bytes = block_bytes
-        self.value_bytes = value_bytes(block_bytes, encrypted=False)
+        self.value_bytes = value_bytes(block_bytes)
         self.enforcement = Enforcement(DOMAIN, lambda reopen=False: boottime_ns() if self.fresh else 0)
         tier = TierParams(
             "shared", (Endpoint("127.0.0.1", server.port),), workers=1,
@@ -77,4 +77,4 @@ class SharingPod:
 
 def any_block(keyspace: str, number: int) -> Block:
     """The block of a number, of which there are as many as one wants; they spread over all buckets."""
-    return Block((keyspace, number), keyspace, 0, 0, random.Random(number).randbytes(32))
+    return Block((keyspace, number), keyspace, 0, 0, random.Random(number).randbytes(32), FINGERPRINT)

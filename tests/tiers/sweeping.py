@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
-from kvstrata_sidecar.adapter.redis.client.commands import Transport
+from kvstrata_sidecar.adapter.redis.client.resp import Transport
 from kvstrata_sidecar.adapter.redis.sweep.reclaim import ReclaimCapacity
 from kvstrata_sidecar.adapter.redis.sweep.scopes import SweepScopes
 from kvstrata_sidecar.adapter.redis.tier import Tier

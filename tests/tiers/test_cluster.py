@@ -11,7 +11,7 @@ from kvstrata.contract.store.redis_keys import revoked_key
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
 from tests.tiers.redis_cluster import RedisCluster, until
 from tests.tiers.server_kinds import on_every_server
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import VALUE_BYTES, Driver, block
 from tests.tiers.tier_on_cluster import (
     BLOCKS,
     NUMBERS,
@@ -48,7 +48,7 @@ class TestAllIsWell:
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:
         driver = begin(start, gate, cluster)
-        limit = 10 * (BLOCK_BYTES + 40)
+        limit = 10 * VALUE_BYTES
         gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=limit),))
         for one in BLOCKS:
             store_all(driver, [one])

@@ -176,32 +176,6 @@ class TestCredentialsChange:
         driver.until("closed")
         assert driver.lookup([block(KEYSPACE_A)]) == [1]
 
-    def test_a_client_certificate_that_was_renewed_is_used_without_a_restart(
-        self, start: Start, gate: GateStandIn, tmp_path: Path
-    ) -> None:
-        for name in ("old", "new"):
-            (tmp_path / name).mkdir()
-        servers, old, new = Authority(tmp_path), Authority(tmp_path / "old"), Authority(tmp_path / "new")
-        files = [word for word in servers.issue("127.0.0.1").redis_options if word not in ("--tls-auth-clients", "no")]
-        files[files.index("--tls-ca-cert-file") + 1] = str(old.file)
-        server = RedisProcess(tmp_path, tls=[*files, "--tls-auth-clients", "yes"])
-        server.start()
-        mine = old.issue("pod", stem="client")
-        tls = TlsParams(str(servers.file), cert_file=str(mine.certificate), key_file=str(mine.key))
-        driver = start(server.port, tls=tls)
-        driver.until("closed")
-        gate.allow(KEYSPACE_A)
-        assert driver.store([block(KEYSPACE_A)]).stored_bytes > 0
-        server.admin().config_set("tls-ca-cert-file", str(new.file))
-        server.admin().execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        misses_until_told(driver, "certificate")
-        renewed = new.issue("pod", stem="client")
-        renewed.certificate.replace(mine.certificate)
-        renewed.key.replace(mine.key)
-        driver.until("closed")
-        assert driver.lookup([block(KEYSPACE_A)]) == [1]
-        server.kill()
-
 
 def test_the_rights_that_the_operator_gives_are_enough_for_a_cluster(
     start: Start, gate: GateStandIn, tmp_path: Path

@@ -12,7 +12,7 @@ from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import PATIENT_MS, RedisCluster, until
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import ServerKind, on_every_server
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import VALUE_BYTES, Driver, block
 from tests.tiers.tier_on_cluster import BLOCKS, NUMBERS, all_closed, begin, load_right, store_all
 
 pytestmark = pytest.mark.redis
@@ -44,7 +44,7 @@ def test_blocks_come_back_and_limits_hold(
     assert driver.lookup([block(KEYSPACE_B, number) for number in NUMBERS]) == [0] * len(BLOCKS)
     assert load_right(driver) == [1] * len(BLOCKS)
     assert len(driver.tier.delete(BLOCKS)) == len(BLOCKS)
-    limit = 10 * (BLOCK_BYTES + 40)
+    limit = 10 * VALUE_BYTES
     gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=limit),))
     for one in BLOCKS:
         store_all(driver, [one])

@@ -13,7 +13,7 @@ from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import PATIENT_MS, RedisCluster, until
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import ServerKind, on_every_server
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import VALUE_BYTES, Driver, block
 from tests.tiers.tier_on_cluster import (
     BLOCKS,
     NUMBERS,
@@ -68,7 +68,7 @@ class TestServersDie:
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:
         driver = begin(start, gate, cluster)
-        limit = 30 * (BLOCK_BYTES + 40)
+        limit = 30 * VALUE_BYTES
         gate.allow(KEYSPACE_A, budgets=(EnforcedBudget("shared", limit_bytes=limit),))
         store_all(driver)
         home = cluster.owner(f"{{{KEYSPACE_A}}}".encode())

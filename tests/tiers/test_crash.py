@@ -12,7 +12,7 @@ import pytest
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Terms
-from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
+from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
 from tests.support.amounts import SEED
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -137,6 +137,7 @@ class TestWritersThatAreLate:
         end_reservation(redis_server)
         assert len(stored(redis_server)) == 1
         sweep(idle.tier, KEYSPACE_A)
+        assert stored(redis_server) == []
         books.assert_consistent()
 
     def test_a_late_set_over_anothers_block_changes_neither_its_life_nor_its_bytes(
@@ -235,11 +236,13 @@ class TestWritersThatAreLate:
         cut = threading.Event()
 
         class CutOff(PlainSealer):
-            def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
+            def seal(
+                self, keyspace: str, key: bytes, view: memoryview, computed_ms: int
+            ) -> Sequence[bytes | memoryview]:
                 if not cut.is_set():
                     cut.set()
                     driver.tier._io_threads.abort(lambda part: True)
-                return super().seal(keyspace, key, view)
+                return super().seal(keyspace, key, view, computed_ms)
 
         object.__setattr__(driver.tier._deps, "sealer", CutOff)
         assert driver.store([block(KEYSPACE_A)]).stored_bytes == 0

@@ -19,9 +19,9 @@ from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
 from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
 from kvstrata.plan.redis.credentials import Tending
-from kvstrata_sidecar.adapter.params import Endpoint
-from kvstrata_sidecar.adapter.redis.client.connection import AccessError
+from kvstrata_sidecar.adapter.params import Endpoint, TierParams
 from kvstrata_sidecar.adapter.redis.client.dial import dial
+from kvstrata_sidecar.adapter.redis.client.resp import AccessError
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.managed_server import LONG_AGO, TLS, USERS, Managed
@@ -100,9 +100,8 @@ def enter(managed: Managed, *, username: str = "data", password: str | None = No
     """Open a connection as the adapter does, with the files that the pod has now, or with another password."""
     if password is not None:
         (managed.user / names.PASSWORD_KEY).write_text(password)
-    endpoint, access = Endpoint("127.0.0.1", managed.process.port), {"tls": None} | managed.access
-    access["username"] = username
-    dial(endpoint, **access, connect_timeout_s=30.0, io_timeout_s=30.0).close()
+    access = managed.access | {"username": username, "connect_timeout_ms": 30_000, "io_timeout_ms": 30_000}
+    dial(Endpoint("127.0.0.1", managed.process.port), TierParams("shared", **access)).close()
 
 
 @pytest.fixture
@@ -287,7 +286,8 @@ class TestFailures:
         authority = managed.secret(TLS)[names.AUTHORITY_KEY]
         return Entry(**({"username": "admin", "passwords": (password,), "ca_pem": authority} | changes))  # type: ignore[arg-type]
 
-    def test_are_named_and_tell_no_secret(self, make: Callable[..., Managed]) -> None:
+    def test_are_named_and_tell_no_secret(self, make: Callable[..., Managed], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(admin, "COMMAND_TIMEOUT_S", 60.0)
         managed = make()
         server = managed.server
         entry = self.entry(managed)

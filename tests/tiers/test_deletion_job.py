@@ -23,9 +23,9 @@ from kvstrata.contract.store.redis_keys import BUCKETS
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasure.delete_job import CONTAINER
+from kvstrata.objects.erasure.delete_job import CONTAINER, TierDeletion
 from kvstrata.objects.redis.users import DATA_USER, user_rules
-from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata_sidecar.adapter.params import TlsParams
 from kvstrata_sidecar.adapter.redis.client.connection import Connection

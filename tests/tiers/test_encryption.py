@@ -15,7 +15,6 @@ from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.store.block_value import (
     HEADER_BYTES,
     TAG_BYTES,
-    associated_data,
     pack_header,
     unpack_header,
 )
@@ -78,7 +77,7 @@ class TestATierThatRequiresEncryption:
             assert isinstance(value, bytes)
             header = unpack_header(name.encode(), value[:HEADER_BYTES])
             assert header is not None
-            data = associated_data(name.encode(), header.body_bytes)
+            data = header.associated_data(name.encode())
             assert AESGCM(key.secret).decrypt(header.nonce, value[HEADER_BYTES:], data) == bytes([7]) * BLOCK_BYTES
 
     def test_one_block_is_never_written_twice_alike(self, sealed: Driver, redis_server: RedisProcess) -> None:
@@ -88,7 +87,7 @@ class TestATierThatRequiresEncryption:
             (name,) = stored(redis_server)
             value = redis_server.admin().get(name)
             assert isinstance(value, bytes)
-            values |= {value[HEADER_BYTES - 12 : HEADER_BYTES], value[HEADER_BYTES:]}
+            values |= {value[HEADER_BYTES - 20 : HEADER_BYTES - 8], value[HEADER_BYTES:]}
             sealed.tier.delete([block(KEYSPACE_A)])
         assert len(values) == 6
 
@@ -218,7 +217,7 @@ class TestWhatIsTaken:
         self, tmp_path: Path, body: bytes, name: bytes, read_as: bytes, bit: int | None
     ) -> None:
         sealer = GcmSealer(held(tmp_path, FIRST, SECOND))
-        header, sealed = sealer.seal(KEYSPACE_A, name, memoryview(body))
+        header, sealed = sealer.seal(KEYSPACE_A, name, memoryview(body), 5)
         fields = unpack_header(name, bytes(header))
         assert fields is not None
         value = bytearray(pack_header(read_as, fields) + sealed)

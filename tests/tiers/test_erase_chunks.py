@@ -34,9 +34,10 @@ from tests.tiers.eraser import (
     put,
     reserve,
     reserve_at,
+    set_value,
     write,
 )
-from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import on_every_server
 
@@ -58,12 +59,12 @@ def connection(redis_server: RedisProcess, connect_to: Callable[..., Connection]
 def put_elsewhere(connection: Connection, number: int) -> None:
     """Store a chunk as another image of the model computed it."""
     base, member = name_of(KEYSPACE_A, number)
-    member = OTHER_IDENTITY.encode() + member[16:]
+    member = OTHER_IDENTITY.encode() + member[len(IDENTITY) :]
     assert connection.ask([reserve_at(base, member)])[0].outcome is True
     commit = call(
         "commit", state_key(base), read_text, member=member, token=b"t", ttl_ms=LIFE_MS, age_ms=0, keep_ms=KEEP_MS
     )
-    assert connection.set(base + b":" + member, [VALUE], 30_000, commit) == "ok"
+    assert set_value(connection, base + b":" + member, [VALUE], 30_000, commit) == "ok"
 
 
 def values(server: RedisProcess, keyspace: str = KEYSPACE_A) -> set[str]:

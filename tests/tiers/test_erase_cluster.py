@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvstrata.clients.redis.key_names import Names, slot_of
-from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Problem, Standing, TierLook, TierVerifier
+from kvstrata.clients.redis.probe import Failure
+from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Standing, TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_prefix
@@ -204,7 +205,7 @@ def test_a_look_under_two_maps_is_done_again_and_proves_nothing_if_they_keep_cha
     looks = itertools.count(1)
     whole = TierVerifier._standings
 
-    async def changing(self: TierVerifier, names: Names) -> tuple[tuple[Standing, ...], list[Problem]]:
+    async def changing(self: TierVerifier, names: Names) -> tuple[tuple[Standing, ...], list[Failure]]:
         standings, problems = await whole(self, names)
         number = next(looks)
         if number % 2 == 0 and number <= 2 * changes:  # the one after a look

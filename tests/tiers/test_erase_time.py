@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import call, reads_numbers, 
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.delete import TOMBSTONE_KEEP_MS
-from kvstrata_sidecar.delete_job.pace import COMMANDS_SEEN, FIRST_AT_ONCE, GOAL_S
+from kvstrata_sidecar.delete_job.run import COMMANDS_SEEN, FIRST_AT_ONCE, GOAL_S
 from kvstrata_sidecar.delete_job.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import VALUE, erase, look, name_of, order, put, reserve, summed

@@ -19,7 +19,7 @@ from kvstrata.clients.redis.external import CLUSTER_TRIALS, TRIALS, check_extern
 from kvstrata.clients.redis.probe import Access
 from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.contract.store.redis_scripts import COMMANDS
-from kvstrata.model.pods import BackendReport
+from kvstrata.model.pods import BackendAccess, BackendReport
 from kvstrata.model.redis.external import ExternalReport
 from kvstrata.plan.redis import external
 from tests.support.amounts import CLAIMS
@@ -56,7 +56,8 @@ def verdict(checked: ExternalReport, *, cluster: bool = False) -> tuple[str, str
     """The reason and the message that a tier of 64Mi gets for it."""
     spec = {"external": {"endpoints": ["a:1"], "cluster": cluster}}
     tier = CacheTier.model_validate(redis_tier(redis=spec, capacity=str(CAPACITY_BYTES)))
-    said = BackendReport("a:1", None, bool(checked.answering), "", "", START, cluster=cluster, external=checked)
+    access = BackendAccess("a:1", "a", cluster=cluster)
+    said = BackendReport(access, bool(checked.answering), "", "", START, external=checked)
     found = external.missing(tier, said, DOMAIN) or external.warning(tier, said, DOMAIN)
     return (str(found.reason), found.message) if found else ("", "")
 

@@ -90,7 +90,7 @@ class TestAServerThatForgets:
         driver.store([block(KEYSPACE_A, number * 6) for number in range(20)])
         redis_server.admin().config_set("maxmemory", 1)
         books.lose_ledger()
-        transport = driver.tier._ways.transport()
+        transport = driver.tier._transport()
         driver.tier._deps.ledgers.of(transport, KEYSPACE_A).rebuild(0)
         transport.close()
         assert books.live()

@@ -12,7 +12,7 @@ import pytest
 
 from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_block_key, revoked_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, declared, parse_block_key, revoked_key
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.redis.client.commands import call, reads_numbers, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
@@ -69,7 +69,8 @@ def identities(server: RedisProcess, keyspace: str = KEYSPACE_A) -> dict[str, in
     for name in server.admin().scan_iter(f"*{keyspace}*", count=1000):
         key = parse_block_key(name.decode())
         if key is not None:
-            found[key.identity] = found.get(key.identity, 0) + 1
+            name = declared(key.identity)
+            found[name] = found.get(name, 0) + 1
     return found
 
 

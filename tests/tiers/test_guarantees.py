@@ -69,7 +69,7 @@ class Division:
 
     def tidy(self) -> int:
         """Add the rooms up anew; return what differed."""
-        transport = self.driver.tier._ways.transport()
+        transport = self.driver.tier._transport()
         try:
             return self.driver.tier._deps.ledgers.capacity.tidy(transport)
         finally:
@@ -174,7 +174,7 @@ def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: D
     division.store(KEYSPACE_B, range(10))
     ledgers, bounds = division.driver.tier._deps.ledgers, division.driver.tier._deps.terms.bounds(KEYSPACE_B)
     assert bounds is not None
-    connection = division.driver.tier._ways.transport()
+    connection = division.driver.tier._transport()
     ledger, capacity = ledgers.of(connection, KEYSPACE_B, bounds), ledgers.capacity
     granted, sequence, _ = capacity.charge(connection, KEYSPACE_B, bounds, UNKNOWN)
     ledger._grow(Grant(granted, 0, 0), VALUE_BYTES)
@@ -248,7 +248,7 @@ def test_what_a_call_costs_does_not_depend_on_how_many_scopes_there_are(
     admin.hset(rooms, mapping={f"{number:032x}": f"1:1:1:{now_ms}:0" for number in range(2000)})
     ledgers, bounds = division.driver.tier._deps.ledgers, division.driver.tier._deps.terms.bounds(KEYSPACE_B)
     assert bounds is not None
-    transport = division.driver.tier._ways.transport()
+    transport = division.driver.tier._transport()
     admin.config_resetstat()
     ledgers.of(transport, KEYSPACE_B, bounds)._grow(UNKNOWN, VALUE_BYTES)
     ledgers.capacity.charge(transport, KEYSPACE_B, bounds, UNKNOWN)
@@ -263,7 +263,7 @@ def test_the_sum_is_added_up_in_steps_while_rooms_change(division: Division, red
     admin.hset(rooms, mapping={f"{number:032x}": f"{number % 7}:3:1:{now_ms}:0" for number in range(3000)})
     division.allow(a=2)
     division.store(KEYSPACE_B, range(4))
-    transport = division.driver.tier._ways.transport()
+    transport = division.driver.tier._transport()
     cursor, walk, steps = 0, 0, 0
     while cursor or not steps:
         step = call(

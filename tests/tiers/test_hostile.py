@@ -29,12 +29,11 @@ from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.policy.pools import Readable
 from kvstrata_sidecar.adapter.redis.tier import Tier
-from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
-from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
+from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, PlainSealer
 from kvstrata_sidecar.adapter.tier.tasks import Task, TaskTable
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.support.amounts import examples
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, RESOLVED
 from tests.tiers.lying_server import Lie, LyingServer, World, moved
 from tests.tiers.pool_gate import POOL
 from tests.tiers.redis_cluster import until
@@ -167,8 +166,8 @@ class Scene:
         kept = [(KEYSPACE_A, one) for one in self.blocks[pooled:]]
         kept += [(POOL, one) for one in self.blocks[: 2 * pooled]]
         for keyspace, one in kept:
-            name = str(BlockKey(DOMAIN, keyspace, IDENTITY, one.rank, one.group, one.chunk_hash)).encode()
-            parts = sealer.seal(keyspace, name, memoryview(content(one.chunk_hash[0])))
+            name = str(BlockKey(DOMAIN, keyspace, RESOLVED, one.rank, one.group, one.chunk_hash)).encode()
+            parts = sealer.seal(keyspace, name, memoryview(content(one.chunk_hash[0])), 0)
             self.world.values[name] = b"".join(bytes(part) for part in parts)
         params = TierParams(
             "shared",
@@ -298,7 +297,8 @@ def test_a_redirection_without_end_ends(kind: bytes, place: int) -> None:
 
 def test_a_lie_that_is_let_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests can fail: with a transport that takes any value, they do."""
-    monkeypatch.setattr("kvstrata_sidecar.adapter.tier.sealer.PlainOpening.header_holds", lambda _: True)
+    for check in ("header_holds", "finish"):
+        monkeypatch.setattr(f"kvstrata_sidecar.adapter.tier.encryption.PlainOpening.{check}", lambda _: True)
     other = Lie(
         lambda right, arguments, _: right.replace(bytes([3]) * 8, b"x" * 8) if arguments[0] == b"GET" else right
     )
@@ -341,7 +341,7 @@ def test_an_answer_that_comes_too_early_is_seen(monkeypatch: pytest.MonkeyPatch)
             task.touching = touching
 
     monkeypatch.setattr(TaskTable, "_answer_if_over", too_early)
-    monkeypatch.setattr("kvstrata_sidecar.adapter.tier.workers.Worker.abort", lambda *_: None)
+    monkeypatch.setattr("kvstrata_sidecar.adapter.tier.threads.Worker.abort", lambda *_: None)
     # Patient, so that the block has begun to come at the deadline.
     patience = 25
     with TemporaryDirectory() as directory:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, capacity_key, member_of, parse_member
-from kvstrata_sidecar.adapter.redis.hottest import SCOPES_AT_ONCE, busiest
+from kvstrata_sidecar.adapter.redis.exchanges import SCOPES_AT_ONCE, busiest
 from kvstrata_sidecar.adapter.tier.interface import MAX_HOT, Block, Hot, most_of_each
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN

@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
-from kvstrata_sidecar.adapter.params import Endpoint
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key, member_of
+from kvstrata_sidecar.adapter.params import Endpoint, TierParams
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, Ledgers, ScopeLedger, reservation
+from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers, ScopeLedger
+from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, reservation
 from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Place, Terms, call, state_key
-from kvstrata_sidecar.adapter.redis.client.connection import Connection, Reply
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
+from kvstrata_sidecar.adapter.redis.client.resp import Reply
 from tests.support.amounts import seeds
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
+from tests.tiers.eraser import set_value
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, RESOLVED
 from tests.tiers.redis_process import RedisProcess
 
 pytestmark = needs_redis
@@ -28,9 +31,10 @@ LIMIT = 1000
 WINDOW_MS = 20
 KEEP_MS = 60_000
 PLACES = [
-    Place.of(BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0, 0, bytes([16 * bucket, number])))
+    Place.at(DOMAIN, KEYSPACE_A, member_of(RESOLVED, 0, 0, chunk), chunk)
     for bucket in range(3)
     for number in range(3)
+    for chunk in (bytes([16 * bucket, number]),)
 ]
 LEDGER = ledger_key(DOMAIN, KEYSPACE_A).encode()
 
@@ -86,7 +90,7 @@ class Bench:
     def set(self, number: int) -> None:
         if self.parts:
             place, _ = self.parts[number % len(self.parts)]
-            self.connection.set(place.name, [bytes(self.size(place))], WINDOW_MS)
+            set_value(self.connection, place.name, [bytes(self.size(place))], WINDOW_MS)
 
     def commit(self, number: int) -> None:
         if self.parts:
@@ -97,7 +101,7 @@ class Bench:
         if self.parts:
             place, token = self.parts.pop(number % len(self.parts))
             commit = call("commit", state_key(place.base), raw, **self.committing(place, token))
-            self.connection.set(place.name, [bytes(self.size(place))], WINDOW_MS, commit)
+            set_value(self.connection, place.name, [bytes(self.size(place))], WINDOW_MS, commit)
 
     def committing(self, place: Place, token: bytes) -> dict[str, Any]:
         return {"member": place.member, "token": token, "ttl_ms": 60_000, "age_ms": 0, "keep_ms": KEEP_MS}
@@ -200,8 +204,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 def test_no_order_of_steps_exceeds_the_limit_or_loses_count(server: RedisProcess, seed: int) -> None:
     server.admin().flushall()
     chance = random.Random(seed)
-    options: dict[str, Any] = {"tls": None, "username": None, "password_file": None}
-    connection = dial(Endpoint("127.0.0.1", server.port), connect_timeout_s=1, io_timeout_s=5, **options)
+    tier = TierParams("shared", connect_timeout_ms=1000, io_timeout_ms=5000)
+    connection = dial(Endpoint("127.0.0.1", server.port), tier)
     books = Books(server, KEYSPACE_A)
     ledgers = Ledgers(DOMAIN, lambda *_: None, time.monotonic, WINDOW_MS)
     bench = Bench(connection, books, ledgers.of(connection, KEYSPACE_A, SharedBounds(LIMIT)))

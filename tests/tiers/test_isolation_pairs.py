@@ -16,7 +16,7 @@ import pytest
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.support.amounts import SEED, TIER_PAIRS
-from tests.tiers.gate_stand_in import GateStandIn
+from tests.tiers.gate_stand_in import FINGERPRINT, GateStandIn
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import Driver
 
@@ -45,7 +45,7 @@ def chunk(owner: int, number: int) -> bytes:
 
 
 def asked(keyspace: str, name: bytes) -> Block:
-    return Block((keyspace, name), keyspace, 0x01000100, 0, name)
+    return Block((keyspace, name), keyspace, 0x01000100, 0, name, FINGERPRINT)
 
 
 @contextmanager

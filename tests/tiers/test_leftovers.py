@@ -224,7 +224,7 @@ class TestWhatNobodyCanRead:
 
     def test_one_that_came_back_while_it_was_looked_at_is_left_alone(self, shared: Shared, full: SharingPod) -> None:
         shared.let_pass()
-        transport = full.tier._ways.transport()
+        transport = full.tier._transport()
         ledgers = full.tier._deps.ledgers
         _, found = ledgers.capacity.unlisted(transport, 0)
         assert {one.keyspace for one in found} >= set(OLD)
@@ -301,7 +301,7 @@ class TestWhatNobodyCanRead:
 
     def test_a_pod_that_charges_a_scope_renews_it(self, shared: Shared, full: SharingPod) -> None:
         shared.let_pass()
-        transport = full.tier._ways.transport()
+        transport = full.tier._transport()
         capacity = full.tier._deps.ledgers.capacity
         bounds = SharedBounds(CAPACITY * full.value_bytes, 0, CAPACITY * full.value_bytes)
         capacity.charge(transport, OLD[0], bounds, Grant(0, 0, 0))

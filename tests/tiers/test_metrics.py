@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from kvstrata.contract.messages.adapter import (
     AdapterState,
     MetricsPage,
     MetricsRequest,
+    RestoreState,
     ScopeUsage,
     TierState,
     decode_answer,
@@ -46,7 +47,7 @@ class CountedTier:
                 self.counts.refuse(reason, 10**9, f"{number:032x}"[::-1])
             names = ("lookup_hits", "lookup_misses", "stored", "stored_bytes", "loaded", "evicted", "expired")
             pooled = ("pool_hits", "pool_bytes", "stores_in_pool", "copies_discarded")
-            for name in (*names, *pooled, "shadowed", "hints"):
+            for name in (*names, *pooled, "loads_own", "loads_other", "shadowed", "hints"):
                 self.counts.add(name, 10**12, f"{number:032x}"[::-1])
         for operation in ("store", "lookup", "load"):
             self.counts.observe(operation, 0.003)
@@ -78,6 +79,9 @@ class CountedMemory:
 
     def drift_bytes(self) -> int:
         return 4096
+
+    def fill(self) -> tuple[int, int]:
+        return 3 << 20, 10 << 20
 
 
 def shown(state: AdapterState, tiers: Sequence[CountedTier], memory: CountedMemory | None = None) -> str:
@@ -137,6 +141,8 @@ class TestThePage:
         assert found[f'kvstrata_cache_shadowed_total{{tier="shared",scope="{"0" * 12}",use="all"}}'] == 10**12
         assert found[f'kvstrata_cache_shadowed_total{{tier="shared",scope="{"0" * 12}",use="passed_on"}}'] == 10**12
         assert found["kvstrata_cache_policy_revision"] == 7
+        assert found['kvstrata_cache_memory_bytes{state="used"}'] == 3 << 20
+        assert found['kvstrata_cache_memory_bytes{state="free"}'] == 7 << 20
 
     def test_ages_orphans_and_what_is_not_counted_are_shown_by_tier(self) -> None:
         tier, memory = CountedTier("shared", 1), CountedMemory()
@@ -152,6 +158,26 @@ class TestThePage:
         for outcome in ("found", "removed"):
             assert found[f'kvstrata_cache_orphans_total{{tier="shared",kind="departed",outcome="{outcome}"}}'] == 3
         assert found["kvstrata_cache_memory_drift_bytes"] == 4096
+
+    def test_hits_that_are_loaded_and_declined_are_shown_with_what_that_saved(self) -> None:
+        restore = RestoreState(11, 5, 2, 9500, 1500, 250, 4_000_000, 86, 400)
+        tiers = (TierState("shared", "Redis", "closed", restore=restore), TierState("dram", "CPU", "closed"))
+        found = series(shown(AdapterState("b", 7, 1, True, 2, tiers=tiers), []))
+        outcomes = {
+            f'kvstrata_cache_restores_total{{tier="shared",outcome="{name}"}}': count
+            for name, count in (("restored", 11), ("declined", 5), ("given_up", 2))
+        }
+        seconds = {
+            f'kvstrata_cache_restore_seconds_total{{tier="shared",outcome="{name}"}}': count
+            for name, count in (("saved", 9.5), ("avoided", 1.5), ("lost", 0.25))
+        }
+        speeds = {
+            'kvstrata_cache_restore_bytes_per_second{tier="shared"}': 4_000_000,
+            'kvstrata_cache_restore_tokens_per_second{tier="shared"}': 86,
+            'kvstrata_cache_prefill_tokens_per_second{tier="shared"}': 400,
+        }
+        shown_of = {name: value for name, value in found.items() if "restore" in name or "prefill" in name}
+        assert shown_of == outcomes | seconds | speeds
 
     def test_what_memory_refused_is_shown_beside_what_other_tiers_did(self) -> None:
         memory = CountedMemory()
@@ -195,6 +221,7 @@ class TestARealTier:
         assert found[f'kvstrata_cache_bytes_total{{tier="shared",scope="{a}",operation="loaded"}}'] == (
             self.hits * BLOCK_BYTES
         )
+        assert found[f'kvstrata_cache_loads_total{{tier="shared",scope="{a}",writer="own"}}'] == self.hits
         evicted = found[f'kvstrata_cache_blocks_total{{tier="shared",scope="{a}",operation="evicted"}}']
         assert evicted == 24 - self.hits
         assert found['kvstrata_cache_refused_total{tier="shared",scope="_none",reason="unknown_keyspace"}'] == 1
@@ -204,6 +231,20 @@ class TestARealTier:
         assert found['kvstrata_cache_block_age_seconds_count{tier="shared",at="hit"}'] == self.hits
         assert found['kvstrata_cache_block_age_seconds_count{tier="shared",at="eviction"}'] == evicted
         assert KEYSPACE_A not in text
+
+    def test_hits_on_blocks_of_another_pod_are_told_from_hits_on_own_ones(
+        self, driver: Driver, start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn
+    ) -> None:
+        gate.allow(KEYSPACE_A)
+        blocks = [block(KEYSPACE_A, number) for number in range(4)]
+        driver.store(blocks[:3])
+        other = start(redis_server.port)
+        other.until("closed")
+        other.store(blocks)
+        for pod in (driver, other):
+            assert sum(pod.load(blocks)[0]) == 4
+        told = [pod.tier.by_scope()[KEYSPACE_A[:12]] for pod in (driver, other)]
+        assert [(counts["loads_own"], counts["loads_other"]) for counts in told] == [(3, 1), (1, 3)]
 
     def test_how_old_blocks_were_that_made_room_is_told_wherever_it_was_needed(
         self, idle: Driver, gate: GateStandIn, redis_server: RedisProcess

@@ -19,6 +19,7 @@ from kvstrata.contract.messages.adapter import (
     encode_request,
     error_answer,
 )
+from kvstrata.contract.messages.engine_identity import marked
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
@@ -26,11 +27,12 @@ from kvstrata.contract.policy.pools import MAX_CHUNKS
 from kvstrata_sidecar.adapter.policy.pools import Readable
 from kvstrata_sidecar.adapter.pool_report import Lacking, counted_groups, holding_of
 from kvstrata_sidecar.adapter.tier.interface import Block
-from tests.tiers.gate_stand_in import GateStandIn
+from tests.tiers.gate_stand_in import FINGERPRINT, GateStandIn
 from tests.tiers.pool_gate import POOL, PoolGate, content, reader_space
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
+OTHER = "2" * 16
 RANKS = (0, 1)
 CHUNKS = [bytes([number]) * 32 for number in range(4)]
 HOUR_S = 3600
@@ -40,11 +42,18 @@ def view(*tiers: str) -> CacheView:
     return CacheView("d" * 16, 1, 1, Rules(), {POOL: ()}, {}, {POOL: PoolView("0" * 64, False, tiers)})
 
 
-def names(keyspace: str, chunks: Sequence[bytes]) -> list[list[Any]]:
+def names(keyspace: str, chunks: Sequence[bytes], *fingerprints: str) -> list[list[Any]]:
     return [
-        [SimpleNamespace(kv_rank=rank, object_group_id=0, chunk_hash=chunk, cache_salt=keyspace) for rank in RANKS]
+        [
+            SimpleNamespace(
+                model_name=marked("m", fingerprint), kv_rank=rank, object_group_id=0, chunk_hash=chunk,
+                cache_salt=keyspace,
+            )
+            for fingerprint in fingerprints or (FINGERPRINT,)
+            for rank in RANKS
+        ]
         for chunk in chunks
-    ]
+    ]  # fmt: skip
 
 
 def tier(there: set[tuple[bytes, int]]) -> Callable[[Sequence[Block]], list[int]]:
@@ -62,6 +71,25 @@ def test_a_chunk_counts_when_every_rank_has_its_part(there: set[tuple[bytes, int
     assert told.tiers == (PoolTierState("dram", len(whole), len(CHUNKS), 20 * len(whole)),)
     assert set(told.missing) == {chunk.hex() for chunk in CHUNKS if chunk not in whole}
     assert told.complete == (len(whole) == len(CHUNKS))
+
+
+def test_blocks_of_another_engine_than_that_of_the_question_do_not_count() -> None:
+    """An engine that started again with other files registers beside the former one."""
+
+    def both(keyspace: str, chunks: Sequence[bytes]) -> list[list[Any]]:
+        return names(keyspace, chunks, FINGERPRINT, OTHER)
+
+    def former(blocks: Sequence[Block]) -> list[int]:
+        return [10 if one.fingerprint == FINGERPRINT else 0 for one in blocks]
+
+    stored = {}
+    for fingerprint in (FINGERPRINT, OTHER, ""):
+        question = PoolQuestion(POOL, fingerprint=fingerprint)
+        told = holding_of("b", question, view("dram"), readable(*CHUNKS), both, {"dram": former})
+        stored[fingerprint] = told.tiers[0].stored
+    assert stored == {FINGERPRINT: len(CHUNKS), OTHER: 0, "": 0}
+    unknown = PoolQuestion(POOL, fingerprint="3" * 16)
+    assert not holding_of("b", unknown, view("dram"), readable(*CHUNKS), both, {"dram": former}).known
 
 
 @pytest.mark.parametrize(("windows", "groups"), [([-1], [0]), ([4, -1, 4, -1], [1, 3]), ([4, 4], [0, 1])])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES
 from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key, revoked_key
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.tiers.books import Books
@@ -134,8 +135,10 @@ class TestPoison:
                 time.sleep(0.05)
                 pools.publish([reader(1, *(["docs"] * (turn % 2))), reader(2, "docs")], **versions)
                 for _, value in values(redis_server, POOL):
-                    assert len(set(value[-BLOCK_BYTES:])) == 1
-                    assert value[-1] < 250
+                    body = value[HEADER_BYTES:-TAG_BYTES]
+                    assert len(body) == BLOCK_BYTES
+                    assert len(set(body)) == 1
+                    assert body[0] < 250
         finally:
             over.set()
             for job in jobs:

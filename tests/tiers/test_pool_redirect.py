@@ -94,7 +94,7 @@ class TestSharing:
     def test_what_a_faster_tier_serves_counts_as_used_where_it_is_kept(self, tier: Driver, pools: PoolGate) -> None:
         pools.publish([reader(1, "docs")], docs=(content(POOL, CHUNKS),))
         store(tier, blocks(POOL, 1))
-        first = tier.tier._placing.first
+        first = tier.tier._places.first
         assert first(block(reader_space(1), 1)).keyspace == POOL
         assert first(block(reader_space(1), 5)).keyspace == reader_space(1)
         assert first(block(reader_space(2), 1)).keyspace == reader_space(2)
@@ -206,15 +206,15 @@ class TestRemoval:
         versions = (content(POOL, (1,)),)
         pools.publish([reader(1, "docs")], docs=versions)
         store(tier, blocks(POOL, 1))
-        placing = tier.tier._placing  # as if the policy changed between the division and the worker
-        divide = placing.to_load
+        places = tier.tier._places  # as if the policy changed between the division and the worker
+        divide = places.to_load
 
         def late(*arguments: Any) -> Any:
             divided = divide(*arguments)
             pools.publish([reader(1)], docs=versions)
             return divided
 
-        monkeypatch.setattr(placing, "to_load", late)
+        monkeypatch.setattr(places, "to_load", late)
         assert load_right(tier, blocks(reader_space(1), 1)) == [0]
         assert tier.refused("not_a_reader") == 1
 

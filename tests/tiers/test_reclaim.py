@@ -79,7 +79,7 @@ def at_once(*actions: Callable[[], None]) -> None:
 
 def until_covered(pods: list[SharingPod]) -> None:
     """Have pods take turns, all at once, until the tier is not overcommitted any more: a turn may be interrupted."""
-    transport = pods[0].tier._ways.transport()
+    transport = pods[0].tier._transport()
     give_up_at_s = time.monotonic() + 60
     while True:
         at_once(*(pod.turn for pod in pods))

@@ -17,20 +17,23 @@ import pytest
 
 from kvstrata.contract.store.block_value import HEADER_BYTES, Header, pack_header
 from kvstrata_sidecar.adapter.params import TlsParams
-from kvstrata_sidecar.adapter.redis.client.block_io import Read
-from kvstrata_sidecar.adapter.redis.client.connection import (
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import (
+    PING,
     AccessError,
     Command,
-    Connection,
     FramingError,
     PeerClosedError,
     PeerTimeoutError,
+    Read,
     Reply,
     ReplyError,
     TransportError,
 )
-from kvstrata_sidecar.adapter.tier.sealer import Opening, PlainSealer
+from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
+from kvstrata_sidecar.adapter.tier.sealer import Opening
 from tests.tiers.certificates import SERVER_NAME, issue
+from tests.tiers.eraser import set_value
 from tests.tiers.hostile_server import Answer, HostileServer, says
 from tests.tiers.redis_process import RedisProcess
 
@@ -39,7 +42,7 @@ Connect = Callable[..., Connection]
 
 ERR_LIB_SYS = 2
 KEY, OTHER_KEY = b"kvs1:key", b"kvs1:other"
-SHORT_S, SOON_S = 1.0, 15.0
+SHORT_MS, SOON_S = 1000, 15.0
 """The time limit of what a test has time out, and what it may take on a busy machine; what hangs takes twice that."""
 
 BLOCK = bytes(range(256)) * 4096
@@ -91,7 +94,7 @@ def read(connection: Connection, size: int = len(BLOCK), key: bytes = KEY) -> by
 
 
 def write(connection: Connection, key: bytes, block: bytes) -> None:
-    connection.set(key, PlainSealer().seal("", key, memoryview(block)), 60_000)
+    set_value(connection, key, PlainSealer().seal("", key, memoryview(block), 0), 60_000)
 
 
 def exist(connection: Connection, keys: list[bytes]) -> list[bool]:
@@ -171,7 +174,7 @@ class TestARealRedis:
         assert read(connection) == BLOCK
 
     def test_a_frozen_server_times_out(self, redis_server: RedisProcess, connect_to: Connect) -> None:
-        connection = connect_to(redis_server.port, io_timeout_s=SHORT_S)
+        connection = connect_to(redis_server.port, io_timeout_ms=SHORT_MS)
         redis_server.freeze()
         started_s = time.monotonic()
         with pytest.raises(PeerTimeoutError):
@@ -182,7 +185,7 @@ class TestARealRedis:
             read(connection)
 
     def test_a_frozen_server_stops_a_store_in_the_middle(self, redis_server: RedisProcess, connect_to: Connect) -> None:
-        connection = connect_to(redis_server.port, io_timeout_s=SHORT_S)
+        connection = connect_to(redis_server.port, io_timeout_ms=SHORT_MS)
         redis_server.freeze()
         with pytest.raises(PeerTimeoutError):
             write(connection, KEY, bytes(64 << 20))
@@ -260,7 +263,7 @@ class TestTls:
         ca = issue(tmp_path).ca
         started_s = time.monotonic()
         with pytest.raises(TransportError):
-            connect_to(redis_server.port, tls=TlsParams(str(ca), SERVER_NAME), connect_timeout_s=SHORT_S)
+            connect_to(redis_server.port, tls=TlsParams(str(ca), SERVER_NAME), connect_timeout_ms=SHORT_MS)
         assert time.monotonic() - started_s < SOON_S
 
     def test_a_frozen_server_times_out_and_an_abort_ends_a_read(
@@ -268,7 +271,7 @@ class TestTls:
     ) -> None:
         tls = TlsParams(str(tmp_path / "ca.crt"), SERVER_NAME)
         timing_out, aborted = (
-            connect_to(tls_server.port, tls=tls, io_timeout_s=SHORT_S),
+            connect_to(tls_server.port, tls=tls, io_timeout_ms=SHORT_MS),
             connect_to(tls_server.port, tls=tls),
         )
         tls_server.freeze()
@@ -293,18 +296,18 @@ class TestTls:
         broken = connect_to(tls_server.port, tls=tls)
         monkeypatch.setattr(broken._socket, "sendall", as_with_openssl_3_4)
         with pytest.raises(PeerClosedError):
-            broken.ping(1.0)
+            broken.ask([PING])
         assert openssl.ERR_peek_error() == 0
-        connect_to(tls_server.port, tls=tls).ping(30.0)
+        connect_to(tls_server.port, tls=tls).ask([PING])
 
 
-SEALED = pack_header(KEY, Header(len(BLOCK))) + BLOCK
+SEALED = b"".join(PlainSealer().seal("", KEY, memoryview(BLOCK), 0))
 
 LIES = {
-    "a value of another key": bulk(pack_header(OTHER_KEY, Header(len(BLOCK))) + BLOCK),
+    "a value of another key": bulk(pack_header(OTHER_KEY, Header(len(BLOCK))) + SEALED[HEADER_BYTES:]),
     "a longer value": bulk(SEALED + b"x"),
     "a shorter value": bulk(SEALED[:-1]),
-    "a value without a header": bulk(bytes(HEADER_BYTES) + BLOCK),
+    "a value without a header": bulk(bytes(HEADER_BYTES) + SEALED[HEADER_BYTES:]),
     "a value longer than it says": b"$%d\r\n%bxx\r\n" % (len(SEALED), SEALED),
     "a second reply": bulk(SEALED) + bulk(SEALED),
     "a number": b":1\r\n",
@@ -327,7 +330,7 @@ LIES = {
 def test_no_lie_is_taken_for_a_block_and_none_is_waited_for(
     lie: bytes, then_close: bool, hostile: Callable[[Answer], HostileServer], connect_to: Connect
 ) -> None:
-    connection = connect_to(hostile(says(lie, then_close=then_close)).port, io_timeout_s=SHORT_S)
+    connection = connect_to(hostile(says(lie, then_close=then_close)).port, io_timeout_ms=SHORT_MS)
     started_s = time.monotonic()
     try:
         value = read(connection)
@@ -386,7 +389,7 @@ def test_no_lie_is_taken_for_a_hit(
     reply: bytes, hostile: Callable[[Answer], HostileServer], connect_to: Connect
 ) -> None:
     peer = hostile(lambda connection, arguments: connection.sendall(reply if arguments[1] == OTHER_KEY else b""))
-    connection = connect_to(peer.port, io_timeout_s=SHORT_S)
+    connection = connect_to(peer.port, io_timeout_ms=SHORT_MS)
     with pytest.raises(TransportError):
         exist(connection, [KEY, OTHER_KEY])
     assert not connection.usable
@@ -406,7 +409,7 @@ def test_a_greeting_that_trickles_is_given_up_in_time(connect_to: Connect) -> No
     thread.start()
     started_s = time.monotonic()
     with pytest.raises(TransportError):
-        connect_to(listener.getsockname()[1], connect_timeout_s=SHORT_S, io_timeout_s=SHORT_S)
+        connect_to(listener.getsockname()[1], connect_timeout_ms=SHORT_MS, io_timeout_ms=SHORT_MS)
     assert time.monotonic() - started_s < SOON_S
     stop.set()
     listener.close()

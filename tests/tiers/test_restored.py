@@ -18,7 +18,7 @@ from tests.tiers.sweeping import make_due, stop
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = needs_redis
-LIMIT = 12 * value_bytes(BLOCK_BYTES, encrypted=False)
+LIMIT = 12 * value_bytes(BLOCK_BYTES)
 LEFT = [block(KEYSPACE_A, number) for number in range(0, 128, 16)]
 KEPT = [block(KEYSPACE_B, number) for number in range(0, 128, 16)]
 NEWER = [block(KEYSPACE_B, number) for number in range(8, 136, 16)]

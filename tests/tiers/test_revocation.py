@@ -9,7 +9,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key, revoked_key
-from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, reservation
+from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, reservation
 from kvstrata_sidecar.adapter.redis.client.commands import (
     Place,
     Terms,
@@ -25,6 +25,7 @@ from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
+from tests.tiers.eraser import set_value
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.sweeping import stop, sweep, sweep_all
@@ -143,7 +144,7 @@ class TestRetention:
     def put(self, connection: Connection, state: bytes, member: bytes) -> None:
         """Store a small value under an hour's retention."""
         connection.ask([reserve(state, member, 3)])
-        assert connection.set(state[:-2] + member, [b"abc"], 30_000, commit(state, member, 3_600_000)) == "ok"
+        assert set_value(connection, state[:-2] + member, [b"abc"], 30_000, commit(state, member, 3_600_000)) == "ok"
 
     def test_a_copy_inherits_what_remains_of_the_first(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
@@ -220,7 +221,7 @@ class TestAKeyspaceThatIsRevoked:
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         connection.ask([reserve(state, b"m", 3)])
         self.drop(connection)
-        assert connection.set(state[:-2] + b"m", [b"abc"], 30_000, commit(state, b"m", 60_000)) == "gone"
+        assert set_value(connection, state[:-2] + b"m", [b"abc"], 30_000, commit(state, b"m", 60_000)) == "gone"
         books.assert_consistent()
 
     def test_keyspaces_in_the_set_of_revoked_ones_are_neither_stored_nor_found(

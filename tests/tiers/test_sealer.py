@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, Header, pack_header, unpack_header, value_bytes
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.sealer import Opening, PlainSealer
+from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
+from kvstrata_sidecar.adapter.tier.sealer import Opening
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -45,10 +48,7 @@ class MirrorSealer:
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
         return Refusal.NO_POLICY if keyspace == KEYSPACE_B else None
 
-    def value_bytes(self, body_bytes: int) -> int:
-        return value_bytes(body_bytes, encrypted=True)
-
-    def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
+    def seal(self, keyspace: str, key: bytes, view: memoryview, computed_ms: int) -> Sequence[bytes | memoryview]:
         body = bytes(view[::-1])
         return (pack_header(key, Header(len(view), True, 3, NONCE)), memoryview(body), body[-TAG_BYTES:])
 
@@ -104,7 +104,7 @@ class TestASealerWithStaging:
 def test_a_plain_value_of_another_length_is_refused_by_its_header() -> None:
     sealer = PlainSealer()
     view = memoryview(bytearray(10))
-    header, _ = sealer.seal("", b"key", memoryview(bytes(9)))
+    header, *_ = sealer.seal("", b"key", memoryview(bytes(9)), 0)
     opening = sealer.open_into("", b"key", view)
     opening.parts[0][:] = header
     assert not opening.header_holds()
@@ -112,5 +112,23 @@ def test_a_plain_value_of_another_length_is_refused_by_its_header() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4096])
 def test_a_plain_value_is_as_long_as_it_was_said_to_be(size: int) -> None:
-    parts = PlainSealer().seal("", b"k", memoryview(bytes(size)))
-    assert sum(map(len, parts)) == PlainSealer().value_bytes(size)
+    parts = PlainSealer().seal("", b"k", memoryview(bytes(size)), 0)
+    assert sum(map(len, parts)) == value_bytes(size)
+
+
+@given(st.binary(min_size=1, max_size=300), st.integers(0, 2**64 - 1), st.none() | st.integers(0, 10_000))
+def test_a_plain_value_with_any_flipped_bit_is_a_miss_and_leaves_zeros(
+    body: bytes, computed_ms: int, bit: int | None
+) -> None:
+    value = bytearray(b"".join(PlainSealer().seal("", b"key", memoryview(body), computed_ms)))
+    if bit is not None:
+        value[bit // 8 % len(value)] ^= 1 << bit % 8
+    view = memoryview(bytearray(len(body)))
+    opening = PlainSealer().open_into("", b"key", view)
+    start = 0
+    for part in opening.parts:
+        part[:] = value[start : start + len(part)]
+        start += len(part)
+    whole = opening.header_holds() and opening.finish()
+    assert whole == (bit is None)
+    assert not whole or bytes(view) == body

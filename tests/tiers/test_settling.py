@@ -11,7 +11,7 @@ from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_of
-from kvstrata_sidecar.adapter.redis.client.commands import Transport
+from kvstrata_sidecar.adapter.redis.client.resp import Transport
 from kvstrata_sidecar.adapter.redis.sweep import apply_policy, scopes, sweeper
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ApplyPolicy, PolicyChanges
 from tests.support.redis_binary import needs_redis

@@ -20,6 +20,7 @@ from tests.tiers.gate_stand_in import (
     KEYSPACE_A,
     KEYSPACE_B,
     KEYSPACE_UNKNOWN,
+    RESOLVED,
     STALE_AFTER_S,
     GateStandIn,
 )
@@ -45,7 +46,7 @@ class TestIsolation:
     def test_keys_are_those_of_the_contract(self, driver: Driver, redis_server: RedisProcess) -> None:
         driver.store([block(KEYSPACE_A)])
         (name,) = stored(redis_server)
-        assert parse_block_key(name) == BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0x01000100, 0, bytes([1]) * 32)
+        assert parse_block_key(name) == BlockKey(DOMAIN, KEYSPACE_A, RESOLVED, 0x01000100, 0, bytes([1]) * 32)
 
     @pytest.mark.parametrize(
         ("keyspace", "reason"),

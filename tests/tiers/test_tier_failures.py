@@ -21,7 +21,7 @@ from tests.tiers.gate_stand_in import (
 from tests.tiers.hostile_server import Answer, HostileServer, committed_for_ever, says
 from tests.tiers.redis_cluster import until
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 
 pytestmark = pytest.mark.redis
 
@@ -220,7 +220,7 @@ class TestFailures:
                 connection.sendall(committed_for_ever(arguments))
                 return
             header = pack_header(arguments[1], Header(BLOCK_BYTES))
-            connection.sendall(b"$%d\r\n%b" % (len(header) + BLOCK_BYTES, header))
+            connection.sendall(b"$%d\r\n%b" % (VALUE_BYTES, header))
             while True:
                 connection.sendall(b"x")
                 time.sleep(0.02)

@@ -13,10 +13,11 @@ from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.runtime import Runtime
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task
+from tests.tiers.gate_stand_in import FINGERPRINT
 from tests.tiers.redis_process import RedisProcess
 
 BLOCK_BYTES = 64 * 1024
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
+VALUE_BYTES = value_bytes(BLOCK_BYTES)
 """What a server keeps of a block, in plain."""
 
 
@@ -76,7 +77,7 @@ class Driver:
 
 
 def block(keyspace: str, number: int = 1) -> Block:
-    return Block(("key", keyspace, number), keyspace, 0x01000100, 0, bytes([number]) * 32)
+    return Block(("key", keyspace, number), keyspace, 0x01000100, 0, bytes([number]) * 32, FINGERPRINT)
 
 
 def spread(number: int) -> int:

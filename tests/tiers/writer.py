@@ -14,7 +14,7 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Task
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
+from tests.tiers.gate_stand_in import DOMAIN, FINGERPRINT, IDENTITY
 
 BLOCKS = 3000
 BATCH = 4
@@ -45,7 +45,7 @@ def run(port: int, keyspace: str, limit: int, window_ms: int, seed: int, scale: 
 
 def population(keyspace: str, number: int) -> Block:
     """The block of a number."""
-    return Block(number, keyspace, 0, 0, random.Random(number).randbytes(32))
+    return Block(number, keyspace, 0, 0, random.Random(number).randbytes(32), FINGERPRINT)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kvstrata.contract.store.redis_keys import BlockKey
-from kvstrata_sidecar.adapter.redis.budget.ledger import Demand, Ledgers
+from kvstrata.contract.store.redis_keys import member_of
+from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
+from kvstrata_sidecar.adapter.redis.budget.reservation import Demand
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS, Place, Terms
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
-from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
+from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
+from tests.tiers.eraser import set_value
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, RESOLVED
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES
 
 TERMS = Terms(life_ms=600_000)
 BODY = bytes([7]) * BLOCK_BYTES
-PLACE = Place.of(BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0x01000100, 0, bytes([1]) * 32))
+PLACE = Place.at(DOMAIN, KEYSPACE_A, member_of(RESOLVED, 0x01000100, 0, bytes([1]) * 32), bytes([1]) * 32)
 """Where the driver's block 1 is."""
 
 
@@ -34,7 +36,7 @@ class ByHand:
         return outcome
 
     def set(self) -> None:
-        self.connection.set(PLACE.name, self.parts(), WRITE_WINDOW_MS)
+        set_value(self.connection, PLACE.name, self.parts(), WRITE_WINDOW_MS)
 
     def set_and_commit(self, token: bytes, terms: Terms = TERMS) -> bool:
         asked = protocol.write(PLACE, self.parts, token, terms, WRITE_WINDOW_MS)
@@ -42,7 +44,7 @@ class ByHand:
         return bool(asked.answer == "ok")
 
     def parts(self) -> Sequence[bytes | memoryview]:
-        return PlainSealer().seal(KEYSPACE_A, PLACE.name, memoryview(BODY))
+        return PlainSealer().seal(KEYSPACE_A, PLACE.name, memoryview(BODY), 0)
 
 
 def end_reservation(server: RedisProcess) -> None:

@@ -33,7 +33,7 @@ from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.redis.topology import Topologies
-from kvstrata_sidecar.adapter.params import Endpoint
+from kvstrata_sidecar.adapter.params import Endpoint, TierParams
 from kvstrata_sidecar.adapter.redis.client.commands import read_number
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
@@ -187,8 +187,9 @@ class ClusterWorld(World):
         return found
 
     def _dial(self, host: str) -> Connection:
-        access = {"username": "tester", "password_file": str(self._password)}
-        return dial(Endpoint(host, self.rig.port), tls=None, **access, connect_timeout_s=10.0, io_timeout_s=20.0)
+        timeouts = {"connect_timeout_ms": 10_000, "io_timeout_ms": 20_000}
+        tier = TierParams("shared", username="tester", password_file=str(self._password), **timeouts)
+        return dial(Endpoint(host, self.rig.port), tier)
 
     def _client(self) -> Any:
         pod = next(pod for pod in self.rig.pods.values() if pod.ready)

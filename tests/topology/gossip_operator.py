@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from kvstrata.model.redis.cluster import Cluster, Command, Peer, Server
-from kvstrata.plan.redis.topology import MoveOrder, Step, step
+from kvstrata.plan.redis.topology import MoveOrder, Step
 from kvstrata.plan.redis.topology.view import ranges
 from tests.topology.gossip_model import Gossip, Node, RefusedError, Seen
+from tests.topology.looks import step
 
 
 class Tended(Gossip):

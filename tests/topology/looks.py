@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from kvstrata.model.redis.cluster import Cluster, Goal, Peer, Server, ServerPod, SlotJob, SlotRange
-from kvstrata.plan.redis.topology.view import View
+from kvstrata.plan.redis.topology import Step, Verdict, View, look
 
 Slots = tuple[SlotRange, ...]
 
@@ -99,3 +99,13 @@ def goal(shards: int, **others: object) -> Goal:
 def view(found: Cluster, shards: int, **others: object) -> View:
     """A look in the terms of the rules."""
     return View(found, goal(shards, **others))
+
+
+def step(found: Cluster, wanted: Goal) -> Step | None:
+    """The step that a look leads to."""
+    return look(found, wanted)[0]
+
+
+def verdict(found: Cluster, wanted: Goal) -> Verdict:
+    """What is said of a look."""
+    return look(found, wanted)[1]

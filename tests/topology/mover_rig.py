@@ -14,9 +14,10 @@ from kvstrata.clients.redis.key_names import bucket_of, part_of, whole_buckets
 from kvstrata.clients.redis.move_report import MoveReport, MoveStats
 from kvstrata.clients.redis.slot_mover import SlotMover
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
-from kvstrata.plan.redis.topology import Step, step
+from kvstrata.plan.redis.topology import Step
 from kvstrata.plan.redis.topology.steps import MoveOrder
 from kvstrata_sidecar.adapter.redis.client.slots import slot_of
+from tests.topology.looks import step
 from tests.topology.rig import Patience, Rig
 
 TIMEOUT_MS = 15_000

@@ -67,7 +67,7 @@ async def record(kind: ServerKind, directory: Path) -> dict[str, dict[str, Any]]
 
 def until(again: Callable[[], dict[str, Any]], text: str) -> dict[str, Any]:
     """Ask again until an answer holds a text."""
-    give_up_at_s = time.monotonic() + 30
+    give_up_at_s = time.monotonic() + 120
     while text not in (answers := again())["CLUSTER NODES"]:
         assert time.monotonic() < give_up_at_s, answers["CLUSTER NODES"]
         time.sleep(0.02)

@@ -23,8 +23,9 @@ from e2e.cluster.ports import free_port
 from kvstrata.clients.redis.nodes import LOOK_TIMEOUT_S, TIMEOUT_S, NodeAccess, RedisNodes, Sent
 from kvstrata.model.redis.cluster import Cluster, Goal, Server, ServerPod
 from kvstrata.objects.redis.users import ADMIN_USER, REPLICATION_USER, USERS, users_acl
-from kvstrata.plan.redis.topology import Step, Verdict, step, verdict
+from kvstrata.plan.redis.topology import Step, Verdict
 from tests.tiers.certificates import SERVER_NAME, Certificates
+from tests.topology.looks import step, verdict
 
 MEMORY = 64 << 20
 NODE_TIMEOUT_MS = 5_000
@@ -33,9 +34,12 @@ NODE_TIMEOUT_MS = 5_000
 PATIENT_LOOK_S = 15.0
 """How long an operator waits for a server that is not frozen: a busy machine may starve it."""
 
-PATIENCE_S, LONGEST_S = 60.0, 240.0
+PATIENCE_S, LONGEST_S = 120.0, 600.0
 """For the next that is heard, and for all: only what never happens fails."""
 PASS_S = 0.05
+OTHER_ADDRESSES = 127
+"""A pod's second address is so much higher than its first."""
+
 TESTER = b"user tester on >tester ~* &* +@all\n"
 """Who writes and reads for the tests; the operator and the servers use the users of a tier."""
 
@@ -50,11 +54,11 @@ class Patience:
         self._until_s = 0.0
         self._longest_s = time.monotonic() + LONGEST_S
 
-    def ask(self, heard: object) -> None:
-        """Raise if that is what was heard all the time."""
+    def ask(self, heard: object, more: Callable[[], str] = str) -> None:
+        """Raise if that is what was heard all the time, with `more` about it."""
         if heard != self._heard or not self._until_s:
             self._heard, self._until_s = heard, time.monotonic() + PATIENCE_S
-        assert time.monotonic() < min(self._until_s, self._longest_s), heard
+        assert time.monotonic() < min(self._until_s, self._longest_s), f"{heard}\n{more()}"
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Process:
     """A server in a pod."""
 
     popen: subprocess.Popen[bytes]
+    log: Path
     frozen: bool = False
 
 
@@ -136,9 +141,8 @@ class Rig:
 
     def move(self, pod: ServerPod) -> ServerPod:
         """Give a pod another address, where the same server answers."""
-        moved = replace(pod, ip=f"{self._network}.{next(self._number)}")
+        moved = replace(pod, ip=_other_address(str(pod.ip)))
         with self.client(pod) as client:
-            client.config_set("bind", f"{pod.ip} {moved.ip}")
             client.config_set("cluster-announce-ip", moved.ip)
         self.pods[pod.uid] = moved
         return moved
@@ -187,7 +191,6 @@ class Rig:
         place.mkdir(parents=True)
         settings = {
             "port": self.port,
-            "bind": pod.ip,
             "dir": place,
             "save": "",
             "appendonly": "no",
@@ -204,10 +207,13 @@ class Rig:
         if self._users:
             settings |= {"aclfile": self._acl, "masteruser": REPLICATION_USER, "masterauth": REPLICATION_USER}
         words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+        # CONFIG SET bind does not move the port of the cluster bus.
+        words += ["--bind", str(pod.ip), _other_address(str(pod.ip))]
         if self._tls is not None:
             words += self._tls.only_tls(self.port)
-        out = subprocess.DEVNULL
-        self._processes[pod.uid] = Process(subprocess.Popen([*self._command, *words], stdout=out, stderr=out))
+        log = place / "log"
+        with log.open("wb") as out:
+            self._processes[pod.uid] = Process(subprocess.Popen([*self._command, *words], stdout=out, stderr=out), log)
 
     # What the operator does
 
@@ -253,7 +259,7 @@ class Rig:
         """Act until nothing is left to do and `until` is true. Returns the steps that were not mere waiting."""
         first, patience = len(self.steps), Patience()
         while (found := await self.act()) is not None or not until(await self.look()):
-            patience.ask(found)
+            patience.ask(found, self._report)
         return self.steps[first:]
 
     async def die_after(self, commands: int) -> bool:
@@ -277,6 +283,14 @@ class Rig:
     async def verdict(self) -> Verdict:
         """What may be said of it now."""
         return verdict(await self.look(), self.goal)
+
+    def _report(self) -> str:
+        """Return the last commands with their answers, and what servers wrote last."""
+        lines = [str(sent) for sent in self.sent[-3:]]
+        for uid, process in self._processes.items():
+            pod = self.pods[uid]
+            lines += [f"{pod.name} {uid} {pod.ip}:", *process.log.read_text(errors="replace").splitlines()[-15:]]
+        return "\n".join(lines)
 
     # What tests ask
 
@@ -332,3 +346,10 @@ class Rig:
                 if client.info("replication")["role"] == "master":
                     found |= {name: client.get(name) for name in client.keys()}  # noqa: SIM118  (a command)
         return found
+
+
+def _other_address(ip: str) -> str:
+    """Return the address to which a pod may move."""
+    network, _, number = ip.rpartition(".")
+    assert int(number) < OTHER_ADDRESSES, "more pods than addresses"
+    return f"{network}.{int(number) + OTHER_ADDRESSES}"

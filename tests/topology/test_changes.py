@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster
-from kvstrata.plan.redis.topology import failovers, verdict
+from kvstrata.plan.redis.topology import failovers
 from tests.topology import looks
+from tests.topology.looks import verdict
 from tests.topology.three_shards import goal, pods, silent, told, without
 
 pytestmark = pytest.mark.claim("a failover that servers decide themselves is noticed and told")

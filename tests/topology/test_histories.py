@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.plan.redis.topology import Step, StepReason, step, view
+from kvstrata.plan.redis.topology import Step, StepReason, view
 from kvstrata.plan.redis.topology.view import count
 from tests.support.amounts import examples
 from tests.topology.gossip_model import SLOTS, RefusedError
 from tests.topology.gossip_operator import Tended
+from tests.topology.looks import step
 
 pytestmark = pytest.mark.claim(
     "whatever happens to a managed cluster and wherever its operator dies, left alone it becomes whole"

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster, Goal
-from kvstrata.plan.redis.topology import StepReason, step
+from kvstrata.plan.redis.topology import StepReason
 from tests.topology import looks
+from tests.topology.looks import step
 from tests.topology.three_shards import pods, silent
 
 pytestmark = pytest.mark.claim("servers that admit no known password are replaced one at a time")

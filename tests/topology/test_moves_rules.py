@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster, SlotJob
-from kvstrata.plan.redis.topology.moves import REPAIR, RESCUE, SCALE, SLOTS_AT_ONCE, SLOTS_PER_JOB
+from kvstrata.plan.redis.topology.moves import (
+    SLOTS_AT_ONCE,
+    SLOTS_PER_JOB,
+    jobs_under_way,
+    open_slots,
+    removal,
+    spread,
+    towards_lost,
+)
 from kvstrata.plan.redis.topology.steps import MoveOrder, Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count
 from tests.topology.looks import cluster, even, node, view
@@ -18,9 +26,11 @@ NOBODY = "f" * 40
 FIRST = 5_460
 """A slot of shard 0."""
 
+RULES = (towards_lost, jobs_under_way, open_slots, spread, removal)
+
 
 def step(look: View) -> Step | None:
-    return next((found for rule in (*RESCUE, *REPAIR, *SCALE) if (found := rule(look)) is not None), None)
+    return next((found for rule in RULES if (found := rule(look)) is not None), None)
 
 
 def order(look: View) -> MoveOrder:
@@ -231,11 +241,12 @@ class TestOpenSlots:
         assert (found.source, found.target) == (node(0), node(3))
 
     def test_before_anybody_forgets_a_lost_target_the_slot_is_closed(self) -> None:
-        rescued = [rule(view(opened(gone=[3]), 4)) for rule in RESCUE]
-        assert [(one.source, one.target) for found in rescued if found for one in found.moves] == [(node(0), node(0))]
+        found = towards_lost(view(opened(gone=[3]), 4))
+        assert found is not None
+        assert [(one.source, one.target) for one in found.moves] == [(node(0), node(0))]
 
     def test_what_came_from_a_lost_server_stays_with_its_slot_where_it_came_to(self) -> None:
-        (found,) = (rule(view(opened(gone=[0]), 4)) for rule in RESCUE)
+        found = towards_lost(view(opened(gone=[0]), 4))
         assert found is not None
         assert [(one.node_id, one.words) for one in found.commands] == [
             (node(3), ("CLUSTER", "SETSLOT", str(FIRST), "NODE", node(3)))
@@ -244,7 +255,7 @@ class TestOpenSlots:
     def test_a_lost_target_that_had_the_slot_already_is_nothing_to_rescue(self) -> None:
         slots = [((0, FIRST - 1),), *even(3)[1:], ((FIRST, FIRST),)]
         look = view(cluster(slots, migrating={0: {FIRST: node(3)}}, gone=[3]), 4)
-        assert [rule(look) for rule in RESCUE] == [None]
+        assert towards_lost(look) is None
 
     def test_what_was_imported_from_another_than_the_owner_is_cleared_away(self) -> None:
         found = order(view(cluster([*even(3), ()], importing={3: {FIRST: node(1)}}), 4))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster.ports import free_port
+from kvstrata.api.reasons import TierReason
 from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes
-from kvstrata.clients.redis.probe import RedisReason
 from kvstrata.model.redis.cluster import Command, ServerPod
 from tests.support.redis_binary import needs_redis
 from tests.tiers.certificates import SERVER_NAME, Authority, issue
@@ -72,12 +72,12 @@ async def failure(nodes: RedisNodes, of: ServerPod | None = None) -> str:
 async def test_every_way_not_to_answer_has_its_name(start: Start, reach: Callable[..., RedisNodes]) -> None:
     protected = start(*CLUSTER, "--requirepass", "secret", *["--user", "poor", "on", ">poor", "+cluster"]).port
     assert await failure(reach(protected, password="secret")) == ""
-    assert await failure(reach(protected, password="secrets")) == RedisReason.WRONG_PASSWORD
-    assert await failure(reach(protected)) == RedisReason.PASSWORD_REQUIRED
-    assert await failure(reach(protected, username="poor", password="poor")) == RedisReason.NO_PERMISSION
-    assert await failure(reach(free_port())) == RedisReason.CONNECTION_REFUSED
-    assert await failure(reach(protected), pod(ip=None)) == RedisReason.NO_SUCH_HOST
-    assert await failure(reach(start().port)) == RedisReason.NOT_A_CLUSTER
+    assert await failure(reach(protected, password="secrets")) == TierReason.WRONG_PASSWORD
+    assert await failure(reach(protected)) == TierReason.PASSWORD_REQUIRED
+    assert await failure(reach(protected, username="poor", password="poor")) == TierReason.NO_PERMISSION
+    assert await failure(reach(free_port())) == TierReason.CONNECTION_REFUSED
+    assert await failure(reach(protected), pod(ip=None)) == TierReason.NO_SUCH_HOST
+    assert await failure(reach(start().port)) == TierReason.NOT_A_CLUSTER
 
 
 async def test_tls_is_spoken_with_who_is_named_and_trusted(
@@ -87,10 +87,10 @@ async def test_tls_is_spoken_with_who_is_named_and_trusted(
     port = start(*CLUSTER, tls=certificates.redis_options).port
     ca = certificates.ca.read_bytes()
     assert await failure(reach(port, ca_pem=ca, server_name=SERVER_NAME)) == ""
-    assert await failure(reach(port, ca_pem=ca, server_name="other.test")) == RedisReason.CERTIFICATE_REFUSED
+    assert await failure(reach(port, ca_pem=ca, server_name="other.test")) == TierReason.CERTIFICATE_REFUSED
     (tmp_path / "other").mkdir()
     stranger = Authority(tmp_path / "other").file.read_bytes()
-    assert await failure(reach(port, ca_pem=stranger, server_name=SERVER_NAME)) == RedisReason.CERTIFICATE_REFUSED
+    assert await failure(reach(port, ca_pem=stranger, server_name=SERVER_NAME)) == TierReason.CERTIFICATE_REFUSED
     assert await failure(reach(port)) != ""
 
 
@@ -102,9 +102,9 @@ async def test_a_frozen_server_is_given_up_and_asked_over_another_connection(
     assert await failure(nodes) == ""
     server.freeze()
     nodes._look_timeout_s = nodes._timeout_s = SHORT_S
-    assert await failure(nodes) == RedisReason.TIMEOUT
+    assert await failure(nodes) == TierReason.TIMEOUT
     told = await nodes.send([Command("uid", "x", ("PING",)), Command("uid", "x", ("PING",))], {"uid": pod()}, yes)
-    assert [sent.failure for sent in told] == [RedisReason.TIMEOUT, "NotSent"]
+    assert [sent.failure for sent in told] == [TierReason.TIMEOUT, "NotSent"]
     server.thaw()
     nodes._look_timeout_s = nodes._timeout_s = PATIENT_S
     # What the frozen one answers late to the first question is no answer to the next.
@@ -132,7 +132,7 @@ async def test_a_connection_does_not_outlive_its_server(start: Start, reach: Cal
     nodes = reach(server.port)
     identity = (await nodes.look([pod()])).servers["uid"].node_id
     server.kill()
-    assert await failure(nodes) in (RedisReason.CONNECTION_REFUSED, RedisReason.DISCONNECTED)
+    assert await failure(nodes) in (TierReason.CONNECTION_REFUSED, TierReason.DISCONNECTED)
     for file in Path(server.admin_socket).parent.glob("nodes.conf"):
         file.unlink()
     server.start()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster
-from kvstrata.plan.redis.topology import StepReason, step
+from kvstrata.plan.redis.topology import StepReason
+from tests.topology.looks import step
 from tests.topology.three_shards import goal, pods, silent, taken, told, words
 
 pytestmark = pytest.mark.claim("a server is given no more memory than its container has room for")

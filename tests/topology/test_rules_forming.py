@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster, Peer
-from kvstrata.plan.redis.topology import StepReason, step
+from kvstrata.plan.redis.topology import StepReason
 from tests.topology import looks
+from tests.topology.looks import step
 from tests.topology.three_shards import pods, said, silent, taken, told, words
 
 pytestmark = pytest.mark.claim("servers become one cluster, and one again")

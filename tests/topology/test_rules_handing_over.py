@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster, SlotRange
-from kvstrata.plan.redis.topology import StepReason, step
+from kvstrata.plan.redis.topology import StepReason
 from kvstrata.plan.redis.topology.view import count
-from tests.topology.looks import cluster, even, goal, node
+from tests.topology.looks import cluster, even, goal, node, step
 
 pytestmark = pytest.mark.claim("no slot is given away while another server takes it over")
 

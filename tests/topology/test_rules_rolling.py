@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster
-from kvstrata.plan.redis.topology import StepReason, step, verdict
+from kvstrata.plan.redis.topology import StepReason
 from kvstrata.plan.redis.topology.view import count
 from tests.topology import looks
+from tests.topology.looks import step, verdict
 from tests.topology.three_shards import goal, pods, said, silent, taken, told, without, words
 
 pytestmark = pytest.mark.claim("pods are replaced one at a time, replicas first, and not while somebody erases")

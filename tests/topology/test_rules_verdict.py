@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvstrata.model.redis.cluster import SLOTS, Cluster
-from kvstrata.plan.redis.topology import step, verdict
 from kvstrata.plan.redis.topology.view import View, count
 from tests.topology import looks
+from tests.topology.looks import step, verdict
 from tests.topology.three_shards import goal, said, silent
 
 pytestmark = pytest.mark.claim("the verdict on a cluster is what its servers say")

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kvstrata.model.redis.cluster import Cluster, Goal, Peer
-from kvstrata.plan.redis.topology import Step, step
+from kvstrata.plan.redis.topology import Step
 from kvstrata.plan.redis.topology.view import View
 from tests.topology import looks
+from tests.topology.looks import step
 
 
 def goal(replicas: int = 1, **others: Any) -> Goal:

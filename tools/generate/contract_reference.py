@@ -8,12 +8,12 @@ from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from kvstrata.api.docstrings import field_docstrings
 from kvstrata.contract.messages.audit import AUDIT_VERSION, Action, Event, Happened, Line
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import RECEIPT_VERSION, Fault, HandOver, Head
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.wire import camel
+from tools.generate.docstrings import field_docstrings
 
 _PLAIN: dict[Any, str] = {str: "text", int: "number", bool: "true or false"}
 

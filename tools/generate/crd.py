@@ -6,10 +6,13 @@ from typing import Any
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import GROUP, VERSION, Column, Resource
-from tools.generate.openapi import structural_schema, without_rules
+from tools.generate.openapi import entries, structural_schema, without_rules
 
 CATEGORIES = ["cache-status", "kvstrata"]
 """`kubectl get cache-status` lists every kind of the group."""
+
+AGE = Column("Age", ".metadata.creationTimestamp", "date")
+"""The last column of every kind."""
 
 _API_VERSION_TEXT = "Version of the schema of this object."
 _KIND_TEXT = "Kind of this object."
@@ -53,7 +56,7 @@ def _version(kind: type[Resource]) -> dict[str, Any]:
         "served": True,
         "storage": True,
         "subresources": _subresources(kind),
-        "additionalPrinterColumns": [_column(column) for column in info.columns],
+        "additionalPrinterColumns": [_column(column) for column in (*info.columns, AGE)],
         "schema": {"openAPIV3Schema": root_schema(kind)},
     }
     if info.selectable_fields:
@@ -63,12 +66,8 @@ def _version(kind: type[Resource]) -> dict[str, Any]:
 
 def _subresources(kind: type[Resource]) -> dict[str, Any]:
     subresources: dict[str, Any] = {"status": {}}
-    if (scale := kind.INFO.scale) is not None:
-        subresources["scale"] = {
-            "specReplicasPath": scale.spec_replicas,
-            "statusReplicasPath": scale.status_replicas,
-            "labelSelectorPath": scale.label_selector,
-        }
+    if kind.INFO.scale is not None:
+        subresources["scale"] = dict(kind.INFO.scale)
     return subresources
 
 
@@ -87,7 +86,7 @@ def root_schema(kind: type[Resource]) -> dict[str, Any]:
     schema: dict[str, Any] = {
         "type": "object",
         "description": " ".join((kind.__doc__ or "").split()),
-        "x-kubernetes-validations": [rule.to_schema() for rule in kind.RULES],
+        "x-kubernetes-validations": entries(kind.RULES),
         "properties": {
             "apiVersion": {"type": "string", "description": _API_VERSION_TEXT},
             "kind": {"type": "string", "description": _KIND_TEXT},

@@ -7,14 +7,17 @@ defaults are dropped, and unbounded values are refused here, before an apiserver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
+from kvstrata.api.base import Rule
 from kvstrata.api.markers import DEFAULT
 from kvstrata.api.scalars import VALIDATIONS
+from tools.generate.docstrings import field_docstrings
 
 _DROPPED = frozenset({"title", "default", "$defs", "discriminator"})
 _FORBIDDEN = (
@@ -27,9 +30,30 @@ class UnstructuralSchemaError(ValueError):
     """A structural schema cannot express a model; the message names the path within the model."""
 
 
+class _WithRules(GenerateJsonSchema):
+    """Adds the models' rules, and the docstrings of their fields."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        model: Any = schema["cls"]
+        produced = super().model_schema(schema)
+        for name, text in field_docstrings(model).items():
+            field = model.model_fields.get(name)
+            if field is not None and field.description is None:
+                produced["properties"][field.alias or name].setdefault("description", text)
+        if model.RULES:
+            produced[VALIDATIONS] = entries(model.RULES)
+        return produced
+
+
+def entries(rules: Sequence[Rule]) -> list[dict[str, str]]:
+    """The entries of x-kubernetes-validations."""
+    whole = ({"rule": rule.cel, "message": rule.message, "fieldPath": rule.field_path} for rule in rules)
+    return [{key: text for key, text in entry.items() if text} for entry in whole]
+
+
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The structural schema of `model`. Raises UnstructuralSchemaError."""
-    document = model.model_json_schema(by_alias=True, schema_generator=GenerateJsonSchema)
+    document = model.model_json_schema(by_alias=True, schema_generator=_WithRules)
     schema = _convert(document, document.get("$defs", {}))
     problems = list(structural_problems(schema))
     if problems:

@@ -8,11 +8,11 @@ from typing import Any
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import API_VERSION, Resource
-from kvstrata.api.conditions import condition_types
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS
-from kvstrata.api.reasons import REASONS
 from kvstrata.api.scalars import VALIDATIONS
+from tools.generate.conditions import REASONS, condition_types
 from tools.generate.crd import root_schema
+from tools.generate.restarts import RESTARTS, restart_of
 
 HEADER = "<!-- Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit. -->"
 
@@ -25,6 +25,7 @@ def build_reference() -> dict[str, str]:
     """Every page by file name, the index among them."""
     pages = {f"{kind.INFO.singular}.md": _page(kind) for kind in KINDS}
     pages["README.md"] = _index()
+    pages["edits.md"] = _edits()
     return pages
 
 
@@ -37,6 +38,25 @@ def _index() -> str:
         lines.append(f"| {link} | {', '.join(info.short_names)} | {_first_sentence(kind.__doc__ or '')} |")
     lines += ["", "`kubectl get cache-status` lists all of them; `kubectl get kvstrata` is the same.", ""]
     return "\n".join(lines)
+
+
+def _edits() -> str:
+    lines = [HEADER, "", "# Restarts by edits", ""]
+    lines.append(
+        "Pods are restarted one at a time. New contents of a Secret that a tier names, and edits of other kinds, "
+        "restart no pod. Neither does a Redis tier that a model lists or no longer lists: the pods join or leave it."
+    )
+    for kind in (one for one in KINDS if one.INFO.kind in RESTARTS):
+        name = kind.INFO.kind
+        lines += ["", f"## {name}", "", "| Field | An edit restarts |", "|---|---|"]
+        lines += [f"| `{path}` | {restart_of(name, path)} |" for path in leaves_of_spec(kind)]
+    return "\n".join([*lines, ""])
+
+
+def leaves_of_spec(kind: type[Resource]) -> list[str]:
+    """Return the fields of a kind's spec that contain no others; a list counts as one field."""
+    paths = [path for path, *_ in _fields(root_schema(kind)["properties"]["spec"], "spec") if "[]" not in path]
+    return [path for path in paths if not any(one.startswith(f"{path}.") for one in paths)]
 
 
 def _page(kind: type[Resource]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.model.keys import AllowedService
+from kvstrata.objects.context import BuildContext
 
 PLACEMENT = frozenset({"nodeSelector", "tolerations", "affinity", "priorityClassName"})
 """Fields of a pod's spec for its placement."""
@@ -23,24 +24,20 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """`build` is complete but for `service_monitors`."""
+
     namespace: str
     pod_name: str
     watch_namespaces: tuple[str, ...]
-    sidecar_image: str
-    redis_image: str
-    image_pull_policy: str
-    cluster_domain: str
+    build: BuildContext
     log_level: str
     http_port: int
     workers: int
     resync_s: float
     watch_silence_s: float
-    nodefs_reserve_percent: int
-    image_pull_secrets: tuple[str, ...] = ()
-    job_placement: Mapping[str, Any] = field(default_factory=dict)
-    kms_services: tuple[AllowedService, ...] = ()
-    kms_token_file: str = ""
-    receipts_key_days: float = 365
+    kms_services: tuple[AllowedService, ...]
+    kms_token_file: str
+    receipts_key_days: float
 
     @property
     def cluster_wide(self) -> bool:
@@ -72,42 +69,45 @@ class Settings:
         def listed(name: str) -> tuple[str, ...]:
             return tuple(sorted({one.strip() for one in env.get(name, "").split(",") if one.strip()}))
 
-        def placement(name: str) -> Mapping[str, Any]:
+        def parsed(name: str, default: str) -> Any:
             try:
-                value = json.loads(env.get(name) or "{}")
+                return json.loads(env.get(name) or default)
             except ValueError as error:
                 raise SettingsError(f"{name} must be JSON: {error}") from error
+
+        def placement(name: str) -> Mapping[str, Any]:
+            value = parsed(name, "{}")
             if not isinstance(value, dict) or value.keys() - PLACEMENT:
                 raise SettingsError(f"{name} must be an object with no fields but {', '.join(sorted(PLACEMENT))}")
             return value
 
+        namespace = required("KVSTRATA_NAMESPACE")
         return cls(
-            namespace=required("KVSTRATA_NAMESPACE"),
+            namespace=namespace,
             pod_name=required("KVSTRATA_POD_NAME"),
             watch_namespaces=listed("KVSTRATA_WATCH_NAMESPACES"),
-            sidecar_image=required("KVSTRATA_SIDECAR_IMAGE"),
-            redis_image=required("KVSTRATA_REDIS_IMAGE"),
-            image_pull_policy=env.get("KVSTRATA_IMAGE_PULL_POLICY") or "IfNotPresent",
-            cluster_domain=env.get("KVSTRATA_CLUSTER_DOMAIN") or "cluster.local",
+            build=BuildContext(
+                sidecar_image=required("KVSTRATA_SIDECAR_IMAGE"),
+                redis_image=required("KVSTRATA_REDIS_IMAGE"),
+                image_pull_policy=env.get("KVSTRATA_IMAGE_PULL_POLICY") or "IfNotPresent",
+                operator_namespace=namespace,
+                cluster_domain=env.get("KVSTRATA_CLUSTER_DOMAIN") or "cluster.local",
+                nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
+                image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
+                job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
+            ),
             log_level=(env.get("KVSTRATA_LOG_LEVEL") or "INFO").upper(),
             http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),
             workers=int(number("KVSTRATA_WORKERS", "16")),
             resync_s=number("KVSTRATA_RESYNC_SECONDS", "600"),
             watch_silence_s=number("KVSTRATA_WATCH_SILENCE_SECONDS", "70"),
-            nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
-            image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
-            job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
-            kms_services=_services("KVSTRATA_KMS_ADDRESSES", env.get("KVSTRATA_KMS_ADDRESSES") or "[]"),
+            kms_services=_services("KVSTRATA_KMS_ADDRESSES", parsed("KVSTRATA_KMS_ADDRESSES", "[]")),
             kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
             receipts_key_days=number("KVSTRATA_RECEIPTS_KEY_DAYS", "365"),
         )
 
 
-def _services(name: str, value: str) -> tuple[AllowedService, ...]:
-    try:
-        listed = json.loads(value)
-    except ValueError as error:
-        raise SettingsError(f"{name} must be JSON: {error}") from error
+def _services(name: str, listed: Any) -> tuple[AllowedService, ...]:
     found = []
     for one in listed if isinstance(listed, list) else [listed]:
         entry = {"address": one} if isinstance(one, str) else one

@@ -150,7 +150,7 @@ def test_every_kind_of_the_api_is_in_the_rules_for_operator_viewers_and_admins()
 def test_the_environment_that_the_chart_sets_is_one_that_the_settings_accept() -> None:
     settings = Settings.from_environment(environment({"watchNamespaces": ["team-a"], "logLevel": "DEBUG"}))
     assert settings.watch_namespaces == ("team-a",)
-    assert settings.sidecar_image == "localhost/kvstrata-sidecar:0.1.0"
+    assert settings.build.sidecar_image == "localhost/kvstrata-sidecar:0.1.0"
     assert settings.log_level == "DEBUG"
     assert settings.resync_s == 600
     assert settings.watch_silence_s == 70
@@ -161,8 +161,8 @@ def test_jobs_get_the_operators_placement_and_none_of_its_own_spreading() -> Non
     tolerations = [{"key": "control", "operator": "Exists", "tolerationSeconds": 300}]
     placed = {"nodeSelector": {"pool": "control"}, "tolerations": tolerations, "priorityClassName": "control"}
     settings = Settings.from_environment(environment({**placed, "affinity": affinity}))
-    assert settings.job_placement == {**placed, "affinity": {"nodeAffinity": affinity["nodeAffinity"]}}
-    assert Settings.from_environment(environment()).job_placement == {}
+    assert settings.build.job_placement == {**placed, "affinity": {"nodeAffinity": affinity["nodeAffinity"]}}
+    assert Settings.from_environment(environment()).build.job_placement == {}
     with pytest.raises(SettingsError, match="KVSTRATA_JOB_PLACEMENT must be an object with no fields but"):
         Settings.from_environment({**environment(), "KVSTRATA_JOB_PLACEMENT": '{"hostNetwork": true}'})
 

@@ -20,6 +20,7 @@ from kvstrata.objects import labels, paths
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure.delete_job import (
     MAX_ORDER_BYTES,
+    TierDeletion,
     build_deletion_job,
     build_deletion_networkpolicy,
     build_deletion_secret,
@@ -44,11 +45,12 @@ def tier_of(case: str) -> CacheTier:
 def render(case: str, ctx: BuildContext = CONTEXT) -> list[dict[str, Any]]:
     """Return a case's objects, in the order in which they are made; the API server gave the Job its uid."""
     tier = tier_of(case)
-    job = build_deletion_job(ctx, tier, ERASURE, 1, len(KEYSPACES))
+    deletion = TierDeletion(ERASURE, tier, 1, DOMAIN_ID, 7, KEYSPACES)
+    job = build_deletion_job(ctx, deletion)
     made = {**job, "metadata": job["metadata"] | {"uid": UID}}
     files = {file: f"the {key} of {secret}".encode() for file, (secret, key) in needed_secrets(tier).items()}
-    order = deletion_order(tier, DOMAIN_ID, 7, KEYSPACES)
-    return [job, build_deletion_secret(made, order, files), build_deletion_networkpolicy(made, tier)]
+    secret = build_deletion_secret(made, deletion_order(deletion), files)
+    return [job, secret, build_deletion_networkpolicy(made, tier)]
 
 
 def order_of(secret: dict[str, Any]) -> dict[str, Any]:
@@ -115,21 +117,23 @@ def test_everything_that_is_made_for_a_job_goes_with_it(case: str) -> None:
 def test_each_erasure_tier_and_round_has_a_job_of_its_own() -> None:
     tier = tier_of("redis-cluster")
     one, other = "order-1", "order-2"
-    built = [build_deletion_job(CONTEXT, tier, uid, turn, 1) for uid in (one, other) for turn in (1, 2)]
+    deletions = [TierDeletion(uid, tier, turn, DOMAIN_ID, 7, KEYSPACES) for uid in (one, other) for turn in (1, 2)]
+    built = [build_deletion_job(CONTEXT, deletion) for deletion in deletions]
     assert len({job["metadata"]["name"] for job in built}) == 4
     assert all(len(job["metadata"]["name"]) <= 57 for job in built), "pods have a hyphen and five more"
 
 
 def test_only_as_many_strays_are_named_as_fit_and_keyspaces_all_or_none() -> None:
-    tier = tier_of("redis-cluster")
+    deletion = TierDeletion(ERASURE, tier_of("redis-cluster"), 1, DOMAIN_ID, 7, KEYSPACES)
     block = f"kvs1:{DOMAIN_ID}:{{{KEYSPACES[0]}:00}}:{'a' * 16}:01000100:0:{'0' * 64}"
     some = tuple(f"{n:032x}" for n in range(20_000))
-    crowded = deletion_order(tier, DOMAIN_ID, 7, (KEYSPACES[0], *some[3:]), (block,) * MAX_STRAYS)
+    many = replace(deletion, keyspaces=(KEYSPACES[0], *some[3:]), strays=(block,) * MAX_STRAYS)
+    crowded = deletion_order(many)
     assert len(crowded) <= MAX_ORDER_BYTES + 16
     assert 0 < len(json.loads(crowded)["strays"]) < MAX_STRAYS
-    assert "strays" not in json.loads(deletion_order(tier, DOMAIN_ID, 7, KEYSPACES))
+    assert "strays" not in json.loads(deletion_order(deletion))
     with pytest.raises(ValueError, match="30000 keyspaces are more than one deletion"):
-        deletion_order(tier, DOMAIN_ID, 7, tuple(f"{n:032x}" for n in range(30_000)))
+        deletion_order(replace(deletion, keyspaces=tuple(f"{n:032x}" for n in range(30_000))))
 
 
 def test_the_image_of_the_sidecar_is_pulled_as_the_operators_own() -> None:

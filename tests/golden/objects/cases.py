@@ -24,14 +24,14 @@ def read(case: str) -> tuple[CachedModel, tuple[CacheTier, ...]]:
     documents = list(yaml.safe_load_all((HERE / case / "input.yaml").read_text()))
     tiers = {d["metadata"]["name"]: CacheTier.parse(d) for d in documents if d["kind"] == "CacheTier"}
     model = CachedModel.parse(next(d for d in documents if d["kind"] == "CachedModel"))
-    return model, tuple(tiers[name] for name in model.spec.tier_names)
+    return model, tuple(tiers[name] for name in model.tier_names)
 
 
 def render(case: str) -> list[dict[str, Any]]:
     """Return every object that a case becomes, in the order in which they are applied."""
     model, tiers = read(case)
     identity = cache_identity(model)
-    objects = [built for tier in tiers for built in redis_tier_children(CONTEXT, tier, restart_token="1")]
+    objects = [built for tier in tiers for built in redis_tier_children(CONTEXT, tier, [model.name], restart_token="1")]
     return [
         *objects,
         *model_children(CONTEXT, DOMAIN_ID, model, tiers, identity, shard_count=2, service_monitors=True),

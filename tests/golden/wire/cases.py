@@ -18,7 +18,9 @@ from kvstrata.contract.messages.adapter import (
     HashRequest,
     MetricsPage,
     MetricsRequest,
+    PrefillCost,
     Request,
+    RestoreState,
     ScopeUsage,
     StateRequest,
     TierState,
@@ -39,6 +41,7 @@ from kvstrata.contract.messages.audit import (
     instant,
     read_line,
 )
+from kvstrata.contract.messages.engine_identity import EngineIdentity
 from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import (
     AdapterErased,
@@ -72,11 +75,20 @@ from kvstrata.contract.messages.pools import (
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten, Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.contract.policy.budget import EnforcedBudget
-from kvstrata.contract.policy.bundle import Entry, Root, Rules, ShardRef, decode_shard, encode_shard
+from kvstrata.contract.policy.bundle import (
+    Entry,
+    Root,
+    Rules,
+    ShardRef,
+    decode_shard,
+    encode_shard,
+)
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
 from kvstrata.contract.policy.data_key import DataKey, KeyReference, key_id
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolRef, PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.policy.rate import RateLimit
+from kvstrata.contract.policy.tiers import Server, TierAccess, TierRules
 from kvstrata.contract.receipt.facts import Amount as Keys
 from kvstrata.contract.receipt.facts import Component, Copies, Fence, Revoked, Target
 from kvstrata.contract.receipt.record import (
@@ -118,13 +130,22 @@ DENIED = EnforcedBudget.denying("shared", 60)
 ENTRY = Entry(
     "acme", A, Scope(ScopeKind.GROUP, "eu"), "policy-uid", since=4, suspended=True, budgets=(LIMITS, DENIED),
     keys=(DataKey(2, SECRET), DataKey(1, SECRET[::-1])), pools=("docs", "tools"), resumes=True,
+    rate=RateLimit(600, 90_000),
 )  # fmt: skip
 NAMED = replace(ENTRY, tenant="globex", keys=(KeyReference(255, key_id(SECRET)),), pools=(), resumes=False)
 BARE = Entry("public", B, PUBLIC_SCOPE, "policy-uid", budgets=(EnforcedBudget("fast"),))
-RULES = Rules(60, 10, "ServeStale", "Refuse", "Disabled", audit_tenants=True)
+RULES = Rules(60, 10, "ServeStale", "Refuse", "Disabled", audit_tenants=True, rate=RateLimit(tokens_per_minute=5000))
+TIERS = (
+    TierRules(
+        "shared", (Server("redis.example.com", 6379),), 1000, 60,
+        cluster=True, username="data", password=True, tls=True, encrypts=True,
+    ),
+    TierRules("far", (Server("::1", 1),), 1),
+)  # fmt: skip
+ACCESS = {"shared": TierAccess(b"secret", b"-----BEGIN CERTIFICATE-----"), "far": TierAccess(b"other")}
 ROOT = Root(
     "0123456789abcdef", "chat", "model-uid", 7, 2, RULES, (ShardRef(0, "a", "0" * 64), ShardRef(1, "b", "1" * 64)), 5,
-    (PoolRef(0, "a", "2" * 64, 3), PoolRef(2, "b", "3" * 64, 7)),
+    (PoolRef(0, "a", "2" * 64, 3), PoolRef(2, "b", "3" * 64, 7)), TIERS, ACCESS,
 )  # fmt: skip
 WARM = PoolVersion(
     A, "render-1", PoolState.WARMING, CHUNKS, ("fast", "shared"), (LIMITS,), (DataKey(1, SECRET),), before_ready_s=30
@@ -133,16 +154,43 @@ READ = PoolVersion(B, "render-0", PoolState.PUBLISHED, CHUNKS[:32])
 POOL = PoolShard("docs", "pool-uid", (WARM, READ))
 VIEW = CacheView(
     "0123456789abcdef", 7, 2, RULES, {A: (LIMITS, DENIED), B: ()}, {A: (2, 1)},
-    {B: PoolView("4" * 64, True, ("fast",))}, {A: (B,)},
+    {B: PoolView("4" * 64, True, ("fast",))}, {A: (B,)}, TIERS,
 )  # fmt: skip
 
 USAGE = (ScopeUsage("0123456789ab", "fast", 5, 1, 10, 2), ScopeUsage("", "fast", 3, 1))
-TIER = TierState("shared", "Redis", "half-open", TEXT, 1, 2, 3, 4, True, True, 5, 6, 7, 8, 9, 12, True, True, True)
+RESTORES = RestoreState(1, 2, 3, 4, 5, 6, 7, 8, 9)
+TIER = TierState(
+    "shared",
+    "Redis",
+    "half-open",
+    TEXT,
+    1,
+    2,
+    3,
+    4,
+    True,
+    True,
+    5,
+    6,
+    7,
+    8,
+    9,
+    12,
+    True,
+    True,
+    True,
+    RESTORES,
+    True,
+)
 POD = PodState(
     "chat-0", "pod-uid", "team", "chat", "identity", "gate-boot", "cache-boot", 2, 6, 7, True, 125, True,
     "the cache server does not answer", (TIER,), USAGE, 3, USAGE[:1], 7, "5" * 64, "model-uid", 1,
+    "f1" * 8, {"files": "5" * 64, "vllm": "0.32.0"}, "the engine has another", "no_fingerprint",
 )  # fmt: skip
-STATE = AdapterState("cache-boot", 7, 2, True, 2, (TIER,), {"memory.enforced": 1}, USAGE, 3, USAGE[:1], True)
+STATE = AdapterState(
+    "cache-boot", 7, 2, True, 2, (TIER,), {"memory.enforced": 1}, USAGE, 3, USAGE[:1], True, "LMCache 0.5.7",
+    ("f1" * 8,),
+)  # fmt: skip
 
 MEMORY = ErasedTier(
     "cpu", "CPU", True, Amount(5, 50), Amount(3, 30), Amount(2, 20), 1, 1, 1, 4096, 2,
@@ -290,14 +338,18 @@ def cases() -> Iterator[Case]:
     yield _own("ack", "PodState full", POD)
     yield _own("ack", "PodState minimal", PodState("p", "u", "n", "m", "i", "g", "", 0, 0, 0, False, 0, False))
 
+    yield _own("identity", "EngineIdentity full", EngineIdentity("f1" * 8, {"vllm": "0.32.0", "files": "5" * 64}))
+    yield _own("identity", "EngineIdentity minimal", EngineIdentity(problem="LMCache 0.5.7", ungoverned=True))
+
     yield _own("ack", "PodState unread minimal", replace(POD, revision=0, fresh_age_ms=-1, tiers=(), usage=()))
 
     yield _asked("apply", ApplyRequest(7, 2))
     yield _asked("state", StateRequest())
+    yield _asked("state with costs", StateRequest((PrefillCost(1024, 2_000_000), PrefillCost(4096, 3_000_000))))
     yield _asked("metrics", MetricsRequest())
     yield _asked("hash", HashRequest(b"\1\0\0\0\2\0\0\0"))
     yield _asked("hash nothing", HashRequest(b""))
-    yield _asked("pool", PoolQuestion(A, CHUNKS))
+    yield _asked("pool", PoolQuestion(A, CHUNKS, "f1" * 8))
     yield _asked("pool whole", PoolQuestion(A))
     yield _asked("erase", EraseRequest((A, B), ("cpu",), 2500))
     yield _asked("erase all", EraseRequest((A,)))
@@ -343,7 +395,7 @@ def cases() -> Iterator[Case]:
     yield _own("warm", "WarmRequest full", WarmRequest("pool-uid", "0123456789ab", "d" * 64, CHAT))
     yield _own("warm", "Warmed full", Warmed("gate-boot", "cache-boot", WarmOutcome.STORED))
     held = PoolVersionState("0123456789ab", "d" * 64, True, HELD, ("c" * 64,))
-    yield _own("warm", "PoolReport full", PoolReport("gate-boot", "cache-boot", (held,)))
+    yield _own("warm", "PoolReport full", PoolReport("gate-boot", "cache-boot", (held,), "f1" * 8))
     yield _own("warm", "PoolReport minimal", PoolReport("gate-boot", ""))
 
     yield _own("keydelivery", "KeysLacking full", KeysLacking(("e" * 64, "f" * 64)))

@@ -40,6 +40,9 @@ BY_PATTERN: Mapping[str, tuple[str, ...]] = {
     r"^https://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$": (
         "https://127.0.0.1:1", "https://[::1]:1", "https://localhost", "https://127.0.0.1:99999",
     ),
+    r"^[a-z][-+.a-z0-9]*://([-.a-z0-9]+|\[[:.0-9a-f]+\])(:[0-9]{1,5})?$": (
+        "https://chat.example.com", "http://localhost:3000", "http://[::1]:8080", "app://-",
+    ),
     "^[-A-Za-z0-9_.]+$": ("kvstrata", "-", "a.b_C"),
     "^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$": ("transit", "keys/transit", "_", "a../b-"),
 }  # fmt: skip

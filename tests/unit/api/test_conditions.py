@@ -7,8 +7,8 @@ import re
 import pytest
 
 from kvstrata.api import KINDS
-from kvstrata.api.conditions import ConditionType, condition_types
-from kvstrata.api.reasons import REASONS
+from kvstrata.api.conditions import ConditionType
+from tools.generate.conditions import REASONS, condition_types
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.INFO.kind)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kvstrata.api import KINDS, InvalidObjectError
+from kvstrata.api import KINDS
+from kvstrata.api.base import InvalidObjectError
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode, Transfer
 from kvstrata.api.cachedmodel_source import DType
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
@@ -103,10 +104,10 @@ def test_an_unreadable_status_never_hides_a_broken_spec() -> None:
 
 def test_an_empty_domain_has_the_documented_defaults() -> None:
     spec = CacheDomain.parse({**valid("CacheDomain"), "spec": None}).spec
-    assert (spec.stale_after_s, spec.drain_timeout_s) == (300, 30)
-    assert spec.effective_on_stale is OnStale.FENCE
-    assert spec.effective_key_custody is KeyCustody.SECRET
-    assert spec.effective_unknown_tenants is UnknownTenants.NO_REUSE
+    assert (spec.stale_after.in_seconds, spec.drain_timeout.in_seconds) == (300, 30)
+    assert spec.on_stale is OnStale.FENCE
+    assert spec.key_custody is KeyCustody.SECRET
+    assert spec.unknown_tenants is UnknownTenants.NO_REUSE
     assert spec.public_budgets == ()
     assert CacheDomainSpec().to_kubernetes() == {}
 
@@ -127,35 +128,34 @@ def test_a_managed_redis_is_one_shard_with_issued_certificates_unless_told_other
     assert spec.redis is not None
     assert spec.redis.managed is not None
     managed = spec.redis.managed
-    assert (managed.effective_shards, managed.effective_replicas_per_shard) == (1, 0)
-    assert managed.tls_mode is TlsMode.ISSUED
+    assert (managed.shards, managed.replicas_per_shard) == (1, 0)
+    assert managed.tls.mode is TlsMode.ISSUED
     assert not spec.per_pod
 
 
 def test_a_model_has_the_documented_defaults() -> None:
-    spec = CachedModel.parse(valid("CachedModel")).spec
+    model = CachedModel.parse(valid("CachedModel"))
+    spec = model.spec
     assert spec.cache_image == spec.engine.image
-    assert spec.cache_server.chunk_size_tokens == 256
-    assert spec.cache_server.effective_transfer is Transfer.ENGINE_DRIVEN
-    assert spec.engine.startup_timeout_s == 1800
-    assert spec.engine.effective_tensor_parallel_size == 1
-    assert spec.model.effective_dtype is DType.AUTO
-    assert spec.reuse_mode is ReuseMode.PREFIX
-    assert spec.probe_interval_s == 300
-    assert spec.gate.tls_mode is TlsMode.ISSUED
-    assert spec.tier_names == ("cpu",)
-    assert spec.effective_cache_generation == 0
+    assert spec.cache_server.chunk_size == 256
+    assert spec.cache_server.transfer is Transfer.ENGINE_DRIVEN
+    assert spec.engine.startup_timeout.in_seconds == 1800
+    assert spec.engine.tensor_parallel_size == 1
+    assert spec.model.dtype is DType.AUTO
+    assert spec.reuse.mode is ReuseMode.PREFIX
+    assert spec.probe.interval.in_seconds == 300
+    assert spec.gate.tls.mode is TlsMode.ISSUED
+    assert model.tier_names == ("cpu",)
+    assert spec.cache_generation == 0
 
 
 def test_a_policy_has_the_documented_defaults_and_gives_its_budgets_in_bytes() -> None:
     spec = TenantCachePolicy.parse(valid("TenantCachePolicy")).spec
     assert spec.effective_classification is Classification.RESTRICTED
-    assert spec.effective_deletion_policy is DeletionPolicy.ERASE
-    assert not spec.is_suspended
-    budget = spec.budget("shared")
-    assert budget is not None
+    assert spec.deletion_policy is DeletionPolicy.ERASE
+    assert not spec.suspend
+    (budget,) = spec.budgets
     assert (budget.guaranteed_bytes, budget.limit_bytes, budget.retention_s) == (2**30, 2 * 2**30, 43200)
-    assert spec.budget("other") is None
     unbounded = Budget(tier="shared")
     assert (unbounded.guaranteed_bytes, unbounded.limit_bytes, unbounded.retention_s) == (0, None, None)
 
@@ -204,11 +204,11 @@ def test_classifications_rank_in_their_order() -> None:
 
 
 def test_groups_pools_and_invalidations_have_the_documented_defaults() -> None:
-    assert TenantGroup.parse(valid("TenantGroup")).spec.effective_sharing is Sharing.FULL
+    assert TenantGroup.parse(valid("TenantGroup")).spec.sharing is Sharing.FULL
     pool = PrefixPool.parse(valid("PrefixPool")).spec
-    assert (pool.effective_invalidation, pool.is_pinned) == ("Lazy", False)
+    assert (pool.invalidation, pool.pinned) == ("Lazy", False)
     order = CacheInvalidation.parse(valid("CacheInvalidation")).spec
-    assert (order.effective_hbm, order.deadline_s, order.residue_allowed) == (Hbm.ROLL_SCOPES, None, False)
+    assert (order.hbm, order.deadline_s, order.allow_residue) == (Hbm.ROLL_SCOPES, None, False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import ApiModel, Resource, Rule
-from kvstrata.api.markers import VALIDATIONS, AtomicList, Immutable, SchemaDefault
+from kvstrata.api.markers import VALIDATIONS, atomic_list, immutable, schema_default
 from kvstrata.api.scalars import Pattern
 from tools.generate.crd import build_crd, build_crds
 from tools.generate.openapi import UnstructuralSchemaError, structural_problems, structural_schema
@@ -37,16 +37,16 @@ class Outer(ApiModel):
     """Text of the field
     on two lines."""
 
-    fixed: Annotated[Short, Immutable("fixed is fixed")]
+    fixed: Annotated[Short, immutable("fixed is fixed")]
     """Stays."""
 
     always: Literal[True] | None = None
     """Only true."""
 
-    amount: Annotated[int, SchemaDefault(3)] = 3
+    amount: Annotated[int, schema_default(3)] = 3
     """Filled in."""
 
-    many: Annotated[tuple[Inner, ...], Field(max_length=2), AtomicList()] = ()
+    many: Annotated[tuple[Inner, ...], Field(max_length=2), atomic_list()] = ()
     """Several."""
 
 
@@ -134,7 +134,8 @@ def test_names_short_names_and_the_category_are_unique() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.INFO.kind)
 def test_every_kind_shows_ready_its_reason_and_few_columns_beside(kind: type[Resource]) -> None:
-    *shown, age = [column.name for column in kind.INFO.columns if not column.priority]
+    columns = build_crd(kind)["spec"]["versions"][0]["additionalPrinterColumns"]
+    *shown, age = [column["name"] for column in columns if not column.get("priority")]
     assert [*shown[-2:], age] == ["Ready", "Reason", "Age"]
     assert len(shown) <= MOST_COLUMNS
 

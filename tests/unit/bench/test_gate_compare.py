@@ -11,7 +11,7 @@ NAMES = ("direct", "gate", "envoy", "litellm")
 def _figures() -> set[str]:
     sample = Sample(requests=10, events=100, cpu_s=1.0, first_s=[0.1], event_s=[0.1])
     samples = {workload.name: {name: [sample] for name in NAMES} for workload in compare.WORKLOADS}
-    return set(compare._result(samples, {}, others_percent=0.0, shared_core=False).figures)
+    return set(compare._result(samples, {}, {}, others_percent=0.0, shared_core=False).figures)
 
 
 def test_no_ratio_is_taken_where_a_variant_gets_a_different_number_of_streams() -> None:

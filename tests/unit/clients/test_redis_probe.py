@@ -16,9 +16,10 @@ import pytest
 
 from e2e.cluster.ports import free_port
 from e2e.cluster.rootfs import server_command
+from kvstrata.api.reasons import TierReason
 from kvstrata.clients import pki
 from kvstrata.clients.redis import probe
-from kvstrata.clients.redis.probe import Access, Failure, RedisReason, ask, parse_endpoint
+from kvstrata.clients.redis.probe import Access, Failure, ask, parse_endpoint
 from tests.support.redis_binary import needs_redis
 
 PASSWORD = "correct horse battery staple"
@@ -115,19 +116,19 @@ class TestARealServer:
 
     async def test_with_another_password_is_named_and_leaks_neither(self, plain: str) -> None:
         report = await why_not(plain, "guess-4711", None)
-        assert report.reason is RedisReason.WRONG_PASSWORD
+        assert report.reason is TierReason.WRONG_PASSWORD
         assert "4711" not in repr(report)
 
     async def test_without_a_password_asks_for_one(self, plain: str) -> None:
-        assert (await why_not(plain, None, None)).reason is RedisReason.PASSWORD_REQUIRED
+        assert (await why_not(plain, None, None)).reason is TierReason.PASSWORD_REQUIRED
 
     async def test_whose_user_may_not_run_info_is_named(self, plain: str) -> None:
         report = await why_not(plain, "data", None, username="data")
-        assert report.reason is RedisReason.NO_PERMISSION
+        assert report.reason is TierReason.NO_PERMISSION
 
     async def test_without_a_password_refuses_one(self, tmp_path: Path) -> None:
         with _server(tmp_path) as endpoint:
-            assert (await why_not(endpoint, PASSWORD, None)).reason is RedisReason.PASSWORD_UNEXPECTED
+            assert (await why_not(endpoint, PASSWORD, None)).reason is TierReason.PASSWORD_UNEXPECTED
 
     async def test_leaves_no_connection_behind(self, plain: str) -> None:
         for _ in range(5):
@@ -147,24 +148,24 @@ class TestARealServer:
 
     async def test_over_tls_under_another_name_is_refused(self, encrypted: str, authority: pki.KeyPair) -> None:
         report = await why_not(encrypted, PASSWORD, authority.certificate_pem, "other.example")
-        assert report.reason is RedisReason.CERTIFICATE_REFUSED
+        assert report.reason is TierReason.CERTIFICATE_REFUSED
 
     async def test_over_tls_of_another_authority_is_refused(self, encrypted: str) -> None:
         other = pki.create_authority("other", datetime.now(UTC), pki.generate_key())
         report = await why_not(encrypted, PASSWORD, other.certificate_pem, "redis.example")
-        assert report.reason is RedisReason.CERTIFICATE_REFUSED
+        assert report.reason is TierReason.CERTIFICATE_REFUSED
 
     async def test_over_tls_with_another_password_is_named(self, encrypted: str, authority: pki.KeyPair) -> None:
         report = await why_not(encrypted, "guess", authority.certificate_pem, "redis.example")
-        assert report.reason is RedisReason.WRONG_PASSWORD
+        assert report.reason is TierReason.WRONG_PASSWORD
 
     async def test_that_speaks_no_tls_leaves_the_handshake_unanswered(self, plain: str, authority: pki.KeyPair) -> None:
         report = await why_not(plain, PASSWORD, authority.certificate_pem, "redis.example", timeout_s=0.5)
-        assert report.reason is RedisReason.TIMEOUT
+        assert report.reason is TierReason.TIMEOUT
         assert "TLS" in report.message
 
     async def test_that_wants_tls_drops_a_plain_connection(self, encrypted: str) -> None:
-        assert (await why_not(encrypted, PASSWORD, None)).reason is RedisReason.DISCONNECTED
+        assert (await why_not(encrypted, PASSWORD, None)).reason is TierReason.DISCONNECTED
 
     async def test_that_is_frozen_times_out(self, tmp_path: Path) -> None:
         with _server(tmp_path, "enable-debug-command yes") as endpoint:
@@ -176,18 +177,20 @@ class TestARealServer:
                 raw.sendall(b"DEBUG SLEEP 600\r\n")
                 started = time.monotonic()
                 report = await why_not(endpoint, None, None, timeout_s=0.4)
-                assert report.reason is RedisReason.TIMEOUT
+                assert report.reason is TierReason.TIMEOUT
                 assert time.monotonic() - started < 30
 
 
 async def test_a_closed_port_is_named() -> None:
     report = await why_not(f"127.0.0.1:{free_port()}", "x", None)
-    assert report.reason is RedisReason.CONNECTION_REFUSED
+    assert report.reason is TierReason.CONNECTION_REFUSED
 
 
 async def test_a_host_without_an_address_is_named() -> None:
     report = await why_not("no-such-host.invalid:6379", "x", None)
-    assert report.reason is RedisReason.NO_SUCH_HOST
+    assert report.reason is TierReason.NO_SUCH_HOST
+    sentence = "the host of no-such-host.invalid:6379 cannot be resolved: check its spelling, and DNS"
+    assert sentence in report.message
 
 
 async def test_another_protocol_is_not_redis() -> None:
@@ -200,17 +203,17 @@ async def test_another_protocol_is_not_redis() -> None:
     server = await asyncio.start_server(speak_http, "127.0.0.1", 0)
     async with server:
         report = await why_not(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", None, None)
-    assert report.reason is RedisReason.NOT_REDIS
+    assert report.reason is TierReason.NOT_REDIS
 
 
 async def test_an_authority_that_is_no_pem_is_named() -> None:
     report = await why_not("127.0.0.1:1", None, b"junk", "x")
-    assert report.reason is RedisReason.INVALID_CERTIFICATE_AUTHORITY
+    assert report.reason is TierReason.INVALID_CERTIFICATE_AUTHORITY
 
 
 @pytest.mark.parametrize("endpoint", ["", ":6379", "host:", "host:0", "host:70000", "a:b:c", "redis://u:p@h", "[::1"])
 async def test_a_malformed_endpoint_is_named_and_never_dialled(endpoint: str) -> None:
-    assert (await why_not(endpoint, "x", None)).reason is RedisReason.INVALID_ENDPOINT
+    assert (await why_not(endpoint, "x", None)).reason is TierReason.INVALID_ENDPOINT
 
 
 @pytest.mark.parametrize(

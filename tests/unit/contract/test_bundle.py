@@ -24,6 +24,7 @@ from kvstrata.contract.policy.bundle import (
     split_into_shards,
 )
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.rate import RateLimit
 from kvstrata.contract.wire import digest_bytes, from_wire, to_wire
 from tests.support.amounts import examples
 from tests.unit.contract.documents import entries, junk, roots
@@ -143,6 +144,24 @@ def test_a_root_with_shards_out_of_order_or_in_unknown_slots_is_refused(slots: l
     raw = json.loads(ROOT.encode()) | {"shards": [{"index": i, "slot": s, "digest": "d"} for i, s in slots]}
     with pytest.raises(ContractError):
         Root.decode(json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "9", 10**12 + 1])
+def test_a_rate_limit_that_is_no_number_above_0_is_refused(value: object) -> None:
+    raw = json.loads(ROOT.encode())
+    raw["rules"]["rate"] = {"requestsPerMinute": value}
+    with pytest.raises(ContractError, match=r"rate"):
+        Root.decode(json.dumps(raw).encode())
+
+
+def test_an_entry_without_rate_limits_is_written_as_before_and_with_them_enforces_something_else() -> None:
+    plain = Entry("acme", "0" * 32, Scope(ScopeKind.TENANT, "acme"), "uid")
+    limited = replace(plain, rate=RateLimit(tokens_per_minute=5))
+    assert "rate" not in to_wire(plain)
+    assert to_wire(limited)["rate"] == {"tokensPerMinute": 5}
+    assert from_wire(Entry, to_wire(limited)) == limited
+    assert not limited.enforces_the_same_as(plain)
+    assert limited.content_digest() != plain.content_digest()
 
 
 @pytest.mark.parametrize("mode", ["onStale", "unknownTenants", "reuse"])

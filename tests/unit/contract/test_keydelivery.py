@@ -19,7 +19,7 @@ from kvstrata.contract.messages.key_delivery import (
     unpack_keys,
 )
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
-from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KEY_ID_DIGITS, KeyReference, key_fingerprint, key_id
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KEY_ID_DIGITS, KeyReference, key_id
 from kvstrata.contract.wire import from_wire, to_wire
 
 A, B, C = (bytes([n]) * DATA_KEY_BYTES for n in (1, 2, 3))
@@ -70,7 +70,6 @@ def test_the_largest_messages_fit() -> None:
 
 
 def test_an_id_is_what_a_receipt_says() -> None:
-    assert key_fingerprint(A) == key_id(A)
     assert key_id(A) == key_id(bytearray(A))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.contract.policy.data_key import key_fingerprint
+from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Amount, Copies, Erasure, Fence, Probes, Revoked, Statement, Verification
@@ -129,7 +129,7 @@ def test_keys_are_gone_by_the_word_of_who_can_know(change: dict[str, object], pr
 
 
 def test_one_key_that_is_left_is_enough() -> None:
-    other = data_key(fingerprint=key_fingerprint(b"o" * 32), removed=None, destroyed=None)
+    other = data_key(fingerprint=key_id(b"o" * 32), removed=None, destroyed=None)
     facts = erasure(keys=(data_key(), other))
     assert claims(facts) == (ReceiptClaim.UNREACHABLE, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED)
     assert required_residue(facts) == {Residue.KEY_KEPT}
@@ -280,4 +280,4 @@ def test_commitments_tell_apart_what_they_stand_for_and_take_the_secret_to_make(
     }
     assert len(made) == 16
     assert prefix_commitment(b"k" * 32, "chat", "d") != prefix_commitment(b"o" * 32, "chat", "d")
-    assert key_fingerprint(b"k" * 32) != key_fingerprint(b"o" * 32)
+    assert key_id(b"k" * 32) != key_id(b"o" * 32)

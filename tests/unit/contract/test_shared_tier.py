@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import struct
 
@@ -16,8 +17,8 @@ from kvstrata.contract.store import redis_scripts as scripts
 from kvstrata.contract.store.block_value import (
     HEADER_BYTES,
     Header,
-    associated_data,
     pack_header,
+    seal,
     unpack_header,
     value_bytes,
 )
@@ -27,8 +28,10 @@ from kvstrata.contract.store.redis_keys import (
     bucket_of,
     bucket_prefix,
     claim_key,
+    declared,
     ledger_key,
     parse_block_key,
+    resolved,
     revoked_key,
 )
 
@@ -38,7 +41,12 @@ COMMON = ("_common", "_bucket", "_ledger", "_capacity")
 FOLDER = REPOSITORY / "operator/src/kvstrata/contract/store/scripts"
 
 headers = st.builds(
-    Header, st.integers(0, 2**32 - 1), st.booleans(), st.integers(0, 255), st.binary(min_size=12, max_size=12)
+    Header,
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+    st.integers(0, 255),
+    st.binary(min_size=12, max_size=12),
+    st.integers(0, 2**64 - 1),
 )
 keys = st.binary(min_size=1, max_size=80)
 
@@ -77,14 +85,14 @@ class TestValues:
     @given(keys, headers)
     def test_a_header_is_read_as_it_was_written(self, key: bytes, header: Header) -> None:
         data = pack_header(key, header)
-        assert len(data) == HEADER_BYTES == 40
+        assert len(data) == HEADER_BYTES == 48
         assert unpack_header(key, data) == header
 
     @given(keys, keys, headers)
     def test_a_header_of_another_name_is_none(self, key: bytes, other: bytes, header: Header) -> None:
         assert (unpack_header(other, pack_header(key, header)) is None) is (key != other)
 
-    @given(keys, headers, st.integers(0, 8 * 40 - 1))
+    @given(keys, headers, st.integers(0, 8 * 48 - 1))
     def test_no_flipped_bit_goes_unnoticed(self, key: bytes, header: Header, bit: int) -> None:
         data = bytearray(pack_header(key, header))
         data[bit // 8] ^= 1 << bit % 8
@@ -100,12 +108,26 @@ class TestValues:
             pack_header(b"key", header)
 
     def test_lengths_are_those_of_the_stored_form(self) -> None:
-        assert value_bytes(100, encrypted=False) == 140
-        assert Header(100, encrypted=True).value_bytes == 156
+        assert value_bytes(100) == 164
 
-    def test_associated_data_tells_apart_names_and_lengths(self) -> None:
-        assert associated_data(b"key", 1) == b"key" + struct.pack(">I", 1)
-        assert len({associated_data(key, size) for key in (b"a", b"b") for size in (1, 2)}) == 4
+    def test_associated_data_covers_name_codec_length_and_age(self) -> None:
+        fields = itertools.product((b"a", b"b"), (1, 2), (0, 9), (0, 1))
+        made = {
+            Header(size, computed_ms=computed_ms, codec=codec).associated_data(key)
+            for key, size, computed_ms, codec in fields
+        }
+        assert len(made) == 16
+
+    def test_values_of_earlier_versions_and_with_unknown_codecs_are_none(self) -> None:
+        earlier = struct.pack(">4sBBHI16s12s", b"kvs2", 0, 0, 0, 1, seal(b"key"), bytes(12))
+        for data in (earlier, earlier + bytes(8), pack_header(b"key", Header(1, codec=1))):
+            assert unpack_header(b"key", data) is None
+
+    def test_names_of_earlier_versions_are_read_and_written_as_they_are(self) -> None:
+        for identity in ("b" * 16, resolved("b" * 16, "f" * 16)):
+            key = BlockKey(DOMAIN, KEYSPACE, identity, 1, 2, b"\1" * 32)
+            assert parse_block_key(str(key)) == key
+            assert declared(key.identity) == "b" * 16
 
 
 class TestScripts:

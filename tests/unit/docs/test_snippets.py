@@ -17,7 +17,7 @@ from kvstrata_sidecar.gate.policy.api_keys import KEYS_DATA_KEY, KeyRing
 REPOSITORY = Path(__file__).resolve().parents[3]
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
 SNIPPET = re.compile(r"^( *)```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-OTHERS = "cert-manager.io/"
+OTHERS = ("cert-manager.io/", "monitoring.coreos.com/", "keda.sh/")
 """What other projects' manifests begin with."""
 
 BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
@@ -37,6 +37,12 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
 def test_the_how_to_pages_show_every_kind_that_users_write() -> None:
     shown = {document["kind"] for page, document in manifests() if page.startswith("docs/how-to/")}
     assert {*BY_KIND, "Secret"} - {"CachedModel"} <= shown
+
+
+def test_the_tutorial_shows_the_sample_that_it_applies() -> None:
+    sample = (REPOSITORY / "manifests/samples/minimal.yaml").read_text()
+    shown = [document for page, document in manifests() if page == "docs/tutorial/first-tenant.md"]
+    assert shown == list(yaml.safe_load_all(sample))
 
 
 @pytest.mark.parametrize(("page", "document"), manifests())

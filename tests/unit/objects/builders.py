@@ -24,6 +24,11 @@ def cpu_tier(capacity: str = "1Gi", **spec: Any) -> CacheTier:
     return tier("cpu", medium="CPU", capacityPerPod=capacity, **spec)
 
 
+def nvme_tier(name: str = "disk") -> CacheTier:
+    """Return a tier of files in a volume of the node."""
+    return tier(name, medium="NVMe", capacityPerPod="1Gi", nvme={"emptyDir": {}})
+
+
 def redis_tier(name: str = "shared", capacity: str = "64Mi", **managed: Any) -> CacheTier:
     """Return a managed Redis tier."""
     return tier(name, medium="Redis", capacity=capacity, encryption="Disabled", redis={"managed": managed})

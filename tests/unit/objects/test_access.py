@@ -4,7 +4,7 @@ import base64
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, Rules, ShardRef, encode_shard
 from kvstrata.objects import names
-from kvstrata.objects.erasure.delete_job import build_deletion_job
+from kvstrata.objects.erasure.delete_job import TierDeletion, build_deletion_job
 from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy, build_role
 from kvstrata.objects.pod.pod import pod_template
 from kvstrata.objects.pod.workload import build_model_service, build_pdb, build_servicemonitor
@@ -44,25 +44,24 @@ def test_only_the_operator_reaches_the_control_port() -> None:
     assert peer["podSelector"]["matchLabels"] == dict(CONTEXT.operator_labels)
 
 
-def test_pods_that_use_a_tier_have_the_label_that_its_policy_admits() -> None:
-    policy = build_redis_networkpolicy(CONTEXT, redis_tier("shared"))
+def test_a_tier_admits_pods_by_the_label_of_the_models_that_list_it() -> None:
+    policy = build_redis_networkpolicy(CONTEXT, redis_tier("shared"), ["tiny", "other"])
     assert policy is not None
-    admitted = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
-    using = pod_template(CONTEXT, DOMAIN_ID, model(), (redis_tier("shared"),), IDENTITY)["metadata"]["labels"]
-    other = pod_template(CONTEXT, DOMAIN_ID, model(), (redis_tier("other"),), IDENTITY)["metadata"]["labels"]
-    assert admitted.items() <= using.items()
-    assert not admitted.items() <= other.items()
+    (admitted,) = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchExpressions"]
+    pods = pod_template(CONTEXT, DOMAIN_ID, model(), (), IDENTITY)["metadata"]["labels"]
+    assert (admitted["operator"], admitted["values"]) == ("In", ["other", "tiny"])
+    assert pods[admitted["key"]] == "tiny"
     assert build_redis_networkpolicy(CONTEXT, cpu_tier()) is None
 
 
 def test_a_tier_admits_the_job_that_deletes_from_it_and_that_of_no_other_tier() -> None:
     policy = build_redis_networkpolicy(CONTEXT, redis_tier("shared"))
     assert policy is not None
-    peer = policy["spec"]["ingress"][0]["from"][2]
+    peer = policy["spec"]["ingress"][0]["from"][-1]
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": CONTEXT.operator_namespace}
     admitted = peer["podSelector"]["matchLabels"]
     for name in ("shared", "other"):
-        job = build_deletion_job(CONTEXT, redis_tier(name), "order-1", 1, 1)
+        job = build_deletion_job(CONTEXT, TierDeletion("order-1", redis_tier(name), 1, "d", 1, ("0" * 32,)))
         labels = job["spec"]["template"]["metadata"]["labels"]
         assert (admitted.items() <= labels.items()) == (name == "shared")
 

@@ -16,11 +16,12 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.objects import paths
 from kvstrata.objects.pod import engine
 from kvstrata.objects.pod.pod import pod_template
+from kvstrata.objects.tier_link import redis_link
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.gate.http.drain import DRAINED_FILE, DRAINING_FILE
 from kvstrata_sidecar.gate.settings import load
-from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier, tier
+from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, nvme_tier, redis_tier, tier
 
 
 def containers(*tiers: Any, **parts: Any) -> dict[str, dict[str, Any]]:
@@ -71,51 +72,27 @@ def test_a_pod_without_redis_still_has_an_adapter_that_enforces() -> None:
     assert (params.domain, params.identity, params.tier) == (DOMAIN_ID, IDENTITY, None)
 
 
-def test_the_adapter_understands_an_external_cluster() -> None:
-    servers = {"external": {"endpoints": ["r:1"], "cluster": True}}
-    (adapter,) = adapters(containers(tier("shared", medium="Redis", capacity="1Gi", redis=servers))["cache"])
-    params = AdapterParams.from_json(adapter["adapter_params"]).tier
-    assert params is not None
-    assert (params.cluster, params.encryption) == (True, "Required")
-    assert params.capacity_bytes == (1 << 30) * 65 // 100
-
-
-def test_the_adapter_understands_its_parameters_and_finds_its_files() -> None:
-    cache = containers(cpu_tier(), redis_tier("one"), redis_tier("two", tls={"mode": "Disabled"}))["cache"]
-    first, second = (AdapterParams.from_json(adapter["adapter_params"]).tier for adapter in adapters(cache))
-    assert first is not None
-    assert second is not None
-    assert str(first.endpoints[0]) == "kvs-one-redis.team.svc:6379"
-    assert first.tls is not None
-    assert second.tls is None
-    mounts = {mount["mountPath"] for mount in cache["volumeMounts"]}
-    assert {str(Path(first.password_file or "").parent), str(Path(first.tls.ca_file).parent)} <= mounts
-    assert str(Path(second.password_file or "").parent) in mounts
+@pytest.mark.parametrize("own", [(), (cpu_tier(),), (cpu_tier(), nvme_tier())], ids=["none", "memory", "files"])
+def test_redis_tiers_come_go_and_change_without_another_template(own: tuple[CacheTier, ...]) -> None:
+    external = tier("far", medium="Redis", capacity="1Gi", redis={"external": {"endpoints": ["r:1"], "username": "u"}})
+    plain, sealed = redis_tier("one"), redis_tier("two", tls={"mode": "Disabled"})
+    built = [
+        pod_template(CONTEXT, DOMAIN_ID, model(), tiers, IDENTITY, shard_count=256)
+        for tiers in (own, (*own, plain), (*own, sealed, external, plain), (plain, *own))
+    ]
+    assert built == built[:1] * 4
 
 
 def test_an_external_tier_uses_the_keys_that_the_user_named() -> None:
-    external = tier(
-        "far",
-        medium="Redis",
-        capacity="1Gi",
-        encryption="Disabled",
-        redis={
-            "external": {
-                "endpoints": ["[2001:db8::7]:7000"],
-                "tls": {"caSecretRef": {"name": "ca", "key": "root.pem"}},
-                "authSecretRef": {"name": "auth"},
-            }
-        },
-    )
-    template = pod_template(CONTEXT, DOMAIN_ID, model(), (external,), IDENTITY)
-    volume = next(volume for volume in template["spec"]["volumes"] if volume["name"] == "tier-far")
-    sources = [source["secret"] for source in volume["projected"]["sources"]]
-    assert sources == [
-        {"name": "auth", "items": [{"key": "password", "path": "password"}]},
-        {"name": "ca", "items": [{"key": "root.pem", "path": "ca.crt"}]},
-    ]
-    (adapter,) = adapters(containers(external)["cache"])
-    assert adapter["adapter_params"]["tier"]["endpoints"] == [{"host": "2001:db8::7", "port": 7000}]
+    servers = {
+        "endpoints": ["[2001:db8::7]:7000"],
+        "tls": {"caSecretRef": {"name": "ca", "key": "root.pem"}},
+        "authSecretRef": {"name": "auth"},
+    }
+    link = redis_link(tier("far", medium="Redis", capacity="1Gi", redis={"external": servers}))
+    assert link is not None
+    assert link.endpoints == (("2001:db8::7", 7000),)
+    assert (link.password, link.ca) == (("auth", "password"), ("ca", "root.pem"))
 
 
 def test_no_secret_reaches_arguments_or_environment() -> None:

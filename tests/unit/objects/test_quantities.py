@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
 from kvstrata.api.scalars import ResourceQuantity
-from kvstrata.objects.quantities import MOST, binary, canonical_quantity, round_up
+from kvstrata.objects.quantities import MOST, binary, canonical_quantity, quantity_bytes, round_up
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,11 @@ def test_a_quantity_takes_the_form_in_which_the_apiserver_stores_it(given_form: 
 @given(st.integers(0, 2**60))
 def test_a_binary_size_means_the_same_number_of_bytes(size_bytes: int) -> None:
     assert ResourceQuantity(binary(size_bytes)).in_bytes == size_bytes
+
+
+@given(st.from_regex(r"\A[0-9]{1,6}(\.[0-9]{1,3})?(m|k|M|G|Ki|Mi|Gi|e[0-9])?\Z"))
+def test_a_quantity_in_bytes_is_that_of_the_api(text: str) -> None:
+    assert quantity_bytes(text) == ResourceQuantity(text).in_bytes
 
 
 amounts = st.from_regex(r"\A[0-9]{1,6}(\.[0-9]{1,3})?(m|k|M|G|Ki|Mi|Gi)?\Z")

@@ -11,12 +11,11 @@ from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata.objects import names, sizing
 from kvstrata.objects.children import redis_tier_children
-from kvstrata.objects.pod.cache import adapter_params
 from kvstrata.objects.quantities import GIB, MIB
 from kvstrata.objects.redis.cluster import START_OVER_WAIT_S, cluster_arguments
 from kvstrata.objects.redis.users import USERS, user_rules, users_acl, what_users_may
 from kvstrata.objects.tier_link import redis_link, servers
-from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, redis_tier
+from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, redis_tier
 
 
 def cluster(capacity: str = "30Gi", **managed: Any) -> CacheTier:
@@ -69,8 +68,7 @@ def test_more_replicas_or_shards_of_the_same_size_restart_no_server() -> None:
 def test_one_shard_is_a_cluster_of_one() -> None:
     assert [one["metadata"]["name"] for one in built(redis_tier(), "StatefulSet")] == ["kvs-shared-redis-0"]
     assert argument(redis_tier(), "--cluster-enabled") == "yes"
-    (params,) = adapter_params(DOMAIN_ID, "tiny", [redis_tier()], IDENTITY, 11)
-    assert params["tier"]["cluster"] is True
+    assert redis_tier().spec.is_cluster
 
 
 def test_a_lone_primary_has_neither_backlog_nor_buffers_and_blocks_may_take_more_of_it() -> None:
@@ -152,11 +150,10 @@ def test_servers_see_no_password_of_the_data_user_and_none_in_arguments_or_envir
 
 
 def test_pods_use_a_managed_cluster_as_the_data_user() -> None:
-    (params,) = adapter_params(DOMAIN_ID, "tiny", [cluster()], IDENTITY, 11)
-    assert params["tier"]["cluster"] is True
-    assert params["tier"]["username"] == "data"
+    assert cluster().spec.is_cluster
     link = redis_link(cluster())
     assert link is not None
+    assert (link.username, link.password) == ("data", ("kvs-shared-redis-auth", "password"))
     assert (link.operator_username, link.operator_password) == ("admin", ("kvs-shared-redis-auth", "admin-password"))
 
 

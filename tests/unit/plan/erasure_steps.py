@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvstrata.api.common import ConditionStatus
+from kvstrata.api.status import ConditionStatus
 from kvstrata.contract.receipt.record import Head
 from kvstrata.model.erasure.facts import Fact, Verdict
 from kvstrata.model.erasure.record import Erasure
-from kvstrata.plan.erasure.next_step import Conclude, ErasureStep, next_step
+from kvstrata.plan.erasure.next_step import ErasureStep, next_step
 from tests.support.receipts import DOMAIN, NAMESPACE, keys
 
 from .erasures import (
@@ -43,7 +43,7 @@ def ordered(step: ErasureStep, kind: type) -> list[object]:
 
 def verdict_of(step: ErasureStep) -> Verdict | None:
     """The verdict that it orders to be written."""
-    return next((one.verdict for one in step.orders if isinstance(one, Conclude)), None)
+    return step.verdict
 
 
 def holding(step: ErasureStep) -> set[str]:

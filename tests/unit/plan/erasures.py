@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.policy.data_key import key_fingerprint
+from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Statement, Target
 from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, Party, PodMedium, RevokedKind, Standing
 from kvstrata.model.erasure.facts import (
@@ -30,7 +30,7 @@ from kvstrata.model.erasure.facts import (
     Witness,
 )
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, Observed, SharedTier, TierNow
-from kvstrata.plan.erasure.next_step import Conclude, ErasureStep, next_step
+from kvstrata.plan.erasure.next_step import ErasureStep, next_step
 from kvstrata.plan.erasure.orders import (
     AskPodToErase,
     AskPodToVerify,
@@ -44,7 +44,7 @@ from kvstrata.plan.erasure.orders import (
 from tests.support.receipts import NEW_EPOCH, OLD_EPOCH, subject
 
 START = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
-KEY = key_fingerprint(b"k" * 32)
+KEY = key_id(b"k" * 32)
 MEMORY = HeldTier("cpu", PodMedium.CPU, False, False)
 FILES = HeldTier("files", PodMedium.NVME, True, True)
 SLOTS, OTHER_SLOTS = "5" * 64, "6" * 64
@@ -247,6 +247,8 @@ class Simulation:
             for fact in self._carried_out(one):
                 if not self._write(fact):
                     return None
+        if step.verdict is not None and (self._dies() or not self._write(step.verdict)):
+            return None
         return step
 
     def _dies(self) -> bool:
@@ -342,8 +344,6 @@ class Simulation:
                 pod.holds = 1 if late else pod.holds
                 boot = pod.boot(self.now_s)
                 yield probed(uid, self.now_s, boot, turn, missed=2 if late else 3)
-            case Conclude(verdict=verdict):
-                yield verdict
             case IssueReceipt(facts=facts):
                 if not self.receipts:
                     self.receipts.append(facts)

@@ -14,7 +14,7 @@ from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.passwords import admission, password_facts, to_try
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER, user_words
 from kvstrata.plan.actions import Order, Turn
-from kvstrata.plan.redis.passwords import PasswordCase, PasswordTerms, Step, next_step
+from kvstrata.plan.redis.passwords import PasswordCase, Step, next_step
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DOMAIN = "d" * 16
@@ -85,8 +85,7 @@ class Tier:
         return ServerCredentials(name, admitted=admitted, marked=marked, master=digest(server.master))
 
     def case(self) -> PasswordCase:
-        terms = PasswordTerms(tuple(self.servers), asked=self.asked)
-        return PasswordCase(self.facts, terms, self.look(), self.now)
+        return PasswordCase(tuple(self.servers), self.look(), self.now, self.facts, self.asked)
 
     def step(self) -> Step | None:
         """Let the operator do one step; it dies before an effect when it has had as many as it lives for."""

@@ -11,7 +11,7 @@ from kvstrata.clients import pki
 from kvstrata.model.redis.credentials import ServerCredentials, TlsFacts
 from kvstrata.objects import names
 from kvstrata.plan.actions import Order, Turn
-from kvstrata.plan.redis.certificates import CertificateCase, CertificateTerms, certificate_finding, next_step
+from kvstrata.plan.redis.certificates import CertificateCase, certificate_finding, next_step
 from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
 from tests.support.certificates import is_issued_for
 
@@ -51,7 +51,7 @@ class Tier:
         looks = {
             name: ServerCredentials(name, certificate=pki.fingerprint(shown)) for name, shown in self.shown.items()
         }
-        return CertificateCase(self.facts, CertificateTerms(SERVERS, "shared-tls", True, NAMES), looks, self.now)
+        return CertificateCase(SERVERS, looks, self.now, self.facts, "shared-tls", True, NAMES)
 
     def step(self) -> bool:
         """Do what comes next; return whether there was anything to do."""
@@ -171,7 +171,7 @@ def test_a_former_authority_stays_trusted_while_a_server_is_silent() -> None:
 def test_a_certificate_without_a_name_that_servers_have_now_is_issued_anew() -> None:
     tier = Tier()
     case = tier.case()
-    step = next_step(replace(case, terms=replace(case.terms, names=(*NAMES, "*.shared.team.svc"))))
+    step = next_step(replace(case, names=(*NAMES, "*.shared.team.svc")))
     assert step is not None
     assert step.turn is Turn.ISSUE
 
@@ -196,7 +196,7 @@ def test_a_users_secret_that_is_not_whole_is_named_with_what_lacks_and_changes_n
     tier = Tier()
     facts = pki.describe(PAIR | change, tier.authority.certificate_pem, START)
     looks = {name: ServerCredentials(name, certificate="another") for name in SERVERS}
-    case = CertificateCase(facts, CertificateTerms(SERVERS, "mine", False), looks, START)
+    case = CertificateCase(SERVERS, looks, START, facts, "mine", False)
     assert next_step(case) is None
     finding = certificate_finding(case, None)
     assert (finding.status, finding.reason) == ("False", "InvalidTlsSecret")
@@ -209,7 +209,7 @@ def test_a_users_certificate_is_loaded_and_never_issued() -> None:
     tier.now += timedelta(days=400)
     tier.authority = pki.create_authority("second", tier.now, pki.generate_key())
     case = tier.case()
-    foreign = replace(case, terms=CertificateTerms(SERVERS, "mine", False))
+    foreign = replace(case, secret="mine", issued=False, names=())
     assert next_step(foreign) is None
     assert certificate_finding(foreign, None).reason == "CertificateExpired"
     other = replace(foreign, looks={name: ServerCredentials(name, certificate="another") for name in SERVERS})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvstrata.model.pods import ClusterReport, Loss
+from kvstrata.api.cachetier import SlotLoss
+from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ReconcileCluster
@@ -74,7 +75,7 @@ def test_where_progress_begins_and_ends_is_written_at_once() -> None:
 
 def test_a_loss_is_written_at_once_although_nothing_but_progress_changes_with_it() -> None:
     simulation = formed()
-    assert not waits(simulation, looks.cluster(CROWDED), lost=Loss(simulation.now, 12), moved=9)
+    assert not waits(simulation, looks.cluster(CROWDED), lost=SlotLoss(at=simulation.now, slots=12), moved=9)
     assert simulation.status("CacheTier", "shared")["lastLoss"]["slots"] == 12
 
 

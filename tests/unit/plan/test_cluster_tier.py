@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, CacheTierStatus, SlotLoss
 from kvstrata.api.conditions import ConditionType
-from kvstrata.model.pods import ClusterReport, Loss
+from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Peer, ServerPod
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.world import World
@@ -56,7 +56,7 @@ def state_of(
     of: CacheTier,
     *,
     failed: tuple[str, str] = ("", ""),
-    lost: Loss | None = None,
+    lost: SlotLoss | None = None,
     locked_out: Sequence[str] = (),
 ) -> ClusterState:
     known = {} if found is None else {uid: known_as(pod) for uid, pod in found.pods.items()}
@@ -169,7 +169,7 @@ class TestLosses:
         assert condition(state, ConditionType.SLOTS_COVERED) == ("False", "SlotsUncovered")
 
     def test_a_cluster_that_was_formed_again_says_since_when_and_what_it_lost(self) -> None:
-        lost = Loss(NOW - timedelta(seconds=2), SLOTS)
+        lost = SlotLoss(at=NOW - timedelta(seconds=2), slots=SLOTS)
         state = state_of(look(even(3)), formed(NOW - timedelta(hours=1)), lost=lost)
         assert condition(state, ConditionType.SLOTS_COVERED) == ("True", "SlotsCovered")
         assert state.fields["formedAt"] == "2026-01-01T00:00:00Z"
@@ -184,7 +184,7 @@ class TestLosses:
         assert state_of(None, before).fields["lastLoss"]["slots"] == 5462
 
     def test_a_shards_loss_is_no_new_formation(self) -> None:
-        state = state_of(look(even(3)), formed(NOW - timedelta(hours=1)), lost=Loss(NOW, 5462))
+        state = state_of(look(even(3)), formed(NOW - timedelta(hours=1)), lost=SlotLoss(at=NOW, slots=5462))
         assert state.fields["lastLoss"]["slots"] == 5462
         assert "formedAt" not in state.fields
 

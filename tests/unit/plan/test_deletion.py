@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
-from kvstrata.api.common import ScopeStatus
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.reasons import PolicyReason, SharedReason
+from kvstrata.api.status import ScopeStatus
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.objects.labels import ERASES
@@ -132,7 +132,7 @@ def test_without_a_receipt_the_finalizer_stays(phase: str) -> None:
     step = plan_deletion(DeletionCase(policy(), erasing=invalidation(phase)))
     assert step.action is None
     assert step.decision is not None
-    expected = PolicyReason.RECEIPT_MISSING if phase == "Complete" else PolicyReason.ERASING
+    expected = PolicyReason.RECEIPT_MISSING if phase == "Complete" else SharedReason.ERASING
     assert step.decision.reason == expected
 
 

@@ -11,14 +11,12 @@ import pytest
 from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.objects import names
-from kvstrata.objects.pod.cache import adapter_params
 from kvstrata.objects.quantities import MIB
 from kvstrata.objects.sizing import GATE_LIMIT_BYTES, gate_limit_bytes, policy_volume_bytes
 from tests.support.objects import (
     NAMESPACE,
     STALLED_REDIS,
     cpu_tier,
-    domain,
     group,
     invalidation,
     model,
@@ -334,16 +332,11 @@ class TestTelling:
 class TestPods:
     def test_the_adapter_is_told_to_encrypt_where_nothing_says_otherwise(self) -> None:
         simulation = at_rest(redis_tier(encryption=None), *OBJECTS)
-        (params,) = adapter_params("d" * 16, "tiny", tuple(simulation.world.tiers.values()), "1" * 16, 11)
-        assert params["tier"]["encryption"] == "Required"
+        (tier,) = simulation.world.bundles["tiny"].bundle.root.tiers
+        assert tier.encrypts
 
     def test_the_policy_volume_has_room_for_the_keys_of_twice_as_many_shards(self) -> None:
-        simulation = at_rest(SEALED, cpu_tier(), domain())
-        sealed, plain = (simulation.world.tiers[name] for name in ("shared", "cpu"))
-        assert policy_volume_bytes([plain], 4096) == 64 * MIB
-        assert [policy_volume_bytes([plain, sealed], 1 << n) // MIB for n in range(10)] == (
-            [64] * 6 + [256] * 2 + [1024] * 2
-        )
-        assert policy_volume_bytes([sealed], 48) == 256 * MIB, "pools' manifests need room beside the keys"
-        assert gate_limit_bytes([sealed], 1) == GATE_LIMIT_BYTES
-        assert gate_limit_bytes([sealed], 64) == GATE_LIMIT_BYTES + 192 * MIB
+        assert [policy_volume_bytes(1 << n) // MIB for n in range(10)] == [64] * 6 + [256] * 2 + [1024] * 2
+        assert policy_volume_bytes(48) == 256 * MIB, "pools' manifests need room beside the keys"
+        assert gate_limit_bytes(1) == GATE_LIMIT_BYTES
+        assert gate_limit_bytes(64) == GATE_LIMIT_BYTES + 192 * MIB

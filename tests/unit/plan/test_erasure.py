@@ -9,6 +9,7 @@ import pytest
 
 from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.api.reasons import SharedReason
 from kvstrata.contract.receipt.facts import Component
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
@@ -62,7 +63,7 @@ def test_epochs_are_rolled_by_who_rolls_them_lazily() -> None:
 )
 def test_a_pod_that_may_still_reuse_is_waited_for_by_name(word: tuple[Fact, ...]) -> None:
     step = step_of(rolled(), acked("p1"), *word)
-    assert (step.phase, step.decision.reason, step.orders) == (Phase.AWAITING_ACKS, R.AWAITING_ACKS, ())
+    assert (step.phase, step.decision.reason, step.orders) == (Phase.AWAITING_ACKS, SharedReason.AWAITING_ACKS, ())
     assert "chat-p2" in step.decision.message
     assert "chat-p1" not in step.decision.message
     assert holding(step) == set()

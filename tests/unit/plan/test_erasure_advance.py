@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
@@ -24,25 +23,19 @@ from kvstrata.model.erasure.facts import (
     Rolled,
     Verdict,
 )
-from kvstrata.model.erasure.record import Erasure, ErasureRecord, LeftEpoch, TierNow
+from kvstrata.model.erasure.record import Erasure, ErasureNow, ErasureRecord, LeftEpoch, StoredRecord, TierNow
 from kvstrata.plan.erasure.advance import (
     LONGEST_PAUSE_S,
+    LOOK_AGAIN_S,
     RETRY_S,
-    Effect,
-    EmitEvent,
+    Effects,
     ErasureState,
     Event,
     OrderDone,
     OrderFailed,
-    Publish,
-    RecordWritten,
-    StartOrder,
-    WakeAfter,
     Woken,
-    WriteRecord,
     advance,
 )
-from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S
 from kvstrata.plan.erasure.orders import (
     AskPodToErase,
     AskPodToVerify,
@@ -76,7 +69,7 @@ class Process:
     """An operator process with a store of its own: writes may fail, and their answers may be lost or come again."""
 
     def __init__(self, *facts: Fact) -> None:
-        self.state = ErasureState.of(record(*facts), "0", around())
+        self.state = ErasureState.of(StoredRecord(record(*facts), "0"), around())
         self.stored = self.state.record
         self.heard = dict(self.stored.erasure.facts)
         self.now = at(60)
@@ -85,30 +78,26 @@ class Process:
         self.started: list[Order] = []
         self.emitted: list[Verdict] = []
 
-    def take(self, event: Event) -> tuple[Effect, ...]:
+    def take(self, event: Event) -> Effects:
         """Advance by an event, and hold its effects against the facts whose write was reported."""
         self.events.append(event)
-        if isinstance(event, RecordWritten):
+        if isinstance(event, StoredRecord):
             self.heard |= Erasure(order(), self.heard).with_facts(*event.record.erasure.facts.values()).facts
         self.now += timedelta(milliseconds=1)
         self.state, effects = advance(self.state, event, self.now)
-        for effect in effects:
+        for effect in (effects.show, effects.announce, *effects.start):
             assert (wrong := self.unfounded(effect)) is None, f"{wrong}: {effect} after {self.events}"
-            match effect:
-                case WriteRecord(wanted):
-                    self.to_write = wanted
-                case StartOrder(started):
-                    self.started.append(started)
-                case EmitEvent(verdict):
-                    self.emitted.append(verdict)
+        self.to_write = effects.write or self.to_write
+        self.started += effects.start
+        self.emitted += [effects.announce] if effects.announce is not None else []
         return effects
 
-    def write(self) -> RecordWritten | None:
+    def write(self) -> StoredRecord | None:
         """Store what was last to be written, merged with what is there."""
         if self.to_write is None:
             return None
         self.stored, self.to_write = self.stored.merged_with(self.to_write), None
-        return RecordWritten(self.stored, str(len(self.events)))
+        return StoredRecord(self.stored, str(len(self.events)))
 
     def settle(self) -> None:
         """Store until nothing is left to be written."""
@@ -116,7 +105,7 @@ class Process:
         while written := self.write():
             self.take(written)
 
-    def unfounded(self, effect: Effect) -> str | None:
+    def unfounded(self, effect: ErasureNow | Verdict | Order | None) -> str | None:
         """The checker: which stored fact an effect lacks. It knows nothing of rules."""
         facts = self.heard
         kinds = {type(fact) for fact in facts.values()}
@@ -126,25 +115,25 @@ class Process:
         emptied = {one.node for one in jobs if one.state is JobState.DONE}
         everyone = {"p1", "p2"}
         match effect:
-            case WriteRecord() | WakeAfter():
+            case None:
                 return None
-            case Publish(now):
-                shown = now.record.erasure.facts.items()
+            case ErasureNow(record):
+                shown = record.erasure.facts.items()
                 return next((f"it shows {key}" for key, fact in shown if facts.get(key) != fact), None)
-            case EmitEvent(verdict):
-                return None if verdict in facts.values() else "the verdict"
-            case StartOrder(IssueReceipt(told)):
+            case Verdict():
+                return None if effect in facts.values() else "the verdict"
+            case IssueReceipt(told):
                 known = facts_of(Erasure(order(), facts))
                 return None if Verdict in kinds and told == known else "the verdict, or another fact of the receipt"
-            case StartOrder(FollowDeletion(tier, round)):
+            case FollowDeletion(tier, round):
                 return None if any((one.tier, one.round) == (tier, round) for one in jobs) else "the deletion"
-            case StartOrder(RevokeKeys() | DestroyKeys() | ReadServers()):
+            case RevokeKeys() | DestroyKeys() | ReadServers():
                 return None if Rolled in kinds and acks == everyone else "an acknowledgement"
-            case StartOrder(AskPodToErase(uid) | ResetEngine(uid)):
+            case AskPodToErase(uid) | ResetEngine(uid):
                 return None if KeyRemoved in kinds and uid in acks else "an acknowledgement, or that keys are gone"
-            case StartOrder(NameChunks()):
+            case NameChunks():
                 return None if KeyRemoved in kinds and acks == everyone else "that keys are gone"
-            case StartOrder(VerifyTier() | AskPodToVerify()):
+            case VerifyTier() | AskPodToVerify():
                 done = emptied == {"n1", "n2"} and erased == everyone
                 return None if done else "that all was erased"
         raise AssertionError(effect)
@@ -197,9 +186,9 @@ def end(made: Process) -> None:
         made.settle()
 
 
-def pause_s(effects: Iterable[Effect]) -> float:
-    (found,) = [effect.seconds for effect in effects if isinstance(effect, WakeAfter)]
-    return found
+def pause_s(effects: Effects) -> float:
+    assert effects.wake_after_s is not None
+    return effects.wake_after_s
 
 
 def test_a_deletion_is_stored_before_its_job_is_ordered() -> None:
@@ -210,10 +199,10 @@ def test_a_deletion_is_stored_before_its_job_is_ordered() -> None:
     made.take(Woken((), around()))
     assert made.started[-1] == NameChunks("redis"), "names of chunks are gone after the deletion"
     made.take(OrderDone(NameChunks("redis")))
-    (write,) = made.take(Woken((), around()))
-    assert isinstance(write, WriteRecord)
-    assert write.record.named_tiers == ("redis",)
-    made.take(RecordWritten(write.record, "1"))
+    written = made.take(Woken((), around())).write
+    assert written is not None
+    assert written.named_tiers == ("redis",)
+    made.take(StoredRecord(written, "1"))
     begun = made.state.known.erasure.of(Deletion)
     assert [(one.node, one.round, one.state) for one in begun] == [
         ("n1", 1, JobState.RUNNING),
@@ -232,7 +221,8 @@ def test_an_order_that_failed_is_shown_and_repeated_after_a_pause(refused: bool)
     assert made.started.count(revoke) == 1
     made.take(OrderFailed(revoke, "it is sealed", refused))
     effects = made.take(Woken((), around()))
-    (shown,) = [effect.now for effect in effects if isinstance(effect, Publish)]
+    shown = effects.show
+    assert shown is not None
     assert (shown.seen.custody_problem, shown.troubles) == (
         ("it is sealed", ()) if refused else ("", ("it is sealed",))
     )

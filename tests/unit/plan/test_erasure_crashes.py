@@ -11,8 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.api.cacheinvalidation import Phase as ErasurePhase
-from kvstrata.api.common import ConditionStatus
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.api.status import ConditionStatus
 from kvstrata.contract.receipt.facts import Component
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.record import Record

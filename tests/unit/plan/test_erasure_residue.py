@@ -10,7 +10,7 @@ from kvstrata.contract.receipt.facts import Copies
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm
-from kvstrata.model.erasure.facts import EngineKept, EngineReset, ReceiptWritten, TierLost
+from kvstrata.model.erasure.facts import EngineKept, EngineReset, Fact, HeldTier, ReceiptWritten, TierLost, Verdict
 from kvstrata.model.erasure.record import Erasure
 from kvstrata.plan.erasure.next_step import PATIENCE_S, RESIDUE_PATIENCE_S
 from kvstrata.plan.erasure.orders import AskPodToErase
@@ -20,6 +20,7 @@ from tests.support.receipts import subject
 from .erasure_steps import HEAD, because, departed, holding, step_of, verdict_of
 from .erasures import (
     FILES,
+    MEMORY,
     acked,
     around,
     at,
@@ -186,6 +187,24 @@ def test_where_nothing_was_held_it_completes_and_claims_nothing_of_it() -> None:
     assert verdict.complete
     assert verdict.reason == R.NOTHING_HELD
     assert holding(step) == {"LogicallyInvalid", "KeysRevoked", "KeysDestroyed"}
+
+
+def test_what_pods_held_in_memory_is_gone_when_all_of_them_ended() -> None:
+    """A model and a policy that are deleted at once: no pod is left to be asked."""
+
+    def judged(held: HeldTier, *facts: Fact, now_s: int = 70) -> Verdict | None:
+        there = rolled(witness("p1", held), witness("p2", held))
+        return verdict_of(step_of(there, ended("p1", 60), *facts, *removed(), tiers=(), now_s=now_s))
+
+    gone = judged(MEMORY, ended("p2", 60))
+    assert gone is not None
+    assert (gone.complete, gone.reason) == (True, R.NOTHING_HELD)
+    assert judged(MEMORY) is None, "a pod that neither acknowledged nor ended may still reuse it"
+    assert judged(MEMORY, acked("p2")) is None, "a pod that is left erases"
+    assert judged(FILES, ended("p2", 60)) is None, "files may stay on the node"
+    late = judged(FILES, ended("p2", 60), now_s=2000)
+    assert late is not None
+    assert (late.complete, late.reason) == (False, R.COPY_UNREACHABLE)
 
 
 def test_a_namespace_that_goes_ends_it_in_a_quarter_of_an_hour_or_by_its_own_deadline_if_that_is_sooner() -> None:

@@ -15,9 +15,11 @@ from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
 from kvstrata.plan.kinds.model_rollback import FIRST_PAUSE_S, keyspaces_in_force
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier
+from tests.support.renderer import FINGERPRINT
 from tests.support.worlds import Killed, Simulation
 
 WINDOW_S = 3600
+OTHER = "2" * 16
 OLD, NEW, NEWEST = "engine:1", "engine:2", "engine:3"
 SOME = Amount(7, 700)
 
@@ -44,6 +46,18 @@ class Scene:
     def phases(self) -> dict[str, str]:
         """The phase of each."""
         return {name: one["phase"] for name, one in self.former().items()}
+
+    def resolve(self, fingerprint: str) -> None:
+        """Have the pod report this fingerprint."""
+        name = f"pod-{self.generation}"
+        self.simulation.fingerprints[name] = fingerprint
+        self.simulation.ack(name)
+        self.simulation.settle()
+
+    @property
+    def fingerprints(self) -> dict[str, int]:
+        """The fingerprints in status, with how many pods have each."""
+        return {row.fingerprint: row.pods for row in self.simulation.world.models["tiny"].status.fingerprints}
 
     def declare(self, image: str, **more: Any) -> str:
         """Give the model another image; return the identity that it has then."""
@@ -113,6 +127,64 @@ def test_a_replaced_identity_waits_for_its_pods_then_for_the_window_and_then_goe
     scene.simulation.advance(2 * WINDOW_S)
     assert scene.asked() == []
     assert scene.simulation.unsettled() == {}
+
+
+def test_a_fingerprint_that_no_pod_has_any_more_is_kept_for_the_window_and_then_goes(scene: Scene) -> None:
+    old = f"{scene.identity}.{FINGERPRINT}"
+    assert scene.phases() == {}
+    scene.resolve(OTHER)
+    assert (scene.phases(), scene.fingerprints) == ({old: "Kept"}, {OTHER: 1})
+    scene.simulation.advance(WINDOW_S - 60)
+    assert (scene.phases(), scene.asked()) == ({old: "Kept"}, [])
+    scene.simulation.advance(120)
+    first = scene.asked()[0]
+    assert (first.cache.identity, first.round) == (old, 1)
+    scene.answer(first, JobState.DONE)
+    assert scene.former() == {}
+    assert scene.simulation.status("CachedModel", "tiny")["reclaimed"]["identity"] == old
+    scene.simulation.advance(2 * WINDOW_S)
+    assert scene.asked() == []
+    assert scene.simulation.unsettled() == {}
+
+
+def test_files_that_are_back_within_the_window_find_their_blocks(scene: Scene) -> None:
+    scene.resolve(OTHER)
+    scene.simulation.advance(WINDOW_S - 60)
+    scene.resolve(FINGERPRINT)
+    assert scene.phases() == {f"{scene.identity}.{OTHER}": "Kept"}
+    scene.simulation.advance(120)
+    assert scene.asked() == []
+    assert scene.fingerprints == {FINGERPRINT: 1}
+
+
+def test_before_every_pod_has_reported_its_fingerprint_no_window_begins(scene: Scene) -> None:
+    scene.resolve("")
+    assert (scene.phases(), scene.fingerprints) == ({}, {FINGERPRINT: 0})
+    scene.simulation.restart()
+    scene.simulation.advance(2 * WINDOW_S)
+    assert (scene.phases(), scene.fingerprints) == ({}, {FINGERPRINT: 0}), "a new leader still knows it"
+    scene.resolve(OTHER)
+    assert scene.phases() == {f"{scene.identity}.{FINGERPRINT}": "Kept"}
+
+
+def test_former_fingerprints_go_with_their_declared_identity(scene: Scene) -> None:
+    scene.resolve(OTHER)
+    old, _ = scene.replace(NEW)
+    assert scene.phases() == {old: "Kept"}
+    scene.simulation.advance(WINDOW_S + 60)
+    assert {one.cache.identity for one in scene.asked()} == {old}
+
+
+def test_a_fingerprint_that_another_model_serves_under_the_same_identity_is_kept(scene: Scene) -> None:
+    old = f"{scene.identity}.{FINGERPRINT}"
+    scene.simulation.put(model("twin", tiers=("shared",)))
+    scene.simulation.come_to_rest()
+    scene.simulation.put(pod("twin-1", "twin", identity=scene.identity))
+    scene.simulation.come_to_rest()
+    scene.resolve(OTHER)
+    assert scene.former()[old]["message"] == "CachedModel twin has it, too"
+    scene.simulation.advance(2 * WINDOW_S)
+    assert scene.asked() == []
 
 
 def test_before_the_rollout_is_over_no_window_begins(scene: Scene) -> None:

@@ -215,6 +215,19 @@ def test_a_pods_problem_is_the_models_problem() -> None:
     assert simulation.condition("CachedModel", "tiny", "Ready")[1] != "PodsReportProblem"
 
 
+def test_a_pod_whose_lmcache_cannot_be_governed_is_named_with_its_version() -> None:
+    simulation = at_rest(model(), pod("pod-0"))
+    simulation.ack("pod-0", ungoverned="cache: LMCache 0.5.7 is none of the governed versions (0.5.6)")
+    simulation.settle()
+    assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", "VersionNotGoverned")
+    conditions = simulation.status("CachedModel", "tiny")["conditions"]
+    (message,) = {one["message"] for one in conditions if one["type"] == "Ready"}
+    assert message == "pod pod-0 serves without reuse; cache: LMCache 0.5.7 is none of the governed versions (0.5.6)"
+    simulation.ack("pod-0")
+    simulation.come_to_rest()
+    assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
+
+
 def test_a_tier_that_pods_do_not_reach_is_not_reachable_whatever_the_operator_sees() -> None:
     simulation = at_rest(redis_tier("shared"), model(tiers=("shared",)), pod("pod-0"))
     assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"
@@ -244,3 +257,68 @@ def test_a_new_template_is_not_rolled_out_before_its_deployment_is_there() -> No
     simulation.advance(1)
     assert simulation.status("CachedModel", "tiny")["observedGeneration"] == 2
     assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("False", "RollingOut")
+
+
+def model_without_tiers(**engine: Any) -> Any:
+    raw = model()
+    del raw["spec"]["tiers"], raw["spec"]["gate"]
+    raw["spec"]["engine"].update(engine)
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("engine", "size"),
+    [
+        ({}, "1Gi"),
+        ({"resources": {"requests": {"memory": "8Gi"}}}, "1Gi"),
+        ({"resources": {"limits": {"memory": "6Gi"}}}, "1536Mi"),
+        ({"resources": {"limits": {"memory": "10Mi"}}}, "16Mi"),
+    ],
+)
+def test_a_model_that_names_no_tier_gets_a_cpu_tier_of_its_name_and_size(engine: dict[str, Any], size: str) -> None:
+    simulation = at_rest(model_without_tiers(**engine))
+    made = simulation.kube.objects[("CacheTier", NAMESPACE, "tiny")]
+    assert made["spec"] == {"medium": "CPU", "capacityPerPod": size}
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("CachedModel", "tiny")
+    assert simulation.condition("CacheTier", "tiny", "Ready") == ("True", "InPod")
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
+    assert "--l2-prefetch-policy" in str(simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")])
+    assert simulation.unsettled() == {}
+
+
+def test_defaults_are_shown_in_status_and_not_written_into_the_spec() -> None:
+    declared = model_without_tiers()
+    simulation = at_rest(declared)
+    stored = simulation.kube.objects[("CachedModel", NAMESPACE, "tiny")]
+    assert stored["spec"] == declared["spec"]
+    assert stored["status"]["effective"] == {
+        "tiers": ["tiny"],
+        "apiKeysSecret": "tiny-api-keys",
+        "chunkSize": 256,
+        "cacheImage": "engine:1",
+    }
+
+
+def test_the_tier_of_a_models_name_that_a_user_made_is_its_default_and_stays_as_it_is() -> None:
+    simulation = at_rest(cpu_tier("tiny", capacityPerPod="64Mi"), model_without_tiers())
+    made = simulation.kube.objects[("CacheTier", NAMESPACE, "tiny")]
+    assert made["spec"]["capacityPerPod"] == "64Mi"
+    assert "ownerReferences" not in made["metadata"]
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
+
+
+def test_an_edit_of_the_default_tier_stays_and_a_deleted_one_is_made_again() -> None:
+    simulation = at_rest(model_without_tiers())
+    simulation.edit("CacheTier", "tiny", capacityPerPod="2Gi")
+    simulation.come_to_rest()
+    assert simulation.kube.objects[("CacheTier", NAMESPACE, "tiny")]["spec"]["capacityPerPod"] == "2Gi"
+    simulation.delete("CacheTier", "tiny")
+    simulation.come_to_rest()
+    assert simulation.kube.objects[("CacheTier", NAMESPACE, "tiny")]["spec"]["capacityPerPod"] == "1Gi"
+
+
+def test_a_model_with_an_empty_list_of_tiers_gets_none() -> None:
+    simulation = at_rest(model(tiers=()))
+    assert not [kind for kind, _, _ in simulation.kube.objects if kind == "CacheTier"]
+    assert simulation.status("CachedModel", "tiny")["effective"]["tiers"] == []

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.policy.rate import UNLIMITED, RateLimit
 from kvstrata.model.refs import BUNDLE, Key
 from tests.support.objects import NAMESPACE, cpu_tier, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
@@ -321,6 +322,20 @@ def test_a_suspended_tenant_stays_in_the_bundle_without_reuse() -> None:
     simulation = settled(policy("acme", suspend=True))
     assert simulation.entry("acme").suspended
     assert simulation.bundle().keyspaces == frozenset()
+
+
+def test_rate_limits_of_policies_and_their_default_are_in_the_bundle_until_they_are_removed() -> None:
+    limits = {"requestsPerMinute": 60, "tokensPerMinute": 9000}
+    simulation = settled(policy("acme", rateLimit=limits), policy("globex", rateLimit={"tokensPerMinute": 5}))
+    assert simulation.entry("acme").rate == RateLimit(60, 9000)
+    assert simulation.entry("globex").rate == RateLimit(None, 5)
+    assert simulation.bundle().root.rules.rate == UNLIMITED
+    simulation.edit(TCP, "acme", rateLimit=None)
+    simulation.edit("CachedModel", "tiny", gate={"rateLimit": {"requestsPerMinute": 7}})
+    simulation.come_to_rest()
+    assert simulation.entry("acme").rate == UNLIMITED
+    assert simulation.bundle().root.rules.rate == RateLimit(7)
+    assert ready(simulation, "acme")[0] == "True"
 
 
 def test_a_tenant_that_left_a_shared_scope_is_remembered_there_until_its_epoch_is_gone() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.api.reasons import PoolReason
+from kvstrata.api.reasons import PoolReason, SharedReason
 from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES, RenderRefusal, WarmOutcome
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.wire import digest_bytes
@@ -30,6 +30,7 @@ from tests.unit.plan.rendered_pools import (
     status_writes,
     world,
 )
+from tools.generate.conditions import REASONS
 
 
 def test_the_status_tells_what_all_pods_made_of_the_prefixes() -> None:
@@ -56,7 +57,7 @@ def test_the_manifest_is_the_digest_of_its_hashes_in_order() -> None:
 @pytest.mark.parametrize("pods", [0, 1])
 def test_every_reason_in_a_pools_status_is_one_of_the_api(pods: int) -> None:
     reasons = {condition["reason"] for condition in status(world(pods=pods))["conditions"]}
-    assert reasons <= {str(reason) for reason in PoolReason}
+    assert reasons <= {str(reason) for reason in REASONS[KIND]}
 
 
 def test_names_order_and_repetitions_of_prefixes_are_no_new_content() -> None:
@@ -122,8 +123,8 @@ class TestSpec:
     @pytest.mark.parametrize(
         ("objects", "spec", "expected"),
         [
-            ((), {"modelRef": {"name": "gone"}}, PoolReason.MODEL_NOT_FOUND),
-            ((), {"tiers": [{"name": "gone"}]}, PoolReason.TIER_NOT_FOUND),
+            ((), {"modelRef": {"name": "gone"}}, SharedReason.MODEL_NOT_FOUND),
+            ((), {"tiers": [{"name": "gone"}]}, SharedReason.TIER_NOT_FOUND),
             ((redis_tier(),), {"tiers": [{"name": "shared"}]}, PoolReason.TIER_NOT_IN_MODEL),
             ((model(),), {}, PoolReason.TIER_NOT_IN_MODEL),
             ((cpu_tier(allowedClassifications=["Public"]),), {}, PoolReason.TIER_NOT_ALLOWED),

@@ -62,7 +62,7 @@ def test_one_server_of_an_image_that_is_no_redis() -> None:
     simulation.settle()
     for condition in ("Ready", "BackendReachable"):
         assert simulation.condition("CacheTier", "shared", condition) == ("False", "ServersDoNotStart")
-    told = "its container ends again and again, with Error, exit code 127: neither redis-server nor …"
+    told = "container redis ends again and again, with Error, exit code 127: neither redis-server nor …"
     assert message(simulation, "Ready") == f"kvs-shared-redis-0-0: {told}"
     simulation.backends_up = True
     simulation.put(
@@ -80,7 +80,7 @@ def test_a_cluster_of_an_image_that_is_no_redis() -> None:
     for condition in ("Ready", "BackendReachable"):
         assert simulation.condition("CacheTier", "shared", condition) == ("False", "ServersDoNotStart")
     assert message(simulation, "Ready").endswith("neither redis-server nor … (2 more do not come up)")
-    assert "kvs-shared-redis-0-0: its container ends" in message(simulation, "SlotsCovered")
+    assert "kvs-shared-redis-0-0: container redis ends" in message(simulation, "SlotsCovered")
 
 
 def test_a_certificate_without_a_key_of_which_no_server_can_tell_because_none_starts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.adapter import TierState
+from kvstrata.contract.policy.tiers import Server, TierAccess, TierRules
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.quantities import MIB
@@ -53,12 +53,26 @@ def within(simulation: Simulation, kind: str = TCP, name: str = "acme") -> tuple
     return simulation.condition(kind, name, "WithinBudget")
 
 
-def adapters(simulation: Simulation) -> list[dict[str, Any]]:
-    """The tiers of the cache server's adapters, in the order of its arguments."""
-    template = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]["spec"]["template"]["spec"]
-    (cache,) = [one for one in template["initContainers"] if one["name"] == "cache"]
-    flags = zip(cache["args"], cache["args"][1:], strict=False)
-    return [json.loads(value)["adapter_params"]["tier"] for flag, value in flags if flag == "--l2-adapter"]
+def template(simulation: Simulation) -> dict[str, Any]:
+    """The template of the model's pods."""
+    found: dict[str, Any] = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]["spec"]["template"]
+    return found
+
+
+def rules(simulation: Simulation) -> tuple[TierRules, ...]:
+    """The rules of the model's tiers in its bundle."""
+    return simulation.world.bundles["tiny"].bundle.root.tiers
+
+
+def access(simulation: Simulation) -> Mapping[str, TierAccess]:
+    return simulation.world.bundles["tiny"].bundle.root.access
+
+
+def admitted(simulation: Simulation) -> list[str]:
+    """The models whose pods the tier's NetworkPolicy admits."""
+    policy = simulation.kube.objects[("NetworkPolicy", NAMESPACE, names.redis("shared"))]
+    peers = [peer["podSelector"].get("matchExpressions", []) for peer in policy["spec"]["ingress"][0]["from"]]
+    return [model for (one,) in filter(None, peers) for model in one["values"]]
 
 
 class TestBudgets:
@@ -128,6 +142,91 @@ class TestBudgets:
         assert within(simulation) == ("True", "BudgetsEnforced")
 
 
+class TestEdits:
+    @pytest.mark.parametrize(
+        ("edit", "expected"),
+        [
+            ({"capacity": "96Mi"}, (96 * MIB * 80 // 100, None)),
+            ({"eviction": {"highWatermarkPercent": 50}}, (32 * MIB, None)),
+            ({"maxRetention": "1h"}, (64 * MIB * 80 // 100, 3600)),
+        ],
+    )
+    def test_reach_pods_without_a_restart_and_count_once_acknowledged(
+        self, edit: dict[str, Any], expected: tuple[int, int | None]
+    ) -> None:
+        simulation = at_rest()
+        before = template(simulation)
+        simulation.edit("CacheTier", "shared", **edit)
+        simulation.settle()
+        (tier,) = rules(simulation)
+        assert (tier.capacity_bytes, tier.retention_s) == expected
+        assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("False", "AwaitingAcks")
+        if "maxRetention" not in edit:
+            assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == ("Unknown", "BudgetsNotEnforced")
+        simulation.ack("pod-0", tiers=(replace(CLOSED, capacity_bytes=tier.capacity_bytes),))
+        simulation.settle()
+        assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("True", "AllPodsAcknowledged")
+        assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == ("True", "EvictsOwnBlocks")
+        assert template(simulation) == before
+
+    def test_a_tier_that_comes_or_goes_changes_no_pod_and_counts_once_acknowledged(self) -> None:
+        far = redis_tier("far", redis=external("far:6379"))
+        simulation = at_rest(far)
+        before = template(simulation)
+        for tiers in (("cpu", "shared", "far"), ("cpu", "far"), ("cpu",)):
+            simulation.edit("CachedModel", "tiny", tiers=[{"name": name} for name in tiers])
+            simulation.settle()
+            assert tuple(tier.name for tier in rules(simulation)) == tiers[1:]
+            assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("False", "AwaitingAcks")
+            simulation.ack("pod-0", tiers=tuple(replace(CLOSED, name=name) for name in tiers[1:]))
+            simulation.settle()
+            assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("True", "AllPodsAcknowledged")
+            assert template(simulation) == before
+
+    def test_a_tiers_servers_admit_the_pods_of_the_models_that_list_it(self) -> None:
+        simulation = at_rest(model("other", tiers=("shared",)))
+        assert admitted(simulation) == ["other", "tiny"]
+        simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}])
+        simulation.come_to_rest()
+        assert admitted(simulation) == ["other"]
+        simulation.delete("CachedModel", "other")
+        simulation.come_to_rest()
+        assert admitted(simulation) == []
+
+
+class TestAccess:
+    """What pods log in with: the operator copies it into the bundle."""
+
+    LOGIN = ("login", "password")
+
+    def test_reaches_the_bundle_when_it_was_read_and_whenever_it_changes(self) -> None:
+        simulation = at_rest(redis_tier(redis=external("r:6379", authSecretRef={"name": "login"})))
+        assert access(simulation) == {}
+        for password in (b"first", b"second"):
+            simulation.queue.add_all(simulation.store.take_access(NAMESPACE, "shared", {self.LOGIN: password}))
+            simulation.settle()
+            assert access(simulation) == {"shared": TierAccess(password)}
+        assert simulation.store.take_access(NAMESPACE, "shared", {self.LOGIN: b"second"}) == frozenset()
+
+    def test_stays_in_the_bundle_while_a_new_leader_has_not_read_it(self) -> None:
+        simulation = at_rest(redis_tier(redis=external("r:6379", authSecretRef={"name": "login"})))
+        simulation.queue.add_all(simulation.store.take_access(NAMESPACE, "shared", {self.LOGIN: b"first"}))
+        simulation.settle()
+        revision = simulation.world.bundles["tiny"].bundle.root.revision
+        simulation.restart()
+        simulation.come_to_rest()
+        root = simulation.world.bundles["tiny"].bundle.root
+        assert (root.access, root.revision) == ({"shared": TierAccess(b"first")}, revision)
+
+    def test_goes_with_the_tier(self) -> None:
+        simulation = at_rest(redis_tier(redis=external("r:6379", authSecretRef={"name": "login"})))
+        simulation.queue.add_all(simulation.store.take_access(NAMESPACE, "shared", {self.LOGIN: b"first"}))
+        simulation.settle()
+        simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}])
+        simulation.come_to_rest()
+        assert access(simulation) == {}
+
+
 class TestMakingRoom:
     def test_a_tier_says_so_when_every_pod_does(self) -> None:
         simulation = at_rest()
@@ -155,8 +254,8 @@ class TestMakingRoom:
     def test_pods_are_told_what_blocks_may_take(self, percent: int | None, cluster: bool, expected: int) -> None:
         servers = external("one:6379", cluster=cluster)
         simulation = at_rest(redis_tier(capacity="100Mi", redis=servers, eviction={"highWatermarkPercent": percent}))
-        (tier,) = adapters(simulation)
-        assert tier["capacity_bytes"] == 100 * MIB * expected // 100
+        (tier,) = rules(simulation)
+        assert tier.capacity_bytes == 100 * MIB * expected // 100
 
 
 class TestSeveral:
@@ -168,13 +267,15 @@ class TestSeveral:
 
     def test_are_rendered_from_fast_to_slow_each_with_its_own_parameters(self) -> None:
         simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")))
-        near, far = adapters(simulation)
-        assert (near["name"], near["default_ttl_s"], near["capacity_bytes"]) == ("near", 3600, 32 * MIB * 80 // 100)
-        assert (far["name"], far["encryption"]) == ("far", "Required")
-        assert "encryption" not in near
+        near = TierRules(
+            "near", (Server("kvs-near-redis.team.svc", 6379),), 32 * MIB * 80 // 100, 3600,
+            cluster=True, username="data", password=True, tls=True,
+        )  # fmt: skip
+        far = TierRules("far", (Server("far", 6379),), 64 * MIB * 80 // 100, encrypts=True)
+        assert rules(simulation) == (near, far)
         simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}, {"name": "far"}, {"name": "near"}])
         simulation.come_to_rest()
-        assert [tier["name"] for tier in adapters(simulation)] == ["far", "near"]
+        assert rules(simulation) == (far, near)
 
     def test_have_budgets_and_conditions_of_their_own(self) -> None:
         budgets = [
@@ -200,12 +301,12 @@ class TestSeveral:
         simulation.backends_up = False
         simulation.advance(20)
         assert simulation.condition("CacheTier", "far", "Ready")[0] == "False"
-        assert [tier["name"] for tier in adapters(simulation)] == ["near", "far"]
+        assert [tier.name for tier in rules(simulation)] == ["near", "far"]
         assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierNotReady")
         simulation.edit("CacheTier", "near", redis=STALLED_REDIS)
         simulation.come_to_rest()
-        assert [tier["name"] for tier in adapters(simulation)] == ["far"]
+        assert [tier.name for tier in rules(simulation)] == ["far"]
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
 
 
@@ -262,11 +363,11 @@ class TestTwoOnOneServer:
             pod("pod-0"),
         )
         simulation.come_to_rest()
-        assert adapters(simulation) == [None]
+        assert rules(simulation) == ()
         simulation.edit("CacheTier", "one", redis=external("s:6379"))
         simulation.come_to_rest()
         assert simulation.condition("CacheTier", "other", "Stalled")[0] != "True"
-        assert [tier["name"] for tier in adapters(simulation)] == ["other"]
+        assert [tier.name for tier in rules(simulation)] == ["other"]
 
 
 def aged(tier: dict[str, Any], second: int) -> dict[str, Any]:
@@ -280,9 +381,8 @@ class TestClusters:
     def test_are_used_with_all_their_addresses(self) -> None:
         simulation = at_rest(self.TIER)
         assert simulation.condition("CacheTier", "shared", "Stalled")[0] != "True"
-        (tier,) = adapters(simulation)
-        assert tier["cluster"] is True
-        assert tier["endpoints"] == [{"host": "a", "port": 6379}, {"host": "b", "port": 6379}]
+        (tier,) = rules(simulation)
+        assert (tier.cluster, tier.servers) == (True, (Server("a", 6379), Server("b", 6379)))
 
     def test_count_their_servers_as_pods_see_them(self) -> None:
         simulation = at_rest(self.TIER, said=(replace(CLOSED, nodes=3, nodes_away=1),))

@@ -28,9 +28,8 @@ def of(*tiers: dict[str, Any]) -> Simulation:
         (cpu_tier(capacityPerPod="64Mi"), redis_tier()),
         (cpu_tier(), redis_tier(capacity="2Gi")),
         (cpu_tier(), nvme_tier("1Gi"), redis_tier(capacity="4Gi")),
-        (redis_tier(capacity="4Gi"), nvme_tier("1Gi")),
     ],
-    ids=["equal", "three media", "disk", "disk behind shared"],
+    ids=["equal", "three media", "disk"],
 )
 def test_a_hierarchy_is_ordered(tiers: tuple[dict[str, Any], ...]) -> None:
     assert of(*tiers).condition("CachedModel", "tiny", "TiersOrdered") == ("True", "TiersOrdered")
@@ -50,6 +49,11 @@ def test_less_than_two_tiers_have_no_order(tiers: tuple[dict[str, Any], ...]) ->
             "cpu (CPU) is listed behind shared (Redis)",
         ),
         (
+            (redis_tier(capacity="4Gi"), nvme_tier("1Gi")),
+            "NotFastToSlow",
+            "disk (NVMe) is listed behind shared (Redis), but serves before it",
+        ),
+        (
             (cpu_tier(), redis_tier()),
             "LowerTierSmaller",
             "shared holds 64Mi and the faster cpu 1Gi in each pod",
@@ -65,7 +69,7 @@ def test_less_than_two_tiers_have_no_order(tiers: tuple[dict[str, Any], ...]) ->
             "shared holds 2Gi and the faster disk 4Gi in each pod",
         ),
     ],
-    ids=["memory last", "small shared", "small disk", "shared smaller than a disk"],
+    ids=["memory last", "disk behind shared", "small shared", "small disk", "shared smaller than a disk"],
 )
 def test_what_is_no_hierarchy_is_told_and_serves_all_the_same(
     tiers: tuple[dict[str, Any], ...], reason: str, words: str

@@ -11,6 +11,7 @@ import pytest
 
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.contract.wire import digest_bytes
+from kvstrata.model.pods import BackendAccess
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import ProbeBackend
@@ -41,7 +42,8 @@ def test_an_answer_of_the_server_before_says_nothing_of_the_one_that_spec_names_
     made = simulation.step(Key("CacheTier", NAMESPACE, "shared"))
     assert simulation.condition("CacheTier", "shared", "BackendReachable") == ("Unknown", "Progressing")
     assert "used" not in simulation.status("CacheTier", "shared")
-    assert [a.endpoint for a in made.actions if isinstance(a, ProbeBackend)] == [change["external"]["endpoints"][0]]
+    asked = [action.access.endpoint for action in made.actions if isinstance(action, ProbeBackend)]
+    assert asked == [change["external"]["endpoints"][0]]
     simulation.settle()
     assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"
     assert simulation.asked[count:] == change["external"]["endpoints"]
@@ -71,7 +73,7 @@ def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
     data = {"password": base64.b64encode(b"\xff\xfe").decode()}
     metadata = {"name": "login", "namespace": NAMESPACE}
     simulation.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
-    order = ProbeBackend("shared", "one:6379", "one", None, ("login", "password"), None, "demo")
+    order = ProbeBackend("shared", BackendAccess("one:6379", "one", None, ("login", "password")), "demo")
     finish(simulation.backends.ask(NAMESPACE, order))
     report = simulation.world.backends["shared"]
     assert (report.reachable, report.reason) == (False, "SecretUnreadable")

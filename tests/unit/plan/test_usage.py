@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.adapter import ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.objects.quantities import MIB
 from kvstrata.plan.budgets.usage import REPORTED_EVERY_S
@@ -15,6 +15,7 @@ from tests.support.objects import cpu_tier, domain, group, invalidation, model, 
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
+KEEPS = (TierState("cpu", "CPU", "closed"), TierState("shared", "Redis", "closed", capacity_bytes=1 << 30))
 BUDGETS = [{"tier": "cpu", "limit": "64Mi"}, {"tier": "shared", "guaranteed": "8Mi", "limit": "32Mi"}]
 
 
@@ -92,7 +93,8 @@ def test_a_size_above_the_limit_is_not_shown_once_pods_report_less() -> None:
     assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=32 * MIB)) == 1
     assert usage(simulation)["used"] == "32Mi"
     simulation.now += timedelta(seconds=REPORTED_EVERY_S)
-    assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=33 * MIB)) == 0
+    tell(simulation, "pod-0", *holds(simulation, "acme", shared=33 * MIB))
+    assert usage(simulation)["used"] == "32Mi"
 
 
 def test_the_first_word_about_a_tier_is_told_at_once_and_an_empty_one_is_no_news() -> None:
@@ -217,3 +219,42 @@ def test_sizes_are_exact_and_columns_show_mebibytes() -> None:
     simulation.come_to_rest()
     assert simulation.status(TCP, "acme").get("summary") is None
     assert simulation.unsettled() == {}
+
+
+class TestAboveALimit:
+    """64Mi of memory and 32Mi on Redis."""
+
+    def test_the_condition_follows_every_report_whatever_pods_enforce(self) -> None:
+        simulation = at_rest(policy("acme", budgets=BUDGETS))
+        for pod_name in ("pod-0", "pod-1"):
+            simulation.ack(pod_name, tiers=KEEPS)
+        for memory, shared, expected in (
+            (64 * MIB, 32 * MIB, ("True", "BudgetsEnforced")),
+            (64 * MIB + 1, 0, ("False", "UsedAboveLimit")),
+            (60 * MIB, 33 * MIB, ("False", "UsedAboveLimit")),
+            (60 * MIB, 32 * MIB, ("True", "BudgetsEnforced")),
+            (200 * MIB, 0, ("False", "UsedAboveLimit")),
+            (0, 0, ("True", "BudgetsEnforced")),
+        ):
+            rows = holds(simulation, "acme", cpu=memory, shared=shared)
+            told = tuple(row for row in rows if row.used_bytes)
+            simulation.ack("pod-0", tiers=KEEPS, usage=told[:1] if memory else (), tier_usage=told[1:])
+            simulation.settle()
+            assert simulation.condition(TCP, "acme", "WithinBudget") == expected
+
+    def test_the_message_names_tier_use_and_limit(self) -> None:
+        simulation = at_rest(policy("acme", budgets=BUDGETS))
+        tell(simulation, "pod-1", *holds(simulation, "acme", cpu=160 * MIB))
+        (found,) = (one for one in simulation.status(TCP, "acme")["conditions"] if one["type"] == "WithinBudget")
+        assert found["message"].startswith("CacheTier cpu: 160Mi used in one pod, limit 64Mi;")
+
+    def test_a_group_and_the_public_scope_have_it_too(self) -> None:
+        simulation = at_rest(
+            domain(publicBudgets=BUDGETS),
+            group("lab", "a", budgets=BUDGETS),
+            policy("a", isolation="Group", group="lab"),
+            policy("b", isolation="Public"),
+        )
+        tell(simulation, "pod-0", *holds(simulation, "a", cpu=65 * MIB), *holds(simulation, "b", cpu=65 * MIB))
+        for kind, name in (("TenantGroup", "lab"), ("CacheDomain", "default")):
+            assert simulation.condition(kind, name, "WithinBudget") == ("False", "UsedAboveLimit")

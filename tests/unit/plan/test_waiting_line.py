@@ -140,6 +140,7 @@ edits = st.lists(
 
 @settings(max_examples=examples(300))
 @given(edits)
+@example([("put", 0, 9, POD), ("put", 1, 6, POD), ("write", 1, 0, POD), ("room", 0, 0, POD), ("put", 0, 3, POD)])
 def test_no_history_gives_away_more_than_there_is_or_takes_from_who_was_admitted(
     steps: list[tuple[str, int, int, tuple[str, ...]]],
 ) -> None:
@@ -164,8 +165,8 @@ def test_no_history_gives_away_more_than_there_is_or_takes_from_who_was_admitted
         assert max(tier.sums(of_records=False)) <= tier.room, "bundles would guarantee more than fits"
         assert lowered or max(tier.sums(of_records=True)) <= tier.room
         if what != "room" and fitted:
-            # Whoever declares what it has keeps it, whatever others do. Of records that a lower capacity does not hold,
-            # the oldest keep theirs, until those that lost say so.
+            # A holder that declares what it has keeps it, whatever others do. Of records that a lower capacity does not
+            # hold, the oldest keep theirs, until those that lost say so.
             for other, one in tier.asks.items():
                 if other in before.kept and (other != holder or what == "write"):
                     assert tier.line.kept[other] >= min(before.kept[other], one.requested_bytes), (what, other)

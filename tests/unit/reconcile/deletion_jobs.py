@@ -12,8 +12,8 @@ from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, 
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasure.delete_job import CONTAINER
-from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.objects.erasure.delete_job import CONTAINER, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.reconcile.erasure.jobs import Jobs
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, redis_tier

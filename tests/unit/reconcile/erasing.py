@@ -13,8 +13,8 @@ from typing import Any
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.gate import GateError, GateFailure
 from kvstrata.clients.kube import KubeError, TokenIdentity
-from kvstrata.clients.redis.probe import Access
-from kvstrata.clients.redis.verifier import NodeLook, Problem, TierLook
+from kvstrata.clients.redis.probe import Access, Failure
+from kvstrata.clients.redis.verifier import NodeLook, TierLook
 from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import (
     REQUIRED,
@@ -37,7 +37,8 @@ from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
-from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.objects.erasure.delete_job import TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.keys import KeyRevoker
@@ -91,7 +92,7 @@ class Verifier:
     def _seen(self, keyspaces: Any, chunks: Any = ()) -> TierLook:
         server = self._server
         if server.problem:
-            return TierLook((), (Problem("Timeout", server.problem),), "", "")
+            return TierLook((), (Failure("Timeout", server.problem),), "", "")
         found = server.names(keyspaces, chunks)
         node = NodeLook(server.node, "redis:6379", True, len(found), SIZE * len(found), names=tuple(found))
         return TierLook((node,), (), server.slots, server.slots)

@@ -85,3 +85,16 @@ async def test_who_leaves_or_ends_a_slot_waits_until_its_work_has_ended(caplog: 
     assert errands.done == 2
     assert caplog.records == []
     assert errands._queue._due == {}
+
+
+async def test_what_is_woken_by_the_end_of_work_may_begin_the_same_work_again() -> None:
+    errands, woken = Errands(), asyncio.Event()
+
+    async def wake() -> None:
+        woken.set()
+
+    errands.begin("one", wake())
+    await woken.wait()
+    errands.begin("one", errands.count())
+    await errands.over()
+    assert errands.done == 1

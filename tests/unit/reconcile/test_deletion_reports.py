@@ -131,13 +131,21 @@ class TestAJobWithoutAReport:
     async def test_says_what_keeps_its_pod_from_beginning(self, kube: MemoryKube, jobs: Jobs) -> None:
         await jobs.start(order())
         has_pod(kube, {"phase": "Pending"}, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
-        assert (await seen(jobs)).problem == "its pod waits: ImagePullBackOff no such image"
+        told = (await seen(jobs)).problem
+        assert told.startswith("pod pod: the image None of container delete cannot be pulled: "), told
         nowhere = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
         has_pod(kube, {"phase": "Pending", "conditions": [nowhere]})
-        assert (await seen(jobs)).problem == "its pod cannot be scheduled: 0/1 nodes are available"
+        assert (await seen(jobs)).problem == "pod pod: it cannot be scheduled: 0/1 nodes are available"
         has_pod(kube, {"phase": "Running"}, {"running": {}})
         run = await seen(jobs)
         assert (run.state, run.problem) == (JobState.RUNNING, "")
+
+    async def test_whose_pod_is_refused_quotes_the_api_server(self, kube: MemoryKube, jobs: Jobs) -> None:
+        run = await jobs.start(order())
+        about = {"involvedObject": {"uid": run.job}, "type": "Warning", "reason": "FailedCreate"}
+        metadata = {"name": "event", "namespace": jobs._namespace}
+        kube.put({"apiVersion": "v1", "kind": "Event", "metadata": metadata, **about, "message": "exceeded quota"})
+        assert (await seen(jobs)).problem == "no pod can be created: exceeded quota"
 
     async def test_has_failed_when_its_pod_was_evicted(self, kube: MemoryKube, jobs: Jobs) -> None:
         await jobs.start(order())

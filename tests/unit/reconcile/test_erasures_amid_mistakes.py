@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata.contract.policy.data_key import key_fingerprint
+from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.objects import names
 from tests.unit.reconcile.erasing import KIND, World
@@ -12,7 +12,7 @@ from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 def test_two_orders_for_one_tenant_at_once_both_end_with_a_whole_receipt() -> None:
     made = world()
     old, epoch = made.sim.entry("acme").keyspace, made.sim.status("TenantCachePolicy", "acme")["scope"]["epoch"]
-    key = key_fingerprint(made.sim.world.data_keys[epoch])
+    key = key_id(made.sim.world.data_keys[epoch])
 
     async def story(w: World) -> None:
         order(w.sim)
@@ -57,7 +57,7 @@ def test_a_deadline_that_passed_while_no_operator_ran_fails_it_by_name_and_nothi
 def test_a_secret_of_data_keys_that_is_deleted_by_hand_meanwhile_changes_nothing_of_what_is_proven() -> None:
     made = world()
     epoch = made.sim.status("TenantCachePolicy", "acme")["scope"]["epoch"]
-    key = key_fingerprint(made.sim.world.data_keys[epoch])
+    key = key_id(made.sim.world.data_keys[epoch])
 
     async def story(w: World) -> None:
         order(w.sim)

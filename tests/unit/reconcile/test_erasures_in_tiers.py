@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.clients.redis.verifier import Problem, TierLook
+from kvstrata.clients.redis.probe import Failure
+from kvstrata.clients.redis.verifier import TierLook
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.model.erasure.evidence import found_again
 from kvstrata.plan.erasure.advance import RETRY_S
@@ -175,8 +176,8 @@ def test_a_server_that_goes_away_after_the_deletion_is_looked_at_when_it_is_back
 
 def test_a_look_that_one_server_did_not_answer_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world()
-    silent, look = list[Problem](), Verifier.look
-    made.jobs.late = [partial(silent.append, Problem("Timeout", "redis-1:6379 does not answer"))]
+    silent, look = list[Failure](), Verifier.look
+    made.jobs.late = [partial(silent.append, Failure("Timeout", "redis-1:6379 does not answer"))]
 
     async def partial_look(self: Verifier, domain: str, keyspaces: Any, chunks: Any = ()) -> TierLook:
         return replace(await look(self, domain, keyspaces, chunks), problems=tuple(silent))
@@ -272,7 +273,7 @@ def test_who_has_just_begun_to_lead_looks_every_second_until_it_has_heard_of_a_t
         told.clear()
         for _ in range(6):
             w.sim.now += timedelta(seconds=1)
-            await runner.turn(0)
+            await runner.turn()
             for _ in range(12):
                 await asyncio.sleep(0)
         assert runner._pause_s <= RETRY_S

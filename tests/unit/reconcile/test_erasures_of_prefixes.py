@@ -10,7 +10,7 @@ import pytest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import prefix_commitment
-from kvstrata.plan.bundle.paused import paused_epochs
+from kvstrata.plan.bundle.compile import paused_epochs
 from kvstrata.plan.erasure.gather import rolled
 from kvstrata.plan.erasure.policy_deletion import ABANDON
 from tests.support.objects import NAMESPACE, group, invalidation, model, pod, policy, pool, redis_tier

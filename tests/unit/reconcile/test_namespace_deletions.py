@@ -9,7 +9,7 @@ import pytest
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import SubjectKind
-from kvstrata.model.namespace_end import Ending
+from kvstrata.model.world import Ending
 from kvstrata.reconcile.erasure.record_store import PREFIX
 from tests.support.objects import NAMESPACE
 from tests.unit.reconcile.deletions import (

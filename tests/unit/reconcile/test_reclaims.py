@@ -14,8 +14,9 @@ from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
+from kvstrata.objects.erasure.delete_job import TierDeletion
 from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReportFormer
-from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import former_identities as reclaims

@@ -10,8 +10,8 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import EnsureSecret, Material
 from kvstrata.reconcile.domain_store import DomainStore, Versions
+from kvstrata.reconcile.erasure.keys import revoke_in_secrets
 from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.keys.secret_custody import revoke
 from kvstrata.reconcile.secrets import decode
 from tests.support.memory_kube import MemoryKube
 from tests.support.memory_secret_store import MemorySecretStore
@@ -59,14 +59,15 @@ async def kept() -> Kept:
 async def test_revoked_keys_are_gone_from_their_secrets_and_others_stay(kept: Kept) -> None:
     assert names.data_keys_secret(ACME) == names.data_keys_secret(GLOBEX)
     globex = kept.domain.data_keys[GLOBEX]
-    assert await revoke(kept.secret_store, kept.domain, OWNER, [ACME, OTHER]) == {ACME, OTHER}
+    await revoke_in_secrets(kept.secret_store, kept.domain, OWNER, [ACME, OTHER])
     assert (kept.stored(ACME), kept.stored(OTHER)) == ({GLOBEX}, set())
     assert kept.domain.data_keys == {GLOBEX: globex}
 
 
 async def test_what_is_in_no_secret_counts_as_gone_each_time(kept: Kept) -> None:
     for _ in range(2):
-        assert await revoke(kept.secret_store, kept.domain, OWNER, [ACME]) == {ACME}
+        await revoke_in_secrets(kept.secret_store, kept.domain, OWNER, [ACME])
+        assert ACME not in kept.domain.data_keys
 
 
 async def test_a_refused_write_is_an_error_without_an_epoch(kept: Kept) -> None:
@@ -75,6 +76,6 @@ async def test_a_refused_write_is_an_error_without_an_epoch(kept: Kept) -> None:
 
     kept.kube.before_write = refuse
     with pytest.raises(CustodyError, match="403") as caught:
-        await revoke(kept.secret_store, kept.domain, OWNER, [ACME])
+        await revoke_in_secrets(kept.secret_store, kept.domain, OWNER, [ACME])
     assert ACME not in str(caught.value)
     assert ACME in kept.domain.data_keys

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.model.world import OBJECTS, World
+from kvstrata.model.world import OBJECTS, DomainState, World
 from kvstrata.reconcile import domain_store
 from kvstrata.reconcile.domain_store import REMEMBERED_S
 from kvstrata.reconcile.store import Store
@@ -37,7 +37,7 @@ def test_an_older_version_changes_nothing() -> None:
     known.observe(at(5, policy("acme", suspend=True)))
     assert known.observe(at(4, policy("acme"))) == frozenset()
     assert known.observe(at(5, policy("acme"))) == frozenset()
-    assert known.world(NAMESPACE).policies["acme"].spec.is_suspended
+    assert known.world(NAMESPACE).policies["acme"].spec.suspend
 
 
 def test_an_answer_that_arrives_after_the_deletion_does_not_bring_the_object_back() -> None:
@@ -166,7 +166,7 @@ def test_every_object_and_bundle_has_its_key() -> None:
 
 
 def test_a_world_shows_all_that_the_store_holds_of_its_namespace() -> None:
-    made = {"term", "entropy", "claims", "claimants"}
-    assert {*domain_store._SHARED, *OBJECTS.values(), *made} == {field.name for field in fields(World)}
+    made, shared = {"term", "entropy", "claims", "claimants"}, {field.name for field in fields(DomainState)}
+    assert {*shared, *OBJECTS.values(), *made} == {field.name for field in fields(World)}
     kinds = domain_store.DomainStore(NAMESPACE, domain_store.Versions(lambda: NOW)).objects
     assert OBJECTS.keys() == kinds.keys()

@@ -13,10 +13,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.api.base import Resource
-from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.cachetier import CacheTier, SlotLoss
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.redis.nodes import NodeAccess, Sent
-from kvstrata.model.pods import Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Command, Peer, ServerPod
 from kvstrata.model.refs import Key
 from kvstrata.plan.redis import topology as rules
@@ -82,11 +81,11 @@ def empty() -> Cluster:
 
 
 async def look(events: TopologyEvents, cluster: Cluster, goal: Any = GOAL) -> None:
-    await events.looked(cluster, goal, rules.verdict(cluster, goal))
+    await events.looked(cluster, goal, rules.look(cluster, goal)[1])
 
 
 def forming() -> Step:
-    found = rules.step(empty(), GOAL)
+    found, _ = rules.look(empty(), GOAL)
     assert found is not None
     assert found.reason is StepReason.FORMING
     return found
@@ -181,10 +180,10 @@ def test_a_cluster_that_is_forgotten_is_shown_no_more() -> None:
     assert counted("backend_slots_uncovered", "gone") == 5461
     assert counted("tier_replicas_missing", "gone") == 1
     events.sent(forming())
-    metrics.TOPOLOGY_STEPS.labels(NAMESPACE, "gone", "Forming").inc()
+    metrics.FORMATIONS.labels(NAMESPACE, "gone").inc()
     events.leave()
     assert counted("backend_slots_uncovered", "gone") is None
-    assert counted("tier_steps_total", "gone", step="Forming") == 1
+    assert counted("tier_formations_total", "gone") == 1
     events.forget()
     told = (sample for metric in REGISTRY.collect() for sample in metric.samples)
     assert not [sample.name for sample in told if sample.labels.get("tier") == "gone"]
@@ -237,7 +236,8 @@ def test_a_loss_of_everything_is_in_status_before_it_is_repaired_unless_status_c
         store.observe(tier(formedAt="2026-01-01T00:00:00Z"))
         state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["shared"])
         assert state is not None
-        name, key = state.order.password_secret
+        assert state.order.access.password is not None
+        name, key = state.order.access.password
         kube = MemoryKube()
         secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
         kube.put({"apiVersion": "v1", "kind": "Secret", **secret})
@@ -279,7 +279,8 @@ def test_what_may_not_be_done_yet_is_tried_at_intervals_and_told_once(monkeypatc
         assert state is not None
         new = replace(state.order.goal, revisions=dict.fromkeys(range(3), "new"), max_bytes_each=1 << 30)
         order = replace(state.order, goal=new)
-        name, key = order.password_secret
+        assert order.access.password is not None
+        name, key = order.access.password
         kube = MemoryKube()
         monkeypatch.setattr(MemoryKube, "request", refused, raising=False)
         secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
@@ -314,7 +315,8 @@ def test_of_a_tier_that_was_made_again_nothing_is_told_that_befell_the_first(mon
         store.observe(tier("again"))
         state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["again"])
         assert state is not None
-        name, key = state.order.password_secret
+        assert state.order.access.password is not None
+        name, key = state.order.access.password
         kube = MemoryKube()
         secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
         kube.put({"apiVersion": "v1", "kind": "Secret", **secret})
@@ -322,7 +324,8 @@ def test_of_a_tier_that_was_made_again_nothing_is_told_that_befell_the_first(mon
         async with Topologies(kube, store, queue, lambda: True) as topologies:
             topologies.tend(NAMESPACE, state.order)
             first = topologies._tended[NAMESPACE, "again"]
-            first.lost = Loss(module.utc_now(), SLOTS)
+            tending = topologies._tasks[first]
+            first.lost = SlotLoss(at=module.utc_now(), slots=SLOTS)
             await until(lambda: counted("tier_replicas_missing", "again") is not None)
             second = tier("again")
             second["metadata"] |= {"uid": "uid-second", "resourceVersion": "9"}
@@ -334,7 +337,7 @@ def test_of_a_tier_that_was_made_again_nothing_is_told_that_befell_the_first(mon
             await until(lambda: "again" in store.world(NAMESPACE).clusters)
             assert store.world(NAMESPACE).clusters["again"].lost is None
             with pytest.raises(asyncio.CancelledError):
-                await first.task
+                await tending
 
     asyncio.run(scenario())
 
@@ -358,7 +361,8 @@ def test_a_defect_in_a_rule_is_not_told_as_a_secret_that_is_missing(monkeypatch:
         store.observe(tier())
         state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["shared"])
         assert state is not None
-        name, key = state.order.password_secret
+        assert state.order.access.password is not None
+        name, key = state.order.access.password
         kube = MemoryKube()
         secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
         kube.put({"apiVersion": "v1", "kind": "Secret", **secret})

@@ -94,7 +94,8 @@ def test_a_refused_failover_is_told_and_tried_again_and_a_later_one_is_the_serve
         state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["refused"])
         assert state is not None
         order = replace(state.order, goal=replace(GOAL, revisions=dict.fromkeys(range(3), "new")))
-        name, key = order.password_secret
+        assert order.access.password is not None
+        name, key = order.access.password
         kube = MemoryKube()
         secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
         kube.put({"apiVersion": "v1", "kind": "Secret", **secret})

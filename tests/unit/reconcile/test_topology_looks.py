@@ -11,6 +11,7 @@ import pytest
 
 from kvstrata.clients.redis.nodes import RedisNodes
 from kvstrata.clients.resources import SECRET
+from kvstrata.model.pods import BackendAccess
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.reconcile.queue import WorkQueue
@@ -20,16 +21,9 @@ from kvstrata.reconcile.store import Store
 from tests.support.memory_kube import MemoryKube
 
 NAMESPACE, NAME = "team", "kvs-shared-redis-auth"
-ORDER = ReconcileCluster(
-    tier="shared",
-    goal=Goal(3, 1, 1 << 30, {}),
-    port=6379,
-    username="admin",
-    password_secret=(NAME, "admin-password"),
-    authority_secret=None,
-    server_name="kvs-shared-redis.team.svc",
-    endpoint="kvs-shared-redis.team.svc:6379",
-)
+HOST = "kvs-shared-redis.team.svc"
+ACCESS = BackendAccess(f"{HOST}:6379", HOST, "admin", (NAME, "admin-password"), cluster=True)
+ORDER = ReconcileCluster("shared", Goal(3, 1, 1 << 30, {}), 6379, ACCESS)
 
 
 class _Looks:

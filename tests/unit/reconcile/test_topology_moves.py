@@ -69,7 +69,8 @@ def test_status_and_metrics_move_while_slots_do(monkeypatch: pytest.MonkeyPatch)
         state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["moving"])
         assert state is not None
         monkeypatch.setattr(Crowded, "max_bytes", state.order.goal.max_bytes_each)
-        name, key = state.order.password_secret
+        assert state.order.access.password is not None
+        name, key = state.order.access.password
         kube = MemoryKube()
         secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
         kube.put({"apiVersion": "v1", "kind": "Secret", **secret})

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from kvstrata.cli.operator import Operator
 from kvstrata.clients.kube import KubeError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
+from kvstrata.model.pods import BackendAccess
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects.names import DOMAIN_KEY_SECRET
 from kvstrata.plan.actions import Action, Plan, ProbeBackend, Remove, StatusWrite
@@ -266,7 +267,8 @@ def test_a_tier_that_was_deleted_or_is_stalled_has_no_series_that_says_up_or_dow
 def test_the_answer_of_a_tier_that_was_deleted_meanwhile_makes_no_series() -> None:
     simulation = Simulation(redis_tier())
     simulation.come_to_rest()
-    order = ProbeBackend("shared", "127.0.0.1:1", "localhost", None, ("absent", "password"), None, "demo")
+    access = BackendAccess("127.0.0.1:1", "localhost", None, ("absent", "password"))
+    order = ProbeBackend("shared", access, "demo")
     finish(simulation.backends.ask(NAMESPACE, order))
     assert backend_up("shared") == 0
     simulation.delete("CacheTier", "shared")

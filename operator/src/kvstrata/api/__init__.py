@@ -5,7 +5,7 @@ One module per kind. Everything here is pure: the CRDs in crds/ and the pages in
 
 from __future__ import annotations
 
-from kvstrata.api.base import API_VERSION, GROUP, VERSION, InvalidObjectError, Problem, Resource
+from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cacheinvalidation import CacheInvalidation
@@ -24,20 +24,3 @@ KINDS: tuple[type[Resource], ...] = (
     CacheInvalidation,
 )
 """Every kind of the group, in the order in which the documentation presents them."""
-
-__all__ = [
-    "API_VERSION",
-    "GROUP",
-    "KINDS",
-    "VERSION",
-    "CacheDomain",
-    "CacheInvalidation",
-    "CacheTier",
-    "CachedModel",
-    "InvalidObjectError",
-    "PrefixPool",
-    "Problem",
-    "Resource",
-    "TenantCachePolicy",
-    "TenantGroup",
-]

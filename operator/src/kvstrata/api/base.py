@@ -11,20 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import core_schema
 
-from kvstrata.api.docstrings import field_docstrings
-from kvstrata.api.scalars import VALIDATIONS, Timestamp
+from kvstrata.api.scalars import Timestamp
 
 GROUP = "kvstrata.io"
 VERSION = "v1alpha1"
@@ -35,10 +25,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 class Rule:
     """One invariant of a model.
 
-    cel: the expression that the apiserver evaluates (``self`` is the model).
-    message: one sentence for the user.
-    field_path: the field that the error names, relative to the model (``.capacity``); the model itself when None.
-    holds: the same invariant in Python, or None for a transition rule, which needs the old object.
+    `cel` is the expression that the apiserver evaluates (`self` is the model), `message` one sentence for the user.
+    `field_path` is the field that the error names, relative to the model (`.capacity`); None for the model itself.
+    `holds` is the same invariant in Python, or None for a transition rule, which needs the old object.
     """
 
     cel: str
@@ -46,28 +35,16 @@ class Rule:
     field_path: str | None = None
     holds: Callable[[Any], bool] | None = None
 
-    def to_schema(self) -> dict[str, str]:
-        """The entry of x-kubernetes-validations."""
-        entry = {"rule": self.cel, "message": self.message}
-        if self.field_path:
-            entry["fieldPath"] = self.field_path
-        return entry
-
 
 def exactly_one_of(fields: Sequence[str], message: str) -> Rule:
     """Exactly one of the named (API-cased) fields must be present."""
     present = ", ".join(f"has(self.{name})" for name in fields)
-    return Rule(
-        cel=f"[{present}].filter(x, x).size() == 1",
-        message=message,
-        holds=lambda model: count_present(model, fields) == 1,
-    )
 
+    def holds(model: ApiModel) -> bool:
+        declared = type(model).model_fields
+        return sum(value is not None for name, value in model if declared[name].alias in fields) == 1
 
-def count_present(model: ApiModel, aliases: Sequence[str]) -> int:
-    """How many of the API-cased fields of `model` are present."""
-    by_alias = {field.alias or name: name for name, field in type(model).model_fields.items()}
-    return sum(getattr(model, by_alias[alias]) is not None for alias in aliases)
+    return Rule(f"[{present}].filter(x, x).size() == 1", message, holds=holds)
 
 
 class ApiModel(BaseModel):
@@ -83,20 +60,6 @@ class ApiModel(BaseModel):
             if rule.holds is not None and not rule.holds(self):
                 raise ValueError(rule.message)
         return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        produced = handler(schema)
-        resolved = handler.resolve_ref_schema(produced)
-        for name, text in field_docstrings(cls).items():
-            field = cls.model_fields.get(name)
-            if field is not None and field.description is None:
-                resolved["properties"][field.alias or name].setdefault("description", text)
-        if cls.RULES:
-            resolved[VALIDATIONS] = [rule.to_schema() for rule in cls.RULES]
-        return produced
 
     def to_kubernetes(self) -> dict[str, Any]:
         """The model as a Kubernetes object fragment: camelCase, without fields that were not given, so that defaults
@@ -114,16 +77,6 @@ class StatusModel(ApiModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-class OwnerReference(StatusModel):
-    """Entry of metadata.ownerReferences."""
-
-    api_version: str
-    kind: str
-    name: str
-    uid: str
-    controller: bool | None = None
-
-
 class ObjectMeta(StatusModel):
     """The part of metadata that this project reads."""
 
@@ -137,11 +90,9 @@ class ObjectMeta(StatusModel):
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
     finalizers: tuple[str, ...] = ()
-    owner_references: tuple[OwnerReference, ...] = ()
 
     @property
     def deleting(self) -> bool:
-        """Whether deletion has been asked for."""
         return self.deletion_timestamp is not None
 
 
@@ -156,48 +107,35 @@ class Column:
     description: str = ""
     priority: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Paths of the /scale subresource."""
-
-    spec_replicas: str
-    status_replicas: str
-    label_selector: str
+    @classmethod
+    def of_condition(cls, name: str, condition: str, field: str = "status", priority: int = 0) -> Self:
+        """Return a column that shows `field` of the condition of type `condition`."""
+        return cls(name, f'.status.conditions[?(@.type=="{condition}")].{field}', priority=priority)
 
 
 @dataclass(frozen=True, slots=True)
 class KindInfo:
-    """How a kind appears in the Kubernetes API."""
+    """How a kind appears in the Kubernetes API. Its last column is always the age, which is not listed here; `scale`
+    has the paths of the subresource."""
 
     kind: str
     plural: str
     short_names: tuple[str, ...]
     columns: tuple[Column, ...]
     selectable_fields: tuple[str, ...] = ()
-    scale: Scale | None = None
+    scale: Mapping[str, str] | None = None
 
     @property
     def singular(self) -> str:
-        """Lower-case name of one object."""
         return self.kind.lower()
 
     @property
     def crd_name(self) -> str:
-        """Name of the CustomResourceDefinition."""
         return f"{self.plural}.{GROUP}"
 
 
-AGE = Column("Age", ".metadata.creationTimestamp", "date")
-
-
-def condition_column(name: str, condition: str, field: str = "status", priority: int = 0) -> Column:
-    """A column that shows `field` of the condition of type `condition`."""
-    return Column(name, f'.status.conditions[?(@.type=="{condition}")].{field}', priority=priority)
-
-
-ENFORCED_BY = Column("Enforced", ".status.enforcedBy", description="Serving pods that enforce the spec, out of all")
-READY = (condition_column("Ready", "Ready"), condition_column("Reason", "Ready", "reason"))
+ENFORCED = Column("Enforced", ".status.enforcedBy", description="Serving pods that enforce the spec, out of all")
+READY = (Column.of_condition("Ready", "Ready"), Column.of_condition("Reason", "Ready", "reason"))
 """The columns of every kind; Reason is the reason of condition Ready."""
 
 
@@ -215,8 +153,7 @@ class Problem:
 class InvalidObjectError(ValueError):
     """An object cannot be read as its kind; `problems` has a sentence for each invalid field."""
 
-    def __init__(self, kind: str, problems: Sequence[Problem]) -> None:
-        self.kind = kind
+    def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(str(problem) for problem in self.problems))
 
@@ -266,7 +203,7 @@ class Resource(ApiModel):
         """
         kind = obj.get("kind", cls.INFO.kind)
         if kind != cls.INFO.kind:
-            raise InvalidObjectError(cls.INFO.kind, [Problem("kind", f"is {kind!r}, expected {cls.INFO.kind!r}")])
+            raise InvalidObjectError([Problem("kind", f"is {kind!r}, expected {cls.INFO.kind!r}")])
         status = dict(obj.get("status") or {})
         parts = {"metadata": obj.get("metadata"), "spec": obj.get("spec") or {}}
         while True:
@@ -277,27 +214,23 @@ class Resource(ApiModel):
                     str(e["loc"][1]) for e in error.errors() if e["loc"][0:1] == ("status",) and len(e["loc"]) > 1
                 }
                 if not unreadable & status.keys():
-                    raise InvalidObjectError(cls.INFO.kind, _problems(error)) from error
+                    raise InvalidObjectError(_problems(error)) from error
                 status = {key: value for key, value in status.items() if key not in unreadable}
 
     @property
     def name(self) -> str:
-        """metadata.name."""
         return self.metadata.name
 
     @property
     def namespace(self) -> str:
-        """metadata.namespace: the domain that the object belongs to."""
         return self.metadata.namespace
 
     @property
     def uid(self) -> str:
-        """metadata.uid."""
         return self.metadata.uid
 
     @property
     def generation(self) -> int:
-        """metadata.generation: grows with every change of spec."""
         return self.metadata.generation
 
     def owner_reference(self) -> dict[str, Any]:

@@ -86,13 +86,8 @@ class ModelSpec(ApiModel):
     ) = None
     """Repository or path of the tokenizer. Absent means that of the model."""
 
-    dtype: DType | None = None
+    dtype: DType = DType.AUTO
     """Type of weights and activations. Absent means auto."""
 
     max_model_len: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
     """Longest context in tokens. Absent leaves the choice to the engine."""
-
-    @property
-    def effective_dtype(self) -> DType:
-        """dtype, or its default."""
-        return self.dtype or DType.AUTO

@@ -7,39 +7,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import (
-    AGE,
-    ENFORCED_BY,
-    READY,
-    ApiModel,
-    Column,
-    KindInfo,
-    Resource,
-    Rule,
-    StatusModel,
-    condition_column,
-)
-from kvstrata.api.common import (
-    Admission,
-    Budgets,
-    ConfigMapKeyRef,
-    Count,
-    Duration,
-    Hex,
-    PodCount,
-    Revision,
-    ScopeStatus,
-    Status,
-    Usage,
-)
-from kvstrata.api.markers import AtomicList, Between
-from kvstrata.api.scalars import ObjectName, Pattern, ShortText, Timestamp
+from kvstrata.api.base import ENFORCED, READY, ApiModel, Column, KindInfo, Resource, Rule, StatusModel
+from kvstrata.api.common import Budgets, ConfigMapKeyRef
+from kvstrata.api.markers import atomic_list, between
+from kvstrata.api.scalars import Count, Duration, ObjectName, Pattern, ShortText, Timestamp
+from kvstrata.api.status import Admission, Hex, PodCount, Revision, ScopeStatus, Status, Usage
 
 DOMAIN_NAME = "default"
 """The only name that a CacheDomain may have."""
-
-DEFAULT_STALE_AFTER_S = 300
-DEFAULT_DRAIN_TIMEOUT_S = 30
 
 
 class OnStale(StrEnum):
@@ -94,19 +69,14 @@ class KeyManagement(ApiModel):
     ]
     """Name of the operator's role at the authentication method."""
 
-    mount: ServicePath | None = None
+    mount: ServicePath = "transit"
     """Path of the Transit engine. Absent means transit."""
 
-    auth_mount: ServicePath | None = None
+    auth_mount: ServicePath = DEFAULT_AUTH_MOUNT
     """Path of the authentication method. Absent means kubernetes."""
 
     namespace: ServicePath | None = None
     """Namespace within the service. Absent means its root."""
-
-    @property
-    def effective_auth_mount(self) -> str:
-        """Path of the authentication method."""
-        return self.auth_mount or DEFAULT_AUTH_MOUNT
 
 
 class UnknownTenants(StrEnum):
@@ -126,18 +96,18 @@ class AuditNames(StrEnum):
 class CacheDomainSpec(ApiModel):
     """Settings of the whole namespace. Every field may be absent."""
 
-    stale_after: Annotated[Duration, Between("5s", "24h")] | None = None
+    stale_after: Annotated[Duration, between("5s", "24h")] = Duration("5m")
     """Age of a pod's last confirmation of its policy at which onStale applies. Absent means 5m. An unreachable pod
     delays an invalidation by at most staleAfter + drainTimeout."""
 
-    drain_timeout: Annotated[Duration, Between("1s", "1h")] | None = None
+    drain_timeout: Annotated[Duration, between("1s", "1h")] = Duration("30s")
     """How long requests on a removed keyspace may continue before they are aborted. Absent means 30s."""
 
-    on_stale: OnStale | None = None
+    on_stale: OnStale = OnStale.FENCE
     """Fence: requests are answered without any reuse. ServeStale: the last known policy stays in use, and invalidations
     give no guarantee for unreachable pods. Absent means Fence."""
 
-    key_custody: KeyCustody | None = None
+    key_custody: KeyCustody = KeyCustody.SECRET
     """Where data keys are kept. Secret: in Secrets of the namespace. KMS: wrapped by a key management service, which
     can destroy them. It cannot be changed while keys exist. Absent means Secret."""
 
@@ -148,11 +118,11 @@ class CacheDomainSpec(ApiModel):
     public_budgets: Budgets = ()
     """Budgets of the Public scope; a tier without an entry is used without guarantee and without limit."""
 
-    unknown_tenants: UnknownTenants | None = None
+    unknown_tenants: UnknownTenants = UnknownTenants.NO_REUSE
     """NoReuse: requests of callers without a policy are answered, without reuse and without stores. Refuse: they get
     403. Absent means NoReuse."""
 
-    audit_names: AuditNames | None = None
+    audit_names: AuditNames = AuditNames.SCOPES
     """Naming of tenants in the audit log of operator and gates. Scopes: objects and the first digits of keyspaces.
     Tenants: tenant names in addition. Absent means Scopes."""
 
@@ -164,36 +134,6 @@ class CacheDomainSpec(ApiModel):
             holds=lambda spec: spec.key_custody is not KeyCustody.KMS or spec.kms is not None,
         ),
     )
-
-    @property
-    def stale_after_s(self) -> int:
-        """Effective staleAfter in seconds."""
-        return self.stale_after.in_seconds if self.stale_after is not None else DEFAULT_STALE_AFTER_S
-
-    @property
-    def drain_timeout_s(self) -> int:
-        """Effective drainTimeout in seconds."""
-        return self.drain_timeout.in_seconds if self.drain_timeout is not None else DEFAULT_DRAIN_TIMEOUT_S
-
-    @property
-    def effective_on_stale(self) -> OnStale:
-        """onStale, or its default."""
-        return self.on_stale or OnStale.FENCE
-
-    @property
-    def effective_key_custody(self) -> KeyCustody:
-        """keyCustody, or its default."""
-        return self.key_custody or KeyCustody.SECRET
-
-    @property
-    def effective_unknown_tenants(self) -> UnknownTenants:
-        """unknownTenants, or its default."""
-        return self.unknown_tenants or UnknownTenants.NO_REUSE
-
-    @property
-    def effective_audit_names(self) -> AuditNames:
-        """auditNames, or its default."""
-        return self.audit_names or AuditNames.SCOPES
 
 
 DomainId = Annotated[
@@ -251,7 +191,7 @@ class Restored(StatusModel):
     term: Revision
     """Every bundle has at least this leader term."""
 
-    witnesses: Annotated[tuple[RestoreWitness, ...], Field(max_length=16), AtomicList()] = ()
+    witnesses: Annotated[tuple[RestoreWitness, ...], Field(max_length=16), atomic_list()] = ()
     """Pods that reported it, and pods that reported restores within the hour before it."""
 
 
@@ -302,12 +242,11 @@ class CacheDomain(Resource):
         plural="cachedomains",
         short_names=("cdom",),
         columns=(
-            ENFORCED_BY,
+            ENFORCED,
             *READY,
             Column("Revision", ".status.bundleRevision", "integer", "Highest bundle revision", priority=1),
-            condition_column("Admitted", "Admitted", priority=1),
+            Column.of_condition("Admitted", "Admitted", priority=1),
             Column("Domain", ".status.domainID", description="Random id of the domain", priority=1),
-            AGE,
         ),
     )
     RULES: ClassVar[tuple[Rule, ...]] = (

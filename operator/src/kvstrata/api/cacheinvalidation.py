@@ -7,21 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import (
-    AGE,
-    READY,
-    ApiModel,
-    Column,
-    KindInfo,
-    Resource,
-    Rule,
-    StatusModel,
-    exactly_one_of,
-)
-from kvstrata.api.common import Count, Duration, Hex, ObjectRef, PodCount, Revision, ScopeKind, Status, TierNames
-from kvstrata.api.markers import AtomicList, Between, MapList, SetList
+from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, exactly_one_of
+from kvstrata.api.common import ObjectRef, TierNames
+from kvstrata.api.markers import atomic_list, between, map_list, set_list
 from kvstrata.api.prefixpool import Messages, PrefixText, TokenIds
-from kvstrata.api.scalars import ObjectName, Quantity, ShortText, TenantName, Text, Timestamp
+from kvstrata.api.scalars import Count, Duration, ObjectName, Quantity, ShortText, TenantName, Text, Timestamp
+from kvstrata.api.status import Hex, PodCount, Revision, Status
+from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.vocabulary import Hbm, Mode
 
 MAX_AWAITING = 1000
@@ -61,7 +53,7 @@ class PrefixScope(ApiModel):
     content: PrefixContent
     """The prefix."""
 
-    tenants: Annotated[tuple[TenantName, ...], Field(min_length=1, max_length=1024), SetList()] | None = None
+    tenants: Annotated[tuple[TenantName, ...], Field(min_length=1, max_length=1024), set_list()] | None = None
     """Tenants whose blocks are erased. Absent means all."""
 
 
@@ -104,15 +96,9 @@ class InvalidationScope(ApiModel):
     @property
     def summary(self) -> str:
         """Short form for people, for example ``tenant/acme``."""
-        if self.all:
-            return "all"
-        if self.prefix is not None:
-            return f"prefix/{self.prefix.model_ref.name}"
-        for kind in ("tenant", "group", "pool", "model"):
-            name = getattr(self, kind)
-            if name is not None:
-                return f"{kind}/{name}"
-        raise AssertionError("a scope always has one member")
+        form, member = next((form, member) for form, member in self if member is not None)
+        name = self.prefix.model_ref.name if self.prefix is not None else member
+        return form if self.all else f"{form}/{name}"
 
 
 class SharedScopes(StrEnum):
@@ -138,7 +124,7 @@ class CacheInvalidationSpec(ApiModel):
     tiers: TierNames = ()
     """CacheTiers from which data is deleted; with mode Eager only. Absent means all."""
 
-    hbm: Hbm | None = None
+    hbm: Hbm = Hbm.ROLL_SCOPES
     """RollScopes: blocks in the engines' memory become unreachable. ResetEngine, with mode Eager only: the engines'
     prefix caches are emptied, for all tenants, and requests that run for more than two seconds are computed again.
     Absent means RollScopes."""
@@ -146,10 +132,10 @@ class CacheInvalidationSpec(ApiModel):
     reason: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """Purpose of the invalidation; the receipt records it."""
 
-    deadline: Annotated[Duration, Between("10s", "168h")] | None = None
+    deadline: Annotated[Duration, between("10s", "168h")] | None = None
     """Time after its start at which an incomplete invalidation fails. Absent means never."""
 
-    allow_residue: bool | None = None
+    allow_residue: bool = False
     """Whether copies that the erasure cannot reach, for example on a lost node, may be left and named in the receipt.
     Absent means false."""
 
@@ -163,9 +149,7 @@ class CacheInvalidationSpec(ApiModel):
             cel="!has(self.sharedScopes) || has(self.scope.tenant) || has(self.scope.prefix)",
             message="sharedScopes is only for a scope that names a tenant or a prefix",
             field_path=".sharedScopes",
-            holds=lambda spec: (
-                spec.shared_scopes is None or spec.scope.tenant is not None or spec.scope.prefix is not None
-            ),
+            holds=lambda spec: spec.shared_scopes is None or bool(spec.scope.tenant or spec.scope.prefix),
         ),
         Rule(
             cel="self.mode == 'Eager' || !has(self.tiers) || size(self.tiers) == 0",
@@ -177,7 +161,7 @@ class CacheInvalidationSpec(ApiModel):
             cel="self.mode == 'Eager' || !has(self.allowResidue)",
             message="allowResidue is only for mode Eager, because Lazy deletes nothing",
             field_path=".allowResidue",
-            holds=lambda spec: spec.mode is Mode.EAGER or spec.allow_residue is None,
+            holds=lambda spec: spec.mode is Mode.EAGER or "allow_residue" not in spec.model_fields_set,
         ),
         Rule(
             cel="self.mode == 'Eager' || !has(self.hbm) || self.hbm != 'ResetEngine'",
@@ -200,19 +184,8 @@ class CacheInvalidationSpec(ApiModel):
     )
 
     @property
-    def effective_hbm(self) -> Hbm:
-        """hbm, or its default."""
-        return self.hbm or Hbm.ROLL_SCOPES
-
-    @property
     def deadline_s(self) -> int | None:
-        """deadline in seconds; None for never."""
         return self.deadline.in_seconds if self.deadline is not None else None
-
-    @property
-    def residue_allowed(self) -> bool:
-        """Whether copies that the erasure cannot reach may be left."""
-        return bool(self.allow_residue)
 
 
 class Phase(StrEnum):
@@ -231,7 +204,6 @@ class Phase(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether the invalidation is over."""
         return self in (Phase.COMPLETE, Phase.FAILED)
 
 
@@ -332,16 +304,16 @@ class CacheInvalidationStatus(Status):
     scope_summary: ShortText | None = None
     """The scope in short form."""
 
-    scopes: Annotated[tuple[RolledScope, ...], Field(max_length=MAX_SCOPES), AtomicList()] = ()
+    scopes: Annotated[tuple[RolledScope, ...], Field(max_length=MAX_SCOPES), atomic_list()] = ()
     """Scopes that get or got a new epoch."""
 
-    targets: Annotated[tuple[TargetBundle, ...], Field(max_length=1024), MapList("model")] = ()
+    targets: Annotated[tuple[TargetBundle, ...], Field(max_length=1024), map_list("model")] = ()
     """Bundles that carry the invalidation."""
 
     pods: PodsProgress | None = None
     """How many pods are done."""
 
-    awaiting: Annotated[tuple[AwaitedPod, ...], Field(max_length=MAX_AWAITING), AtomicList()] = ()
+    awaiting: Annotated[tuple[AwaitedPod, ...], Field(max_length=MAX_AWAITING), atomic_list()] = ()
     """Pods that had to acknowledge when every scope had its new epoch, at most 1000 of them."""
 
     keys: Count | None = None
@@ -350,7 +322,7 @@ class CacheInvalidationStatus(Status):
     bytes: Quantity | None = None
     """Bytes deleted on all tiers."""
 
-    tiers: Annotated[tuple[TierErasure, ...], Field(max_length=MAX_ERASED_TIERS), MapList()] = ()
+    tiers: Annotated[tuple[TierErasure, ...], Field(max_length=MAX_ERASED_TIERS), map_list()] = ()
     """Deletion from each tier."""
 
     receipt_digest: Hex | None = None
@@ -377,7 +349,6 @@ class CacheInvalidation(Resource):
             Column("Keys", ".status.keys", "integer", priority=1),
             Column("Bytes", ".status.summary.bytes", priority=1),
             Column("Acked", ".status.pods.acked", "integer", priority=1),
-            AGE,
         ),
         selectable_fields=(".spec.mode",),
     )
@@ -387,5 +358,4 @@ class CacheInvalidation(Resource):
 
     @property
     def finished(self) -> bool:
-        """Whether the invalidation is over."""
         return self.status.phase is not None and self.status.phase.finished

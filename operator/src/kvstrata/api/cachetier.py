@@ -6,19 +6,14 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
+from pydantic.alias_generators import to_camel
 
-from kvstrata.api.base import AGE, READY, ApiModel, Column, KindInfo, Resource, Rule, exactly_one_of
+from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, exactly_one_of
 from kvstrata.api.cachetier_managed import NAME_FITS, RedisManaged
-from kvstrata.api.common import (
-    Classification,
-    Duration,
-    Quantity,
-    SecretKeyRef,
-    SecretRef,
-    Status,
-)
-from kvstrata.api.markers import AtLeast, Immutable, SetList
-from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, Pattern, Text, Timestamp
+from kvstrata.api.common import Classification, Labels, SecretKeyRef, SecretRef
+from kvstrata.api.markers import at_least, immutable, set_list
+from kvstrata.api.scalars import AbsolutePath, Duration, ForeignName, Pattern, Quantity, Text, Timestamp
+from kvstrata.api.status import Status
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
 REDIS_HIGH_WATERMARK_PERCENT = 80
@@ -75,7 +70,7 @@ Endpoint = Annotated[
 class RedisExternal(ApiModel):
     """Redis servers that the operator does not run."""
 
-    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, max_length=64), SetList()]
+    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, max_length=64), set_list()]
     """Addresses as HOST:PORT. Of a cluster some servers are enough; otherwise exactly one."""
 
     cluster: bool | None = None
@@ -137,7 +132,7 @@ class NvmeEphemeral(ApiModel):
     storage_class_name: ForeignName | None = None
     """StorageClass of the claim. Absent means the cluster's default."""
 
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     """Labels of the claim."""
 
 
@@ -160,19 +155,9 @@ class Nvme(ApiModel):
     )
 
 
-def _only_for(field: str, attribute: str, media: tuple[Medium, ...], message: str) -> Rule:
-    fits = ", ".join(f"'{medium}'" for medium in media)
-    return Rule(
-        cel=f"!has(self.{field}) || self.medium in [{fits}]",
-        message=message,
-        field_path=f".{field}",
-        holds=lambda spec: getattr(spec, attribute) is None or spec.medium in media,
-    )
-
-
-def _member(field: str, attribute: str, media: tuple[Medium, ...], message: str) -> Rule:
+def _member(attribute: str, media: tuple[Medium, ...], message: str) -> Rule:
     """A member of the union: required for these media, not allowed for others."""
-    fits = ", ".join(f"'{medium}'" for medium in media)
+    field, fits = to_camel(attribute), ", ".join(f"'{medium}'" for medium in media)
     return Rule(
         cel=f"has(self.{field}) == (self.medium in [{fits}])",
         message=message,
@@ -197,22 +182,22 @@ def _watermark_fits(spec: CacheTierSpec) -> bool:
 
 
 def _has_room_in_each_shard(spec: CacheTierSpec) -> bool:
-    shards = spec.managed.effective_shards if spec.managed is not None else 1
+    shards = spec.managed.shards if spec.managed is not None else 1
     return spec.capacity is None or spec.capacity.in_bytes >= shards * Quantity(LEAST_CAPACITY).in_bytes
 
 
 class CacheTierSpec(ApiModel):
     """One layer of memory or storage. The medium decides which of the other fields apply."""
 
-    medium: Annotated[Medium, Immutable("medium is immutable: create another CacheTier and move the models to it")]
+    medium: Annotated[Medium, immutable("medium is immutable: create another CacheTier and move the models to it")]
     """CPU: memory of each pod. NVMe: local files of each pod. Redis: servers that all pods share."""
 
-    capacity_per_pod: Annotated[Quantity, AtLeast(LEAST_CAPACITY, _WHY_NOT_LESS)] | None = None
+    capacity_per_pod: Annotated[Quantity, at_least(LEAST_CAPACITY, _WHY_NOT_LESS)] | None = None
     """Bytes in each pod, at least 16Mi; for CPU and NVMe."""
 
-    capacity: Annotated[Quantity, AtLeast(LEAST_CAPACITY, _WHY_NOT_LESS)] | None = None
+    capacity: Annotated[Quantity, at_least(LEAST_CAPACITY, _WHY_NOT_LESS)] | None = None
     """Bytes in total, at least 16Mi for each shard; for Redis. Managed servers share it; of external servers it is the
-    part that this tier may use. A change restarts the models' pods."""
+    part that this tier may use. A change reaches the models' pods as policy does, without a restart."""
 
     eviction: Eviction | None = None
     """When the tier evicts blocks."""
@@ -221,7 +206,7 @@ class CacheTierSpec(ApiModel):
     """Whether blocks at rest must be encrypted; for Redis and NVMe, where absent means Required. Immutable."""
 
     allowed_classifications: (
-        Annotated[tuple[Classification, ...], Field(min_length=1, max_length=4), SetList()] | None
+        Annotated[tuple[Classification, ...], Field(min_length=1, max_length=4), set_list()] | None
     ) = None
     """Classifications of data that may be stored here. Absent means all."""
 
@@ -237,34 +222,30 @@ class CacheTierSpec(ApiModel):
 
     RULES = (
         _member(
-            "capacityPerPod",
             "capacity_per_pod",
             _PER_POD,
             "capacityPerPod is required for the media CPU and NVMe and not allowed for Redis, which takes capacity",
         ),
         _member(
             "capacity",
-            "capacity",
             (Medium.REDIS,),
             "capacity is required for the medium Redis and not allowed for CPU and NVMe, which take capacityPerPod",
         ),
         _member(
-            "redis",
             "redis",
             (Medium.REDIS,),
             "the redis block is required for the medium Redis and not allowed for others: set it, or remove it",
         ),
         _member(
             "nvme",
-            "nvme",
             (Medium.NVME,),
             "the nvme block is required for the medium NVMe and not allowed for others: set it, or remove it",
         ),
-        _only_for(
-            "encryption",
-            "encryption",
-            _AT_REST,
-            "encryption is only for the media Redis and NVMe: remove it, memory of a pod is not encrypted",
+        Rule(
+            cel="!has(self.encryption) || self.medium in ['NVMe', 'Redis']",
+            message="encryption is only for the media Redis and NVMe: remove it, memory of a pod is not encrypted",
+            field_path=".encryption",
+            holds=lambda spec: spec.encryption is None or spec.medium in _AT_REST,
         ),
         Rule(
             cel="!has(self.capacity) || !has(self.redis) || !has(self.redis.managed) || "
@@ -313,14 +294,13 @@ class CacheTierSpec(ApiModel):
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the servers of a Redis tier form a Redis Cluster."""
         external = self.redis.external if self.redis is not None else None
         return self.managed is not None or (external is not None and bool(external.cluster))
 
     @property
     def has_several_primaries(self) -> bool:
         """Whether blocks are spread over several servers; assumed of an external cluster."""
-        return self.is_cluster if self.managed is None else self.managed.effective_shards > 1
+        return self.is_cluster if self.managed is None else self.managed.shards > 1
 
     @property
     def default_high_watermark_percent(self) -> int:
@@ -331,7 +311,6 @@ class CacheTierSpec(ApiModel):
 
     @property
     def high_watermark_percent(self) -> int:
-        """eviction.highWatermarkPercent, or its default."""
         chosen = self.eviction.high_watermark_percent if self.eviction is not None else None
         return chosen if chosen is not None else self.default_high_watermark_percent
 
@@ -348,12 +327,13 @@ class CacheTierSpec(ApiModel):
 
     @property
     def max_retention_s(self) -> int | None:
-        """maxRetention in seconds; None for no limit."""
         return self.max_retention.in_seconds if self.max_retention is not None else None
 
     def admits(self, classification: Classification) -> bool:
-        """Whether data of this classification may be stored on the tier."""
         return self.allowed_classifications is None or classification in self.allowed_classifications
+
+
+Count = Annotated[int, Field(ge=0)]
 
 
 class SlotLoss(ApiModel):
@@ -364,6 +344,32 @@ class SlotLoss(ApiModel):
 
     slots: Annotated[int, Field(ge=1, le=CLUSTER_SLOTS)]
     """Number of slots: 16384 if all blocks were lost at once."""
+
+
+class Restores(ApiModel):
+    """Loads of a tier's hits, compared with their prefill. Figures are rounded to two digits, those of several pods are
+    summed, and their speeds are the slowest pod's."""
+
+    loaded: Count
+    """Hits of requests that were loaded."""
+
+    declined: Count
+    """Hits of requests that were computed, because loading them takes longer."""
+
+    saved_seconds: Count
+    """Prefill of loaded hits, less the duration of their loads."""
+
+    avoided_seconds: Count
+    """Loads of declined hits, less their prefill; estimated."""
+
+    bytes_per_second: Count
+    """Speed of loads."""
+
+    tokens_per_second: Count
+    """Speed of loads."""
+
+    prefill_tokens_per_second: Count
+    """Speed of the engine's prefill."""
 
 
 class CacheTierStatus(Status):
@@ -378,6 +384,9 @@ class CacheTierStatus(Status):
 
     guaranteed: Quantity | None = None
     """Sum of the admitted guarantees: in each pod for CPU and NVMe, in total for Redis."""
+
+    restores: Restores | None = None
+    """Loads of its hits, and the time saved, in pods that serve now; absent until a pod has measured it, and on CPU."""
 
     shards: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
     """Shards that the spec asks for; for Redis."""
@@ -422,7 +431,6 @@ class CacheTier(Resource):
             *READY,
             Column("Guaranteed", ".status.summary.guaranteed", priority=1),
             Column("Shards", ".status.shardsReady", "integer", "Shards that answer", priority=1),
-            AGE,
         ),
         selectable_fields=(".spec.medium",),
     )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from kvstrata.api.base import ApiModel, Rule
-from kvstrata.api.common import Duration, Quantity, ServerTls, TlsMode
-from kvstrata.api.markers import AtLeast, Between
+from kvstrata.api.common import ServerTls, TlsMode
+from kvstrata.api.markers import at_least, between
 from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import Image
+from kvstrata.api.scalars import Duration, Image, Quantity
 
 MIN_SHARDS_WITH_REPLICAS = 3
 """With fewer primaries, the rest is no majority that could promote the replica of a failed primary."""
-
-DEFAULT_MIGRATE_MAX_BYTES = 8 << 20
 
 
 class Rebalance(StrEnum):
@@ -29,18 +27,18 @@ class Rebalance(StrEnum):
 class RedisManaged(ApiModel):
     """A Redis Cluster that the operator runs."""
 
-    shards: Annotated[int, Field(ge=1, le=64)] | None = None
+    shards: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of primaries: 1, or 3 to 64. Absent means 1."""
 
-    replicas_per_shard: Annotated[int, Field(ge=0, le=5)] | None = None
+    replicas_per_shard: Annotated[int, Field(ge=0, le=5)] = 0
     """Replicas of each primary; needs three shards or more. Without replicas, the blocks of a lost server become
     misses. Absent means 0."""
 
-    rebalance: Rebalance | None = None
+    rebalance: Rebalance = Rebalance.MIGRATE
     """Treatment of blocks when the number of shards changes. Migrate: blocks move to their new shard. Drop: they become
     misses, which is faster. Absent means Migrate."""
 
-    migrate_max_bytes: Annotated[Quantity, AtLeast("1", "must be above 0")] | None = None
+    migrate_max_bytes: Annotated[Quantity, at_least("1", "must be above 0")] = Quantity("8Mi")
     """Largest value that moves between servers that move keys one by one (all but Valkey 9), because a server answers
     no other request during such a move. Larger values become misses. Absent means 8Mi."""
 
@@ -48,11 +46,11 @@ class RedisManaged(ApiModel):
     """Image with redis-server or valkey-server, version 7.0 or later, and a shell. Absent means the one that the
     operator was installed with."""
 
-    tls: ServerTls | None = None
+    tls: ServerTls = ServerTls(mode=TlsMode.ISSUED)
     """TLS of the servers, towards pods and one another. Absent means Issued. The Secret of a cert-manager Certificate
     fits mode Secret; it needs the usages server auth and client auth."""
 
-    rotate_passwords_every: Annotated[Duration, Between("1h", "8760h")] | None = None
+    rotate_passwords_every: Annotated[Duration, between("1h", "8760h")] | None = None
     """Longest life of the passwords of the servers' users. Absent means 90 days (2160h). A new value of the annotation
     kvstrata.io/rotate-passwords rotates them at once."""
 
@@ -75,42 +73,9 @@ class RedisManaged(ApiModel):
             f"(has(self.shards) && self.shards >= {MIN_SHARDS_WITH_REPLICAS})",
             message="replicas need the votes of three primaries: set shards to 3 or more, or replicasPerShard to 0",
             field_path=".replicasPerShard",
-            holds=lambda managed: (
-                not managed.replicas_per_shard or managed.effective_shards >= MIN_SHARDS_WITH_REPLICAS
-            ),
+            holds=lambda managed: not managed.replicas_per_shard or managed.shards >= MIN_SHARDS_WITH_REPLICAS,
         ),
     )
-
-    @property
-    def effective_shards(self) -> int:
-        """Number of primaries."""
-        return self.shards if self.shards is not None else 1
-
-    @property
-    def effective_replicas_per_shard(self) -> int:
-        """Replicas of each primary."""
-        return self.replicas_per_shard if self.replicas_per_shard is not None else 0
-
-    @property
-    def tls_mode(self) -> TlsMode:
-        """tls.mode, or its default."""
-        return self.tls.mode if self.tls is not None else TlsMode.ISSUED
-
-    @property
-    def drops_moved_blocks(self) -> bool:
-        """Whether blocks in slots that move become misses."""
-        return self.rebalance is Rebalance.DROP
-
-    @property
-    def movable_bytes(self) -> int:
-        """migrateMaxBytes in bytes, or its default."""
-        return self.migrate_max_bytes.in_bytes if self.migrate_max_bytes is not None else DEFAULT_MIGRATE_MAX_BYTES
-
-
-def has_a_name_for_every_shard(tier: Any) -> bool:
-    """Whether the names of a CacheTier's pods are short enough for the labels that Kubernetes gives them."""
-    managed = tier.spec.managed
-    return len(tier.metadata.name) < 40 or managed is None or managed.effective_shards <= 10
 
 
 NAME_FITS = Rule(
@@ -119,5 +84,5 @@ NAME_FITS = Rule(
     message="with more than 10 shards the name must have at most 39 characters, so that the names of pods fit their "
     "labels",
     field_path=".metadata.name",
-    holds=has_a_name_for_every_shard,
+    holds=lambda tier: len(tier.metadata.name) < 40 or tier.spec.managed is None or tier.spec.managed.shards <= 10,
 )

@@ -1,25 +1,16 @@
-"""Condition types, and which kind has which.
+"""Condition types.
 
 Ready, Reconciling and Stalled follow kstatus: tools that wait for an object understand them without knowing the kind.
-Reconciling and Stalled are True or absent.
+Reconciling and Stalled are True or absent; a judge in `plan` returns None while another one is not present.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
+from kvstrata.contract import Meaningful
 
 
-class ConditionType(StrEnum):
+class ConditionType(Meaningful):
     """Every condition of the API, with one sentence on the meaning of True."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> ConditionType:
-        """Make a member from its name in the API and its meaning."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
 
     READY = "Ready", "The spec is admitted, and every live pod enforces it. Without a live pod it is admitted."
     RECONCILING = "Reconciling", "The operator is still working towards the spec."
@@ -37,10 +28,7 @@ class ConditionType(StrEnum):
         "ReplicationHealthy",
         "Every primary of the tier's cluster has its replicas, all in step with it.",
     )
-    SLOTS_COVERED = (
-        "SlotsCovered",
-        "Every slot of the tier's cluster has a server that answers.",
-    )
+    SLOTS_COVERED = "SlotsCovered", "Every slot of the tier's cluster has a server that answers."
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
 
@@ -58,6 +46,10 @@ class ConditionType(StrEnum):
         "The tier's server or files take new blocks. A full tier still serves the blocks that it holds.",
     )
     EVICTS_WHEN_FULL = "EvictsWhenFull", "A full tier evicts blocks to take new ones; otherwise it refuses new ones."
+    RESTORE_PAYS = (
+        "RestorePays",
+        "Loading the tier's blocks takes pods less time than computing them. A warning: Ready does not need it.",
+    )
     RETENTION_KEPT = "RetentionKept", "No block lives longer on this tier than its maxRetention."
 
     TIERS_BOUND = "TiersBound", "Every tier of the model exists and can be used."
@@ -67,6 +59,11 @@ class ConditionType(StrEnum):
     )
     POLICY_ENFORCED = "PolicyEnforced", "Every live pod of the model acknowledged the newest policy."
     ISOLATION_VERIFIED = "IsolationVerified", "The last probe found that tenants cannot reuse one another's blocks."
+    IDENTITY_RESOLVED = (
+        "IdentityResolved",
+        "Every serving pod has a fingerprint of its engine and model, the same for pods of one declared identity. A "
+        "warning: Ready does not need it.",
+    )
     ROLLED_OUT = "RolledOut", "Every pod runs the newest template."
 
     ADMITTED = (
@@ -75,7 +72,10 @@ class ConditionType(StrEnum):
         "nothing of it is reserved, limits hold, and the object is not Ready.",
     )
     ENFORCED = "Enforced", "Every live pod acknowledged this generation of the policy."
-    WITHIN_BUDGET = "WithinBudget", "Every serving pod enforces the object's budgets."
+    WITHIN_BUDGET = (
+        "WithinBudget",
+        "Every serving pod enforces the object's budgets, and none reports use above a limit.",
+    )
     TIERS_ADMITTED = (
         "TiersAdmitted",
         "Every tier of the models may store data of this classification. A warning: Ready does not need it.",
@@ -105,76 +105,3 @@ class ConditionType(StrEnum):
     VERIFIED = "Verified", "The operator searched for the data and found none."
     COMPLETE = "Complete", "The invalidation has done everything that its mode requires."
     FAILED = "Failed", "The invalidation ended without being complete."
-
-
-_COMMON = {
-    ConditionType.READY: "",
-    ConditionType.RECONCILING: "while the operator works towards the spec or waits",
-    ConditionType.STALLED: "while a user has to change something",
-}
-_OF_KIND: dict[str, dict[ConditionType, str]] = {
-    "CacheDomain": {
-        ConditionType.ADMITTED: "while the spec declares guarantees",
-        ConditionType.ENFORCED: "while a pod serves",
-        ConditionType.WITHIN_BUDGET: "while a pod uses a tier for which the spec sets a budget",
-        ConditionType.TIERS_ADMITTED: "while a tier takes data of some classifications only, and a policy is Public",
-        ConditionType.KEYS_AT_HAND: "unless keys are in Secrets",
-        ConditionType.RESTORED: "after the API server was found to be older than pods",
-    },
-    "CacheTier": {
-        ConditionType.BACKEND_REACHABLE: "on Redis; with NVMe while a pod uses the tier",
-        ConditionType.SERVERS_SUITABLE: "with external servers",
-        ConditionType.SLOTS_COVERED: "with several primaries",
-        ConditionType.REPLICATION_HEALTHY: "with replicas that the operator runs",
-        ConditionType.CAPACITY_COMMITTED: "while a guarantee on the tier is declared",
-        ConditionType.ENCRYPTED: "on Redis and NVMe, while a pod uses the tier or encryption is Disabled",
-        ConditionType.PASSWORDS_CURRENT: "with servers that the operator runs",
-        ConditionType.CERTIFICATE_CURRENT: "with servers that the operator runs, unless TLS is Disabled",
-        ConditionType.HAS_ROOM: "on Redis; with NVMe while a pod uses the tier",
-        ConditionType.EVICTS_WHEN_FULL: "on Redis, while a pod uses the tier",
-        ConditionType.RETENTION_KEPT: "on CPU and NVMe with maxRetention, while a pod uses the tier",
-    },
-    "CachedModel": {
-        ConditionType.TIERS_BOUND: "with tiers",
-        ConditionType.TIERS_ORDERED: "with two tiers or more",
-        ConditionType.POLICY_ENFORCED: "while a pod serves",
-        ConditionType.ISOLATION_VERIFIED: "while a pod serves and is probed, and after a failure",
-        ConditionType.ROLLED_OUT: "",
-    },
-    "TenantCachePolicy": {
-        ConditionType.ADMITTED: "",
-        ConditionType.ENFORCED: "while a pod of the policy's models serves",
-        ConditionType.WITHIN_BUDGET: "while a pod uses a tier for which the spec sets a budget",
-        ConditionType.TIERS_ADMITTED: "while a tier takes data of some classifications only",
-        ConditionType.POOLS_RESOLVED: "with pools",
-        ConditionType.ERASES_ON_DELETION: "with deletionPolicy Erase",
-    },
-    "TenantGroup": {
-        ConditionType.ADMITTED: "while the spec declares guarantees",
-        ConditionType.ENFORCED: "while a pod serves, and a member has a policy",
-        ConditionType.WITHIN_BUDGET: "while a pod uses a tier for which the spec sets a budget",
-        ConditionType.TIERS_ADMITTED: "while a tier takes data of some classifications only, and members share blocks",
-        ConditionType.MEMBERS_RESOLVED: "",
-    },
-    "PrefixPool": {
-        ConditionType.WARM: "while a pod of the model serves",
-        ConditionType.PUBLISHED: "while a pod of the model serves",
-        ConditionType.ADMITTED: "while the pool is pinned and has a size",
-        ConditionType.WITHIN_BUDGET: "while the pool is pinned and published, and a pod uses its tiers",
-    },
-    "CacheInvalidation": {
-        ConditionType.LOGICALLY_INVALID: "",
-        ConditionType.KEYS_REVOKED: "with mode Eager, unless there is no key to revoke",
-        ConditionType.KEYS_DESTROYED: "with mode Eager, unless there is no key to destroy",
-        ConditionType.ERASED: "with mode Eager",
-        ConditionType.VERIFIED: "with mode Eager",
-        ConditionType.COMPLETE: "when all is done",
-        ConditionType.FAILED: "when it ended without being complete",
-    },
-}
-"""When each condition is present; empty for always. `plan/kinds/applicable.py` decides it."""
-
-
-def condition_types(kind: str) -> dict[ConditionType, str]:
-    """The condition types that objects of `kind` may have, and when, in the order of the documentation."""
-    return _COMMON | _OF_KIND[kind]

@@ -5,7 +5,7 @@ Each adds its keys to the CRD schema and, where Python can check it, the same ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +18,23 @@ from kvstrata.api.scalars import VALIDATIONS, Duration, Quantity, cel_text
 DEFAULT = "x-kvstrata-default"
 """Key of a default that the apiserver fills in; plain defaults of models stay out of CRDs."""
 
+LIST_TYPE = "x-kubernetes-list-type"
 
+
+def _unchecked(value: Any) -> None:
+    """Accept every value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Marker:
-    """Annotation that adds keys to the CRD schema of a field, and optionally a check in Python."""
+    """Keys to add to the CRD schema of a field, and a check of its values, which raises ValueError."""
 
-    def _schema_keys(self) -> dict[str, Any]:
-        """Return the keys to add; none unless a subclass has some."""
-        return {}
-
-    def _check(self, value: Any) -> None:
-        """Raise ValueError when `value` breaks the marker's rule."""
+    keys: Mapping[str, Any]
+    check: Callable[[Any], None] = _unchecked
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         def checked(value: Any) -> Any:
-            self._check(value)
+            self.check(value)
             return value
 
         return core_schema.no_info_after_validator_function(checked, handler(source))
@@ -40,108 +43,72 @@ class Marker:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         produced = handler(schema)
-        for key, value in self._schema_keys().items():
+        for key, value in self.keys.items():
             produced[key] = [*produced.get(key, []), *value] if key == VALIDATIONS else value
         return produced
 
 
-@dataclass(frozen=True, slots=True)
-class SetList(Marker):
-    """A list of scalars without repeats (listType set)."""
-
-    def _schema_keys(self) -> dict[str, Any]:
-        return {"x-kubernetes-list-type": "set"}
-
-    def _check(self, value: Any) -> None:
-        _refuse_repeats(value, lambda item: item)
+def _rule(cel: str, message: str) -> dict[str, Any]:
+    return {VALIDATIONS: [{"rule": cel, "message": message}]}
 
 
-@dataclass(frozen=True, slots=True)
-class MapList(Marker):
-    """A list of objects, each named by the field `key` (listType map)."""
-
-    key: str = "name"
-
-    def _schema_keys(self) -> dict[str, Any]:
-        return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
-
-    def _check(self, value: Any) -> None:
-        _refuse_repeats(value, lambda item: getattr(item, self.key))
+def set_list() -> Marker:
+    """A list of scalars without repeats."""
+    return Marker({LIST_TYPE: "set"}, _refuse_repeats)
 
 
-@dataclass(frozen=True, slots=True)
-class AtomicList(Marker):
-    """A list that is replaced as a whole (listType atomic)."""
-
-    def _schema_keys(self) -> dict[str, Any]:
-        return {"x-kubernetes-list-type": "atomic"}
+def map_list(key: str = "name") -> Marker:
+    """A list of objects, each named by the field `key`."""
+    keys = {LIST_TYPE: "map", "x-kubernetes-list-map-keys": [key]}
+    return Marker(keys, lambda items: _refuse_repeats([getattr(item, key) for item in items]))
 
 
-def _refuse_repeats(items: Sequence[Any], key: Callable[[Any], Hashable]) -> None:
-    keys = [key(item) for item in items]
+def atomic_list() -> Marker:
+    """A list that is replaced as a whole."""
+    return Marker({LIST_TYPE: "atomic"})
+
+
+def _refuse_repeats(keys: Sequence[Hashable]) -> None:
     repeated = sorted({str(one) for one in keys if keys.count(one) > 1}) if len(set(keys)) < len(keys) else []
     if repeated:
         raise ValueError(f"names {repeated[0]!r} more than once")
 
 
-@dataclass(frozen=True, slots=True)
-class Between(Marker):
+def between(low: str, high: str) -> Marker:
     """Bounds of a duration, both inclusive, in Go form."""
+    least_s, most_s = Duration(low).in_seconds, Duration(high).in_seconds
+    message = f"must be between {low} and {high}"
 
-    low: str
-    high: str
+    def within(text: str, divisor: int) -> str:
+        least, most = (f"duration('{bound_s / divisor:.9f}s')" for bound_s in (least_s, most_s))
+        return f"duration({text}) >= {least} && duration({text}) <= {most}"
 
-    def _schema_keys(self) -> dict[str, Any]:
-        malformed = f"!self.matches({cel_text(Duration.PATTERN)})"
-        # CEL knows no days: `7d` is compared as `7h` with a 24th of the bounds.
-        days, other = self._bounds("self.replace('d', 'h')", 24), self._bounds("self", 1)
-        cel = f"{malformed} || (self.endsWith('d') ? {days} : {other})"
-        return {VALIDATIONS: [{"rule": cel, "message": self._message}]}
+    def check(value: str) -> None:
+        if not least_s <= Duration(value).in_seconds <= most_s:
+            raise ValueError(message)
 
-    def _check(self, value: Any) -> None:
-        if not Duration(self.low).in_seconds <= Duration(value).in_seconds <= Duration(self.high).in_seconds:
-            raise ValueError(self._message)
-
-    def _bounds(self, text: str, divisor: int) -> str:
-        low, high = (f"duration('{Duration(bound).in_seconds / divisor:.9f}s')" for bound in (self.low, self.high))
-        return f"duration({text}) >= {low} && duration({text}) <= {high}"
-
-    @property
-    def _message(self) -> str:
-        return f"must be between {self.low} and {self.high}"
+    # CEL knows no days: `7d` is compared as `7h` with a 24th of the bounds.
+    days, other = within("self.replace('d', 'h')", 24), within("self", 1)
+    cel = f"!self.matches({cel_text(Duration.PATTERN)}) || (self.endsWith('d') ? {days} : {other})"
+    return Marker(_rule(cel, message), check)
 
 
-@dataclass(frozen=True, slots=True)
-class AtLeast(Marker):
+def at_least(least: str, message: str) -> Marker:
     """A minimum quantity; `message` states it and the cause."""
 
-    least: str
-    message: str
+    def check(value: str) -> None:
+        if Quantity(value).in_bytes < Quantity(least).in_bytes:
+            raise ValueError(message)
 
-    def _schema_keys(self) -> dict[str, Any]:
-        cel = f"!isQuantity(string(self)) || !quantity(string(self)).isLessThan(quantity('{self.least}'))"
-        return {VALIDATIONS: [{"rule": cel, "message": self.message}]}
-
-    def _check(self, value: Any) -> None:
-        if Quantity(value).in_bytes < Quantity(self.least).in_bytes:
-            raise ValueError(self.message)
+    cel = f"!isQuantity(string(self)) || !quantity(string(self)).isLessThan(quantity('{least}'))"
+    return Marker(_rule(cel, message), check)
 
 
-@dataclass(frozen=True, slots=True)
-class Immutable(Marker):
+def immutable(message: str) -> Marker:
     """A field that keeps the value that it was created with; `message` states the alternative."""
-
-    message: str
-
-    def _schema_keys(self) -> dict[str, Any]:
-        return {VALIDATIONS: [{"rule": "self == oldSelf", "message": self.message}]}
+    return Marker(_rule("self == oldSelf", message))
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaDefault(Marker):
+def schema_default(value: int | str) -> Marker:
     """A default that the apiserver writes into the object at admission, as it does for a Deployment's replicas."""
-
-    value: int | str
-
-    def _schema_keys(self) -> dict[str, Any]:
-        return {DEFAULT: self.value}
+    return Marker({DEFAULT: value})

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import ApiModel, Rule
-from kvstrata.api.common import AnyObject, LocalObjectRef
-from kvstrata.api.markers import AtomicList, MapList
+from kvstrata.api.common import AnyObject, Labels, LocalObjectRef
+from kvstrata.api.markers import atomic_list, map_list
 from kvstrata.api.scalars import AnnotationValue, ForeignName, LabelKey, LabelValue, Pattern, ResourceQuantity
 
 
@@ -62,22 +62,22 @@ class Toleration(ApiModel):
 class PodTemplate(ApiModel):
     """Settings of pods that users may choose; all others belong to the operator."""
 
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     """Labels besides those of the operator. The prefixes app.kubernetes.io/ and kvstrata.io/ are the operator's."""
 
     annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)] = Field(default_factory=dict)
     """Annotations besides those of the operator."""
 
-    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    node_selector: Labels = Field(default_factory=dict)
     """Labels that a node must have."""
 
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32), AtomicList()] = ()
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32), atomic_list()] = ()
     """Taints that are tolerated."""
 
     affinity: AnyObject | None = None
     """Affinity of the pods, as in a Pod."""
 
-    topology_spread_constraints: Annotated[tuple[AnyObject, ...], Field(max_length=8), AtomicList()] = ()
+    topology_spread_constraints: Annotated[tuple[AnyObject, ...], Field(max_length=8), atomic_list()] = ()
     """How the pods spread over the cluster, as in a Pod."""
 
     priority_class_name: ForeignName | None = None
@@ -89,7 +89,7 @@ class PodTemplate(ApiModel):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When images are pulled; absent leaves the choice to Kubernetes."""
 
-    image_pull_secrets: Annotated[tuple[LocalObjectRef, ...], Field(max_length=8), MapList()] = ()
+    image_pull_secrets: Annotated[tuple[LocalObjectRef, ...], Field(max_length=8), map_list()] = ()
     """Secrets with credentials of registries."""
 
     RULES = (
@@ -98,8 +98,6 @@ class PodTemplate(ApiModel):
             "!self.labels.exists(key, key.startsWith('app.kubernetes.io/') || key.startsWith('kvstrata.io/'))",
             message="labels with the prefixes app.kubernetes.io/ and kvstrata.io/ belong to the operator",
             field_path=".labels",
-            holds=lambda template: (
-                not any(key.startswith(("app.kubernetes.io/", "kvstrata.io/")) for key in template.labels)
-            ),
+            holds=lambda pod: not any(key.startswith(("app.kubernetes.io/", "kvstrata.io/")) for key in pod.labels),
         ),
     )

@@ -7,37 +7,18 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import (
-    AGE,
-    READY,
-    ApiModel,
-    Column,
-    KindInfo,
-    Resource,
-    Rule,
-    StatusModel,
-    condition_column,
-    exactly_one_of,
-)
-from kvstrata.api.common import (
-    Admission,
-    AnyObject,
-    ConfigMapKeyRef,
-    Count,
-    Duration,
-    Hex,
-    ObjectRef,
-    ScopeStatus,
-    Status,
-    TierNames,
-    Usage,
-)
-from kvstrata.api.markers import AtomicList, Between, Immutable, MapList, SetList
-from kvstrata.api.scalars import Generation, ObjectName, Quantity, ShortText, TenantName, Timestamp
+from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, exactly_one_of
+from kvstrata.api.common import AnyObject, ConfigMapKeyRef, ObjectRef, TierNames
+from kvstrata.api.markers import atomic_list, between, immutable, map_list, set_list
+from kvstrata.api.scalars import Count, Duration, Generation, ObjectName, Quantity, ShortText, TenantName, Timestamp
+from kvstrata.api.status import Admission, Hex, ResolvedIdentity, ScopeStatus, Status, Usage
+
+MAX_IDENTITIES = 16
+"""Most identities in a pool's status."""
 
 PrefixText = Annotated[str, StringConstraints(min_length=1, max_length=262_144)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=131_072), AtomicList()]
+TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=131_072), atomic_list()]
 
 
 class Message(ApiModel):
@@ -50,7 +31,7 @@ class Message(ApiModel):
     """Text of the message."""
 
 
-Messages = Annotated[tuple[Message, ...], Field(min_length=1, max_length=64), AtomicList()]
+Messages = Annotated[tuple[Message, ...], Field(min_length=1, max_length=64), atomic_list()]
 
 
 class SourceFormat(StrEnum):
@@ -72,7 +53,7 @@ class Prefix(ApiModel):
     messages: Messages | None = None
     """Messages, rendered by the model's chat template."""
 
-    tools: Annotated[tuple[AnyObject, ...], Field(max_length=128), AtomicList()] = ()
+    tools: Annotated[tuple[AnyObject, ...], Field(max_length=128), atomic_list()] = ()
     """Tools that the chat template renders; with messages only. The API server stores the keys of these objects in
     alphabetical order, and most templates render keys in the order of the object. Callers must therefore send the same
     order; or use a ConfigMap with format Chat, whose text keeps its order."""
@@ -86,15 +67,10 @@ class Prefix(ApiModel):
     config_map_key_ref: ConfigMapKeyRef | None = None
     """Key of a ConfigMap that holds the prefix. A change is read within a minute."""
 
-    format: SourceFormat | None = None
+    format: SourceFormat = SourceFormat.TEXT
     """Form of the ConfigMap's key, with configMapKeyRef only. Text: text, tokenised without a chat template. Chat: a
     JSON object with messages and optionally tools and chat_template_kwargs, as callers send them to
     /v1/chat/completions. Absent means Text."""
-
-    @property
-    def effective_format(self) -> SourceFormat:
-        """format, or its default."""
-        return self.format or SourceFormat.TEXT
 
     RULES = (
         exactly_one_of(
@@ -104,15 +80,13 @@ class Prefix(ApiModel):
         Rule(
             cel="has(self.messages) || (!has(self.tools) && !has(self.chatTemplateKwargs))",
             message="tools and chatTemplateKwargs are only for a prefix with messages",
-            holds=lambda prefix: (
-                prefix.messages is not None or (not prefix.tools and prefix.chat_template_kwargs is None)
-            ),
+            holds=lambda one: one.messages is not None or (not one.tools and one.chat_template_kwargs is None),
         ),
         Rule(
             cel="has(self.configMapKeyRef) || !has(self.format)",
             message="format is only for a prefix with configMapKeyRef",
             field_path=".format",
-            holds=lambda prefix: prefix.config_map_key_ref is not None or prefix.format is None,
+            holds=lambda prefix: prefix.config_map_key_ref is not None or "format" not in prefix.model_fields_set,
         ),
     )
 
@@ -123,10 +97,10 @@ class Readers(ApiModel):
     public: bool | None = None
     """All tenants."""
 
-    groups: Annotated[tuple[ObjectName, ...], Field(max_length=256), SetList()] = ()
+    groups: Annotated[tuple[ObjectName, ...], Field(max_length=256), set_list()] = ()
     """The members of these TenantGroups."""
 
-    tenants: Annotated[tuple[TenantName, ...], Field(max_length=1024), SetList()] = ()
+    tenants: Annotated[tuple[TenantName, ...], Field(max_length=1024), set_list()] = ()
     """These tenants."""
 
     RULES = (
@@ -156,81 +130,46 @@ class PoolInvalidation(StrEnum):
 class Warmup(ApiModel):
     """How the pool's prefixes are computed."""
 
-    max_concurrent: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_concurrent: Annotated[int, Field(ge=1, le=64)] = 1
     """Requests at one time. Absent means 1."""
 
-    timeout: Annotated[Duration, Between("10s", "24h")] | None = None
+    timeout: Annotated[Duration, between("10s", "24h")] = Duration("10m")
     """Longest duration of warming. Absent means 10m."""
 
-    before_ready: bool | None = None
+    before_ready: bool = False
     """Whether a new pod becomes ready only when its memory holds the pool. It waits for the timeout, but at most two
     minutes. Absent means false."""
-
-    @property
-    def is_before_ready(self) -> bool:
-        """beforeReady, or its default."""
-        return bool(self.before_ready)
-
-    @property
-    def effective_max_concurrent(self) -> int:
-        """maxConcurrent, or its default."""
-        return self.max_concurrent if self.max_concurrent is not None else 1
-
-    @property
-    def timeout_s(self) -> int:
-        """Effective timeout in seconds."""
-        return self.timeout.in_seconds if self.timeout is not None else 600
 
 
 class PrefixPoolSpec(ApiModel):
     """Prefixes of one model that many tenants may read."""
 
-    model_ref: Annotated[ObjectRef, Immutable("modelRef is immutable: create another PrefixPool for the other model")]
+    model_ref: Annotated[ObjectRef, immutable("modelRef is immutable: create another PrefixPool for the other model")]
     """The CachedModel that the prefixes are for. Only its pods compute the chunks and hold the key that encrypts them,
     so a pool cannot move to another model."""
 
-    prefixes: Annotated[tuple[Prefix, ...], Field(min_length=1, max_length=64), MapList()]
+    prefixes: Annotated[tuple[Prefix, ...], Field(min_length=1, max_length=64), map_list()]
     """The prefixes."""
 
     readers: Readers
     """Tenants that may read the pool."""
 
-    invalidation: PoolInvalidation | None = None
+    invalidation: PoolInvalidation = PoolInvalidation.LAZY
     """Lazy: readers keep the old content until the new is warm. Eager: readers lose the old content at once. Absent
     means Lazy."""
 
-    pinned: bool | None = None
+    pinned: bool = False
     """Whether the pool's blocks are never evicted. Their size is then a guarantee that the tiers must admit. Absent
     means false."""
 
     tiers: TierNames = ()
     """CacheTiers that hold the pool. Absent means the slowest tier of the model."""
 
-    warmup: Warmup | None = None
+    warmup: Warmup = Warmup()
     """How the prefixes are computed."""
 
-    cache_generation: Generation | None = None
+    cache_generation: Generation = 0
     """Raise it to compute the pool again."""
-
-    @property
-    def effective_warmup(self) -> Warmup:
-        """warmup, or its defaults."""
-        return self.warmup or Warmup()
-
-    @property
-    def effective_invalidation(self) -> PoolInvalidation:
-        """invalidation, or its default."""
-        return self.invalidation or PoolInvalidation.LAZY
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the pool's blocks are never evicted."""
-        return bool(self.pinned)
-
-    @property
-    def effective_cache_generation(self) -> int:
-        """cacheGeneration, 0 when absent."""
-        return self.cache_generation or 0
 
 
 class PoolTier(StatusModel):
@@ -283,7 +222,7 @@ class NextContent(StatusModel):
     chunks: Count | None = None
     """Chunks of all its prefixes; common beginnings are counted once."""
 
-    prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), MapList()] = ()
+    prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), map_list()] = ()
     """Result of rendering each prefix."""
 
     published: bool | None = None
@@ -293,7 +232,11 @@ class NextContent(StatusModel):
     warmed_at: Timestamp | None = None
     """When all of it was computed."""
 
-    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), MapList()] = ()
+    identities: Annotated[tuple[ResolvedIdentity, ...], Field(max_length=MAX_IDENTITIES), atomic_list()] = ()
+    """Cache identities, with fingerprints, of the pods that served when every tier held every chunk of each of them; at
+    most 16. A pod with another one finds none of the chunks, and computes them again."""
+
+    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), map_list()] = ()
     """Chunks that each tier holds; of a tier in pods, those of the pod that holds least."""
 
 
@@ -324,7 +267,7 @@ class PrefixPoolStatus(Status):
     manifest_digest: Hex | None = None
     """Digest of the pool's manifest: the names of its chunks."""
 
-    prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), MapList()] = ()
+    prefixes: Annotated[tuple[PrefixStatus, ...], Field(max_length=64), map_list()] = ()
     """Result of rendering each prefix."""
 
     next: NextContent | None = None
@@ -336,7 +279,11 @@ class PrefixPoolStatus(Status):
     warmed_at: Timestamp | None = None
     """When the current content was last computed."""
 
-    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), MapList()] = ()
+    identities: Annotated[tuple[ResolvedIdentity, ...], Field(max_length=MAX_IDENTITIES), atomic_list()] = ()
+    """Cache identities, with fingerprints, of the pods that served when every tier held every chunk of each of them; at
+    most 16. A pod with another one finds none of the chunks, and computes them again."""
+
+    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), map_list()] = ()
     """Chunks that each tier holds; of a tier in pods, those of the pod that holds least."""
 
     usage: Usage | None = None
@@ -363,13 +310,12 @@ class PrefixPool(Resource):
         columns=(
             Column("Model", ".spec.modelRef.name"),
             Column("Bytes", ".status.summary.bytes"),
-            condition_column("Warm", "Warm"),
+            Column.of_condition("Warm", "Warm"),
             *READY,
-            condition_column("Published", "Published", priority=1),
-            condition_column("Admitted", "Admitted", priority=1),
+            Column.of_condition("Published", "Published", priority=1),
+            Column.of_condition("Admitted", "Admitted", priority=1),
             Column("Tokens", ".status.tokens", "integer", priority=1),
             Column("Chunks", ".status.chunks", "integer", priority=1),
-            AGE,
         ),
         selectable_fields=(".spec.modelRef.name",),
     )

@@ -13,18 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    PlainSerializer,
-    StringConstraints,
-)
+from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
+
+from kvstrata.quantity import read_quantity
 
 VALIDATIONS = "x-kubernetes-validations"
 """Key under which a CRD schema holds its CEL rules."""
@@ -61,29 +57,20 @@ def cel_text(text: str) -> str:
     return f"'{quoted}'"
 
 
-_MULTIPLIERS: dict[str, Fraction] = {
-    "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 10**3), "": Fraction(1),
-    "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12), "P": Fraction(10**15),
-    "E": Fraction(10**18), "Ki": Fraction(2**10), "Mi": Fraction(2**20), "Gi": Fraction(2**30),
-    "Ti": Fraction(2**40), "Pi": Fraction(2**50), "Ei": Fraction(2**60),
-}  # fmt: skip
-
-
-class _QuantityText(str):
-    """Text of a Kubernetes quantity; integers are accepted and kept as their decimal text."""
+class _CheckedText(str):
+    """Text that matches a pattern; `EXPECTED` states the form in words. Values of `TAKEN` become their text."""
 
     PATTERN = ""
     MAX_LENGTH = 32
     EXPECTED = ""
+    TAKEN: tuple[type, ...] = (str,)
 
     __slots__ = ()
 
     @classmethod
-    def _validate(cls, value: object) -> _QuantityText:
-        if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise ValueError(cls.EXPECTED)
-        text = str(value)
-        if len(text) > cls.MAX_LENGTH or not re.fullmatch(cls.PATTERN, text):
+    def _validate(cls, value: object) -> Self:
+        text = str(value) if isinstance(value, cls.TAKEN) and not isinstance(value, bool) else ""
+        if not text or len(text) > cls.MAX_LENGTH or not re.fullmatch(cls.PATTERN, text):
             raise ValueError(cls.EXPECTED)
         return cls(text)
 
@@ -93,6 +80,19 @@ class _QuantityText(str):
             cls._validate,
             serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
         )
+
+
+class _QuantityText(_CheckedText):
+    """Text of a Kubernetes quantity; integers are accepted and kept as their decimal text."""
+
+    TAKEN = (int, str)
+
+    __slots__ = ()
+
+    @property
+    def in_bytes(self) -> int:
+        """The amount in bytes, rounded up as Kubernetes does; meaningful for memory and storage only."""
+        return _in_bytes(self)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -104,13 +104,6 @@ class _QuantityText(str):
             "maxLength": cls.MAX_LENGTH,
             VALIDATIONS: [{"rule": f"string(self).matches({cel_text(cls.PATTERN)})", "message": cls.EXPECTED}],
         }
-
-    def _exact(self) -> Fraction:
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]+))?", self)
-        if match is None:
-            raise ValueError(f"{self!r} is not a quantity")
-        number, suffix, exponent = match.groups()
-        return Fraction(number) * (Fraction(10) ** int(exponent) if exponent else _MULTIPLIERS[suffix or ""])
 
 
 class Quantity(_QuantityText):
@@ -124,16 +117,11 @@ class Quantity(_QuantityText):
 
     __slots__ = ()
 
-    @property
-    def in_bytes(self) -> int:
-        """The amount in bytes, rounded up as Kubernetes does."""
-        return _in_bytes(self)
-
 
 @lru_cache(maxsize=4096)
-def _in_bytes(size: Quantity) -> int:
+def _in_bytes(size: str) -> int:
     """Return a size in bytes: plans ask for the same few of them all the time."""
-    return math.ceil(size._exact())
+    return math.ceil(read_quantity(size)[0])
 
 
 class ResourceQuantity(_QuantityText):
@@ -147,44 +135,24 @@ class ResourceQuantity(_QuantityText):
     @property
     def in_units(self) -> Fraction:
         """The exact amount in the resource's own unit (cores, bytes, devices)."""
-        return self._exact()
-
-    @property
-    def in_bytes(self) -> int:
-        """The amount in bytes, rounded up; meaningful for memory and storage only."""
-        return math.ceil(self._exact())
+        return read_quantity(self)[0]
 
 
-class Duration(str):
+class Duration(_CheckedText):
     """A length of time in whole seconds, as Go writes it, or in days of 24 hours: ``45s``, ``1h30m``, ``1.5h``, ``7d``.
 
     Fractions have no more digits than keep the sum whole.
     """
 
     PATTERN = r"^([0-9]{1,4}(\.[0-9]{1,2})?d|([0-9]{1,6}(\.[0-9]{1,2})?h)?([0-9]{1,6}(\.[0-9][05]?)?m)?([0-9]{1,6}s)?)$"
-    MAX_LENGTH = 32
     EXPECTED = "must be a duration of whole seconds such as 45s, 5m, 1h30m, 1.5h or 7d"
 
     __slots__ = ()
 
     @property
     def in_seconds(self) -> int:
-        """The length in seconds."""
         parts = re.findall(r"([0-9.]+)([dhms])", self)
         return int(sum(Fraction(number) * _SECONDS[unit] for number, unit in parts))
-
-    @classmethod
-    def _validate(cls, value: object) -> Duration:
-        if not isinstance(value, str) or not 2 <= len(value) <= cls.MAX_LENGTH or not re.fullmatch(cls.PATTERN, value):
-            raise ValueError(cls.EXPECTED)
-        return cls(value)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls._validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
-        )
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -5,35 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from kvstrata.api.base import (
-    AGE,
-    ENFORCED_BY,
-    READY,
-    ApiModel,
-    Column,
-    KindInfo,
-    Resource,
-    Rule,
-    StatusModel,
-    condition_column,
-    exactly_one_of,
-)
-from kvstrata.api.common import (
-    Admission,
-    Budget,
-    Budgets,
-    Classification,
-    LabelSelector,
-    ObjectRef,
-    ScopeKind,
-    ScopeStatus,
-    Status,
-    Usage,
-)
-from kvstrata.api.markers import AtomicList, Immutable, MapList, SetList
+from kvstrata.api.base import ENFORCED, READY, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, exactly_one_of
+from kvstrata.api.common import Budgets, Classification, LabelSelector, ObjectRef, RateLimit
+from kvstrata.api.markers import atomic_list, immutable, map_list, set_list
 from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
+from kvstrata.api.status import EnforcedStatus, ScopeStatus
+from kvstrata.contract.policy.keyspace import ScopeKind
 
 
 class Isolation(StrEnum):
@@ -54,7 +33,7 @@ class DeletionPolicy(StrEnum):
 class ModelsSelector(ApiModel):
     """The CachedModels that a policy applies to."""
 
-    names: Annotated[tuple[ObjectName, ...], Field(min_length=1, max_length=256), SetList()] | None = None
+    names: Annotated[tuple[ObjectName, ...], Field(min_length=1, max_length=256), set_list()] | None = None
     """Names of the CachedModels."""
 
     selector: LabelSelector | None = None
@@ -67,7 +46,7 @@ class TenantCachePolicySpec(ApiModel):
     """Isolation, budgets and retention of one tenant."""
 
     tenant: Annotated[
-        TenantName, Immutable("tenant is immutable: create another TenantCachePolicy for the other tenant")
+        TenantName, immutable("tenant is immutable: create another TenantCachePolicy for the other tenant")
     ]
     """The caller identity, as the gate authenticates it."""
 
@@ -88,19 +67,22 @@ class TenantCachePolicySpec(ApiModel):
     """Budgets on tiers; with isolation Isolated only, because shared scopes have budgets of their own. A tier without
     an entry is used without guarantee and without limit."""
 
-    pools: Annotated[tuple[ObjectRef, ...], Field(max_length=64), MapList()] = ()
+    pools: Annotated[tuple[ObjectRef, ...], Field(max_length=64), map_list()] = ()
     """PrefixPools for the tenant to read. A pool must also list the tenant as a reader."""
 
-    cache_generation: Generation | None = None
+    cache_generation: Generation = 0
     """Raise it to make everything that this tenant has cached unreachable; with isolation Isolated only, because others
     use shared scopes too."""
 
-    deletion_policy: DeletionPolicy | None = None
+    deletion_policy: DeletionPolicy = DeletionPolicy.ERASE
     """Erase: deleting the policy also erases the tenant's blocks that it does not share, and the policy remains until a
     receipt records the result. Abandon: the blocks become unreachable and age out. Absent means Erase."""
 
-    suspend: bool | None = None
+    suspend: bool = False
     """Whether reuse is suspended for this tenant. Its requests are still answered. Absent means false."""
+
+    rate_limit: RateLimit | None = None
+    """Rate limits of the tenant on each replica. A limit that is absent is that of the CachedModel's gate."""
 
     RULES = (
         Rule(
@@ -127,46 +109,23 @@ class TenantCachePolicySpec(ApiModel):
             message="cacheGeneration is only for isolation Isolated: raise that of the TenantGroup, or create a "
             "CacheInvalidation with sharedScopes: Roll",
             field_path=".cacheGeneration",
-            holds=lambda spec: spec.isolation is Isolation.ISOLATED or spec.cache_generation is None,
+            holds=lambda spec: spec.isolation is Isolation.ISOLATED or "cache_generation" not in spec.model_fields_set,
         ),
     )
 
     @property
     def effective_classification(self) -> Classification:
-        """classification, or the strictest when absent."""
         return self.classification or Classification.RESTRICTED
 
     @property
-    def effective_deletion_policy(self) -> DeletionPolicy:
-        """deletionPolicy, or its default."""
-        return self.deletion_policy or DeletionPolicy.ERASE
-
-    @property
-    def effective_cache_generation(self) -> int:
-        """cacheGeneration, 0 when absent."""
-        return self.cache_generation or 0
-
-    @property
-    def is_suspended(self) -> bool:
-        """Whether reuse is suspended."""
-        return bool(self.suspend)
-
-    @property
     def group_name(self) -> str | None:
-        """Name of the TenantGroup, or None."""
         return self.group_ref.name if self.group_ref is not None else None
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """Names of the PrefixPools for the tenant to read."""
         return tuple(pool.name for pool in self.pools)
 
-    def budget(self, tier: str) -> Budget | None:
-        """The budget on the named tier, or None."""
-        return next((budget for budget in self.budgets if budget.tier == tier), None)
-
     def covers(self, model_name: str, model_labels: dict[str, str]) -> bool:
-        """Whether this policy applies to the CachedModel of that name and those labels."""
         if self.models is None:
             return True
         if self.models.names is not None:
@@ -187,32 +146,14 @@ class FormerScope(StatusModel):
     """The epoch at that time."""
 
 
-class TenantCachePolicyStatus(Status):
+class TenantCachePolicyStatus(EnforcedStatus):
     """Observed state of a TenantCachePolicy."""
 
     scope: ScopeStatus | None = None
     """The scope in force and its epoch."""
 
-    former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), AtomicList()] = ()
+    former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), atomic_list()] = ()
     """Other scopes that this tenant may have written to and whose epoch is still in use."""
-
-    enforced_by: ShortText | None = None
-    """Serving pods that enforce this generation, out of all (`2/3`); `no pods` if none serves."""
-
-    enforced_generation: Generation | None = None
-    """The metadata.generation that every live pod has acknowledged."""
-
-    digest: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """Digest of the compiled policy in force."""
-
-    cache_generation: Generation | None = None
-    """The cacheGeneration that was last acted on."""
-
-    usage: Usage | None = None
-    """Usage of the scope."""
-
-    admission: Admission | None = None
-    """Admitted guarantees; absent if none was ever declared."""
 
 
 class TenantCachePolicy(Resource):
@@ -227,14 +168,13 @@ class TenantCachePolicy(Resource):
             Column("Tenant", ".spec.tenant"),
             Column("Used", ".status.summary.used"),
             Column("Limit", ".status.summary.limit"),
-            ENFORCED_BY,
+            ENFORCED,
             *READY,
             Column("Isolation", ".spec.isolation", priority=1),
             Column("Guaranteed", ".status.summary.guaranteed", priority=1),
-            condition_column("Admitted", "Admitted", priority=1),
+            Column.of_condition("Admitted", "Admitted", priority=1),
             Column("Epoch", ".status.scope.epoch", priority=1),
             Column("Rolls", ".status.scope.rolls", "integer", priority=1),
-            AGE,
         ),
         selectable_fields=(".spec.tenant", ".spec.isolation"),
     )

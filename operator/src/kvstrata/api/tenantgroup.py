@@ -5,12 +5,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from kvstrata.api.base import AGE, ENFORCED_BY, READY, ApiModel, Column, KindInfo, Resource, Rule, condition_column
-from kvstrata.api.common import Admission, Budget, Budgets, Count, ScopeStatus, Status, Usage
-from kvstrata.api.markers import SetList
-from kvstrata.api.scalars import Generation, ShortText, TenantName
+from kvstrata.api.base import ENFORCED, READY, ApiModel, Column, KindInfo, Resource, Rule
+from kvstrata.api.common import Budgets
+from kvstrata.api.markers import set_list
+from kvstrata.api.scalars import Count, Generation, TenantName
+from kvstrata.api.status import EnforcedStatus, ScopeStatus
 
 
 class Sharing(StrEnum):
@@ -23,17 +24,17 @@ class Sharing(StrEnum):
 class TenantGroupSpec(ApiModel):
     """Tenants that share blocks, and their common budget."""
 
-    members: Annotated[tuple[TenantName, ...], Field(max_length=1024), SetList()]
+    members: Annotated[tuple[TenantName, ...], Field(max_length=1024), set_list()]
     """Tenants that may share. A tenant shares only when its own policy names this group, too."""
 
-    sharing: Sharing | None = None
+    sharing: Sharing = Sharing.FULL
     """Full: members reuse one another's blocks. PoolsOnly: members share only the PrefixPools that the group may read.
     Absent means Full."""
 
     budgets: Budgets = ()
     """Budgets of the group as a whole; with sharing Full only, because otherwise nothing is stored under the group."""
 
-    cache_generation: Generation | None = None
+    cache_generation: Generation = 0
     """Raise it to make everything that this group has cached unreachable."""
 
     RULES = (
@@ -46,22 +47,8 @@ class TenantGroupSpec(ApiModel):
         ),
     )
 
-    @property
-    def effective_sharing(self) -> Sharing:
-        """sharing, or its default."""
-        return self.sharing or Sharing.FULL
 
-    @property
-    def effective_cache_generation(self) -> int:
-        """cacheGeneration, 0 when absent."""
-        return self.cache_generation or 0
-
-    def budget(self, tier: str) -> Budget | None:
-        """The budget on the named tier, or None."""
-        return next((budget for budget in self.budgets if budget.tier == tier), None)
-
-
-class TenantGroupStatus(Status):
+class TenantGroupStatus(EnforcedStatus):
     """Observed state of a TenantGroup."""
 
     scope: ScopeStatus | None = None
@@ -69,24 +56,6 @@ class TenantGroupStatus(Status):
 
     joined: Count | None = None
     """Members whose policy names this group; with sharing PoolsOnly those that have a policy."""
-
-    enforced_by: ShortText | None = None
-    """Serving pods that enforce this generation, out of all (`2/3`); `no pods` if none serves."""
-
-    enforced_generation: Generation | None = None
-    """The metadata.generation that every live pod has acknowledged."""
-
-    digest: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """Digest of the compiled policy in force."""
-
-    cache_generation: Generation | None = None
-    """The cacheGeneration that was last acted on."""
-
-    usage: Usage | None = None
-    """Usage of the scope."""
-
-    admission: Admission | None = None
-    """Admitted guarantees; absent if none was ever declared."""
 
 
 class TenantGroup(Resource):
@@ -102,13 +71,12 @@ class TenantGroup(Resource):
             Column("Joined", ".status.joined", "integer", "Members whose policy names this group"),
             Column("Used", ".status.summary.used"),
             Column("Limit", ".status.summary.limit"),
-            ENFORCED_BY,
+            ENFORCED,
             *READY,
             Column("Sharing", ".spec.sharing", priority=1),
             Column("Guaranteed", ".status.summary.guaranteed", priority=1),
-            condition_column("Admitted", "Admitted", priority=1),
+            Column.of_condition("Admitted", "Admitted", priority=1),
             Column("Rolls", ".status.scope.rolls", "integer", priority=1),
-            AGE,
         ),
     )
 

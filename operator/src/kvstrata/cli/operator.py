@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,24 +22,7 @@ from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.lease import Leadership
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
-from kvstrata.objects.context import BuildContext
-from kvstrata.plan.actions import (
-    CarryOutErasure,
-    EndErasure,
-    EndReclaim,
-    InspectPool,
-    KeepInKms,
-    ProbeBackend,
-    ProbePod,
-    ReadSource,
-    ReclaimFormer,
-    ReconcileCluster,
-    RenderPool,
-    ReportFormer,
-    ReportIsolation,
-    TendServers,
-    WarmPool,
-)
+from kvstrata.plan import actions
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import since_boot_s, utc_now
 from kvstrata.reconcile.erasure.deps import assemble
@@ -47,6 +31,7 @@ from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.key_rotation import KeyRotation
 from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.erasure.tasks import Erasures
+from kvstrata.reconcile.events import EventReader
 from kvstrata.reconcile.keys.delivery import KeyDelivery
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_domains import KmsDomains
@@ -101,7 +86,7 @@ class Operator:
         services = KmsServices(kube, settings.kms_services, by_service_account(Path(settings.kms_token_file)))
         word = (settings.pod_name, utc_now, self._may_write)
         kms_domains = KmsDomains(kube, settings.namespace, self._store, services, *word)
-        self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains, self._may_write)
+        self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains)
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
@@ -186,7 +171,7 @@ class Operator:
             self._settings.watch_namespaces,
         )
         self._met.set()
-        self._first_lists.set_result(watches.lists if await self._first_to_lead() else None)
+        self._first_lists.set_result(watches.lists if await _set_within(LEASE_AT_ONCE_S, self._elected) else None)
         await kopf.operator(
             registry=watches.registry(),
             settings=build_settings(self._settings.watch_silence_s, self._settings.watch_namespaces),
@@ -196,15 +181,6 @@ class Operator:
             clusterwide=self._settings.cluster_wide,
             namespaces=self._settings.watch_namespaces,
         )
-
-    async def _first_to_lead(self) -> bool:
-        """Wait LEASE_AT_ONCE_S for the Lease; return whether it is held, so that lists need not be repeated."""
-        try:
-            async with asyncio.timeout(LEASE_AT_ONCE_S):
-                await self._elected.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def _lead(self) -> None:
         await self._met.wait()
@@ -245,40 +221,43 @@ class Operator:
             GateClient(authority.certificate_pem, client.certificate_pem, client.key_pem) as gates,
             Warming(self._kube, gates, self._store, self._queue) as warming,
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
+            EventReader(self._kube, self._store, self._queue) as events,
         ):
             acting = (self._kube, self._store, self._queue, self._secret_store)
+            context = replace(self._settings.build, service_monitors=self._service_monitors)
             chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
             erasures = Erasures(
-                assemble(*acting, gates, self._context(), self._may_write, self._kms, self._settings.pod_name, chains)
+                assemble(*acting, gates, context, self._may_write, self._kms, self._settings.pod_name, chains)
             )
-            jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
+            jobs = Jobs(self._kube, context, utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
             backends = Backends(self._kube, self._store, self._queue)
             topologies = Topologies(self._kube, self._store, self._queue, self._may_write)
             credentials = CredentialWorker(*acting, self._may_write)
             workers: dict[type[Any], Worker] = {
-                **dict.fromkeys((CarryOutErasure, EndErasure), erasures.take),
-                **dict.fromkeys((ReclaimFormer, ReportFormer), reclaims.ask),
-                EndReclaim: reclaims.end,
-                KeepInKms: self._kms.keep,
-                ProbeBackend: backends.begin,
-                ReconcileCluster: topologies.tend,
-                TendServers: credentials.begin,
-                ReadSource: warming.read,
-                RenderPool: warming.render,
-                WarmPool: warming.warm,
-                InspectPool: warming.inspect,
-                ProbePod: probing.probe,
-                ReportIsolation: probing.show,
+                **dict.fromkeys((actions.CarryOutErasure, actions.EndErasure), erasures.take),
+                **dict.fromkeys((actions.ReclaimFormer, actions.ReportFormer), reclaims.ask),
+                actions.EndReclaim: reclaims.end,
+                actions.KeepInKms: self._kms.keep,
+                actions.ProbeBackend: backends.begin,
+                actions.ReconcileCluster: topologies.tend,
+                actions.TendServers: credentials.begin,
+                actions.ReadEvents: events.begin,
+                actions.ReadSource: warming.read,
+                actions.RenderPool: warming.render,
+                actions.WarmPool: warming.warm,
+                actions.InspectPool: warming.inspect,
+                actions.ProbePod: probing.probe,
+                actions.ReportIsolation: probing.show,
             }
             forget_tier = (backends.forget_unasked, credentials.forget_unmanaged, topologies.forget_untended)
             writer = Writer(*acting, self._may_write, workers, forget_tier)
             listener = AckListener(self._kube, gates, self._store, self._queue)
-            loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
+            loop = Loop(self._store, self._queue, writer, context, self._settings.workers)
             await listener.first_round()
-            async with topologies, erasures, reclaims, self._kms, asyncio.TaskGroup() as group:
+            async with backends, credentials, topologies, erasures, reclaims, self._kms, asyncio.TaskGroup() as group:
                 # Without its erasure, a policy would be removed without a receipt.
                 await erasures.recall(self._settings.watch_namespaces)
                 self._enqueue_all()
@@ -292,7 +271,8 @@ class Operator:
     async def _first_look(self, resync: Resync) -> None:
         while True:
             try:
-                if not await self._listed_by_watches():
+                lists = await self._first_lists
+                if lists is None or not await _set_within(FIRST_LISTS_S, lists.complete):
                     await resync.objects(lambda _: None)
                 self._store.recall_departures()
                 await resync.secrets()
@@ -303,26 +283,10 @@ class Operator:
             else:
                 return
 
-    async def _listed_by_watches(self) -> bool:
-        lists = await self._first_lists
-        if lists is None:
-            return False
-        try:
-            async with asyncio.timeout(FIRST_LISTS_S):
-                await lists.complete.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _resync_for_ever(self, resync: Resync) -> None:
         delay_s = self._settings.resync_s
         while True:
-            try:
-                async with asyncio.timeout(delay_s):
-                    await self._listed.wait()
-            except TimeoutError:
-                pass
-            else:
+            if await _set_within(delay_s, self._listed):
                 # Watches tend to be relisted together.
                 await asyncio.sleep(LISTED_PAUSE_S)
             self._listed.clear()
@@ -342,19 +306,6 @@ class Operator:
     def _enqueue_all(self) -> None:
         for key in self._store.all_keys():
             self._queue.add(key)
-
-    def _context(self) -> BuildContext:
-        return BuildContext(
-            sidecar_image=self._settings.sidecar_image,
-            redis_image=self._settings.redis_image,
-            image_pull_policy=self._settings.image_pull_policy,
-            image_pull_secrets=self._settings.image_pull_secrets,
-            job_placement=self._settings.job_placement,
-            operator_namespace=self._settings.namespace,
-            cluster_domain=self._settings.cluster_domain,
-            service_monitors=self._service_monitors,
-            nodefs_reserve_percent=self._settings.nodefs_reserve_percent,
-        )
 
     async def _supervise_watchers(self) -> None:
         await self._met.wait()
@@ -378,6 +329,15 @@ class Operator:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, port=self._settings.http_port).start()
+
+
+async def _set_within(timeout_s: float, event: asyncio.Event) -> bool:
+    """Wait for an event; return whether it was set in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 async def _run(settings: Settings) -> NoReturn:

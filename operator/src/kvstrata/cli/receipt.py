@@ -8,16 +8,15 @@ refused; 2 the command line or a file cannot be read; 3 everything holds, and no
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from kvstrata.cli.receipt_report import describe, describe_chain, row, table
+from kvstrata.cli import kubectl
+from kvstrata.cli.kubectl import Cluster
+from kvstrata.cli.receipt_report import COLUMNS, describe, describe_chain, row
+from kvstrata.cli.text import CommandError, table
 from kvstrata.clients.signing import SigningError, is_signed, read_public_pem
 from kvstrata.contract.receipt.chain import Chain, check_chain, check_one
 from kvstrata.contract.receipt.record import MAX_RECEIPT_BYTES, Fault, Receipt, ReceiptError, key_id, read_receipt
@@ -27,10 +26,6 @@ from kvstrata.objects.erasure.receipts import read_receipt_objects
 
 HOLDS, REFUSED, UNUSABLE, UNVOUCHED, LACKING = range(5)
 DIGEST = re.compile("[0-9a-f]{64}")
-
-
-class UnusableError(Exception):
-    """A file or an argument that cannot be used."""
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -49,40 +44,25 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help=f"fail unless every erasure proves it; repeatable: {', '.join(ReceiptClaim)}",
     )  # fmt: skip
     verify.add_argument("--no-residue", action="store_true", help="fail if an erasure left anything")
-    verify.set_defaults(run=_usable(_verify))
+    verify.set_defaults(run=_verify, failed=UNUSABLE)
     for name, run, what in (
         ("list", _list, "list the receipts in a cluster"),
         ("export", _export, "write receipts out of a cluster into files, unchanged"),
         ("keys", _keys, "write the public keys out of a cluster, for those who pin them"),
     ):
         command = commands.add_parser(name, help=what, description=what)
-        command.add_argument("-n", "--namespace", default="kvstrata-system", help="the operator's namespace")
-        command.add_argument("--context", help="kubectl's context")
-        command.add_argument("--kubeconfig", help="kubectl's configuration")
+        kubectl.add_cluster(command, "kvstrata-system", "the operator's namespace")
         if name != "keys":
             command.add_argument("--domain", metavar="ID", help="of this domain only")
         if name != "list":
             command.add_argument("--to", type=Path, default=Path(), metavar="FOLDER", help="where to (default: here)")
-        command.set_defaults(run=_usable(run))
-
-
-def _usable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Wrap `run`: report UnusableError and StoreError as one line, with exit code UNUSABLE."""
-
-    def guarded(options: argparse.Namespace) -> int:
-        try:
-            return run(options)
-        except (UnusableError, StoreError) as error:
-            sys.stderr.write(f"{error}\n")
-            return UNUSABLE
-
-    return guarded
+        command.set_defaults(run=run, failed=UNUSABLE)
 
 
 def _verify(options: argparse.Namespace) -> int:
     pinned = frozenset(map(_pinned, options.public_key))
     if options.head is not None and not (options.chain and DIGEST.fullmatch(options.head)):
-        raise UnusableError("--head is a digest of 64 hexadecimal digits, and only for --chain")
+        raise CommandError("--head is a digest of 64 hexadecimal digits, and only for --chain")
     code = HOLDS
     receipts: list[tuple[Path, Receipt, bool]] = []
     for path in _files(options.files):
@@ -141,7 +121,7 @@ def _lacking(options: argparse.Namespace, receipts: Sequence[Receipt]) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     rows, code = [], HOLDS
-    for name, found in _stored(options):
+    for name, found in receipts(kubectl.cluster(options), options.domain):
         try:
             if isinstance(found, ReceiptError):
                 raise found
@@ -151,14 +131,14 @@ def _list(options: argparse.Namespace) -> int:
         except ReceiptError as error:
             sys.stderr.write(f"REFUSED {name}: {error}\n")
             code = REFUSED
-    sys.stdout.write(table(rows))
+    sys.stdout.write(table(COLUMNS, *rows))
     return code
 
 
 def _export(options: argparse.Namespace) -> int:
     code = HOLDS
     options.to.mkdir(parents=True, exist_ok=True)
-    for name, found in _stored(options):
+    for name, found in receipts(kubectl.cluster(options), options.domain):
         if isinstance(found, ReceiptError):
             sys.stderr.write(f"REFUSED {name}: {found}\n")
             code = REFUSED
@@ -171,32 +151,24 @@ def _export(options: argparse.Namespace) -> int:
 
 def _keys(options: argparse.Namespace) -> int:
     options.to.mkdir(parents=True, exist_ok=True)
-    for identifier, pem in public_keys(_cluster(options)):
+    for identifier, pem in public_keys(kubectl.cluster(options)):
         try:
             matches = key_id(read_public_pem(pem)) == identifier
         except SigningError:
             matches = False
         if not matches:
-            raise UnusableError(f"the key published as {identifier[:16]} is another, or missing")
+            raise CommandError(f"the key published as {identifier[:16]} is another, or missing")
         path = options.to / f"{identifier}.pem"
         path.write_bytes(pem)
         sys.stdout.write(f"{path}\n")
     return HOLDS
 
 
-def _stored(options: argparse.Namespace) -> Iterator[tuple[str, bytes | ReceiptError]]:
-    yield from receipts(_cluster(options), options.domain)
-
-
-def _cluster(options: argparse.Namespace) -> Cluster:
-    return Cluster(options.namespace, options.context, options.kubeconfig)
-
-
 def _pinned(path: Path) -> str:
     try:
         return key_id(read_public_pem(_bytes(path)))
     except (SigningError, ReceiptError) as error:
-        raise UnusableError(f"{path}: {error}") from None
+        raise CommandError(f"{path}: {error}") from None
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -206,7 +178,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             continue
         inside = sorted(path.glob("*.json"))
         if not inside:
-            raise UnusableError(f"{path} holds no *.json")
+            raise CommandError(f"{path} holds no *.json")
         yield from inside
 
 
@@ -215,44 +187,10 @@ def _bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_RECEIPT_BYTES + 2)
     except OSError as error:
-        raise UnusableError(f"{path} cannot be read: {error.strerror}") from None
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_RECEIPT_BYTES + 1:
         raise ReceiptError(Fault.MALFORMED, f"{path} has more than {MAX_RECEIPT_BYTES} bytes")
     return data
-
-
-TIMEOUT_S = 120
-
-
-class StoreError(Exception):
-    """kubectl is missing or failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The operator's namespace, and kubectl's context and configuration; None is kubectl's default."""
-
-    namespace: str
-    context: str | None = None
-    kubeconfig: str | None = None
-
-    def get(self, *arguments: str) -> Any:
-        """Return the output of `kubectl get`. Raises StoreError with its message."""
-        flags = [f"--namespace={self.namespace}"]
-        flags += [f"--context={self.context}"] if self.context else []
-        flags += [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
-        try:
-            done = subprocess.run(
-                ["kubectl", "get", *arguments, "--output=json", *flags],
-                capture_output=True, check=False, timeout=TIMEOUT_S,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise StoreError("kubectl is not on the path") from None
-        except subprocess.TimeoutExpired:
-            raise StoreError(f"kubectl did not answer within {TIMEOUT_S} s") from None
-        if done.returncode != 0:
-            raise StoreError(done.stderr.decode(errors="replace").strip() or "kubectl failed")
-        return json.loads(done.stdout)
 
 
 def receipts(cluster: Cluster, domain: str | None = None) -> Iterator[tuple[str, bytes | ReceiptError]]:

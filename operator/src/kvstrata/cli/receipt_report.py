@@ -1,16 +1,17 @@
-"""Reports of receipts as text. Unprintable characters are replaced: a receipt must not control the terminal."""
+"""Reports of receipts as text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from kvstrata.cli.text import plain
 from kvstrata.contract.receipt.chain import Chain
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.facts import Erasure, Statement, Subject
 from kvstrata.contract.receipt.record import HandOverKind, Receipt
 from kvstrata.contract.receipt.residue import ReceiptClaim
-from kvstrata.contract.receipt.vocabulary import Standing
+from kvstrata.contract.receipt.vocabulary import Standing, SubjectKind
 
 COLUMNS = ("DOMAIN", "NAMESPACE", "NUMBER", "WHAT", "NAME", "SCOPE", "PROVEN", "LEFT", "ISSUED", "DIGEST")
 _STANDINGS = {
@@ -50,17 +51,6 @@ def row(receipt: Receipt) -> tuple[str, ...]:
     return (*place, what, name, _scope(erasure.subject), proven, left, erasure.timings.issued, digest)
 
 
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    everything = [COLUMNS, *rows]
-    widths = [max(len(one[column]) for one in everything) for column in range(len(COLUMNS))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(one, widths, strict=True)) for one in everything)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-def plain(text: str) -> str:
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-
-
 def _lines(file: str, receipt: Receipt, vouched: bool) -> Iterator[str]:
     head, erasure = receipt.link.head, receipt.record.erasure
     yield f"HOLDS {plain(file)}: number {head.sequence} of domain {head.domain}, namespace {plain(head.namespace)}"
@@ -86,8 +76,12 @@ def _lines(file: str, receipt: Receipt, vouched: bool) -> Iterator[str]:
         yield f"    {item.kind}{about}{count}: {item.kind.meaning}"
     if not erasure.residue:
         yield "    nothing that the receipt knows of"
+    models = [one for one in erasure.versions if one.name.startswith(f"{SubjectKind.MODEL} ")]
+    for one in models:
+        yield f"  computed by {plain(one.name)}, identity {plain(one.version)}, {one.count} pods at the beginning"
     yield f"  from {erasure.timings.started} to {erasure.timings.issued}, by " + (
-        ", ".join(f"{plain(one.name)} {plain(one.version)}" for one in erasure.versions) or "unknown versions"
+        ", ".join(f"{plain(one.name)} {plain(one.version)}" for one in erasure.versions if one not in models)
+        or "unknown versions"
     )
 
 

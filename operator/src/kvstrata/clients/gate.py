@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Generic, TypeVar
 
 import aiohttp
 
+from kvstrata.clients.http import CONNECT_TIMEOUT, causes, failure_of, read_capped
 from kvstrata.contract import ContractError
+from kvstrata.contract.messages import pools
 from kvstrata.contract.messages.engine_reset import MAX_RESET_BYTES, RESET_PATH, EngineResetAnswer, ResetRequest
 from kvstrata.contract.messages.erase import (
     ERASE_PATH,
@@ -29,49 +30,20 @@ from kvstrata.contract.messages.erase import (
     Verified,
     VerifyRequest,
 )
-from kvstrata.contract.messages.key_delivery import (
-    CONTENT_TYPE,
-    KEYS_PATH,
-    MAX_KEYS_BYTES,
-    KeysLacking,
-)
+from kvstrata.contract.messages.key_delivery import CONTENT_TYPE, KEYS_PATH, MAX_KEYS_BYTES, KeysLacking
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, CONTROL_PORT, STATE_PATH, PodState
-from kvstrata.contract.messages.pools import (
-    MAX_ANSWER_BYTES,
-    POOL_PATH,
-    RENDER_PATH,
-    WARM_PATH,
-    PoolReport,
-    Rendered,
-    RenderRequest,
-    Warmed,
-    WarmRequest,
-)
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.messages.probe import MAX_PROBED_BYTES, PROBE_PATH, Probed, ProbeRequest
 
 T = TypeVar("T")
 
 MAX_STATE_BYTES = 256 * 1024
-RENDER_TIMEOUT_S = 120.0
-"""A pod renders one prefix at a time, and its engine may be busy."""
-
 MAX_TOKEN_BYTES = 8 * 1024
-POOL_TIMEOUT_S = 30.0
 LOOK_TIMEOUT_S = 40.0
 """Beyond the wait that the request asks for."""
 
-PROBE_TIMEOUT_S = 180.0
-"""The engine computes four prompts of one chunk, and may be busy."""
-
-KEYS_TIMEOUT_S = 20.0
-"""A pod only reads or writes small files in memory."""
-
 MAX_WORK_PER_POD = 8
 """Concurrent requests to one pod, apart from long polls."""
-
-CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0)
-"""The rest is bounded by asyncio.timeout; see `kube.UNBOUNDED`."""
 
 ANSWER_GRACE_S = 5.0
 """Beyond the wait of a long poll."""
@@ -80,10 +52,8 @@ KEEPALIVE_S = 90.0
 
 
 class GateFailure(StrEnum):
-    """Why a gate's answer could not be read; used as a reason in logs, metrics and conditions.
-
-    `UNSUPPORTED` is a gate, or a cache server behind it, of a version that does not know the request.
-    """
+    """Why a gate's answer could not be read; a reason in logs, metrics and conditions. `UNSUPPORTED`: the gate, or the
+    cache server behind it, is of a version that does not know the request."""
 
     UNREACHABLE = "Unreachable"
     CONNECTION_REFUSED = "ConnectionRefused"
@@ -98,8 +68,7 @@ class GateFailure(StrEnum):
 
 
 class GateError(Exception):
-    """A gate's answer could not be read. `reason` is stable; the message holds no secret. `status` is the HTTP
-    status of a refusal, 0 for every other failure."""
+    """`reason` is stable; the message holds no secret. `status` is the HTTP status of a refusal, otherwise 0."""
 
     def __init__(self, reason: GateFailure, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -121,25 +90,27 @@ class _Call(Generic[T]):
 
 
 _STATE = _Call("GET", STATE_PATH, PodState.decode, 0.0, MAX_STATE_BYTES)
-_RENDER = _Call("POST", RENDER_PATH, Rendered.decode, RENDER_TIMEOUT_S, MAX_ANSWER_BYTES)
-_WARM = _Call("POST", WARM_PATH, Warmed.decode, 0.0, MAX_ANSWER_BYTES)
-_POOL = _Call("GET", POOL_PATH, PoolReport.decode, POOL_TIMEOUT_S, MAX_ANSWER_BYTES)
+# A pod renders one prefix at a time, and its engine may be busy.
+_RENDER = _Call("POST", pools.RENDER_PATH, pools.Rendered.decode, 120.0, pools.MAX_ANSWER_BYTES)
+_WARM = _Call("POST", pools.WARM_PATH, pools.Warmed.decode, 0.0, pools.MAX_ANSWER_BYTES)
+_POOL = _Call("GET", pools.POOL_PATH, pools.PoolReport.decode, 30.0, pools.MAX_ANSWER_BYTES)
 _ERASE = _Call("POST", ERASE_PATH, Erased.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
 _VERIFY = _Call("POST", VERIFY_PATH, Verified.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
 _RESET = _Call("POST", RESET_PATH, EngineResetAnswer.decode, LOOK_TIMEOUT_S, MAX_RESET_BYTES, newer=True)
-_PROBE = _Call("POST", PROBE_PATH, Probed.decode, PROBE_TIMEOUT_S, MAX_PROBED_BYTES, newer=True)
-_KEYS = _Call("GET", KEYS_PATH, KeysLacking.decode, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, newer=True)
-_BRING_KEYS = _Call("POST", KEYS_PATH, KeysLacking.decode, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, True, CONTENT_TYPE)
+# The engine computes four prompts of one chunk, and may be busy.
+_PROBE = _Call("POST", PROBE_PATH, Probed.decode, 180.0, MAX_PROBED_BYTES, newer=True)
+# A pod only reads or writes small files in memory.
+_KEYS = _Call("GET", KEYS_PATH, KeysLacking.decode, 20.0, MAX_KEYS_BYTES, newer=True)
+_BRING_KEYS = _Call("POST", KEYS_PATH, KeysLacking.decode, 20.0, MAX_KEYS_BYTES, True, CONTENT_TYPE)
 
 
 class GateClient:
-    """Client of gates, to be used as a context manager within one event loop.
+    """Client of gates, to be used as a context manager within one event loop. Certificates are PEM; raises ssl.SSLError
+    or ValueError when they are unusable.
 
-    The certificates are PEM: the operator's authority, and the client certificate that it issued to the operator.
-    Raises ssl.SSLError or ValueError when they are unusable.
-
-    Every request returns the answer and the pod's token, unchecked. It raises GateError, and ContractError for a
-    message that no gate accepts.
+    Every request returns the answer and the pod's token, unchecked. `server_name` is that of
+    `contract.messages.pod_state.gate_server_name(model, namespace)`. A request raises GateError, and ContractError for
+    a message that no gate accepts.
     """
 
     def __init__(
@@ -153,9 +124,7 @@ class GateClient:
     async def __aenter__(self) -> GateClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -165,46 +134,44 @@ class GateClient:
 
     async def state(self, pod_ip: str, server_name: str, after: int, wait_s: float) -> tuple[PodState, str]:
         """Return a pod's state. The gate answers at once when its acknowledged revision differs from `after`, or its
-        state has changed since its last answer to this client, else within `wait_s`. `server_name` is
-        `contract.messages.pod_state.gate_server_name(model, namespace)`."""
-        seen = self._seen.get((pod_ip, server_name))
-        query, headers = {"after": str(after), "wait": f"{wait_s:g}"}, {"If-None-Match": seen} if seen else {}
-        state, token, tag = await self._ask(pod_ip, server_name, _STATE, None, ANSWER_GRACE_S + wait_s, query, headers)
-        self._seen[pod_ip, server_name] = tag
-        return state, token
+        state has changed since its last answer to this client, else within `wait_s`."""
+        query = {"after": str(after), "wait": f"{wait_s:g}"}
+        return await self._ask(pod_ip, server_name, _STATE, None, ANSWER_GRACE_S + wait_s, query)
 
-    async def render(self, pod_ip: str, server_name: str, prefix: PrefixSource) -> tuple[Rendered, str]:
-        return (await self._ask(pod_ip, server_name, _RENDER, RenderRequest(prefix).encode()))[:2]
+    async def render(self, pod_ip: str, server_name: str, prefix: PrefixSource) -> tuple[pools.Rendered, str]:
+        return await self._ask(pod_ip, server_name, _RENDER, pools.RenderRequest(prefix).encode())
 
-    async def warm(self, pod_ip: str, server_name: str, request: WarmRequest, timeout_s: float) -> tuple[Warmed, str]:
+    async def warm(
+        self, pod_ip: str, server_name: str, request: pools.WarmRequest, timeout_s: float
+    ) -> tuple[pools.Warmed, str]:
         """Have a pod compute a prefix; it stops when this is cancelled or takes longer than `timeout_s`."""
-        return (await self._ask(pod_ip, server_name, _WARM, request.encode(), timeout_s))[:2]
+        return await self._ask(pod_ip, server_name, _WARM, request.encode(), timeout_s)
 
-    async def pool(self, pod_ip: str, server_name: str, uid: str) -> tuple[PoolReport, str]:
-        return (await self._ask(pod_ip, server_name, _POOL, query={"uid": uid}))[:2]
+    async def pool(self, pod_ip: str, server_name: str, uid: str) -> tuple[pools.PoolReport, str]:
+        return await self._ask(pod_ip, server_name, _POOL, query={"uid": uid})
 
     async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
         """Have a pod erase its copies of keyspaces. The pod answers when nothing is left, or after `request.wait_s`;
         the erasure then continues in the background."""
-        return (await self._ask(pod_ip, server_name, _ERASE, request.encode(), request.wait_s))[:2]
+        return await self._ask(pod_ip, server_name, _ERASE, request.encode(), request.wait_s)
 
     async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
-        return (await self._ask(pod_ip, server_name, _VERIFY, request.encode()))[:2]
+        return await self._ask(pod_ip, server_name, _VERIFY, request.encode())
 
     async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineResetAnswer, str]:
-        return (await self._ask(pod_ip, server_name, _RESET, request.encode(), request.wait_s))[:2]
+        return await self._ask(pod_ip, server_name, _RESET, request.encode(), request.wait_s)
 
     async def probe(self, pod_ip: str, server_name: str, request: ProbeRequest) -> tuple[Probed, str]:
-        return (await self._ask(pod_ip, server_name, _PROBE, request.encode()))[:2]
+        return await self._ask(pod_ip, server_name, _PROBE, request.encode())
 
     async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
         """Return the data keys that a pod's bundle names and it lacks."""
-        return (await self._ask(pod_ip, server_name, _KEYS))[:2]
+        return await self._ask(pod_ip, server_name, _KEYS)
 
     async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]:
         """Send a pod data keys (`pack_keys`), and return those that it still lacks; after an error they may have
         arrived. The caller overwrites `message`."""
-        return (await self._ask(pod_ip, server_name, _BRING_KEYS, message))[:2]
+        return await self._ask(pod_ip, server_name, _BRING_KEYS, message)
 
     async def _ask(
         self,
@@ -214,10 +181,12 @@ class GateClient:
         body: bytes | bytearray | None = None,
         wait_s: float = 0.0,
         query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[T, str, str]:
-        """Return the answer, the pod's token and the answer's tag. `wait_s` is added to the call's time."""
+    ) -> tuple[T, str]:
+        """Return the answer and the pod's token. `wait_s` is added to the call's time."""
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
+        headers = {} if body is None else {"Content-Type": call.content_type}
+        if call is _STATE and (seen := self._seen.get((pod_ip, server_name))):
+            headers["If-None-Match"] = seen
         try:
             async with (
                 asyncio.timeout(call.timeout_s + wait_s),
@@ -225,7 +194,7 @@ class GateClient:
                     call.method,
                     f"https://{host}:{self._port}{call.path}",
                     params=dict(query or {}),
-                    headers={**(headers or {}), **({"Content-Type": call.content_type} if body is not None else {})},
+                    headers=headers,
                     data=body,
                     server_hostname=server_name,
                     allow_redirects=False,
@@ -233,18 +202,20 @@ class GateClient:
                 ) as response,
             ):
                 if response.status != 200:
-                    message = f"the gate at {pod_ip} answered HTTP {response.status}"
                     unknown = call.newer and response.status in (404, 501)
-                    raise GateError(
-                        GateFailure.UNSUPPORTED if unknown else GateFailure.REFUSED, message, response.status
-                    )
+                    reason = GateFailure.UNSUPPORTED if unknown else GateFailure.REFUSED
+                    raise GateError(reason, f"the gate at {pod_ip} answered HTTP {response.status}", response.status)
                 token = response.headers.get(ACK_TOKEN_HEADER, "")
                 if not token:
                     raise GateError(GateFailure.NO_TOKEN, f"the gate at {pod_ip} sent no {ACK_TOKEN_HEADER} header")
-                answer = call.decode(await _read_capped(response, pod_ip, call.max_answer_bytes))
-                return answer, token, response.headers.get("ETag", "")
-        except GateError:
-            raise
+                encoded = await read_capped(response, call.max_answer_bytes)
+                if encoded is None:
+                    message = f"the gate at {pod_ip} sent more than {call.max_answer_bytes} bytes"
+                    raise GateError(GateFailure.TOO_LARGE, message)
+                answer = call.decode(encoded)
+                if call is _STATE:
+                    self._seen[pod_ip, server_name] = response.headers.get("ETag", "")
+                return answer, token
         except ContractError as error:
             raise GateError(GateFailure.MALFORMED, f"the gate at {pod_ip}: {error}") from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -268,16 +239,6 @@ class GateClient:
         return session
 
 
-async def _read_capped(response: aiohttp.ClientResponse, pod_ip: str, most: int) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > most:
-            response.close()
-            raise GateError(GateFailure.TOO_LARGE, f"the gate at {pod_ip} sent more than {most} bytes")
-    return bytes(body)
-
-
 def _client_context(ca_pem: bytes, certificate_pem: bytes, key_pem: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -292,27 +253,10 @@ def _client_context(ca_pem: bytes, certificate_pem: bytes, key_pem: bytes) -> ss
 
 
 def _reason(error: BaseException) -> GateFailure:
-    if isinstance(error, asyncio.TimeoutError | TimeoutError):
-        return GateFailure.TIMEOUT
-    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return GateFailure.TLS_FAILED
-    if isinstance(error, aiohttp.ClientConnectorError):
-        refused = isinstance(error.os_error, ConnectionRefusedError)
-        return GateFailure.CONNECTION_REFUSED if refused else GateFailure.UNREACHABLE
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
-        # A server reports the refusal of a TLS 1.3 client certificate after the client's handshake has ended.
-        return GateFailure.TLS_FAILED if _mentions_tls(error) else GateFailure.DISCONNECTED
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return GateFailure.DISCONNECTED
-    if isinstance(error, aiohttp.ClientResponseError):
-        return GateFailure.MALFORMED
-    return GateFailure.UNREACHABLE
-
-
-def _mentions_tls(error: BaseException) -> bool:
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, ssl.SSLError):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return False
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
+        return GateFailure.CONNECTION_REFUSED
+    reason = GateFailure(failure_of(error))
+    if reason is not GateFailure.DISCONNECTED or isinstance(error, aiohttp.ClientPayloadError):
+        return reason
+    # A server reports the refusal of a TLS 1.3 client certificate after the client's handshake has ended.
+    return GateFailure.TLS_FAILED if any(isinstance(one, ssl.SSLError) for one in causes(error)) else reason

@@ -28,7 +28,6 @@ NO_VERSION = "1"
 """A resourceVersion that no object has: an apply with it creates, or is a conflict. The API server compares it with
 an existing object's version and ignores it where there is none; the Java Operator SDK relies on that, too."""
 
-
 _REASONS = {status.value: status.phrase.title().replace(" ", "") for status in HTTPStatus if status >= 400}
 """Reasons for answers without one, which proxies or an overloaded API server send (`TooManyRequests`)."""
 _NAMESPACE_ENDS = "NamespaceTerminating"
@@ -130,16 +129,11 @@ class Kube:
         if method != "GET":
             self.writes += 1
         configuration = self._api.configuration
-        url = f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+        url = URL(f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""), encoded=True)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._api.call_api(
-                    method,
-                    URL(url, encoded=True),
-                    {**headers, **await authorization(configuration)},
-                    body,
-                    _request_timeout=UNBOUNDED,
-                )
+                sent = {**headers, **await authorization(configuration)}
+                answer = await self._api.call_api(method, url, sent, body, _request_timeout=UNBOUNDED)
                 data = await answer.read()
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise KubeError(0, type(error).__name__, "the API server did not answer") from error
@@ -157,12 +151,15 @@ class Kube:
             raise
 
     async def list(
-        self, resource: Resource, namespace: str | None, label_selector: str | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield every object of a collection, page by page, with apiVersion and kind added."""
-        query = {"limit": str(LIST_PAGE)}
-        if label_selector:
-            query["labelSelector"] = label_selector
+        chosen = {"limit": str(LIST_PAGE), "labelSelector": label_selector, "fieldSelector": field_selector}
+        query = {name: value for name, value in chosen.items() if value}
         while True:
             page = await self.request("GET", resource.path(namespace), query=query, timeout_s=60)
             items = page.get("items")
@@ -190,13 +187,13 @@ class Kube:
     ) -> dict[str, Any]:
         """Server-side apply, taking over fields of other managers. Changes the object with this UID, or creates one
         if it is None. Raises KubeError with `is_conflict` when the name belongs to another object, or to none."""
-        condition = {"uid": uid} if uid else {"resourceVersion": NO_VERSION}
+        metadata = {**body["metadata"], **({"uid": uid} if uid else {"resourceVersion": NO_VERSION})}
         try:
             return await self.request(
                 "PATCH",
-                resource.path(namespace, body["metadata"]["name"]),
+                resource.path(namespace, metadata["name"]),
                 query={"fieldManager": field_manager, "force": "true"},
-                body={**body, "metadata": {**body["metadata"], **condition}},
+                body={**body, "metadata": metadata},
                 content_type="application/apply-patch+yaml",
             )
         except KubeError as error:
@@ -209,25 +206,19 @@ class Kube:
         self, resource: Resource, namespace: str, name: str, status: Mapping[str, Any], resource_version: str
     ) -> dict[str, Any]:
         """Merge into an object's status if it is still at `resource_version`; None removes a field."""
-        return await self.request(
-            "PATCH",
-            resource.path(namespace, name, "status"),
-            query={"fieldManager": "kvstrata-status"},
-            body={"metadata": {"resourceVersion": resource_version}, "status": status},
-            content_type="application/merge-patch+json",
-        )
+        body = {"metadata": {"resourceVersion": resource_version}, "status": status}
+        return await self._merge(resource.path(namespace, name, "status"), "kvstrata-status", body)
 
     async def set_finalizers(
         self, resource: Resource, namespace: str, name: str, finalizers: Sequence[str], resource_version: str
     ) -> dict[str, Any]:
         """Set an object's finalizers if it is still at `resource_version`: other controllers may have set theirs."""
-        return await self.request(
-            "PATCH",
-            resource.path(namespace, name),
-            query={"fieldManager": "kvstrata-finalizer"},
-            body={"metadata": {"resourceVersion": resource_version, "finalizers": list(finalizers)}},
-            content_type="application/merge-patch+json",
-        )
+        body = {"metadata": {"resourceVersion": resource_version, "finalizers": list(finalizers)}}
+        return await self._merge(resource.path(namespace, name), "kvstrata-finalizer", body)
+
+    async def _merge(self, path: str, manager: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        merge = "application/merge-patch+json"
+        return await self.request("PATCH", path, query={"fieldManager": manager}, body=body, content_type=merge)
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         """Delete the object with this UID; does nothing if it is gone or was re-created."""
@@ -250,15 +241,9 @@ class Kube:
 
     async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
         """Return the token's identity, or None if it is not valid for `audience`."""
-        answer = await self.request(
-            "POST",
-            TOKEN_REVIEW.path(None),
-            body={
-                "apiVersion": TOKEN_REVIEW.api_version,
-                "kind": TOKEN_REVIEW.kind,
-                "spec": {"token": token, "audiences": [audience]},
-            },
-        )
+        spec = {"token": token, "audiences": [audience]}
+        review = {"apiVersion": TOKEN_REVIEW.api_version, "kind": TOKEN_REVIEW.kind, "spec": spec}
+        answer = await self.request("POST", TOKEN_REVIEW.path(None), body=review)
         self.writes -= 1  # a review is a question, it stores nothing
         status = answer.get("status") or {}
         if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
@@ -288,12 +273,10 @@ def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
     except (ValueError, AttributeError):
         message = data[:200].decode("utf-8", "replace")
     try:
-        wait_s = float(retry_after) if retry_after else None
+        wait_s = float(retry_after or "nan")
     except ValueError:
-        wait_s = None
-    if wait_s is not None and not 0 <= wait_s < math.inf:
-        wait_s = None
-    return KubeError(status, reason, message, wait_s, causes)
+        wait_s = math.nan
+    return KubeError(status, reason, message, wait_s if 0 <= wait_s < math.inf else None, causes)
 
 
 def _causes(raw: Any) -> frozenset[str]:

@@ -21,8 +21,7 @@ class NoCredentialsError(Exception):
 
 
 async def find_api(**session: Any) -> ApiClient:
-    """Return a client with the pod's credentials, or else those of the current kubeconfig; `session` is for
-    `open_api`. Raises NoCredentialsError."""
+    """Return a client with the pod's credentials, or else the kubeconfig's. Raises NoCredentialsError."""
     configuration = Configuration("")
     try:
         try:
@@ -58,8 +57,7 @@ async def _load_kubeconfig(configuration: Configuration) -> None:
 
 
 def open_api(configuration: Configuration, *, connections: int = CONNECTIONS, **session: Any) -> ApiClient:
-    """Return a client for the running event loop; `connections` 0 is no limit, `session` are further arguments of its
-    HTTP session."""
+    """Return a client for the running event loop. `connections` 0 is no limit, `session` goes to its HTTP session."""
     configuration.connection_pool_maxsize = connections
     configuration.client_session_kwargs = {
         "cookie_jar": aiohttp.DummyCookieJar(),

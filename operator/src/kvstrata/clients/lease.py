@@ -1,7 +1,7 @@
 """Leadership by a Lease: one operator acts, the others stay warm.
 
-The election of the client library neither exposes the Lease's transition count, which bundles carry as their term, nor
-measures expiry on a monotonic clock.
+The client library's election neither exposes the transition count, which bundles carry as their term, nor measures
+expiry on a monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,24 +29,22 @@ RELEASE_TIMEOUT_S = 5.0
 """A process that ends has no more time than its pod's grace period."""
 
 
+Monotonic = Callable[[], float]
+"""Seconds that no clock change moves."""
+
+Fit = Callable[[], bool]
+
+
 class WentBackError(RuntimeError):
-    """The API server shows an older Lease than before: it was restored from a backup. All that the process knows of
-    objects is of a lost history, so it must restart."""
+    """The API server was restored from a backup. All that the process knows is of a lost history: it must restart."""
 
 
 class Lease:
-    """A candidate for one Lease. `monotonic` gives seconds that no clock change moves. A holder that could not renew
-    for RENEW_DEADLINE_S must stop before DURATION_S, when another may start. While `fit` returns False, the Lease is
-    neither taken nor renewed."""
+    """A candidate for one Lease. A holder that could not renew for RENEW_DEADLINE_S must stop before DURATION_S, when
+    another may start. While `fit` returns False, the Lease is neither taken nor renewed."""
 
     def __init__(
-        self,
-        kube: Kube,
-        namespace: str,
-        name: str,
-        identity: str,
-        monotonic: Callable[[], float],
-        fit: Callable[[], bool] = lambda: True,
+        self, kube: Kube, namespace: str, name: str, identity: str, monotonic: Monotonic, fit: Fit = lambda: True
     ) -> None:
         self._kube, self._namespace, self._name, self._identity = kube, namespace, name, identity
         self._monotonic, self._fit = monotonic, fit
@@ -66,8 +64,7 @@ class Lease:
         return self._monotonic() - self._renewed_at < RENEW_DEADLINE_S
 
     async def acquire(self) -> int:
-        """Wait until this process holds the Lease; return its term, which grows with every change of holder. Raises
-        WentBackError."""
+        """Wait for the Lease; return its term, which grows with every change of holder. Raises WentBackError."""
         while True:
             try:
                 # A slow answer may describe a Lease that has expired since.
@@ -125,24 +122,24 @@ class Lease:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
             self._look_for_restore(lease)
         answered_at = self._monotonic()
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now, create = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"), lease is None
         if lease is None:
-            return await self._write(self._new(now), create=True)
+            metadata = {"name": self._name, "namespace": self._namespace}
+            lease = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata}
         spec = lease.setdefault("spec", {})
         holder = spec.get("holderIdentity") or ""
         seen = (holder, spec.get("renewTime") or "")
         if seen != self._observed:
             # The renewal may be as young as the answer: the holder counts from when it sent the write.
             self._observed, self._observed_at = seen, answered_at
-        if holder != self._identity:
-            expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
-            if holder and asked_at - self._observed_at < expires_s:
-                return False
+        expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
+        if holder not in ("", self._identity) and asked_at - self._observed_at < expires_s:
+            return False
         if holder != self._identity or not self.term:
             # A restarted container has its predecessor's name, but needs a term of its own.
             spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION_S)}
-        return await self._write(lease, create=False)
+        return await self._write(lease, create=create)
 
     def _look_for_restore(self, lease: dict[str, Any] | None) -> None:
         """Raise WentBackError for a Lease that is older than one seen before, or than this process' own last write.
@@ -150,32 +147,13 @@ class Lease:
         end; then the holder finds an older renewTime than it wrote."""
         if lease is None:
             return
-        uid, version = self._seen(lease)
+        uid, version = _version_of(lease)
         spec = lease.get("spec") or {}
         own = self.held and spec.get("holderIdentity") == self._identity
         older = version < self._newest[1] or (own and (spec.get("renewTime") or "") < self._wrote_at)
         if uid == self._newest[0] and older:
             raise WentBackError("the API server shows an older Lease than before: it was restored from a backup")
         self._newest = uid, version
-
-    @staticmethod
-    def _seen(lease: dict[str, Any]) -> tuple[str, int]:
-        metadata = lease.get("metadata") or {}
-        return str(metadata.get("uid") or ""), int(metadata.get("resourceVersion") or 0)
-
-    def _new(self, now: str) -> dict[str, Any]:
-        return {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.kind,
-            "metadata": {"name": self._name, "namespace": self._namespace},
-            "spec": {
-                "holderIdentity": self._identity,
-                "acquireTime": now,
-                "renewTime": now,
-                "leaseDurationSeconds": int(DURATION_S),
-                "leaseTransitions": 1,
-            },
-        }
 
     async def _write(self, lease: dict[str, Any], *, create: bool) -> bool:
         sent_at = self._monotonic()
@@ -191,9 +169,14 @@ class Lease:
         # Counted from before the request: the successor counts from when it sees the write, which is later. The read
         # before it does not count: a slow one would leave a new leader no time to renew.
         self._renewed_at, self._written = sent_at, stored
-        self._newest, self._wrote_at = self._seen(stored), stored["spec"].get("renewTime") or ""
+        self._newest, self._wrote_at = _version_of(stored), stored["spec"].get("renewTime") or ""
         self.term = int(stored["spec"].get("leaseTransitions") or 1)
         return True
+
+
+def _version_of(lease: dict[str, Any]) -> tuple[str, int]:
+    metadata = lease.get("metadata") or {}
+    return str(metadata.get("uid") or ""), int(metadata.get("resourceVersion") or 0)
 
 
 TICK_EVERY_S = 1.0
@@ -207,18 +190,12 @@ T = TypeVar("T")
 class Leadership:
     """Contends for a Lease and renews it in a thread, with an event loop and a connection of its own.
 
-    `connect` runs in that thread; `monotonic` gives seconds that no clock change moves. All methods are for one event
-    loop, the caller's. When it stalls for SILENT_LIMIT_S, the Lease runs out: a hung process must not keep another from
-    acting.
+    `connect` runs in that thread. All methods are for the caller's event loop. When it stalls for SILENT_LIMIT_S, the
+    Lease runs out: another process can act.
     """
 
     def __init__(
-        self,
-        connect: Callable[[], Awaitable[Kube]],
-        namespace: str,
-        name: str,
-        identity: str,
-        monotonic: Callable[[], float],
+        self, connect: Callable[[], Awaitable[Kube]], namespace: str, name: str, identity: str, monotonic: Monotonic
     ) -> None:
         self._connect, self._namespace, self._name, self._identity = connect, namespace, name, identity
         self._monotonic = monotonic
@@ -243,7 +220,6 @@ class Leadership:
         await self._there(self._hold())
 
     async def release(self) -> None:
-        """End the renewals and release the Lease, if it is held. Failure is harmless."""
         if self._ticking is not None:
             self._ticking.cancel()
             await self._there(self._release())

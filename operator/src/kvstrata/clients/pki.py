@@ -94,19 +94,15 @@ def fingerprint(certificate_pem: bytes) -> str:
 
 def together(*authorities_pem: bytes) -> bytes:
     """Return one PEM file with every distinct authority, in order; unreadable ones are left out."""
-    found: dict[bytes, bytes] = {}
-    for pem in authorities_pem:
-        for one in _certificates(pem):
-            found.setdefault(one.fingerprint(hashes.SHA256()), _pem(one))
-    return b"".join(found.values())
+    found = (_pem(one) for pem in authorities_pem for one in _certificates(pem))
+    return b"".join(dict.fromkeys(found))
 
 
 def describe(values: Mapping[str, bytes], authority_pem: bytes, changed_at: datetime) -> TlsFacts:
     """Return facts about a Secret with `tls.crt`, `tls.key` and `ca.crt`, without its key."""
     missing = tuple(key for key in TLS_KEYS if not values.get(key))
-    trusted = frozenset(
-        one.fingerprint(hashes.SHA256()).hex() for one in _certificates(values.get(names.AUTHORITY_KEY, b""))
-    )
+    authorities = _certificates(values.get(names.AUTHORITY_KEY, b""))
+    trusted = frozenset(one.fingerprint(hashes.SHA256()).hex() for one in authorities)
     own = fingerprint(authority_pem)
     facts = TlsFacts("", trusted=trusted, authority=own, issued_by_it=False, changed_at=changed_at, missing=missing)
     if missing:
@@ -171,15 +167,13 @@ def _issue(
     if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
         raise ValueError("the authority's key is not an elliptic-curve key")
     lifetime = min(LEAF_LIFETIME, issuer.not_valid_after_utc - now)
-    issuer_identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
         _certificate(_subject(common_name), issuer.subject, key, now, lifetime)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_identifier), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
     )
     if alternatives is not None:
         builder = builder.add_extension(alternatives, critical=False)
@@ -207,17 +201,10 @@ def _subject(common_name: str) -> x509.Name:
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    signs = signs_certificates
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

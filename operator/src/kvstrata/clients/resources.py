@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvstrata.api import KINDS
 from kvstrata.model.refs import GROUP_VERSION
 
 
@@ -15,24 +16,12 @@ class Resource:
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         """URL path of the collection (of all namespaces when None), an object or its subresource."""
-        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
-        parts = [root]
-        if namespace is not None:
-            parts += ["namespaces", namespace]
-        parts.append(self.plural)
-        parts += [part for part in (name, subresource) if part]
-        return "/".join(parts)
+        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        place = ("namespaces", namespace) if namespace is not None else ()
+        return "/".join([root, *place, self.plural, *(part for part in (name, subresource) if part)])
 
 
-OWN_RESOURCES = (
-    Resource(GROUP_VERSION, "CacheDomain", "cachedomains"),
-    Resource(GROUP_VERSION, "CacheTier", "cachetiers"),
-    Resource(GROUP_VERSION, "CachedModel", "cachedmodels"),
-    Resource(GROUP_VERSION, "TenantCachePolicy", "tenantcachepolicies"),
-    Resource(GROUP_VERSION, "TenantGroup", "tenantgroups"),
-    Resource(GROUP_VERSION, "PrefixPool", "prefixpools"),
-    Resource(GROUP_VERSION, "CacheInvalidation", "cacheinvalidations"),
-)
+OWN_RESOURCES = tuple(Resource(GROUP_VERSION, kind.INFO.kind, kind.INFO.plural) for kind in KINDS)
 
 NETWORK_POLICY = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 

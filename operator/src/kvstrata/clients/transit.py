@@ -2,8 +2,7 @@
 
 A wrapping key never leaves the service: it creates, wraps and unwraps data keys, and deletes its own keys. Requests use
 HTTPS with a pinned authority and follow no redirect, which could leak the token. No message quotes a token, a key, or
-an answer other than the service's errors.
-The interpreter's copies of a key, as text out of the service's JSON, are not overwritten.
+an answer other than the service's errors. The interpreter's copies of a key are not overwritten.
 """
 
 from __future__ import annotations
@@ -21,25 +20,21 @@ from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
+from kvstrata.clients.http import CONNECT_TIMEOUT, failure_of, read_capped
+
 T = TypeVar("T")
+Body = Mapping[str, Any] | None
 
 REQUEST_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0)
-"""The rest is bounded by asyncio.timeout; see `kube.UNBOUNDED`."""
-
 MAX_ANSWER_BYTES = 256 * 1024
 MAX_QUOTED_CHARACTERS = 200
+MAX_PATH_CHARACTERS = 128
 AT_ONCE = 8
 """Concurrent requests; waiting for a turn does not count toward the timeout."""
-
-KEY_TYPE = "aes256-gcm96"
-TOKEN_HEADER = "X-Vault-Token"  # noqa: S105  (a header's name)
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,128}")
 _PATH = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]*(?:/[0-9A-Za-z_][0-9A-Za-z._-]*)*")
 """No segment is empty or begins with a dot: `..` would lead elsewhere."""
-
-MAX_PATH_CHARACTERS = 128
 
 
 class KmsFailure(StrEnum):
@@ -62,7 +57,7 @@ class KmsFailure(StrEnum):
 
 
 class KmsError(Exception):
-    """The service failed or the outcome is unknown. `reason` is stable; the message holds no secret."""
+    """`reason` is stable; the message holds no secret. The outcome may be unknown."""
 
     def __init__(self, reason: KmsFailure, message: str) -> None:
         super().__init__(message)
@@ -102,10 +97,9 @@ class Drawn:
 class TransitClient:
     """Client of one Transit mount at `address` (`https://host:port`), for one event loop.
 
-    `authority_pem` is the only trusted authority. `namespace` is the service's own namespace, empty for its root;
-    `place` identifies namespace and mount within a service. `turns` limits concurrent requests and may be shared; by
-    default `AT_ONCE`. Raises ValueError for an address that is not HTTPS or an invalid mount, and ssl.SSLError for an
-    invalid authority. Requests raise KmsError.
+    `authority_pem` is the only trusted authority. `namespace` is the service's own, empty for its root; `place` is
+    namespace and mount. `turns` limits concurrent requests and may be shared. Raises ValueError for an address that is
+    not HTTPS or an invalid mount, ssl.SSLError for an invalid authority. Requests raise KmsError.
     """
 
     def __init__(
@@ -153,7 +147,7 @@ class TransitClient:
 
     async def make(self, name: str) -> WrappingKey:
         """Create a key that cannot be taken out of the service, unless the name exists."""
-        body = {"type": KEY_TYPE, "exportable": False, "allow_plaintext_backup": False}
+        body = {"type": "aes256-gcm96", "exportable": False, "allow_plaintext_backup": False}
         await self._ask("POST", f"keys/{_checked(name)}", body)
         found = await self.look(name)
         if found is None:
@@ -192,16 +186,10 @@ class TransitClient:
         await self._ask("DELETE", f"keys/{_checked(name)}")
 
     async def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        token: str = "",
+        self, method: str, path: str, body: Body = None, *, query: Mapping[str, str] | None = None, token: str = ""
     ) -> Any:
         """Return the answer at `path`, None if it is empty."""
-        headers = self._headers | ({TOKEN_HEADER: token} if token else {})
+        headers = self._headers | ({"X-Vault-Token": token} if token else {})
         try:
             async with (
                 self._turns,
@@ -216,7 +204,11 @@ class TransitClient:
                     timeout=CONNECT_TIMEOUT,
                 ) as response,
             ):
-                return _judged(response.status, await _read_capped(response), path)
+                encoded = await read_capped(response, MAX_ANSWER_BYTES)
+                if encoded is None:
+                    message = f"the key management service sent more than {MAX_ANSWER_BYTES} bytes"
+                    raise KmsError(KmsFailure.TOO_LARGE, message)
+                return _judged(response.status, encoded, path)
         except RuntimeError:
             if not self._closed:
                 raise
@@ -224,9 +216,9 @@ class TransitClient:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             # The error's own text may quote headers.
             message = f"the key management service at {self._address}: {type(error).__name__}"
-            raise KmsError(_reason(error), message) from None
+            raise KmsError(KmsFailure(failure_of(error)), message) from None
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _ask(self, method: str, path: str, body: Body = None) -> Any:
         whole = f"{self._mount}/{path}"
         token = await self._tokens.token(self)
         try:
@@ -246,16 +238,6 @@ class TransitClient:
                 auto_decompress=False,
             )
         return self._session
-
-
-async def _read_capped(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > MAX_ANSWER_BYTES:
-            response.close()
-            raise KmsError(KmsFailure.TOO_LARGE, f"the key management service sent more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
 
 
 def _judged(status: int, body: bytes, path: str) -> Any:
@@ -290,19 +272,6 @@ def _refusal(status: int, errors: object, text: str, path: str) -> KmsFailure:
         case 501 | 503:
             return KmsFailure.SEALED
     return KmsFailure.FAILED if status >= 500 else KmsFailure.REFUSED
-
-
-_REASONS = (
-    (TimeoutError, KmsFailure.TIMEOUT),
-    ((aiohttp.ClientSSLError, ssl.SSLError), KmsFailure.TLS_FAILED),
-    (aiohttp.ClientConnectorError, KmsFailure.UNREACHABLE),
-    ((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError), KmsFailure.DISCONNECTED),
-    (aiohttp.ClientResponseError, KmsFailure.MALFORMED),
-)
-
-
-def _reason(error: BaseException) -> KmsFailure:
-    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), KmsFailure.UNREACHABLE)
 
 
 def _read(read: Callable[[], T]) -> T:

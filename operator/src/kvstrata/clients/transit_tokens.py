@@ -16,11 +16,10 @@ MAX_TOKEN_BYTES = 64 * 1024
 
 
 class KubernetesLogin:
-    """Tokens from the service's authentication method `kubernetes`, in exchange for the service account's.
+    """Tokens from the service's authentication method `kubernetes`, mounted at `method`.
 
-    `role` is the service's name for the operator's rights, `method` the mount of the method. `account_token` is the
-    file that the kubelet renews; it needs the service's audience if the role demands one. Raises ValueError for an
-    invalid method. Concurrent callers share one login.
+    `role` is the service's name for the operator's rights. `account_token` is the file that the kubelet renews; it
+    needs the service's audience if the role demands one. Raises ValueError for an invalid method.
     """
 
     def __init__(
@@ -41,10 +40,8 @@ class KubernetesLogin:
     async def token(self, client: TransitClient) -> str:
         """Return a token, after a login if the last one is about to expire. Raises KmsError."""
         before = self._failure
-        if self._is_good():
-            return self._token
         async with self._login:
-            if self._is_good():
+            if self._token and self._monotonic() < self._until:
                 return self._token
             failure = self._failure
             if failure is not None and failure is not before:
@@ -58,14 +55,10 @@ class KubernetesLogin:
             return self._token
 
     def refused(self, token: str) -> bool:
-        """Forget this token: after a restart or revocation, a login may bring another. Does nothing for a token that
-        was replaced already."""
+        """Forget this token, unless it was replaced: after a restart or revocation, a login may bring another."""
         if self._token == token:
             self._token = ""
         return True
-
-    def _is_good(self) -> bool:
-        return bool(self._token) and self._monotonic() < self._until
 
     async def _log_in(self, client: TransitClient) -> None:
         body = {"role": self._role, "jwt": read_token(self._account_token)}
@@ -76,9 +69,8 @@ class KubernetesLogin:
             if not isinstance(token, str) or not token or not token.isprintable() or type(lease_s) is not int:
                 raise TypeError
         except (KeyError, TypeError):
-            raise KmsError(
-                KmsFailure.MALFORMED, "the key management service answered a login without a token"
-            ) from None
+            message = "the key management service answered a login without a token"
+            raise KmsError(KmsFailure.MALFORMED, message) from None
         # A lease of 0 does not expire.
         self._token, self._until = token, asked_at + (lease_s * RENEWED_AT if lease_s else float("inf"))
 

@@ -25,7 +25,7 @@ from itertools import count
 from math import inf
 from operator import length_hint
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from . import CONTRACT_VERSION, MALFORMED, ContractError
 
@@ -71,12 +71,22 @@ class Wire:
         return own or Wire(kind.__name__, complete=self.complete, closed=self.closed, camel=self.camel)
 
     def key(self, name: str) -> str:
-        if name in self.names or not self.camel:
-            return self.names.get(name, name)
-        return camel(name)
+        return self.names.get(name) or (camel(name) if self.camel else name)
 
 
 TOLERANT = Wire("a message")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def wired(what: str, *, kw_only: bool = False, **rules: Any) -> Callable[[type[T]], type[T]]:
+    """Make a class a frozen dataclass with slots that is written and read by `Wire(what, **rules)`."""
+
+    def make(kind: type[T]) -> type[T]:
+        made = dataclass(frozen=True, slots=True, kw_only=kw_only)(kind)
+        made.WIRE = Wire(what, **rules)  # type: ignore[attr-defined]
+        return made
+
+    return make
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +135,10 @@ class Items:
 
 
 Count = Annotated[int, Range(0, MAX_NUMBER)]
+Positive = Annotated[int, Range(1, MAX_NUMBER)]
 ShortText = Annotated[str, Printable(253)]
 Text = Annotated[str, Printable(512)]
+Boot = Annotated[str, Printable(128)]
 HexDigest = Annotated[str, Form("[0-9a-f]{64}", "SHA-256 in hexadecimal digits")]
 
 
@@ -219,7 +231,8 @@ class _MisfitError(ContractError):
     """Its text continues a sentence that begins with the place of the error."""
 
 
-class _Form(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Form:
     """How values of a type are read and written.
 
     `unread` is the source of a condition on `x`. If it holds, `read` converts the value or raises _MisfitError;
@@ -253,10 +266,10 @@ def _form(kind: Any, outer: Wire, rule: Any = None) -> _Form:
     if origin is Annotated:
         return _form(arguments[0], outer, arguments[1])
     if NoneType in arguments:
-        some: Any = tuple(one for one in arguments if one is not NoneType)
-        read, unread, write = _form(Union[some], outer, rule)  # noqa: UP007
-        written = write if write is str else lambda x: f"(None if {x} is None else {write(x)})"
-        return _Form(read, f"x is not None and ({unread})", written)
+        kinds = tuple(one for one in arguments if one is not NoneType)
+        some = _form(kinds[0], outer, rule) if len(kinds) == 1 else _one_of(kinds, outer)
+        written = str if some.write is str else lambda x: f"(None if {x} is None else {some.write(x)})"
+        return _Form(some.read, f"x is not None and ({some.unread})", written)
     if origin is tuple:
         return _rows(arguments[0], rule or Items(), outer)
     if origin is UnionType or origin is Union:

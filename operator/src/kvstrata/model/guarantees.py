@@ -1,16 +1,14 @@
-"""Index of guarantees: declared by objects on tiers, and recorded as admitted.
-
-It is updated with each object, so that checking a tier's sum does not read thousands of policies.
-"""
+"""Index of guarantees, declared and admitted, so that checking a tier's sum does not read thousands of policies."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.common import Admission, Budget
+from kvstrata.api.common import Budget
 from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
 from kvstrata.api.tenantcachepolicy import Isolation, ModelsSelector, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
@@ -20,7 +18,6 @@ from kvstrata.model.refs import Key
 Holder = TenantCachePolicy | TenantGroup | CacheDomain | PrefixPool
 
 HOLDERS = (TenantCachePolicy, TenantGroup, CacheDomain, PrefixPool)
-MODELS_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +69,9 @@ class ClaimIndex:
         for tier in {**before, **after}:
             if before.get(tier) != after.get(tier):
                 self._replace(tier, key, before.get(tier), after.get(tier))
+        self.by_holder.pop(key, None)
         if after:
             self.by_holder[key] = after
-        else:
-            self.by_holder.pop(key, None)
 
     def _replace(self, tier: str, key: Key, before: GuaranteeClaim | None, after: GuaranteeClaim | None) -> None:
         claims = self.tiers.setdefault(tier, TierClaims())
@@ -103,30 +99,29 @@ def claims_of(resource: Resource | None) -> Mapping[str, GuaranteeClaim]:
     created = resource.metadata.creation_timestamp
     since = (created.timestamp() if created is not None else 0.0, resource.uid)
     key = Key(resource.INFO.kind, resource.namespace, resource.name)
-    current, models = _is_current(resource, recorded), _models(resource)
-    return {
-        tier: GuaranteeClaim(
-            key, since, declared.get(tier, 0), admitted.get(tier, 0) if recorded is not None else None, current, models
-        )
-        for tier in sorted(declared.keys() | admitted.keys())
-    }
+    current, models = recorded is None or recorded.models == models_digest(resource), _models(resource)
+
+    def claim(tier: str) -> GuaranteeClaim:
+        recorded_bytes = admitted.get(tier, 0) if recorded is not None else None
+        return GuaranteeClaim(key, since, declared.get(tier, 0), recorded_bytes, current, models)
+
+    return {tier: claim(tier) for tier in sorted(declared.keys() | admitted.keys())}
 
 
 def declared_guarantees(resource: Holder) -> dict[str, int]:
-    """Return an object's declared guarantees in bytes by tier; of a pinned pool the measured size of its complete
-    contents."""
+    """Return an object's guarantees in bytes by tier; of a pinned pool the measured size of its complete contents."""
     match resource:
         case TenantCachePolicy():
             return _guaranteed(resource.spec.budgets if resource.spec.isolation is Isolation.ISOLATED else ())
         case TenantGroup():
-            return _guaranteed(resource.spec.budgets if resource.spec.effective_sharing is Sharing.FULL else ())
+            return _guaranteed(resource.spec.budgets if resource.spec.sharing is Sharing.FULL else ())
         case CacheDomain():
             return _guaranteed(resource.spec.public_budgets)
         case PrefixPool():
-            sizes: dict[str, int] = {}
-            for slot in (resource.status, resource.status.next) if resource.spec.is_pinned else ():
-                for tier, size in _measured(slot).items():
-                    sizes[tier] = sizes.get(tier, 0) + size
+            sizes = Counter[str]()
+            for slot in (resource.status, resource.status.next) if resource.spec.pinned else ():
+                if slot is not None and is_whole(slot):
+                    sizes.update({row.name: row.bytes for row in slot.tiers if row.bytes})
             return sizes
 
 
@@ -138,11 +133,7 @@ def is_whole(slot: PrefixPoolStatus | NextContent) -> bool:
 def models_digest(resource: Holder) -> str:
     """Return a digest of the selected models; empty for all."""
     models = _models(resource)
-    return digest(models.to_kubernetes())[:MODELS_DIGITS] if models is not None else ""
-
-
-def _is_current(resource: Holder, recorded: Admission | None) -> bool:
-    return recorded is None or recorded.models == models_digest(resource)
+    return digest(models.to_kubernetes())[:16] if models is not None else ""
 
 
 def _models(resource: Holder) -> ModelsSelector | None:
@@ -157,9 +148,3 @@ def _models(resource: Holder) -> ModelsSelector | None:
 
 def _guaranteed(budgets: Iterable[Budget]) -> dict[str, int]:
     return {budget.tier: size for budget in budgets if budget.guaranteed and (size := budget.guaranteed_bytes)}
-
-
-def _measured(slot: PrefixPoolStatus | NextContent | None) -> Mapping[str, int]:
-    if slot is None or not is_whole(slot):
-        return {}
-    return {row.name: row.bytes for row in slot.tiers if row.bytes}

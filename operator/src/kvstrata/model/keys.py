@@ -26,7 +26,7 @@ class AllowedService:
         return (
             kms.address == self.address.rstrip("/")
             and (kms.namespace or "") == self.namespace
-            and kms.effective_auth_mount == self.auth_mount
+            and kms.auth_mount == self.auth_mount
             and self.role in ("", kms.role)
         )
 

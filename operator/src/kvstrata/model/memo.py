@@ -1,8 +1,7 @@
 """Results of pure functions, kept across snapshots of the world.
 
-Without them, one edit among 1,000 policies costs 50 ms of plans that find known results. Passing each plan its changes
-instead would need bookkeeping that has to be correct; here the only possible mistake is a wrong list of inputs, and
-`tests/unit/plan/test_incremental.py` compares every result with one that is computed from nothing, over random edits.
+Without them, one edit among 1,000 policies costs 50 ms of plans that find known results. The only possible mistake is a
+wrong list of inputs: `tests/unit/plan/test_incremental.py` compares every result with a fresh one, over random edits.
 """
 
 from __future__ import annotations

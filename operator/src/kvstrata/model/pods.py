@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 
+from kvstrata.api.cachetier import SlotLoss
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry
 from kvstrata.contract.policy.data_key import what_is_kept
@@ -14,6 +15,30 @@ from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import PasswordFacts, TlsFacts
 from kvstrata.model.redis.external import ExternalReport
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod does not come up: a reason of the API, and a sentence that stays the same while that holds."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A Kubernetes Event of type Warning."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventLook:
+    """The warnings about an object at one time, the newest last."""
+
+    at: datetime
+    warnings: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +60,8 @@ class Pod:
     deleting: bool
     identity: str
     render_id: str = ""
+    scheduled_at: datetime | None = None
+    trouble: Trouble | None = None
 
     @property
     def live(self) -> bool:
@@ -58,9 +85,9 @@ class Departure:
 class VerifiedState:
     """The state reported by a pod's gate, after its certificate and pod-bound token were checked.
 
-    `in_contact`: the last request was answered by the same pod. Without it an acknowledgement stands, but freshness
-    does not. `contradicted`: the API server, read after the report, held an older bundle, or another one of that
-    revision; the acknowledgement is then of another history.
+    `in_contact`: it answered the last request. Without, an acknowledgement stands, but freshness does not.
+    `contradicted`: the API server, read after the report, held an older bundle, or another one of that revision; the
+    acknowledgement is then of another history.
     """
 
     state: PodState
@@ -88,8 +115,7 @@ class CommittedBundle:
     def whole(self) -> bool:
         """Whether every shard could be read; of a damaged bundle the keyspaces that pods hold are unknown."""
         root = self.bundle.root
-        shards = bool(root.shards) and all(ref.digest for ref in root.shards)
-        return shards and all(ref.digest for ref in root.pools)
+        return bool(root.shards) and all(ref.digest for ref in root.shards) and all(ref.digest for ref in root.pools)
 
     def holds_since(self, policy_uid: str, generation: int) -> int:
         """Return the first revision with this `generation` of a policy; the newest if unknown."""
@@ -113,18 +139,27 @@ def keys_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> fro
 
 
 @dataclass(frozen=True, slots=True)
-class BackendReport:
-    """Answer of the server at `endpoint` to the operator as `username`. `reason` is empty when it was reachable.
+class BackendAccess:
+    """How the operator asks a server of a Redis tier, in an external `cluster` each primary. Certificates name
+    `server_name`; password and authority are (Secret, key), None without a password or TLS."""
 
-    `password_secret` and `authority_secret` (Secret, key) and `cluster` are the parameters of the request: an answer to
-    others does not apply.
+    endpoint: str
+    server_name: str
+    username: str | None = None
+    password: tuple[str, str] | None = None
+    authority: tuple[str, str] | None = None
+    cluster: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """Answer to the operator; one to another `access` does not apply. `reason` is empty when it was reachable.
 
     Figures are known if `version` is not empty. `max_bytes` 0 means unbounded. Figures of a cluster are sums over the
     primaries that answered. `external` is set for external tiers.
     """
 
-    endpoint: str
-    username: str | None
+    access: BackendAccess
     reachable: bool
     reason: str
     message: str
@@ -134,18 +169,7 @@ class BackendReport:
     evicts: bool = False
     version: str = ""
     software: str = "Redis"
-    password_secret: tuple[str, str] | None = None
-    authority_secret: tuple[str, str] | None = None
-    cluster: bool = False
     external: ExternalReport | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Slots of a managed cluster that were given to servers without their data. `at` is a whole second."""
-
-    at: datetime
-    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +184,7 @@ class ClusterReport:
     at: datetime
     reason: str = ""
     message: str = ""
-    lost: Loss | None = None
+    lost: SlotLoss | None = None
     moved: int = 0
 
 

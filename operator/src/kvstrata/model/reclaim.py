@@ -15,8 +15,7 @@ ORDER_HEX_DIGITS = 32
 
 @dataclass(frozen=True, slots=True)
 class FormerCache:
-    """Blocks cached under an identity that no pod has had since `since`. An identity may return and be
-    replaced again: that is another former cache with its own deletion."""
+    """Blocks cached under an identity that no pod has had since `since`; one that returns and goes makes another."""
 
     model: str
     uid: str
@@ -30,8 +29,7 @@ class FormerCache:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimReport:
-    """Progress of one round of deleting a former cache. `message` is for people. `deleted` is the sum of its Jobs'
-    reports, unknown before the round is over."""
+    """Progress of one round of deleting a former cache. `deleted` is unknown before the round is over."""
 
     cache: FormerCache
     state: JobState

@@ -10,8 +10,7 @@ FIELD_MANAGER_PREFIX = "kvstrata"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """An object to reconcile. `Bundle` is the one kind that is no API object: the compiled policy of the CachedModel of
-    that name."""
+    """An object to reconcile; of kind `Bundle`, the compiled policy of the CachedModel of that name."""
 
     kind: str
     namespace: str

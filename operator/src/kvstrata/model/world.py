@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -15,12 +16,12 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.model.guarantees import GuaranteeClaim, TierClaims
-from kvstrata.model.namespace_end import Ending
 from kvstrata.model.pods import (
     BackendReport,
     ClusterReport,
     CommittedBundle,
     Departure,
+    EventLook,
     Pod,
     SecretFacts,
     Unreadable,
@@ -44,38 +45,95 @@ OBJECTS = {
 """Where a world has the objects of a kind, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """A snapshot of one namespace; a plan reads nothing else.
+@dataclass(slots=True)
+class Ending:
+    """Memory of a namespace under deletion: its objects go in any order, and the last policy may need them all.
 
-    The mappings are read-only views, valid until the plan returns, because plans never wait. `term` is the leader's,
-    `entropy` 64 fresh random bytes for this plan alone. `memo` keeps results of earlier plans and changes none.
+    The first four fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
+    server creates nothing any more, `witnessed` those that this process saw before their deletion. It is dropped when
+    neither an object nor an erasure of the namespace is left.
+    """
+
+    domain_id: str | None = None
+    domain_key: bytes | None = field(default=None, repr=False)
+    tiers: dict[str, CacheTier] = field(default_factory=dict)
+    models: dict[str, CachedModel] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    witnessed: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class DomainState:
+    """All that is known of one namespace. The store writes it; a plan reads it as a `World`.
 
     `contested`: tenants with several policies. `policy_names`: by UID. `unsettled`: policies with a generation that was
-    never enforced. `claims` and `claimants`: guarantees by tier and by holder. `granting`: admitted bytes by tier in
-    status writes under way. `owned`: kind and name of the children that an object controls, by its UID. `foreign`: by
-    kind and name, the UID of the object that needs a name taken by a foreign object. Watches select by label and do not
-    show that object; a write found it.
+    never enforced. `granting`: admitted bytes by tier in status writes under way. `owned`: kind and name of children
+    that an object controls, by its UID. `foreign`: by kind and name, the UID of the object that needs a name taken by a
+    foreign object, which watches do not show.
 
     Keys: `sources` ConfigMap name and key; `renders` pod UID, then the prefix's digest; `warmed` pod UID, then the
-    digits of the version's scope and that digest; `holdings` pod UID, then pool UID; `probes` pod UID; `reclaims` order
-    and round; `erasures` the UID of the ordering object; `servers` tier name, then pod name.
+    digits of the version's scope and that digest; `holdings` pod UID, then pool UID; `probes` pod UID; `event_looks`
+    UID of a pod or StatefulSet; `reclaims` order and round; `erasures` the UID of the ordering object; `servers` tier
+    name, then pod name.
 
-    `data_keys` maps an epoch to its data key, or to the id of one wrapped by a KMS. `judged_epochs`: epochs that no
-    status names unless one in this snapshot does; a status may still arrive for the others. `keys_unwrapping`: epochs
-    with a key that is being unwrapped; `keys_lost`: with one that cannot be recovered. `keys_problem`: why the KMS
-    cannot be used.
+    `access`: values that were read for a Redis tier, by its name, then by name and key of the Secret.
+
+    `data_keys` maps an epoch to its data key, or to the id of one wrapped by a KMS; it is replaced as a whole.
+    `judged_epochs`: epochs that no status names unless one in this snapshot does; a status may still arrive for the
+    others. `keys_unwrapping`: epochs whose key is being unwrapped; `keys_lost`: those whose key cannot be recovered.
+    `keys_problem`: why the KMS cannot be used.
     """
 
     namespace: str
-    term: int
-    entropy: bytes
+    _: KW_ONLY
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
-    judged_epochs: Set[str] = frozenset()
-    keys_unwrapping: Set[str] = frozenset()
-    keys_lost: Set[str] = frozenset()
+    judged_epochs: set[str] = field(default_factory=set)
+    keys_unwrapping: frozenset[str] = frozenset()
+    keys_lost: frozenset[str] = frozenset()
     keys_problem: str = ""
+    unreadable: dict[Key, Unreadable] = field(default_factory=dict)
+    policies_of_tenant: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    contested: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    policy_names: dict[str, str] = field(default_factory=dict)
+    unsettled: set[str] = field(default_factory=set)
+    granting: dict[Key, Mapping[str, int]] = field(default_factory=dict)
+    children: dict[tuple[str, str], LiveObject] = field(default_factory=dict)
+    owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+    foreign: dict[tuple[str, str], str] = field(default_factory=dict)
+    secrets: dict[str, SecretFacts] = field(default_factory=dict)
+    pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))
+    departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
+    states: dict[str, VerifiedState] = field(default_factory=dict)
+    bundles: dict[str, CommittedBundle] = field(default_factory=dict)
+    backends: dict[str, BackendReport] = field(default_factory=dict)
+    credentials: dict[str, CredentialLook] = field(default_factory=dict)
+    access: dict[str, Mapping[tuple[str, str], bytes]] = field(default_factory=dict, repr=False)
+    probes: dict[str, ProbeReport] = field(default_factory=dict)
+    servers: dict[str, dict[str, ServerPod]] = field(default_factory=lambda: defaultdict(dict))
+    event_looks: dict[str, EventLook] = field(default_factory=dict)
+    clusters: dict[str, ClusterReport] = field(default_factory=dict)
+    sources: dict[tuple[str, str], SourceReport] = field(default_factory=dict)
+    renders: dict[str, dict[str, RenderReport]] = field(default_factory=lambda: defaultdict(dict))
+    warmed: dict[str, dict[tuple[str, str], WarmReport]] = field(default_factory=lambda: defaultdict(dict))
+    holdings: dict[str, dict[str, HoldingReport]] = field(default_factory=lambda: defaultdict(dict))
+    erasures: dict[str, ErasureNow] = field(default_factory=dict)
+    reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
+    ending: Ending = field(default_factory=Ending)
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+
+
+@dataclass(slots=True)
+class World(DomainState):
+    """A snapshot of one namespace; a plan reads nothing else, and changes nothing in it.
+
+    It shares the store's containers, so it is valid until the plan returns: plans never wait. `term` is the leader's,
+    `entropy` 64 fresh random bytes for this plan alone. `memo` keeps results of earlier plans. `claims` and `claimants`
+    are guarantees by tier and by holder.
+    """
+
+    term: int
+    entropy: bytes
     domains: Mapping[str, CacheDomain] = field(default_factory=dict)
     tiers: Mapping[str, CacheTier] = field(default_factory=dict)
     models: Mapping[str, CachedModel] = field(default_factory=dict)
@@ -83,35 +141,8 @@ class World:
     groups: Mapping[str, TenantGroup] = field(default_factory=dict)
     pools: Mapping[str, PrefixPool] = field(default_factory=dict)
     invalidations: Mapping[str, CacheInvalidation] = field(default_factory=dict)
-    unreadable: Mapping[Key, Unreadable] = field(default_factory=dict)
-    policies_of_tenant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    contested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    policy_names: Mapping[str, str] = field(default_factory=dict)
-    unsettled: Set[str] = frozenset()
     claims: Mapping[str, TierClaims] = field(default_factory=dict)
     claimants: Mapping[Key, Mapping[str, GuaranteeClaim]] = field(default_factory=dict)
-    granting: Mapping[Key, Mapping[str, int]] = field(default_factory=dict)
-    children: Mapping[tuple[str, str], LiveObject] = field(default_factory=dict)
-    owned: Mapping[str, Set[tuple[str, str]]] = field(default_factory=dict)
-    foreign: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    secrets: Mapping[str, SecretFacts] = field(default_factory=dict)
-    pods: Mapping[str, Mapping[str, Pod]] = field(default_factory=dict)
-    departures: Mapping[str, tuple[Departure, ...]] = field(default_factory=dict)
-    states: Mapping[str, VerifiedState] = field(default_factory=dict)
-    bundles: Mapping[str, CommittedBundle] = field(default_factory=dict)
-    backends: Mapping[str, BackendReport] = field(default_factory=dict)
-    credentials: Mapping[str, CredentialLook] = field(default_factory=dict)
-    probes: Mapping[str, ProbeReport] = field(default_factory=dict)
-    servers: Mapping[str, Mapping[str, ServerPod]] = field(default_factory=dict)
-    clusters: Mapping[str, ClusterReport] = field(default_factory=dict)
-    sources: Mapping[tuple[str, str], SourceReport] = field(default_factory=dict)
-    renders: Mapping[str, Mapping[str, RenderReport]] = field(default_factory=dict)
-    warmed: Mapping[str, Mapping[tuple[str, str], WarmReport]] = field(default_factory=dict)
-    holdings: Mapping[str, Mapping[str, HoldingReport]] = field(default_factory=dict)
-    erasures: Mapping[str, ErasureNow] = field(default_factory=dict)
-    reclaims: Mapping[tuple[str, int], ReclaimReport] = field(default_factory=dict)
-    ending: Ending = field(default_factory=Ending)
-    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     def objects(self, kind: str) -> Mapping[str, Any]:
         """The objects of a kind by name; of bundles, their models."""

@@ -10,21 +10,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.objects.pod.access import (
-    build_model_networkpolicy,
-    build_redis_networkpolicy,
-    build_role,
-    build_rolebinding,
-    build_serviceaccount,
-)
-from kvstrata.objects.pod.workload import (
-    build_deployment,
-    build_model_service,
-    build_pdb,
-    build_redis_pdb,
-    build_redis_service,
-    build_servicemonitor,
-)
+from kvstrata.objects.pod import access, workload
 from kvstrata.objects.redis.cluster import build_shard_statefulset
 
 from .context import BuildContext
@@ -44,29 +30,35 @@ def model_children(
     """Return the children of a CachedModel. Existing ones that are absent here must be pruned. `service_monitors`:
     whether the cluster knows ServiceMonitor."""
     return _present(
-        build_serviceaccount(model),
-        build_role(model, shard_count, has_pools=has_pools),
-        build_rolebinding(model),
-        build_model_networkpolicy(ctx, model),
-        build_model_service(model),
-        build_pdb(model),
-        build_servicemonitor(model, service_monitors),
-        build_deployment(ctx, domain_id, model, tiers, identity, shard_count),
+        access.build_serviceaccount(model),
+        access.build_role(model, shard_count, has_pools=has_pools),
+        access.build_rolebinding(model),
+        access.build_model_networkpolicy(ctx, model),
+        workload.build_model_service(model),
+        workload.build_pdb(model),
+        workload.build_servicemonitor(model, service_monitors),
+        workload.build_deployment(ctx, domain_id, model, tiers, identity, shard_count),
     )
 
 
 def redis_tier_children(
-    ctx: BuildContext, tier: CacheTier, *, restart_token: str | None = None, members: Mapping[int, int] | None = None
+    ctx: BuildContext,
+    tier: CacheTier,
+    models: Sequence[str] = (),
+    *,
+    restart_token: str | None = None,
+    members: Mapping[int, int] | None = None,
 ) -> tuple[dict[str, Any], ...]:
-    """Return the children of a managed Redis tier; empty for any other tier. A changed `restart_token` replaces every
-    pod. `members` gives the servers of each shard where that differs from spec: a leaving server hands over first."""
+    """Return the children of a managed Redis tier that `models` list; empty for any other tier. A changed
+    `restart_token` replaces every pod. `members` gives the servers of each shard where that differs from spec: a
+    leaving server hands over first."""
     managed = tier.spec.managed
-    wanted = dict.fromkeys(range(managed.effective_shards), None) if managed is not None else {}
+    wanted = dict.fromkeys(range(managed.shards), None) if managed is not None else {}
     shards: Mapping[int, int | None] = wanted if members is None else members
     return _present(
-        build_redis_networkpolicy(ctx, tier),
-        build_redis_service(tier),
-        build_redis_pdb(tier),
+        access.build_redis_networkpolicy(ctx, tier, models),
+        workload.build_redis_service(tier),
+        workload.build_redis_pdb(tier),
         *(build_shard_statefulset(ctx, tier, shard, restart_token, shards[shard]) for shard in sorted(shards)),
     )
 

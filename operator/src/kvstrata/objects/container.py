@@ -7,6 +7,7 @@ from typing import Any
 
 from kvstrata.api.pod_template import ResourceRequirements
 
+from .applied import without_empty
 from .quantities import canonical_amounts
 
 SECURITY: dict[str, Any] = {
@@ -15,6 +16,14 @@ SECURITY: dict[str, Any] = {
     "capabilities": {"drop": ["ALL"]},
 }
 """A container's part of the restricted Pod Security Standard, and a read-only root."""
+
+LAST_OF_LOG = "FallbackToLogsOnError"
+"""`terminationMessagePolicy`: the pod's status has the end of the log of a container that failed."""
+
+
+def container(name: str, image: str, pull_policy: str | None, **fields: Any) -> dict[str, Any]:
+    security = {"securityContext": SECURITY, "terminationMessagePolicy": LAST_OF_LOG}
+    return without_empty({"name": name, "image": image, "imagePullPolicy": pull_policy, **security, **fields})
 
 
 def amounts(requests: Mapping[str, str], limits: Mapping[str, str]) -> dict[str, Any]:
@@ -48,17 +57,9 @@ def field_environment(name: str, field_path: str) -> dict[str, Any]:
 
 
 def exec_probe(command: Sequence[str], *, period_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
+    """Each run starts a process in the container, which costs a node far more than an HTTP request."""
     return {
         "exec": {"command": list(command)},
-        "periodSeconds": period_s,
-        "timeoutSeconds": timeout_s,
-        "failureThreshold": failures,
-    }
-
-
-def http_probe(path: str, port: int, *, period_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
         "periodSeconds": period_s,
         "timeoutSeconds": timeout_s,
         "failureThreshold": failures,

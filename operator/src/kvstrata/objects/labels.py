@@ -6,6 +6,7 @@ Selectors are immutable, so only `selector_of_model` and `selector_of_tier` serv
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 NAME = "app.kubernetes.io/name"
@@ -31,7 +32,6 @@ ERASES = "kvstrata.io/erases"
 """Annotation of a CacheInvalidation: the uid of the deleted policy that ordered it."""
 SHARD = "kvstrata.io/shard"
 STATEFULSET_REVISION = "controller-revision-hash"
-READS_TIER_PREFIX = "tier.kvstrata.io/"
 
 MANAGER = "kvstrata"
 OWNED = {MANAGED_BY: MANAGER}
@@ -66,16 +66,21 @@ def metadata(
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return metadata; deleting `owner` deletes the object, None is for objects that outlive all others."""
-    built: dict[str, Any] = {
-        "name": name,
-        "namespace": namespace,
-        "labels": dict(own_labels),
-    }
+    built: dict[str, Any] = {"name": name, "namespace": namespace, "labels": dict(own_labels)}
     if owner is not None:
         built["ownerReferences"] = [dict(owner)]
     if annotations:
         built["annotations"] = dict(annotations)
     return built
+
+
+def _labels(name: str, instance: str, component: str) -> dict[str, str]:
+    return {NAME: name, INSTANCE: instance, COMPONENT: component, PART_OF: "kvstrata", MANAGED_BY: MANAGER}
+
+
+of_domain = partial(_labels, "cache-domain", "default")
+of_custody = partial(_labels, "key-custody", "operator")
+of_receipts = partial(_labels, "erasure-receipts", "receipts")
 
 
 def selector_of_model(model: str) -> dict[str, str]:
@@ -102,23 +107,6 @@ def of_shard(tier: str, shard: int) -> dict[str, str]:
     return of_tier(tier) | {SHARD: str(shard)}
 
 
-def of_domain(component: str) -> dict[str, str]:
-    return _labels("cache-domain", "default", component)
-
-
-def of_custody(component: str) -> dict[str, str]:
-    return _labels("key-custody", "operator", component)
-
-
-def of_receipts(component: str) -> dict[str, str]:
-    return _labels("erasure-receipts", "receipts", component)
-
-
-def reads_tier(tier: str) -> dict[str, str]:
-    """Return the label by which a tier's NetworkPolicy admits pods."""
-    return {f"{READS_TIER_PREFIX}{tier}": "true"}
-
-
 def of_deletion(erasure: str) -> dict[str, str]:
     return _labels("tier-deletion", erasure, "deletion") | {ERASURE: erasure}
 
@@ -130,7 +118,3 @@ def deletes_from(namespace: str, tier: str) -> dict[str, str]:
 
 def merged(user: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted({**user, **own}.items()))
-
-
-def _labels(name: str, instance: str, component: str) -> dict[str, str]:
-    return {NAME: name, INSTANCE: instance, COMPONENT: component, PART_OF: "kvstrata", MANAGED_BY: MANAGER}

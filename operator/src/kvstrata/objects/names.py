@@ -10,9 +10,7 @@ from kvstrata.contract.policy.pools import shard_name
 from kvstrata.contract.wire import digest
 
 PREFIX = "kvs-"
-
 DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
-
 DOMAIN_KEY_DATA_KEY = "domain.key"
 DATA_KEYS_PREFIX = "kvstrata-data-keys-"
 WRAPPED_KEYS_PREFIX = "kvstrata-wrapped-keys-"
@@ -28,9 +26,7 @@ PRIVATE_KEY_KEY = "tls.key"
 AUTHORITY_KEY = "ca.crt"
 
 RECEIPTS_KEY_SECRET = "kvstrata-receipts-key"  # noqa: S105  (a Secret's name)
-
 RECEIPT_PUBLIC_KEYS = "kvstrata-receipts-keys"
-
 RECEIPT_PREFIX = "kvstrata-receipt-"
 
 
@@ -82,29 +78,18 @@ def redis_tls(tier: str) -> str:
 
 def service_dns_names(service: str, namespace: str, cluster_domain: str) -> tuple[str, ...]:
     """Return every name under which pods of the cluster reach a Service, the most specific last."""
-    return (
-        service,
-        f"{service}.{namespace}",
-        f"{service}.{namespace}.svc",
-        f"{service}.{namespace}.svc.{cluster_domain}",
-    )
+    local = f"{service}.{namespace}"
+    return (service, local, f"{local}.svc", f"{local}.svc.{cluster_domain}")
 
 
 def gate_dns_names(model: str, namespace: str, cluster_domain: str) -> tuple[str, ...]:
     """Return the names in a gate's certificate: the one that the operator checks, then those of the Service."""
-    return (
-        gate_server_name(model, namespace),
-        *service_dns_names(model_child(model), namespace, cluster_domain),
-    )
+    return (gate_server_name(model, namespace), *service_dns_names(model_child(model), namespace, cluster_domain))
 
 
 def redis_dns_names(tier: str, namespace: str, cluster_domain: str) -> tuple[str, ...]:
-    service = redis(tier)
-    return (
-        *service_dns_names(service, namespace, cluster_domain),
-        f"*.{service}.{namespace}.svc",
-        f"*.{service}.{namespace}.svc.{cluster_domain}",
-    )
+    of_pods = f"*.{redis_host(tier, namespace)}"
+    return (*service_dns_names(redis(tier), namespace, cluster_domain), of_pods, f"{of_pods}.{cluster_domain}")
 
 
 def redis_host(tier: str, namespace: str) -> str:

@@ -23,7 +23,6 @@ GATE_TLS = "/run/kvstrata/tls"
 CALLER_TLS = "/run/kvstrata/caller-tls"
 ACK_TOKEN = "/run/kvstrata/ack-token"  # noqa: S105  (a path)
 KUBE_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  (a path)
-TIERS = "/run/kvstrata/tiers"
 NVME = "/run/kvstrata/nvme"
 HUB_TOKEN = "/run/kvstrata/hub"  # noqa: S105  (a path)
 HUB_CACHE = "/run/kvstrata/weights-cache"
@@ -36,10 +35,6 @@ DELETION = "/run/kvstrata/deletion"
 
 REDIS_TLS = "/etc/kvstrata/tls"
 REDIS_AUTH = "/etc/kvstrata/auth"
-
-
-def tier_directory(tier: str) -> str:
-    return f"{TIERS}/{tier}"
 
 
 def nvme_directory(tier: str) -> str:

@@ -6,9 +6,10 @@ The operator skips a write when the live object equals the desired one, so desir
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from fractions import Fraction
+
+from kvstrata.quantity import BINARY, DECIMAL, read_quantity
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -16,27 +17,24 @@ GIB = 1 << 30
 MOST = (1 << 63) - 1
 """The apiserver stores larger values with a binary suffix as this."""
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]+))?")
-_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_DECIMAL = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
-_EXPONENTS = {suffix: exponent for exponent, suffix in _DECIMAL.items()}
-
 
 def canonical_quantity(text: str) -> str:
     """Return the form in which the apiserver stores a quantity (apimachinery's `Quantity.String`). Raises ValueError
     for texts that are not quantities."""
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is not a quantity")
-    number, suffix, exponent = found.groups()
-    if suffix in _BINARY and suffix:
-        value = min(Fraction(number) * 1024 ** _BINARY.index(suffix), Fraction(MOST))
+    value, suffix, has_exponent = read_quantity(text)
+    if suffix in BINARY[1:]:
+        value = min(value, Fraction(MOST))
         # Without a suffix it is read as decimal: 62.5Ki is stored as 64k, not as 64000.
         return binary(int(value)) if value and value % 1024 == 0 else _decimal(value)
-    if exponent is not None:
-        mantissa, power = _thousands(Fraction(number) * Fraction(10) ** int(exponent))
+    if has_exponent:
+        mantissa, power = _thousands(value)
         return f"{mantissa}e{power}" if power else str(mantissa)
-    return _decimal(Fraction(number) * Fraction(10) ** _EXPONENTS[suffix or ""])
+    return _decimal(value)
+
+
+def quantity_bytes(text: str) -> int:
+    """Return a size such as `512Mi` in bytes, rounded up. Raises ValueError for texts that are not quantities."""
+    return math.ceil(read_quantity(text)[0])
 
 
 def canonical_amounts(amounts: Mapping[str, str]) -> dict[str, str]:
@@ -48,10 +46,10 @@ def binary(size_bytes: int) -> str:
     if size_bytes < 1024:
         return _decimal(Fraction(size_bytes))
     size_bytes, power = min(size_bytes, MOST), 0
-    while size_bytes % 1024 == 0 and power < len(_BINARY) - 1:
+    while size_bytes % 1024 == 0 and power < len(BINARY) - 1:
         size_bytes //= 1024
         power += 1
-    return f"{size_bytes}{_BINARY[power]}"
+    return f"{size_bytes}{BINARY[power]}"
 
 
 def readable(size_bytes: int) -> str:
@@ -70,7 +68,7 @@ def round_up(size_bytes: int, unit_bytes: int = MIB) -> int:
 
 def _decimal(value: Fraction) -> str:
     mantissa, power = _thousands(value)
-    return f"{mantissa}{_DECIMAL[power]}"
+    return f"{mantissa}{DECIMAL[power]}"
 
 
 def _thousands(value: Fraction) -> tuple[int, int]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstrata.api.cachedmodel import CachedModel, Transfer
-from kvstrata.api.cachetier import CacheTier, CacheTierSpec, Medium
+from kvstrata.api.cachetier import LEAST_CAPACITY, CacheTier, CacheTierSpec, Medium
+from kvstrata.api.scalars import Quantity
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, MAX_POOLS, MAX_VERSIONS
 
 from .quantities import GIB, MIB, round_up
+
+DEFAULT_TIER_BYTES, DEFAULT_TIER_DIVISOR = GIB, 4
 
 STAGING_BYTES = 512 * MIB
 """Memory of the cache server without a CPU tier: blocks pass through it to slower tiers."""
@@ -32,7 +35,7 @@ MANIFESTS_BYTES = 2 * MAX_POOLS * MAX_VERSIONS * MAX_CHUNKS * CHUNK_HASH_BYTES
 """Manifests of all possible pools of a model, and of those that they replace."""
 
 GATE_REQUEST_BYTES = 96 * MIB
-GATE_LIMIT_BYTES = 384 * MIB
+GATE_LIMIT_BYTES = 448 * MIB
 
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
@@ -41,26 +44,35 @@ BACKLOG_DIVISOR, MIN_BACKLOG_BYTES, MAX_BACKLOG_BYTES = 32, MIB, 256 * MIB
 BUFFER_DIVISOR, MIN_BUFFER_BYTES = 8, 64 * MIB
 
 
-def policy_volume_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
-    """Return the size limit of the volume with policy, pool manifests and data key files (one per encrypted scope).
+def policy_volume_bytes(shard_count: int) -> int:
+    """Return the size limit of the volume with policy, pool manifests and data key files (one per scope once a tier
+    encrypts).
 
     Another limit restarts pods, so it follows the number of the bundle's shards, which never shrinks, in steps of four,
-    with room for twice the keys at each step.
+    with room for twice the keys at each step; not the tiers, which come and go.
     """
     size = POLICY_VOLUME_BYTES
-    if any(tier.spec.encryption_required for tier in tiers):
-        while size < (shard_count + 1) * KEYS_OF_A_SHARD_BYTES + MANIFESTS_BYTES:
-            size *= POLICY_VOLUME_STEP
+    while size < (shard_count + 1) * KEYS_OF_A_SHARD_BYTES + MANIFESTS_BYTES:
+        size *= POLICY_VOLUME_STEP
     return size
 
 
-def gate_limit_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
+def gate_limit_bytes(shard_count: int) -> int:
     """Return the gate's memory limit: its writes to the policy volume are charged to it."""
-    return GATE_LIMIT_BYTES + policy_volume_bytes(tiers, shard_count) - POLICY_VOLUME_BYTES
+    return GATE_LIMIT_BYTES + policy_volume_bytes(shard_count) - POLICY_VOLUME_BYTES
 
 
 def l1_bytes(tiers: Sequence[CacheTier]) -> int:
     return sum(tier.spec.capacity_bytes for tier in tiers if tier.spec.medium is Medium.CPU) or STAGING_BYTES
+
+
+def default_tier_bytes(model: CachedModel) -> int:
+    """Return the size of the CPU tier of a model that names none; it comes on top of the engine's limit."""
+    chosen = model.spec.engine.resources
+    limit = chosen.limits.get("memory") if chosen is not None else None
+    if limit is None:
+        return DEFAULT_TIER_BYTES
+    return max(limit.in_bytes // DEFAULT_TIER_DIVISOR // MIB * MIB, Quantity(LEAST_CAPACITY).in_bytes)
 
 
 def stored_bytes(spec: CacheTierSpec) -> int:
@@ -70,16 +82,16 @@ def stored_bytes(spec: CacheTierSpec) -> int:
 
 
 def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
-    ranks = model.spec.engine.effective_tensor_parallel_size
+    ranks = model.spec.engine.tensor_parallel_size
     size = SHARED_MEMORY_MARGIN_BYTES + (ranks * SHARED_MEMORY_PER_RANK_BYTES if ranks > 1 else 0)
-    if model.spec.cache_server.effective_transfer is Transfer.ENGINE_DRIVEN:
+    if model.spec.cache_server.transfer is Transfer.ENGINE_DRIVEN:
         size += l1_bytes(tiers)
     return round_up(size)
 
 
 def shard_bytes(spec: CacheTierSpec) -> int:
     """Return the capacity of one shard of a managed Redis tier."""
-    return -(-spec.capacity_bytes // (spec.managed.effective_shards if spec.managed is not None else 1))
+    return -(-spec.capacity_bytes // (spec.managed.shards if spec.managed is not None else 1))
 
 
 def replication_backlog_bytes(part_bytes: int) -> int:

@@ -14,12 +14,6 @@ from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER
 
 
 @dataclass(frozen=True, slots=True)
-class SecretFiles:
-    secret: str
-    items: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RedisLink:
     """Addresses (host, port) of a tier, and its Secrets as (Secret, key) or None. `ca` None means plain text,
     `username` None the default user. The operator's own user is set on managed servers only."""
@@ -30,10 +24,6 @@ class RedisLink:
     username: str | None = None
     operator_username: str | None = None
     operator_password: tuple[str, str] | None = None
-
-
-PASSWORD_FILE = "password"  # noqa: S105  (a file's name)
-AUTHORITY_FILE = "ca.crt"
 
 
 def redis_link(tier: CacheTier) -> RedisLink | None:
@@ -82,8 +72,8 @@ def _pods(tier: CacheTier) -> list[str]:
     managed = tier.spec.managed
     if managed is None:
         return []
-    ordinals = range(1 + managed.effective_replicas_per_shard)
-    return [f"{names.redis_shard(tier.name, n)}-{m}" for n in range(managed.effective_shards) for m in ordinals]
+    ordinals = range(1 + managed.replicas_per_shard)
+    return [f"{names.redis_shard(tier.name, n)}-{m}" for n in range(managed.shards) for m in ordinals]
 
 
 def _labels(host: str, namespace: str) -> tuple[str, ...]:
@@ -99,19 +89,11 @@ def _labels(host: str, namespace: str) -> tuple[str, ...]:
 def redis_tls_secret(tier: CacheTier) -> str | None:
     """Return the Secret with the certificate of a managed tier's servers; None for plain text or other tiers."""
     managed = tier.spec.managed
-    if managed is None or managed.tls_mode is TlsMode.DISABLED:
+    if managed is None or managed.tls.mode is TlsMode.DISABLED:
         return None
-    if managed.tls is not None and managed.tls.secret_ref is not None:
+    if managed.tls.secret_ref is not None:
         return managed.tls.secret_ref.name
     return names.redis_tls(tier.name)
-
-
-def tier_secrets(tier: CacheTier) -> tuple[SecretFiles, ...]:
-    link = redis_link(tier)
-    if link is None:
-        return ()
-    files = ((link.password, PASSWORD_FILE), (link.ca, AUTHORITY_FILE))
-    return tuple(SecretFiles(source[0], ((source[1], file),)) for source, file in files if source is not None)
 
 
 def _address(endpoint: str) -> tuple[str, int]:

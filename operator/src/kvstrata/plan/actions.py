@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
+from kvstrata.api.base import Resource
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.bundle import Entry, Root
 from kvstrata.contract.policy.pools import PoolShard
-from kvstrata.model.pods import Pod
+from kvstrata.model.pods import BackendAccess, Pod
 from kvstrata.model.reclaim import FormerCache
 from kvstrata.model.redis.cluster import Goal
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+
+
+def key_of(resource: Resource) -> Key:
+    return Key(resource.INFO.kind, resource.namespace, resource.name)
+
+
+def bundle_keys(world: World) -> tuple[Key, ...]:
+    return tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,14 @@ class ProbePod:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadEvents:
+    """Read the warnings about the object with this UID, then plan `again`."""
+
+    uid: str
+    again: Key
+
+
+@dataclass(frozen=True, slots=True)
 class ReportIsolation:
     """Export whether an isolation failure stands as a metric."""
 
@@ -82,8 +100,7 @@ PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
 IsolationQuestion = ProbePod | ReportIsolation
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """A reason of the API, and a sentence that names the object and the fix."""
 
     reason: str
@@ -172,19 +189,11 @@ class EmptySecrets:
 
 @dataclass(frozen=True, slots=True)
 class ProbeBackend:
-    """Check all requirements of an external Redis server, in a `cluster` on each primary.
-
-    `password_secret` and `authority_secret` are (name, key), None without password or TLS.
-    """
+    """Check all requirements of an external Redis server for the domain with this id."""
 
     tier: str
-    endpoint: str
-    server_name: str
-    username: str | None
-    password_secret: tuple[str, str] | None
-    authority_secret: tuple[str, str] | None
+    access: BackendAccess
     domain: str
-    cluster: bool = False
 
 
 class Turn(StrEnum):
@@ -253,39 +262,32 @@ class TendServers:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileCluster:
-    """Keep the servers of a managed cluster at `goal` until the next order for the tier.
-
-    `password_secret` and `authority_secret` are (name, key); no authority means plain text. Certificates name
-    `server_name`; `endpoint` is the tier's address in plans.
-    """
+    """Keep the servers of a managed cluster, at this port of its pods, at `goal` until the next order for the tier."""
 
     tier: str
     goal: Goal
     port: int
-    username: str
-    password_secret: tuple[str, str]
-    authority_secret: tuple[str, str] | None
-    server_name: str
-    endpoint: str
+    access: BackendAccess
 
 
 @dataclass(frozen=True, slots=True)
-class CarryOutErasure:
+class _OfObject:
+    kind: str
+    name: str
+    uid: str
+
+
+class CarryOutErasure(_OfObject):
     """Start the erasure that the object of this UID orders, or wake the running one. The object is an eager
     invalidation, or a deleted policy that can have none."""
 
-    kind: str
-    name: str
-    uid: str
 
-
-@dataclass(frozen=True, slots=True)
-class EndErasure:
+class EndErasure(_OfObject):
     """Remove the record of a finished erasure, then the finalizer of the invalidation."""
 
-    kind: str
-    name: str
-    uid: str
+
+class Remove(_OfObject):
+    """Delete the object if it still has this UID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +305,6 @@ class Create:
     """Create an object that users may also write; it is never applied over theirs."""
 
     body: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    kind: str
-    name: str
-    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +344,7 @@ Question = (
     | ProbeBackend
     | TendServers
     | ReconcileCluster
+    | ReadEvents
     | PoolQuestion
     | IsolationQuestion
     | ErasureOrder

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from kvstrata.api.base import Resource
-from kvstrata.api.common import Condition, ConditionStatus, Summary
 from kvstrata.api.scalars import Quantity, format_timestamp
-from kvstrata.model.refs import Key
+from kvstrata.api.status import Condition, ConditionStatus, Summary
 from kvstrata.objects.quantities import mebibytes
-from kvstrata.plan.actions import Decision, StatusWrite
+from kvstrata.plan.actions import Decision, StatusWrite, key_of
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values that the server drops, equal to one another."""
@@ -31,6 +30,15 @@ class Finding:
     reason: str
     message: str = ""
 
+    @property
+    def cause(self) -> Decision:
+        return Decision(self.reason, self.message)
+
+    @property
+    def failure(self) -> Decision | None:
+        """The cause of False; None for another status."""
+        return self.cause if self.status is ConditionStatus.FALSE else None
+
 
 def true(kind: str, reason: str, message: str = "") -> Finding:
     return Finding(kind, ConditionStatus.TRUE, reason, message)
@@ -44,44 +52,76 @@ def unknown(kind: str, reason: str, message: str = "") -> Finding:
     return Finding(kind, ConditionStatus.UNKNOWN, reason, message)
 
 
-def kstatus(stalled: Decision | None, pending: Decision | None, ready: Decision) -> tuple[Finding, ...]:
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names for a message, and how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def repeated(condition: Condition) -> Finding:
+    """Return the finding that leaves a condition as it is."""
+    return Finding(condition.type, condition.status, condition.reason, condition.message)
+
+
+def kstatus(
+    stalled: Decision | None = None, pending: Decision | None = None, ready: Decision | None = None
+) -> tuple[Finding, ...]:
     """Return Ready, with Stalled beside it if a person must act, or Reconciling while the operator waits; absent means
     False for both (kstatus). `stalled` is the problem, `pending` the cause of waiting, `ready` holds otherwise.
     """
     if stalled:
-        return (
-            false(READY, stalled.reason, stalled.message),
-            true(STALLED, stalled.reason, stalled.message),
-        )
+        return false(READY, *stalled), true(STALLED, *stalled)
     if pending:
-        return (
-            false(READY, pending.reason, pending.message),
-            true(RECONCILING, pending.reason, pending.message),
-        )
-    return (true(READY, ready.reason, ready.message),)
+        return false(READY, *pending), true(RECONCILING, *pending)
+    return (true(READY, *ready),) if ready else ()
 
 
 def write_status(
     resource: Resource,
     now: datetime,
-    findings: Iterable[Finding],
+    findings: Iterable[Finding | None],
     fields: Mapping[str, Any],
     *,
-    kept: Iterable[Condition] = (),
+    keeps_others: bool = False,
     can_wait: bool = False,
 ) -> tuple[StatusWrite, ...]:
     """Return the status write of `resource`, or nothing if its status is the same.
 
     `fields` are in API form; a None value removes its field. `summary` follows from the sizes among them. A condition
-    keeps its transition time while its status stays. Conditions are in the order of `findings`, then unchanged those of
-    `kept` that no finding replaces, besides Ready, Reconciling and Stalled. A condition in neither leaves the status.
-    `can_wait`: progress only, which the next status may replace.
+    keeps its transition time while its status stays. A finding is None if its condition does not apply. Conditions are
+    in the order of `findings`; one that is not among them leaves the status, unless the write `keeps_others` than
+    Ready, Reconciling and Stalled. `can_wait`: progress only, which the next status may replace.
     """
-    status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
+    status = _status_of(resource)
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
     current: dict[str, Any] = status.to_kubernetes()
+    conditions = _conditions(findings, resource.generation, now, before)
+    if keeps_others:
+        found = {READY, RECONCILING, STALLED} | {condition["type"] for condition in conditions}
+        conditions += [kept.to_kubernetes() for kept in status.conditions if kept.type not in found]
+    summary = _summary({**current, **fields})
+    desired = {**fields, "observedGeneration": resource.generation, "conditions": conditions, "summary": summary}
+    changed = {name: value for name, value in desired.items() if not _same(current.get(name), value)}
+    if not changed:
+        return ()
+    return (StatusWrite(key_of(resource), resource.metadata.resource_version, changed, can_wait),)
+
+
+def status_from_nothing(findings: Iterable[Finding], generation: int, now: datetime) -> dict[str, Any]:
+    return {"observedGeneration": generation, "conditions": _conditions(findings, generation, now, {})}
+
+
+def _status_of(resource: Resource) -> Any:
+    return getattr(resource, "status")  # noqa: B009  (declared by each kind)
+
+
+def _conditions(
+    findings: Iterable[Finding | None], generation: int, now: datetime, before: Mapping[str, Condition]
+) -> list[dict[str, Any]]:
     conditions = []
     for finding in findings:
+        if finding is None:
+            continue
         old = before.get(finding.type)
         since = old.last_transition_time if old and old.status == finding.status else now
         conditions.append(
@@ -90,19 +130,11 @@ def write_status(
                 "status": str(finding.status),
                 "reason": finding.reason,
                 "message": finding.message,
-                "observedGeneration": resource.generation,
+                "observedGeneration": generation,
                 "lastTransitionTime": format_timestamp(since),
             }
         )
-    found = {READY, RECONCILING, STALLED} | {condition["type"] for condition in conditions}
-    conditions += [condition.to_kubernetes() for condition in kept if condition.type not in found]
-    summary = _summary({**current, **fields})
-    desired = {**fields, "observedGeneration": resource.generation, "conditions": conditions, "summary": summary}
-    changed = {name: value for name, value in desired.items() if not _same(current.get(name), value)}
-    if not changed:
-        return ()
-    key = Key(resource.INFO.kind, resource.namespace, resource.name)
-    return (StatusWrite(key, resource.metadata.resource_version, changed, can_wait),)
+    return conditions
 
 
 def _summary(status: Mapping[str, Any]) -> dict[str, str | None] | None:
@@ -116,8 +148,7 @@ def _summary(status: Mapping[str, Any]) -> dict[str, str | None] | None:
 
 def changes_only(resource: Resource, write: StatusWrite, fields: Collection[str]) -> bool:
     """Whether a write changes only these fields, in API form, and messages of conditions."""
-    status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
-    before = [_without_message(condition.to_kubernetes()) for condition in status.conditions]
+    before = [_without_message(condition.to_kubernetes()) for condition in _status_of(resource).conditions]
     now = [_without_message(condition) for condition in write.status.get("conditions", ())]
     return write.status.keys() <= {*fields, "conditions"} and ("conditions" not in write.status or now == before)
 
@@ -126,23 +157,10 @@ def _without_message(condition: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in condition.items() if name != "message"}
 
 
-def status_from_nothing(
-    statuses: Mapping[str, str], reason: str, message: str, generation: int, now: datetime
-) -> dict[str, Any]:
-    return {
-        "observedGeneration": generation,
-        "conditions": [
-            {
-                "type": kind,
-                "status": status,
-                "reason": reason,
-                "message": message,
-                "observedGeneration": generation,
-                "lastTransitionTime": format_timestamp(now),
-            }
-            for kind, status in statuses.items()
-        ],
-    }
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return names for a message, sorted: the first of them, and the number of others."""
+    every = sorted(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def _same(current: Any, desired: Any) -> bool:

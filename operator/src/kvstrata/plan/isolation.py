@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachedmodel_status import OnProbeFailure
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedmodel_status import OnProbeFailure, ProbeMode
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import ModelReason
 from kvstrata.api.scalars import format_timestamp
@@ -41,24 +42,22 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The condition IsolationVerified, and the probe status in API form, None to omit it. `failed_now`: the failure is
-    not in status yet."""
+    """The condition IsolationVerified, None where it does not apply, and the probe status in API form, None to omit it.
+    `failed_now`: the failure is not in status yet."""
 
-    finding: Finding
-    status: dict[str, Any] | None = field(default=None)
+    finding: Finding | None
+    status: dict[str, Any] | None = None
     failed_now: bool = False
 
 
 def failure_stands(model: CachedModel) -> bool:
     """Whether a failure was found in the declared cache generation."""
     reported = model.status.probe
-    return bool(
-        reported and reported.failure and reported.failure.cache_generation >= model.spec.effective_cache_generation
-    )
+    return bool(reported and reported.failure and reported.failure.cache_generation >= model.spec.cache_generation)
 
 
 def is_fenced(model: CachedModel) -> bool:
-    return failure_stands(model) and model.spec.on_probe_failure is OnProbeFailure.FENCE_REUSE
+    return failure_stands(model) and model.spec.probe.on_failure is OnProbeFailure.FENCE_REUSE
 
 
 def probes_due(
@@ -70,16 +69,10 @@ def probes_due(
     inconclusive probe. It must have acknowledged the bundle.
     """
     reported = model.status.probe
-    exported = (
-        (ReportIsolation(model.name, failure_stands(model)),) if reported is not None and reported.failure else ()
-    )
-    committed = world.bundles.get(model.name)
-    if (
-        not model.spec.is_probed
-        or committed is None
-        or committed.bundle.root.rules.reuse == "Disabled"
-        or is_fenced(model)
-    ):
+    has_failed = reported is not None and reported.failure is not None
+    exported = (ReportIsolation(model.name, failure_stands(model)),) if has_failed else ()
+    committed, never = world.bundles.get(model.name), model.spec.probe.mode is ProbeMode.NEVER or is_fenced(model)
+    if never or committed is None or committed.bundle.root.rules.reuse == "Disabled":
         return exported, None
     keyspaces, revision = _keyspaces(world, model), committed.bundle.root.revision
     due, next_s = list[ProbePod](), list[float]()
@@ -96,33 +89,38 @@ def probes_due(
 
 
 def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
-    """Return the proven isolation of a model.
+    """Return the proven isolation of a model, in this order: a standing or new failure; no reuse; no pods; a pod that
+    cannot be probed, was not yet, or not recently; a missed control, or a single scope; success."""
+    found = _isolation(world, model, now)
+    probed = model.spec.probe.mode is not ProbeMode.NEVER and model.spec.reuse.mode is not ReuseMode.DISABLED
+    applies = failure_stands(model) or (probed and bool(world.serving_pods(model.name)))
+    return found if applies else replace(found, finding=None)
 
-    In this order: a standing or new failure; no reuse; no pods; a pod that cannot be probed, was not yet, or not
-    recently; a missed control, or a single scope; success.
-    """
+
+def _isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
     reported = model.status.probe
     before = reported.to_kubernetes() if reported is not None else None
     if failure_stands(model) and reported is not None and reported.failure is not None:
         failure = reported.failure
         return Isolation(false(KIND, failure.reason, failure.message), before)
-    pods = world.serving_pods(model.name)
-    reports = [(pod, _report(world, pod)) for pod in pods]
-    failed = next(((pod, one.shown) for pod, one in reports if one and one.shown and _failed(one.shown)), None)
-    if failed is not None and _generation_is_out(model):
-        reason, message = _REASONS[failed[1].probed.outcome], failure_message(failed[0].name, failed[1].probed)
+    reports = [(pod, _report(world, pod)) for pod in world.serving_pods(model.name)]
+    results = [(pod.name, one.shown) for pod, one in reports if one is not None and one.shown is not None]
+    failed = next(((pod, one) for pod, one in results if one.probed.outcome.failed), None)
+    # While pods of an earlier cache generation run, their findings are not new.
+    if failed is not None and (model.status.cache_generation or 0) == model.spec.cache_generation:
+        pod, found = failed
+        reason, message = _REASONS[found.probed.outcome], failure_message(pod, found.probed)
         stands = {
-            "time": format_timestamp(failed[1].at),
+            "time": format_timestamp(found.at),
             "reason": str(reason),
             "message": message,
-            "cacheGeneration": model.spec.effective_cache_generation,
+            "cacheGeneration": model.spec.cache_generation,
         }
         return Isolation(false(KIND, reason, message), {**(before or {}), "failure": stands}, failed_now=True)
     objection = _objection(world, model, reports, now)
     if objection is not None:
         return Isolation(objection, before)
-    shown = [one.shown for _, one in reports if one is not None and one.shown is not None]
-    return _shown(model, len(pods), shown, before, now)
+    return _shown(model, len(reports), [one for _, one in results], before, now)
 
 
 def failure_message(pod: str, answer: Probed) -> str:
@@ -152,23 +150,21 @@ def _objection(
     if missing and not _shown_lately(model, now):
         asked = f"{len(reports) - len(missing)} of {len(reports)} pods were probed"
         return unknown(KIND, ModelReason.NOT_PROBED, f"{asked}; waiting for {missing[0]}")
-    late = next((pod.name for pod, one in reports if one and one.shown and _is_late(model, one.shown.at, now)), None)
+    shown = [(pod.name, one.shown) for pod, one in reports if one is not None and one.shown is not None]
+    late = next((name for name, one in shown if _is_late(model, one.at, now)), None)
     if late is not None:
         return unknown(KIND, ModelReason.PROBE_UNANSWERED, f"pod {late} has not answered a probe for too long")
-    answer = [(pod.name, one.shown.probed) for pod, one in reports if one is not None and one.shown is not None]
-    for name, probed in answer:
+    for name, one in shown:
+        probed = one.probed
         if probed.outcome is ProbeOutcome.NO_REUSE:
             return unknown(KIND, ModelReason.REUSE_OFF, f"pod {name} reuses nothing now: its policy is stale")
         if probed.outcome is ProbeOutcome.ONE_SCOPE:
-            return unknown(
-                KIND, ModelReason.ONE_SCOPE, "one scope uses this model, so there is no other scope to isolate it from"
-            )
+            message = "one scope uses this model, so there is no other scope to isolate it from"
+            return unknown(KIND, ModelReason.ONE_SCOPE, message)
         if probed.unproven:
             where = ", ".join(probed.unproven)
-            return unknown(
-                KIND, ModelReason.CONTROL_MISSED,
-                f"pod {name}: in {where} the same scope found nothing, or no other scope may look there",
-            )  # fmt: skip
+            message = f"pod {name}: in {where} the same scope found nothing, or no other scope may look there"
+            return unknown(KIND, ModelReason.CONTROL_MISSED, message)
     return None
 
 
@@ -178,22 +174,22 @@ def _shown(
     """Return success; status and message change once per interval, not with each pod."""
     condition = model.status.condition(KIND)
     reported = model.status.probe
-    fresh = (
-        reported is not None
-        and reported.time is not None
-        and (now - reported.time).total_seconds() < model.spec.probe_interval_s
-    )
+    age_s = (now - reported.time).total_seconds() if reported is not None and reported.time is not None else inf
+    fresh = age_s < model.spec.probe.interval.in_seconds
     if condition is not None and condition.status == "True" and (fresh or len(shown) < pods):
         return Isolation(true(KIND, condition.reason, condition.message or ""), before)
-    lookups, controls = (sum(getattr(one.probed, name) for one in shown) for name in ("lookups", "controls"))
+    lookups, controls = sum(one.probed.lookups for one in shown), sum(one.probed.controls for one in shown)
     oldest, revision = min(one.at for one in shown), min(one.probed.revision for one in shown)
     tiers = sorted({name for one in shown for name in one.probed.proven})
     counts = f"{lookups} lookups that had to miss did, between {controls} controls that hit"
     message = f"{len(shown)} of {pods} pods at {format_timestamp(oldest)}: {counts}, in {', '.join(tiers)}"
     status = {
-        "time": format_timestamp(oldest), "revision": revision, "pods": len(shown), "lookups": lookups,
+        "time": format_timestamp(oldest),
+        "revision": revision,
+        "pods": len(shown),
+        "lookups": lookups,
         "controls": controls,
-    }  # fmt: skip
+    }
     # Keep the failure of an earlier cache generation on record.
     failure = {"failure": before["failure"]} if before and "failure" in before else {}
     return Isolation(true(KIND, ModelReason.ISOLATION_SHOWN, message), status | failure)
@@ -212,12 +208,9 @@ def _report(world: World, pod: Pod) -> ProbeReport | None:
 
 def _can_be_asked(world: World, pod: Pod, revision: int) -> bool:
     reported = world.states.get(pod.uid)
-    return (
-        reported is not None
-        and reported.in_contact
-        and reported.state.engine_ready
-        and world.acked_revision(pod) >= revision
-    )
+    if reported is None or not reported.in_contact:
+        return False
+    return reported.state.engine_ready and world.acked_revision(pod) >= revision
 
 
 def _left_s(world: World, model: CachedModel, pod: Pod, keyspaces: str, now: datetime) -> float:
@@ -225,31 +218,18 @@ def _left_s(world: World, model: CachedModel, pod: Pod, keyspaces: str, now: dat
     report = _report(world, pod)
     if report is None:
         return 0.0
-    interval_s = float(model.spec.probe_interval_s)
+    interval_s = float(model.spec.probe.interval.in_seconds)
     shown = report.shown
-    soon = report.passing or report.problem is NoProbe.UNANSWERED or shown is None or not _holds(shown, keyspaces)
+    is_current = shown is not None and shown.keyspaces == keyspaces and shown.probed.outcome is ProbeOutcome.ISOLATED
+    soon = report.passing or report.problem is NoProbe.UNANSWERED or not is_current
     if report.problem is NoProbe.TOO_OLD:
         soon = False
     wait_s = min(SOON_S, interval_s) if soon else interval_s
     return wait_s - (now - report.at).total_seconds()
 
 
-def _holds(shown: Shown, keyspaces: str) -> bool:
-    """Whether a new probe would add nothing."""
-    return shown.keyspaces == keyspaces and shown.probed.outcome is ProbeOutcome.ISOLATED
-
-
-def _failed(shown: Shown) -> bool:
-    return shown.probed.outcome.failed
-
-
-def _generation_is_out(model: CachedModel) -> bool:
-    """Whether all pods are of the declared generation: findings of earlier pods are not new."""
-    return (model.status.cache_generation or 0) == model.spec.effective_cache_generation
-
-
 def _is_late(model: CachedModel, at: datetime, now: datetime) -> bool:
-    return (now - at).total_seconds() > LATE_INTERVALS * max(SOON_S, float(model.spec.probe_interval_s))
+    return (now - at).total_seconds() > LATE_INTERVALS * max(SOON_S, float(model.spec.probe.interval.in_seconds))
 
 
 def _shown_lately(model: CachedModel, now: datetime) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.reasons import NAME_CONFLICT
+from kvstrata.api.reasons import SharedReason
 from kvstrata.model.world import World
 from kvstrata.objects import labels
 from kvstrata.plan.actions import Decision, ReadForeign, Remove
@@ -43,9 +43,8 @@ def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, A
         return None
     kind = owner.INFO.kind
     way_out = "delete them" if kind == CacheDomain.INFO.kind else f"delete them, or rename the {kind}"
-    return Decision(
-        NAME_CONFLICT, f"objects of others have names that this {kind} needs: {taken}. They are left alone; {way_out}"
-    )
+    message = f"objects of others have names that this {kind} needs: {taken}. They are left alone; {way_out}"
+    return Decision(SharedReason.NAME_CONFLICT, message)
 
 
 def read_foreign(world: World, owner: Resource) -> tuple[ReadForeign, ...]:

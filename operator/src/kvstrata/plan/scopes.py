@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from kvstrata.api.common import ScopeStatus
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.status import ScopeStatus
 from kvstrata.api.tenantcachepolicy import FormerScope, Isolation, TenantCachePolicy
-from kvstrata.api.tenantgroup import Sharing
+from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
-from kvstrata.model.refs import Key
 from kvstrata.model.world import World
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    scope: Scope
-    value: str
-    rolls: int
-    holder: Key
-
-    def keyspace(self, domain_key: bytes) -> str:
-        return derive_keyspace(domain_key, self.scope, self.value)
-
-    def to_status(self) -> dict[str, Any]:
-        return {"kind": str(self.scope.kind), "name": self.scope.name, "epoch": self.value, "rolls": self.rolls}
 
 
 def tenant_scope(policy: TenantCachePolicy) -> Scope:
@@ -42,12 +25,9 @@ def pool_scope(name: str) -> Scope:
 
 def is_member(world: World, policy: TenantCachePolicy, name: str | None) -> bool:
     group = world.groups.get(name or "")
-    return (
-        group is not None
-        and not group.metadata.deleting
-        and group.spec.effective_sharing is Sharing.FULL
-        and policy.spec.tenant in group.spec.members
-    )
+    if group is None or group.metadata.deleting:
+        return False
+    return group.spec.sharing is Sharing.FULL and policy.spec.tenant in group.spec.members
 
 
 def scope_in_force(world: World, policy: TenantCachePolicy) -> Scope:
@@ -62,22 +42,17 @@ def scope_in_force(world: World, policy: TenantCachePolicy) -> Scope:
             return tenant_scope(policy)
 
 
-def current_epoch(world: World, policy: TenantCachePolicy) -> Epoch | None:
-    """Return the epoch of the scope in force, or None while it is not drawn."""
-    return epoch_of(world, policy, scope_in_force(world, policy))
-
-
-def epoch_of(world: World, policy: TenantCachePolicy, scope: Scope) -> Epoch | None:
-    """Return the epoch of a scope that the policy was in, or None if its tenant may no longer use it."""
+def epoch_of(world: World, policy: TenantCachePolicy, scope: Scope) -> ScopeStatus | None:
+    """Return the epoch of a scope that the policy was in; None if not drawn, or if its tenant may no longer use it."""
+    if scope.kind is ScopeKind.TENANT:
+        return held(policy.status.scope, scope)
     if scope.kind is ScopeKind.GROUP and not is_member(world, policy, scope.name):
         return None
-    holder, status = _holder(world, policy, scope)
-    epoch = held(status, scope)
-    return Epoch(scope, epoch.epoch, epoch.rolls, holder) if epoch else None
+    return shared_epoch(world, scope)
 
 
 def shared_epoch(world: World, scope: Scope) -> ScopeStatus | None:
-    """Return a shared scope's status, regardless of access; None for a scope that is gone."""
+    """Return a shared scope's epoch, regardless of access; None for a scope that is gone."""
     match scope.kind:
         case ScopeKind.GROUP:
             group = world.groups.get(scope.name)
@@ -95,33 +70,33 @@ def former_scopes(world: World, policy: TenantCachePolicy) -> tuple[FormerScope,
     if shown is not None:
         left.append(FormerScope(kind=shown.kind, name=shown.name, epoch=shown.epoch))
     now = scope_in_force(world, policy)
-    alive: dict[tuple[str, str], FormerScope] = {}
+    alive: dict[Scope, FormerScope] = {}
     for former in left:
-        scope = Scope(ScopeKind(former.kind), former.name)
+        scope = Scope(former.kind, former.name)
         current = shared_epoch(world, scope)
         if scope != now and current is not None and current.epoch == former.epoch:
-            alive[str(scope.kind), scope.name] = former
+            alive[scope] = former
     return tuple(former for _, former in sorted(alive.items()))
 
 
 def held(status: ScopeStatus | None, scope: Scope) -> ScopeStatus | None:
     """Return `status` if it is about `scope`, else None."""
-    if status and (str(status.kind), status.name) == (str(scope.kind), scope.name):
-        return status
-    return None
+    return status if status is not None and Scope(status.kind, status.name) == scope else None
 
 
-def fresh_epoch(world: World, scope: Scope, holder: Key, previous: ScopeStatus | None) -> Epoch:
-    return Epoch(scope, epoch_from_random(world.entropy[:16]), previous.rolls + 1 if previous else 0, holder)
+def keyspace_of(domain_key: bytes | None, epoch: ScopeStatus | None) -> str | None:
+    """Return the keyspace of a scope's epoch; None while it or the domain's key is not drawn."""
+    if not domain_key or epoch is None:
+        return None
+    return derive_keyspace(domain_key, Scope(epoch.kind, epoch.name), epoch.epoch)
 
 
-def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[Key, ScopeStatus | None]:
-    match scope.kind:
-        case ScopeKind.GROUP:
-            group = world.groups[scope.name]
-            return Key("TenantGroup", world.namespace, group.name), group.status.scope
-        case ScopeKind.PUBLIC:
-            domain = world.domain
-            return Key("CacheDomain", world.namespace, "default"), domain.status.scope if domain else None
-        case _:
-            return Key("TenantCachePolicy", world.namespace, policy.name), policy.status.scope
+def generation_due(holder: TenantCachePolicy | TenantGroup | PrefixPool) -> bool:
+    """Whether cacheGeneration was changed since it was last acted on."""
+    acted_on = holder.status.cache_generation
+    return acted_on is not None and acted_on != holder.spec.cache_generation
+
+
+def fresh_epoch(world: World, scope: Scope, previous: ScopeStatus | None) -> ScopeStatus:
+    rolls = previous.rolls + 1 if previous else 0
+    return ScopeStatus(kind=scope.kind, name=scope.name, epoch=epoch_from_random(world.entropy[:16]), rolls=rolls)

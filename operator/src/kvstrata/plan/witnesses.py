@@ -46,9 +46,14 @@ def witnesses_now(world: World, now: datetime) -> tuple[Witness, ...]:
 
 
 def witnesses_of(world: World, model: str, now: datetime) -> tuple[Witness, ...]:
-    vanished = (_departed(world, model, gone) for gone in world.departures.get(model, ()) if not gone.clean)
+    # The token of a vanished pod ended with its object, except for API servers' caches.
+    vanished = (
+        _witness(world, model, gone, gone.acked, gone.at + timedelta(seconds=TOKEN_CACHE_S))
+        for gone in world.departures.get(model, ())
+        if not gone.clean
+    )
     return (
-        *(_witness(world, pod, now) for pod in world.live_pods(model)),
+        *(_witness(world, model, pod, world.acked_revision(pod), now) for pod in world.live_pods(model)),
         *(gone for gone in vanished if gone.fenced_by is None or gone.fenced_by > now),
     )
 
@@ -99,23 +104,12 @@ def _speaks(world: World, pod: Pod | None, now: datetime) -> bool:
     return until is None or now < until
 
 
-def _witness(world: World, pod: Pod, now: datetime) -> Witness:
-    acked = max(world.acked_revision(pod), _recorded(world, pod.model, pod.uid))
-    return Witness(pod.model, pod.name, pod.uid, _fenced_by(world, pod.model, acked, now), acked)
-
-
-def _departed(world: World, model: str, gone: Departure) -> Witness:
-    """Return a vanished pod as a witness. Its token ended with its object, except for API servers' caches."""
-    acked = max(gone.acked, _recorded(world, model, gone.uid))
-    reads_until = gone.at + timedelta(seconds=TOKEN_CACHE_S)
-    return Witness(model, gone.name, gone.uid, _fenced_by(world, model, acked, reads_until), acked)
-
-
-def _recorded(world: World, model: str, uid: str) -> int:
-    """Return the acknowledgement in the model's status, which another leader may have received."""
+def _witness(world: World, model: str, pod: Pod | Departure, acked: int, reads_until: datetime) -> Witness:
+    """Return a pod as a witness. Another leader may have received its last acknowledgement, in the model's status."""
     found = world.models.get(model)
-    witnesses = found.status.witnesses if found else ()
-    return next((witness.acked or 0 for witness in witnesses if witness.uid == uid), 0)
+    recorded = [one.acked or 0 for one in found.status.witnesses if one.uid == pod.uid] if found else []
+    latest = max([acked, *recorded])
+    return Witness(model, pod.name, pod.uid, _fenced_by(world, model, latest, reads_until), latest)
 
 
 def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetime | None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from kvstrata.api.base import Resource
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.tenantgroup import Sharing
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.guarantees import claims_of
 from kvstrata.model.pods import CommittedBundle, Pod, VerifiedState
@@ -48,7 +49,7 @@ def _of_domain(world: World, _key: Key, _before: Any, _after: Any) -> set[Key]:
 
 
 def _of_tier(world: World, key: Key, before: CacheTier | None, after: CacheTier | None) -> set[Key]:
-    keys = _keys(world, MODEL, lambda model: key.name in model.spec.tier_names) | _neighbours(world, before, after)
+    keys = _keys(world, MODEL, lambda model: key.name in model.tier_names) | _neighbours(world, before, after)
     keys |= _keys(world, POOL) | _keys(world, BUNDLE)
     if before is None or after is None or before.spec.allowed_classifications != after.spec.allowed_classifications:
         return keys | _keys(world, POLICY) | _keys(world, GROUP)
@@ -56,7 +57,7 @@ def _of_tier(world: World, key: Key, before: CacheTier | None, after: CacheTier 
 
 
 def _of_model(world: World, key: Key, before: Any, after: Any) -> set[Key]:
-    was, now = (set(one.spec.tier_names) if one is not None else set() for one in (before, after))
+    was, now = (set(one.tier_names) if one is not None else set() for one in (before, after))
     keys = {Key(BUNDLE, world.namespace, key.name), *_named(world, TIER, was ^ now), *_pools_of(world, key.name)}
     return keys | _keys(world, POLICY) | _keys(world, GROUP)
 
@@ -65,26 +66,23 @@ def _of_policy(world: World, _key: Key, before: Any, after: Any) -> set[Key]:
     edited = [one for one in (before, after) if one is not None]
     tenants, named = {one.spec.tenant for one in edited}, {one.spec.group_name for one in edited}
     rivals = (name for tenant in tenants for name in world.policies_of_tenant.get(tenant, ()))
-    groups = _keys(
-        world,
-        GROUP,
-        lambda group: (
-            group.name in named
-            or (group.spec.effective_sharing is Sharing.POOLS_ONLY and not tenants.isdisjoint(group.spec.members))
-        ),
-    )
+
+    def is_theirs(group: TenantGroup) -> bool:
+        shared = group.spec.sharing is Sharing.POOLS_ONLY and not tenants.isdisjoint(group.spec.members)
+        return shared or group.name in named
+
     reported = _named(world, POLICY, (*rivals, *affected_sharers(world, *edited)))
-    return groups | reported | _keys(world, BUNDLE)
+    return _keys(world, GROUP, is_theirs) | reported | _keys(world, BUNDLE)
 
 
 def _of_group(world: World, key: Key, before: Any, after: Any) -> set[Key]:
     # Members may read the group's pools, whether or not their policy names it.
     members = {tenant for group in (before, after) if group is not None for tenant in group.spec.members}
-    return _keys(world, BUNDLE) | _keys(
-        world,
-        POLICY,
-        lambda policy: policy.spec.group_name == key.name or (policy.spec.pools and policy.spec.tenant in members),
-    )
+
+    def may_read(policy: TenantCachePolicy) -> bool:
+        return policy.spec.group_name == key.name or bool(policy.spec.pools and policy.spec.tenant in members)
+
+    return _keys(world, BUNDLE) | _keys(world, POLICY, may_read)
 
 
 def _of_pool(world: World, key: Key, before: Any, after: Any) -> set[Key]:
@@ -139,12 +137,11 @@ def affected_by_pod(world: World, before: Pod | None, after: Pod | None, model: 
         keys |= _open_invalidations(world)
     if (was_live and not is_live) or was_ready != is_ready:
         keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0) | _keys(world, GROUP)
-        tiers = _tiers_of(world, name)
-        keys |= _named(world, TIER, tiers)
+        tiers, found = _tiers_of(world, name), world.models.get(name)
+        keys |= _named(world, TIER, found.tier_names if found is not None else ())
         answer = world.states.get(pod.uid) if pod else None
-        budgeted = _budgeted(world, name)
-        if not all(keeps_budgets(answer.state if answer else None, tier) for tier in budgeted):
-            keys |= _with_budgets_in(world, {tier.name for tier in budgeted})
+        if not all(keeps_budgets(answer.state if answer else None, tier) for tier in tiers):
+            keys |= _with_budgets_in(world, {tier.name for tier in tiers})
     return frozenset(keys)
 
 
@@ -163,13 +160,11 @@ def affected_by_state(world: World, pod: Pod, before: VerifiedState | None, afte
     tiers_before = old.tiers if old and old.acked else ()
     if tiers_before != new.tiers:
         keys |= _named(world, TIER, (tier.name for tier in (*tiers_before, *new.tiers)))
-    counted, counts = (
-        verified.state.acked if verified and not verified.contradicted else 0 for verified in (before, after)
-    )
+    counted, counts = (one.state.acked if one and not one.contradicted else 0 for one in (before, after))
     if before is None or counted != counts:
         # An acknowledgement that no longer counts is missed by everything that relied on it.
         keys |= _waiting(world, pod.model, min(counted, counts))
-    changed = {t.name for t in _budgeted(world, pod.model) if keeps_budgets(old, t) != keeps_budgets(new, t)}
+    changed = {t.name for t in _tiers_of(world, pod.model) if keeps_budgets(old, t) != keeps_budgets(new, t)}
     return frozenset(keys | _with_budgets_in(world, changed))
 
 
@@ -198,19 +193,24 @@ def _declared(resource: Resource) -> tuple[Any, ...]:
 
 def _answer_of(verified: VerifiedState) -> tuple[Any, ...]:
     answer = verified.state
-    return answer.acked, answer.problem, answer.fresh, answer.tiers, verified.contradicted
+    return (
+        answer.acked, answer.problem, answer.fingerprint, answer.unresolved, answer.withheld, answer.fresh,
+        answer.tiers, verified.contradicted,
+    )  # fmt: skip
 
 
 def _renders_as(state: PodState) -> tuple[object, ...]:
-    """The parts of a pod's state that decide whether it can render prefixes, and whether its answers still hold."""
-    return state.gate_boot, state.cache_boot, state.engine_ready, state.acked > 0
+    """The parts of a pod's state that decide whether it can render prefixes and read pools, and whether its answers
+    still hold."""
+    processes = state.gate_boot, state.cache_boot, state.fingerprint
+    return *processes, state.engine_ready, state.acked > 0, state.unresolved
 
 
 def _neighbours(world: World, *tiers: CacheTier | None) -> set[Key]:
     """Return the tiers whose conflict over servers may have changed, and the models that list them."""
     before, after = (servers_held(tier) if tier is not None else frozenset() for tier in tiers)
     touched = {name for name, tier in world.tiers.items() if servers_held(tier) & (before ^ after)}
-    listing = _keys(world, MODEL, lambda model: not touched.isdisjoint(model.spec.tier_names))
+    listing = _keys(world, MODEL, lambda model: not touched.isdisjoint(model.tier_names))
     return _named(world, TIER, touched) | listing
 
 
@@ -265,13 +265,9 @@ def _pools_of(world: World, model: str) -> set[Key]:
     return _keys(world, POOL, lambda pool: pool.spec.model_ref.name == model)
 
 
-def _tiers_of(world: World, model: str) -> tuple[str, ...]:
+def _tiers_of(world: World, model: str) -> list[CacheTier]:
     found = world.models.get(model)
-    return found.spec.tier_names if found is not None else ()
-
-
-def _budgeted(world: World, model: str) -> list[CacheTier]:
-    return [world.tiers[name] for name in _tiers_of(world, model) if name in world.tiers]
+    return [world.tiers[name] for name in found.tier_names if name in world.tiers] if found is not None else []
 
 
 def _keys(world: World, kind: str, chosen: Callable[[Any], object] = lambda _: True) -> set[Key]:

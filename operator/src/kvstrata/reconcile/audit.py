@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import DOMAIN_NAME, AuditNames, CacheDomain
 from kvstrata.api.cacheinvalidation import CacheInvalidation
-from kvstrata.api.common import Status
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.reasons import SharedReason
+from kvstrata.api.status import Status
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.messages.audit import LOGGER, Action, Happened
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS, ScopeKind
+from kvstrata.contract.receipt.facts import Copies
+from kvstrata.model.erasure import facts
+from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.guarantees import HOLDERS, Holder
 from kvstrata.model.pods import Pod
 from kvstrata.model.refs import Key
@@ -34,19 +37,13 @@ log = logging.getLogger(LOGGER)
 own_log = logging.getLogger(__name__)
 
 
-class Outcome(StrEnum):
-    ADMITTED = "admitted"
-    DENIED = "denied"
-    WITHDRAWN = "withdrawn"
-    RELEASED = "released"
-
-
-_ACTIONS = {
-    Outcome.ADMITTED: Action.GUARANTEE_ADMITTED,
-    Outcome.DENIED: Action.GUARANTEE_DENIED,
-    Outcome.WITHDRAWN: Action.GUARANTEE_WITHDRAWN,
-    Outcome.RELEASED: Action.GUARANTEE_RELEASED,
+_OUTCOMES = {
+    Action.GUARANTEE_ADMITTED: "admitted",
+    Action.GUARANTEE_DENIED: "denied",
+    Action.GUARANTEE_WITHDRAWN: "withdrawn",
+    Action.GUARANTEE_RELEASED: "released",
 }
+"""As the metric of admissions counts them."""
 
 
 def record(happened: Happened) -> None:
@@ -76,27 +73,24 @@ def _record_admission(key: Key, about: Mapping[str, Any], before: Resource | Non
     known = before if isinstance(before, HOLDERS) else None
     old, new = known.status.admission if known is not None else None, after.status.admission
     had, has = old.by_tier if old is not None else {}, new.by_tier if new is not None else {}
+    denied = _denied(after)
     for tier in sorted({*had, *has}):
         was, size = had.get(tier, 0), has.get(tier, 0)
-        sizes = {"tier": tier, "bytes": size, "bytes_before": was}
-        if size > was:
-            _record_guarantee(key, Outcome.ADMITTED, **about, **sizes)
-        elif size < was:
-            _record_guarantee(key, Outcome.WITHDRAWN if _waits(after) else Outcome.RELEASED, **about, **sizes)
-    if _waits(after) and (
-        known is None or not _waits(known) or _observed_generation(known) != _observed_generation(after)
-    ):
-        _record_guarantee(key, Outcome.DENIED, reason=str(PolicyReason.INSUFFICIENT_CAPACITY), **about)
+        lower = Action.GUARANTEE_RELEASED if denied is None else Action.GUARANTEE_WITHDRAWN
+        if size != was:
+            action = Action.GUARANTEE_ADMITTED if size > was else lower
+            _record_guarantee(key, action, tier=tier, bytes=size, bytes_before=was, **about)
+    if denied is not None and denied != _denied(known):
+        _record_guarantee(key, Action.GUARANTEE_DENIED, reason=str(SharedReason.INSUFFICIENT_CAPACITY), **about)
 
 
-def _record_guarantee(key: Key, outcome: Outcome, **facts: Any) -> None:
-    metrics.ADMISSIONS.labels(key.kind, outcome).inc()
-    record(Happened(action=_ACTIONS[outcome], **facts))
+def _record_guarantee(key: Key, action: Action, **facts: Any) -> None:
+    metrics.ADMISSIONS.labels(key.kind, _OUTCOMES[action]).inc()
+    record(Happened(action=action, **facts))
 
 
 def record_sharing(namespace: str, commit: CommitBundle, before: Mapping[str, Entry], domain: DomainStore) -> None:
-    """Log the scopes and pools in which tenants begin or cease to share a model's blocks; `before` are the bundle's
-    previous entries."""
+    """Log scopes and pools in which tenants begin or cease to share a model's blocks since the entries `before`."""
     for tenant in sorted(before.keys() | commit.entries.keys()):
         old, new = before.get(tenant), commit.entries.get(tenant)
         if old is new:
@@ -112,20 +106,18 @@ def _record_sharing(
     namespace: str, action: Action, commit: CommitBundle, entry: Entry, parties: Iterable[str], domain: DomainStore
 ) -> None:
     policy = domain.policy_names.get(entry.policy)
+    event = Happened(
+        action=action,
+        namespace=namespace,
+        model=commit.model,
+        object=f"{TenantCachePolicy.INFO.kind}/{policy}" if policy is not None else None,
+        uid=entry.policy,
+        tenant=entry.tenant if names_tenants(domain) else None,
+        scope=entry.keyspace[:SCOPE_DIGITS],
+        revision=commit.root.revision,
+    )
     for party in sorted(parties):
-        record(
-            Happened(
-                action=action,
-                namespace=namespace,
-                model=commit.model,
-                object=f"{TenantCachePolicy.INFO.kind}/{policy}" if policy is not None else None,
-                uid=entry.policy,
-                tenant=entry.tenant if names_tenants(domain) else None,
-                scope=entry.keyspace[:SCOPE_DIGITS],
-                shared_with=party,
-                revision=commit.root.revision,
-            )
-        )
+        record(replace(event, shared_with=party))
 
 
 def record_refused(namespace: str, pod: Pod, reason: str) -> None:
@@ -133,21 +125,19 @@ def record_refused(namespace: str, pod: Pod, reason: str) -> None:
     record(Happened(action=Action.REPORT_REFUSED, namespace=namespace, model=pod.model, pod_uid=pod.uid, reason=reason))
 
 
-def record_secret(namespace: str, name: str, material: str, *, made: int, removed: int = 0) -> None:
+def record_secret(
+    namespace: str, name: str, material: str, *, made: int, removed: int = 0, kind: str = "Secret"
+) -> None:
     """Log how many keys were created and removed in a Secret; other material counts as one."""
-    _record_made(namespace, f"Secret/{name}", material, made, removed)
-
-
-def record_data_keys(namespace: str, *, made: int, removed: int) -> None:
-    _record_made(namespace, f"CacheDomain/{DOMAIN_NAME}", str(Material.DATA_KEYS), made, removed)
-
-
-def _record_made(namespace: str, place: str, material: str, made: int, removed: int) -> None:
-    about: dict[str, Any] = {"namespace": namespace, "object": place, "material": material}
+    about: dict[str, Any] = {"namespace": namespace, "object": f"{kind}/{name}", "material": material}
     if made:
         record(Happened(action=Action.KEYS_MADE, count=made, **about))
     if removed:
         record(Happened(action=Action.KEYS_REMOVED, count=removed, **about))
+
+
+def record_data_keys(namespace: str, *, made: int = 0, removed: int = 0) -> None:
+    record_secret(namespace, DOMAIN_NAME, str(Material.DATA_KEYS), made=made, removed=removed, kind="CacheDomain")
 
 
 def record_turn(namespace: str, name: str, turn: str) -> None:
@@ -169,7 +159,7 @@ def record_restore(key: Key, before: Resource | None, after: Resource | None) ->
 
 def names_tenants(domain: DomainStore) -> bool:
     found: CacheDomain | None = domain.objects["CacheDomain"].get(DOMAIN_NAME)
-    return found is not None and found.spec.effective_audit_names is AuditNames.TENANTS
+    return found is not None and found.spec.audit_names is AuditNames.TENANTS
 
 
 def _tenant(resource: Resource, domain: DomainStore) -> str | None:
@@ -180,14 +170,8 @@ def _shared_with(entry: Entry | None) -> frozenset[str]:
     """Return the parties that an entry shares with, and its pools; a suspended entry shares nothing."""
     if entry is None or entry.suspended:
         return frozenset()
-    pools = frozenset(f"PrefixPool/{pool}" for pool in entry.pools)
-    match entry.scope.kind:
-        case ScopeKind.GROUP:
-            return pools | {f"TenantGroup/{entry.scope.name}"}
-        case ScopeKind.PUBLIC:
-            return pools | {"Public"}
-        case _:
-            return pools
+    parties = {ScopeKind.GROUP: {f"TenantGroup/{entry.scope.name}"}, ScopeKind.PUBLIC: {"Public"}}
+    return frozenset(f"PrefixPool/{pool}" for pool in entry.pools) | parties.get(entry.scope.kind, set())
 
 
 def _stalled(resource: Resource | None) -> str | None:
@@ -196,11 +180,61 @@ def _stalled(resource: Resource | None) -> str | None:
     return reported.reason if reported is not None and reported.status == "True" else None
 
 
-def _waits(resource: Holder) -> bool:
-    reported = resource.status.condition(ConditionType.ADMITTED)
-    return reported is not None and reported.reason == PolicyReason.INSUFFICIENT_CAPACITY
+def _denied(resource: Holder | None) -> tuple[int | None] | None:
+    """Return the generation whose guarantee waits for room; None if none waits."""
+    reported = resource.status.condition(ConditionType.ADMITTED) if resource is not None else None
+    if reported is None or reported.reason != SharedReason.INSUFFICIENT_CAPACITY:
+        return None
+    return (reported.observed_generation,)
 
 
-def _observed_generation(resource: Holder) -> int | None:
-    reported = resource.status.condition(ConditionType.ADMITTED)
-    return reported.observed_generation if reported is not None else None
+def record_news(before: ErasureRecord, after: ErasureRecord) -> None:
+    """Log and count each fact that a write added."""
+    name = f"{CacheInvalidation.INFO.kind}/{after.invalidation}"
+    for key, fact in sorted(after.erasure.facts.items()):
+        if before.erasure.facts.get(key) == fact:
+            continue
+        metrics.count_look(fact)
+        if (event := _event_of_fact(fact)) is not None:
+            record(replace(event, namespace=after.namespace, object=name, uid=after.erasure.order.uid))
+
+
+def _event_of_fact(fact: facts.Fact) -> Happened | None:
+    """Return the event of a fact; None if nothing changed."""
+    match fact:
+        case facts.Rolled():
+            return Happened(action=Action.SCOPES_ROLLED, count=len(fact.revoked))
+        case facts.PodSeen(uid, standing):
+            return Happened(action=Action.POD_STANDS, pod_uid=uid, revision=fact.revision, reason=str(standing))
+        case facts.PodErased(uid):
+            return _of_copies(Happened(action=Action.POD_ERASED, pod_uid=uid), *fact.copies.values())
+        case facts.EngineKept(uid):
+            return Happened(action=Action.ENGINE_KEPT, pod_uid=uid)
+        case facts.EngineReset(uid):
+            return Happened(action=Action.ENGINE_RESET, pod_uid=uid)
+        case facts.PodProbed(uid):
+            left = fact.asked - fact.missed
+            return Happened(action=Action.POD_PROBED, pod_uid=uid, count=fact.asked, remaining=left)
+        case facts.KeyDestroyed(fingerprint):
+            return Happened(action=Action.KEY_DESTROYED, fingerprint=fingerprint)
+        case facts.KeyRemoved(fingerprint):
+            return Happened(action=Action.KEY_REVOKED, fingerprint=fingerprint)
+        case facts.Deletion() if fact.state is not facts.JobState.RUNNING:
+            deleted, left, server = fact.deleted, fact.remaining.keys, fact.node or None
+            about = Happened(action=Action.SERVER_DELETED, tier=fact.tier, server=server, reason=str(fact.state))
+            return replace(about, blocks=deleted.keys, bytes=deleted.bytes, remaining=left)
+        case facts.Look(tier):
+            left = sum(amount.keys for amount in fact.left.values())
+            return Happened(action=Action.TIER_VERIFIED, tier=tier, count=len(fact.left), remaining=left)
+        case facts.TierLost(tier):
+            return Happened(action=Action.TIER_LOST, tier=tier)
+        case facts.Verdict():
+            return Happened(action=Action.ERASURE_JUDGED, reason=fact.reason)
+        case facts.ReceiptWritten(digest):
+            return Happened(action=Action.RECEIPT_WRITTEN, receipt=digest)
+    return None
+
+
+def _of_copies(about: Happened, *copies: Copies) -> Happened:
+    blocks, size = sum(one.erased for one in copies), sum(one.bytes for one in copies)
+    return replace(about, blocks=blocks, bytes=size, remaining=sum(one.remaining for one in copies))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 
 from kvstrata.model.refs import Key
@@ -18,6 +17,12 @@ from .queue import WorkQueue
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+
+Clock = Callable[[], datetime]
+"""The wall clock, in UTC."""
+
+Leads = Callable[[], bool]
+"""Whether this process leads, and may write."""
 
 
 class Background:
@@ -30,9 +35,7 @@ class Background:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -40,7 +43,8 @@ class Background:
 
     def _begin(self, slot: Hashable, work: Coroutine[Any, Any, None], failure: str, *again: Key) -> None:
         """Start `work` unless its slot is taken. On failure, log `failure` and enqueue `again`."""
-        if slot in self._tasks:
+        # A task that is done may still be listed when the plan that follows it begins another.
+        if (running := self._tasks.get(slot)) is not None and not running.done():
             work.close()
             return
         task = self._tasks[slot] = asyncio.create_task(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -53,9 +54,8 @@ class Bundles:
         bundle = Bundle(commit.root, commit.entries, commit.pools)
         version = await self._write_root(domain, commit, bundle)
         before = domain.bundles.get(commit.model)
-        domain.bundles[commit.model] = CommittedBundle(
-            bundle, version, commit.compiled, commit.keyless, commit.pool_indexes
-        )
+        known = commit.compiled, commit.keyless, commit.pool_indexes
+        domain.bundles[commit.model] = CommittedBundle(bundle, version, *known)
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
         record_sharing(key.namespace, commit, before.bundle.entries if before else {}, domain)
@@ -64,14 +64,15 @@ class Bundles:
     async def _write_root(self, domain: DomainStore, commit: CommitBundle, bundle: Bundle) -> str:
         """Write the root if it is at the version that the plan knew; return its new version."""
         encoded = {ROOT_DATA_KEY: commit.root.encode()}
-        body = bundle_secret(names.bundle_root(commit.model), domain.namespace, encoded, commit.model, commit.owner)
+        name = names.bundle_root(commit.model)
+        body = bundle_secret(name, domain.namespace, encoded, commit.model, commit.owner)
         try:
             written = await self._write(domain, body, commit.resource_version)
         except KubeError as error:
             if error.is_refusal or error.is_too_many:
                 raise
             # The answer may have been lost after the write: then the stored bundle equals the intended one.
-            await self._secret_store.read(domain, body["metadata"]["name"], commit.owner)
+            await self._secret_store.read(domain, name, commit.owner)
             found = await read_bundle(self._kube, domain.namespace, commit.model, commit.owner["uid"])
             if found is None or found.bundle != bundle:
                 take(domain, commit.model, found)
@@ -98,10 +99,9 @@ class Bundles:
         """Empty unused Secrets; one that was written meanwhile is read again."""
         domain = self._store.domain(key.namespace)
         for name, version in order.versions.items():
+            body = bundle_secret(name, domain.namespace, {}, order.model, order.owner)
             try:
-                written = await self._write(
-                    domain, bundle_secret(name, domain.namespace, {}, order.model, order.owner), version
-                )
+                written = await self._write(domain, body, version)
             except KubeError as error:
                 if error.is_not_found:
                     self._secret_store.forget(domain, name)
@@ -140,8 +140,7 @@ class Bundles:
         return await read_bundle(self._kube, domain.namespace, model, known.uid if known else "")
 
     async def _reread(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> None:
-        stored = await self._secret_store.read(domain, name, owner)
-        if stored is not None:
+        if (stored := await self._secret_store.read(domain, name, owner)) is not None:
             self._secret_store.observe(domain, stored)
         else:
             self._secret_store.forget(domain, name)
@@ -164,19 +163,14 @@ async def read_bundle(kube: Kube, namespace: str, model: str, uid: str) -> Commi
     stored = await read(names.bundle_root(model))
     if stored is None:
         return None
-    try:
-        root = Root.decode(decode(stored).get(ROOT_DATA_KEY, b""))
-    except ContractError:
-        return assemble(model, {names.bundle_root(model): stored})
-    shards = {}
-    for name in (
-        *(names.bundle_shard(model, ref.index, ref.slot) for ref in root.shards),
-        *(names.pool_shard(model, ref.index, ref.slot) for ref in root.pools),
-    ):
-        shard = await read(name)
-        if shard is not None:
-            shards[name] = shard
-    return assemble(model, {names.bundle_root(model): stored, **shards})
+    shards: tuple[str, ...] = ()
+    with suppress(ContractError):
+        shards = shard_names(model, Root.decode(decode(stored).get(ROOT_DATA_KEY, b"")))
+    found = {names.bundle_root(model): stored}
+    for name in shards:
+        if (shard := await read(name)) is not None:
+            found[name] = shard
+    return assemble(model, found)
 
 
 def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedBundle | None:
@@ -197,8 +191,7 @@ def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedB
     entries: dict[str, Entry] = {}
     try:
         for ref in root.shards:
-            shard = secrets.get(names.bundle_shard(model, ref.index, ref.slot))
-            data = decode(shard).get(SHARD_DATA_KEY, b"") if shard else b""
+            data = _shard_in(secrets, names.bundle_shard(model, ref.index, ref.slot))
             entries |= {entry.tenant: entry for entry in decode_shard(data, ref.digest)}
     except ContractError as error:
         log.error("a bundle's shard is damaged and is rewritten", extra={"model": model, "error": str(error)})
@@ -215,16 +208,24 @@ def _pools(
     indexes: dict[str, int] = {}
     refs = []
     for ref in root.pools:
-        stored = secrets.get(names.pool_shard(model, ref.index, ref.slot))
         try:
-            shard = PoolShard.decode(decode(stored).get(SHARD_DATA_KEY, b"") if stored else b"", ref.digest)
+            shard = PoolShard.decode(_shard_in(secrets, names.pool_shard(model, ref.index, ref.slot)), ref.digest)
         except ContractError as error:
             log.error("a pool's shard is damaged and is rewritten", extra={"model": model, "error": str(error)})
             refs.append(replace(ref, digest=""))
-            continue
-        pools[shard.pool], indexes[shard.pool] = shard, ref.index
-        refs.append(ref)
+        else:
+            pools[shard.pool], indexes[shard.pool] = shard, ref.index
+            refs.append(ref)
     return replace(root, pools=tuple(refs)), pools, indexes
+
+
+def _shard_in(secrets: Mapping[str, Mapping[str, Any]], name: str) -> bytes:
+    return decode(secrets.get(name, {})).get(SHARD_DATA_KEY, b"")
+
+
+def shard_names(model: str, root: Root) -> tuple[str, ...]:
+    shards = (names.bundle_shard(model, ref.index, ref.slot) for ref in root.shards)
+    return *shards, *(names.pool_shard(model, ref.index, ref.slot) for ref in root.pools)
 
 
 def shards_of(commit: CommitBundle) -> Iterator[tuple[str, bytes]]:

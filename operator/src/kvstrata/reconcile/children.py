@@ -2,9 +2,7 @@
 
 Watches select by label, so foreign objects do not show in the store. An unknown child is created, a known one applied
 by UID; after a conflict the object is read and either belongs to the owner or is left alone. There is no race: the API
-server compares UID and resourceVersion in the write itself.
-
-Orders and finalizers of objects of the API are written here as well.
+server compares UID and resourceVersion in the write itself. Orders and finalizers are written here as well.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ class Children:
         self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
 
     async def apply(self, key: Key, children: Sequence[Mapping[str, Any]]) -> None:
-        """Apply the children of `key` that differ. Raises KubeError on the first refusal: ChildRefusedError for an
-        invalid child, NameConflictError for a foreign object."""
+        """Apply children that differ. Raises KubeError: ChildRefusedError for an invalid child, NameConflictError."""
         for desired in children:
             await self._apply(key, desired)
 
@@ -62,11 +59,10 @@ class Children:
                 raise ChildRefusedError(kind, name, error) from error
             raise
         metrics.WRITES.labels(kind, "apply").inc()
-        self._queue.add_all(self._store.observe(_typed(applied, desired)))
+        self._queue.add_all(self._store.observe(applied))
 
     async def _written(self, key: Key, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Apply a known child or create it. After a conflict, apply over an object of the same owner: it lost our
-        label, or a watch is late."""
+        """Apply or create a child. After a conflict, apply over an object of the same owner: a watch is late."""
         (kind, name), domain = _slot(wanted), self._store.domain(key.namespace)
         resource, manager = BY_KIND[kind], f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
         known = domain.children.get((kind, name))
@@ -87,7 +83,7 @@ class Children:
         return await self._kube.apply(resource, key.namespace, wanted, manager, found["metadata"]["uid"])
 
     async def remove(self, key: Key, order: Remove) -> None:
-        """Delete an object. The store learns the result at once, because the next plan must not count on the child."""
+        """Delete an object. The store has the result at once: the next plan must not count on the child."""
         self._may_write()
         resource, namespace = BY_KIND[order.kind], key.namespace
         await self._kube.delete(resource, namespace, order.name, order.uid)
@@ -97,17 +93,15 @@ class Children:
         if left is None or not has_our_label(left):
             self._queue.add_all(self._store.forget(order.kind, namespace, order.name))
         else:
-            self._queue.add_all(
-                self._store.observe(_typed(left, {"apiVersion": resource.api_version, "kind": resource.kind}))
-            )
+            self._queue.add_all(self._store.observe(left))
 
     async def create(self, key: Key, order: Create) -> None:
         """Create an object unless it exists. Raises KubeError, ChildRefusedError for an invalid object. A refusal
         because the namespace is being deleted is recorded for the policies that wait."""
         self._may_write()
-        resource = BY_KIND[order.body["kind"]]
+        kind, name = _slot(order.body)
         try:
-            created = await self._kube.create(resource, key.namespace, order.body)
+            created = await self._kube.create(BY_KIND[kind], key.namespace, order.body)
         except KubeError as error:
             if error.is_conflict:
                 return
@@ -116,19 +110,17 @@ class Children:
                 self._queue.add_all(note_refusal(domain.ending, domain.objects["TenantCachePolicy"].values()))
                 return
             if error.is_refusal:
-                raise ChildRefusedError(order.body["kind"], order.body["metadata"]["name"], error) from error
+                raise ChildRefusedError(kind, name, error) from error
             raise
-        self._queue.add_all(self._store.observe(_typed(created, order.body)))
+        self._queue.add_all(self._store.observe(created))
 
     async def set_finalizers(self, key: Key, order: SetFinalizers) -> None:
         """Set an object's finalizers. Raises KubeError. A missing object is ignored, a changed one read again. An
         object that goes with its last finalizer is removed by its own event."""
         self._may_write()
-        resource = BY_KIND[key.kind]
+        resource, change = BY_KIND[key.kind], (order.finalizers, order.resource_version)
         try:
-            stored = await self._kube.set_finalizers(
-                resource, key.namespace, key.name, order.finalizers, order.resource_version
-            )
+            stored = await self._kube.set_finalizers(resource, key.namespace, key.name, *change)
         except KubeError as error:
             if error.is_not_found:
                 return
@@ -143,7 +135,7 @@ class Children:
                 log.warning("an object went without its receipt", extra={"key": str(key), "why": order.unproven})
             if stored["metadata"].get("deletionTimestamp") and not order.finalizers:
                 return
-        self._queue.add_all(self._store.observe(stored | {"apiVersion": resource.api_version, "kind": resource.kind}))
+        self._queue.add_all(self._store.observe(stored))
 
     async def read_foreign(self, key: Key, order: ReadForeign) -> None:
         """Read foreign objects again; enqueue `key` when the last one is gone."""
@@ -177,7 +169,3 @@ def _slot(child: Mapping[str, Any]) -> tuple[str, str]:
 
 def _owner(child: Mapping[str, Any]) -> str:
     return str(child["metadata"]["ownerReferences"][0]["uid"])
-
-
-def _typed(answer: dict[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
-    return answer | {"apiVersion": desired["apiVersion"], "kind": desired["kind"]}

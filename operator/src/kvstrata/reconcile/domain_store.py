@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from http import HTTPStatus
@@ -14,103 +13,42 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.api.reasons import NAME_CONFLICT
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.clients.kube import KubeError
-from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.model.guarantees import ClaimIndex
-from kvstrata.model.memo import Memo
-from kvstrata.model.namespace_end import Ending
-from kvstrata.model.pods import (
-    BackendReport,
-    ClusterReport,
-    CommittedBundle,
-    Departure,
-    Pod,
-    SecretFacts,
-    Unreadable,
-    VerifiedState,
-)
-from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
-from kvstrata.model.probe import ProbeReport
-from kvstrata.model.reclaim import ReclaimReport
-from kvstrata.model.redis.cluster import ServerPod
-from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
-from kvstrata.model.world import OBJECTS, World
+from kvstrata.model.world import OBJECTS, DomainState, Ending, World
 from kvstrata.plan.ownership import is_ours
+from kvstrata.reconcile.background import Clock
 from kvstrata.reconcile.parse import OWN_KINDS, unreadable
 
 
 class NameConflictError(KubeError):
     def __init__(self, kind: str, name: str) -> None:
-        super().__init__(HTTPStatus.CONFLICT, NAME_CONFLICT, f"{kind} {name} belongs to others")
+        super().__init__(HTTPStatus.CONFLICT, SharedReason.NAME_CONFLICT, f"{kind} {name} belongs to others")
 
 
 @dataclass(slots=True)
-class DomainStore:
-    """State of one namespace, with its indexes. Plans read it as a `World`."""
+class DomainStore(DomainState):
+    """State of one namespace, with its indexes.
 
-    namespace: str
+    By model: `suspected_bundles` is the root's newest resourceVersion from a watch, infinite after a shard was touched;
+    `committed_at` this process' last committed revision and its monotonic time in seconds.
+    """
+
     versions: Versions
     objects: dict[str, dict[str, Any]] = field(default_factory=lambda: {kind: {} for kind in OWN_KINDS})
-    unreadable: dict[Key, Unreadable] = field(default_factory=dict)
-    policies_of_tenant: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    contested: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    policy_names: dict[str, str] = field(default_factory=dict)
-    unsettled: set[str] = field(default_factory=set)
     claims: ClaimIndex = field(default_factory=ClaimIndex)
-    granting: dict[Key, Mapping[str, int]] = field(default_factory=dict)
-    """Admitted bytes by tier, in statuses that are being written."""
-    children: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
-    foreign: dict[tuple[str, str], str] = field(default_factory=dict)
-    secrets: dict[str, SecretFacts] = field(default_factory=dict)
-    domain_key: bytes | None = field(default=None, repr=False)
-    data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
-    """By epoch; replaced as a whole. A text is the id of a key that is in no Secret."""
-    keys_unwrapping: frozenset[str] = frozenset()
-    keys_lost: frozenset[str] = frozenset()
-    keys_problem: str = ""
-    judged_epochs: set[str] = field(default_factory=set)
-    """Epochs of data keys that left a status, or whose key was known before a full list of objects: keys are created
-    for epochs in a status, so a later list shows whether one still has it."""
-    pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))
-    departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
-    states: dict[str, VerifiedState] = field(default_factory=dict)
-    bundles: dict[str, CommittedBundle] = field(default_factory=dict)
     suspected_bundles: dict[str, float] = field(default_factory=dict)
-    """By model, the root's newest resourceVersion from a watch; infinite after a shard was touched."""
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By model, this process' last committed revision and its monotonic time in seconds."""
-    backends: dict[str, BackendReport] = field(default_factory=dict)
-    credentials: dict[str, CredentialLook] = field(default_factory=dict)
-    servers: dict[str, dict[str, ServerPod]] = field(default_factory=lambda: defaultdict(dict))
-    """Pods of managed tiers, by tier and pod name."""
-    clusters: dict[str, ClusterReport] = field(default_factory=dict)
-    sources: dict[tuple[str, str], SourceReport] = field(default_factory=dict)
-    """By ConfigMap name and key."""
-    renders: dict[str, dict[str, RenderReport]] = field(default_factory=lambda: defaultdict(dict))
-    """By pod UID and prefix digest."""
-    warmed: dict[str, dict[tuple[str, str], WarmReport]] = field(default_factory=lambda: defaultdict(dict))
-    """By pod UID, and scope digits with prefix digest."""
-    holdings: dict[str, dict[str, HoldingReport]] = field(default_factory=lambda: defaultdict(dict))
-    """By pod UID and pool UID."""
-    probes: dict[str, ProbeReport] = field(default_factory=dict)
-    """By pod UID."""
-    erasures: dict[str, ErasureNow] = field(default_factory=dict)
-    """By UID of the ordering object."""
-    reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
-    """By order and round."""
-    ending: Ending = field(default_factory=Ending)
-    memo: Memo = field(default_factory=Memo)
 
     def world(self, term: int, entropy: bytes) -> World:
         """Return the snapshot; valid until the next await."""
-        shared = {name: getattr(self, name) for name in _SHARED}
-        objects: dict[str, Any] = {name: self.objects[kind] for kind, name in OBJECTS.items()}
-        claims = self.claims
-        return World(term=term, entropy=entropy, claims=claims.tiers, claimants=claims.by_holder, **objects, **shared)
+        known: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(DomainState)}
+        known |= {name: self.objects[kind] for kind, name in OBJECTS.items()}
+        known |= {"claims": self.claims.tiers, "claimants": self.claims.by_holder}
+        return World(term=term, entropy=entropy, **known)
 
     def observe(self, key: Key, raw: Mapping[str, Any]) -> tuple[Resource | None, Resource] | None:
         """Store an object of the API; return its former and its new form. None if it is unreadable: the last valid form
@@ -197,10 +135,8 @@ class DomainStore:
         new = isinstance(after, CacheDomain) and after.status.domain_id is None
         if not new or (before is not None and before.uid == after.uid):
             return
-        gone = frozenset(epoch for epoch, kept in self.data_keys.items() if isinstance(kept, str))
-        if gone:
-            self.data_keys = {epoch: kept for epoch, kept in self.data_keys.items() if epoch not in gone}
-            self.keys_lost |= gone
+        self.keys_lost |= {epoch for epoch, kept in self.data_keys.items() if isinstance(kept, str)}
+        self.data_keys = {epoch: kept for epoch, kept in self.data_keys.items() if not isinstance(kept, str)}
 
     def belongs_to(self, owner: str, live: Mapping[str, Any]) -> bool:
         """Whether an object that `owner` (UID) needs belongs to it; if not, record it as foreign."""
@@ -217,9 +153,6 @@ class DomainStore:
             self.ending = Ending()
 
 
-_SHARED = tuple(one.name for one in fields(World) if one.name in DomainStore.__slots__ and one.name != "claims")
-"""Fields that a world has unchanged from the store."""
-
 REMEMBERED_S = 3600.0
 """Far longer than a request, a list or a watch may take."""
 
@@ -227,9 +160,9 @@ Slot = tuple[str, str]
 
 
 class Versions:
-    """Versions of one namespace's objects; 0 for unknown ones. `now` is the wall clock."""
+    """Versions of one namespace's objects; 0 for unknown ones."""
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(self, now: Clock) -> None:
         self._now = now
         self._known: dict[Slot, int] = {}
         self._gone: dict[Slot, datetime] = {}

@@ -46,8 +46,7 @@ class Loop:
 
     async def _work(self) -> None:
         while True:
-            key = await self._queue.take()
-            await self.reconcile(key)
+            await self.reconcile(await self._queue.take())
 
     async def reconcile(self, key: Key) -> None:
         started = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
@@ -19,8 +19,9 @@ from kvstrata.model.refs import Key
 log = logging.getLogger(__name__)
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
 _SLOW = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 21600.0, 86400.0)
+_TIER = ["namespace", "tier"]
+_MODEL = ["namespace", "model"]
 
 LEADING = Gauge("kvstrata_leading", "1 while this process holds the Lease")
 QUEUE_DEPTH = Gauge("kvstrata_queue_depth", "Keys that are due and wait for a worker")
@@ -35,84 +36,58 @@ ACK_LATENCY = Histogram(
 )
 ACKS_REFUSED = Counter("kvstrata_acks_refused_total", "Acknowledgements that were not believed", ["reason"])
 GATE_ERRORS = Counter("kvstrata_gate_errors_total", "Failed requests to gates", ["reason"])
-BACKEND_UP = Gauge("kvstrata_backend_up", "1 while a Redis tier answers the operator", ["namespace", "tier"])
+BACKEND_UP = Gauge("kvstrata_backend_up", "1 while a Redis tier answers the operator", _TIER)
 ADMISSIONS = Counter("kvstrata_admissions_total", "Outcomes of declared guarantees", ["kind", "outcome"])
 AUDIT_EVENTS = Counter("kvstrata_audit_events_total", "Events for the audit log", ["event"])
 AUDIT_DROPPED = Counter("kvstrata_audit_dropped_total", "Events that have no line, because lines were not taken")
 BACKEND_SUITABLE = Gauge(
     "kvstrata_backend_suitable",
     "1 while the external servers of a Redis tier pass the checks that are required, as they last answered",
-    ["namespace", "tier"],
+    _TIER,
 )
 SLOTS_UNCOVERED = Gauge(
     "kvstrata_backend_slots_uncovered",
     "Slots of a Redis tier's cluster without a server that answers the operator",
-    ["namespace", "tier"],
+    _TIER,
 )
 REPLICAS_MISSING = Gauge(
-    "kvstrata_tier_replicas_missing",
-    "Replicas that a managed cluster should have and that are not in step",
-    ["namespace", "tier"],
+    "kvstrata_tier_replicas_missing", "Replicas that a managed cluster should have and that are not in step", _TIER
 )
 SLOTS_TO_MOVE = Gauge(
-    "kvstrata_tier_slots_to_move", "Slots of a managed cluster that are to go to another shard", ["namespace", "tier"]
+    "kvstrata_tier_slots_to_move", "Slots of a managed cluster that are to go to another shard", _TIER
 )
-PODS_TO_REPLACE = Gauge(
-    "kvstrata_tier_pods_to_replace", "Pods of a managed cluster of a former template", ["namespace", "tier"]
-)
+PODS_TO_REPLACE = Gauge("kvstrata_tier_pods_to_replace", "Pods of a managed cluster of a former template", _TIER)
 FAILOVERS = Counter(
-    "kvstrata_tier_failovers_total",
-    "Servers of a managed cluster that took over the slots of another",
-    ["namespace", "tier", "by"],
+    "kvstrata_tier_failovers_total", "Servers of a managed cluster that took over the slots of another", [*_TIER, "by"]
 )
 REPLACEMENTS = Counter(
-    "kvstrata_tier_replacements_total", "Pods of a managed cluster that the operator replaced", ["namespace", "tier"]
+    "kvstrata_tier_replacements_total", "Pods of a managed cluster that the operator replaced", _TIER
 )
 FORMATIONS = Counter(
-    "kvstrata_tier_formations_total",
-    "Times that all slots of a managed cluster were given to empty servers",
-    ["namespace", "tier"],
+    "kvstrata_tier_formations_total", "Times that all slots of a managed cluster were given to empty servers", _TIER
 )
-TOPOLOGY_STEPS = Counter(
-    "kvstrata_tier_steps_total", "Steps that changed a managed cluster", ["namespace", "tier", "step"]
-)
-SLOTS_MOVED = Counter("kvstrata_tier_slots_moved_total", "Slots moved between shards", ["namespace", "tier"])
+SLOTS_MOVED = Counter("kvstrata_tier_slots_moved_total", "Slots moved between shards", _TIER)
 MOVE_DROPPED = Counter(
-    "kvstrata_tier_moved_values_dropped_total",
-    "Values dropped because they were too large to move",
-    ["namespace", "tier"],
+    "kvstrata_tier_moved_values_dropped_total", "Values dropped because they were too large to move", _TIER
 )
-SLOTS_LOST = Counter(
-    "kvstrata_tier_slots_lost_total", "Slots whose values were lost with a server", ["namespace", "tier"]
-)
+SLOTS_LOST = Counter("kvstrata_tier_slots_lost_total", "Slots whose values were lost with a server", _TIER)
 RESTORES = Counter(
     "kvstrata_restores_total", "Times that pods were found to hold newer bundles than the API server", ["namespace"]
 )
-PROBES = Counter(
-    "kvstrata_isolation_probes_total", "Outcomes of probes of isolation", ["namespace", "model", "outcome"]
-)
-ISOLATION_BROKEN = Gauge(
-    "kvstrata_isolation_broken",
-    "1 while a model's status reports a failure of isolation",
-    ["namespace", "model"],
-)
+PROBES = Counter("kvstrata_isolation_probes_total", "Outcomes of probes of isolation", [*_MODEL, "outcome"])
+ISOLATION_BROKEN = Gauge("kvstrata_isolation_broken", "1 while a model's status reports a failure of isolation", _MODEL)
 ERASURES_OPEN = Gauge("kvstrata_erasures_open", "Eager invalidations that this process carries out")
 ERASURES = Counter("kvstrata_erasures_total", "Erasures that were judged", ["outcome"])
-ERASURE_ORDERS = Counter(
-    "kvstrata_erasure_orders_total", "Orders of erasures that were carried out", ["order", "outcome"]
-)
 INVALIDATIONS = Histogram(
     "kvstrata_invalidation_seconds",
     "From the order to a step of an invalidation that is over",
     ["mode", "step"],
     buckets=_SLOW,
 )
-ORPHAN_SCANS = Counter("kvstrata_erasure_looks_total", "Looks at a tier's servers after a deletion")
 ORPHANS = Counter("kvstrata_erasure_orphans_total", "Blocks that a look found after a deletion", ["outcome"])
 KMS_DOMAINS_OPEN = Gauge(
     "kvstrata_kms_deleted_domains", "Deleted domains whose keys a key management service still has, or may have"
 )
-KEYS_BROUGHT = Counter("kvstrata_data_keys_brought_total", "Data keys that were brought to pods")
 RECEIPT_KEY_ROTATIONS = Counter(
     "kvstrata_receipts_key_rotations_total", "Times that another key began to sign receipts"
 )
@@ -123,19 +98,14 @@ KEYS_NOT_ENDED = Counter("kvstrata_data_keys_not_ended_total", "Unused data keys
 FORMER_IDENTITIES = Gauge(
     "kvstrata_former_identities",
     "Identities that a model had before, whose blocks wait to be deleted from Redis tiers",
-    ["namespace", "model"],
+    _MODEL,
 )
-RECLAIMS = Counter(
-    "kvstrata_reclaims_total", "Rounds of deletions of former caches that ended", ["namespace", "model", "outcome"]
-)
-RECLAIMED_BLOCKS = Counter(
-    "kvstrata_reclaimed_blocks_total", "Blocks of former identities that were deleted", ["namespace", "model"]
-)
-RECLAIMED_BYTES = Counter("kvstrata_reclaimed_bytes_total", "Bytes of these blocks", ["namespace", "model"])
+RECLAIMS = Counter("kvstrata_reclaims_total", "Rounds of deletions of former caches that ended", [*_MODEL, "outcome"])
+RECLAIMED_BLOCKS = Counter("kvstrata_reclaimed_blocks_total", "Blocks of former identities that were deleted", _MODEL)
+RECLAIMED_BYTES = Counter("kvstrata_reclaimed_bytes_total", "Bytes of these blocks", _MODEL)
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])
-
 
 STEPS = ("unreachable", "keys_revoked", "erased", "verified")
 """Steps of an erasure with a moment in its receipt."""
@@ -172,9 +142,8 @@ def count_erasure(facts: Erasure) -> None:
 
 
 def count_look(fact: object) -> None:
-    """Count a look, or a deletion after the first round, that is a new fact of an erasure."""
+    """Count the blocks of a look, or of a deletion after the first round, that is a new fact of an erasure."""
     if isinstance(fact, Look):
-        ORPHAN_SCANS.inc()
         ORPHANS.labels("found").inc(sum(amount.keys for amount in fact.left.values()))
     elif isinstance(fact, Deletion) and fact.state is JobState.DONE and fact.round > 1:
         ORPHANS.labels("removed").inc(fact.deleted.keys)
@@ -186,26 +155,20 @@ Check = Callable[[], str | None]
 
 def build_app(alive: Mapping[str, Check], ready: Mapping[str, Check]) -> web.Application:
     """Return an application with /livez, /readyz and /metrics; a 503 names failing checks."""
-    app = web.Application()
 
-    def serve(checks: Mapping[str, Check]) -> Callable[[web.Request], web.Response]:
-        def answer(_: web.Request) -> web.Response:
+    def serve(checks: Mapping[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(_: web.Request) -> web.Response:
             problems = {name: problem for name, check in checks.items() if (problem := check())}
             text = "".join(f"{name}: {problem}\n" for name, problem in problems.items()) or "ok\n"
             return web.Response(text=text, status=503 if problems else 200)
 
         return answer
 
-    async def livez(request: web.Request) -> web.Response:
-        return serve(alive)(request)
-
-    async def readyz(request: web.Request) -> web.Response:
-        return serve(ready)(request)
-
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app.router.add_get("/livez", livez)
-    app.router.add_get("/readyz", readyz)
+    app = web.Application()
+    app.router.add_get("/livez", serve(alive))
+    app.router.add_get("/readyz", serve(ready))
     app.router.add_get("/metrics", metrics)
     return app

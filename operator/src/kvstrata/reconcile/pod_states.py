@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from kvstrata.clients.gate import GateClient, GateError, GateFailure
 from kvstrata.clients.kube import Kube, KubeError
@@ -30,6 +30,7 @@ from kvstrata.reconcile.store import Store
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Q = TypeVarTuple("Q")
 
 LONG_POLL_S = 20.0
 MIN_PAUSE_S = 0.02
@@ -82,39 +83,39 @@ class AckListener:
                 self._polls[uid] = asyncio.create_task(self._poll(namespace, pod), name=f"acks of {pod.name}")
 
     async def _poll(self, namespace: str, pod: Pod) -> None:
-        server_name = gate_server_name(pod.model, namespace)
         failures = 0
         while True:
-            known = self._store.domain(namespace).states.get(pod.uid)
-            after = known.state.acked if known else 0
-            try:
-                wait_s = LONG_POLL_S if known and not failures else 0.0
-                state, token = await self._gates.state(pod.ip or "", server_name, after, wait_s)
-                refusal = await self._objection(namespace, pod, state, token)
-                if refusal is None:
-                    await self.receive(namespace, pod, state)
-            except GateError as error:
-                metrics.GATE_ERRORS.labels(str(error.reason)).inc()
-                refusal = None
-                failures += 1
-                self._store.lose_contact(namespace, pod.uid)
-                log.debug("a gate did not answer", extra={"pod": pod.name, "reason": str(error.reason)})
-            except KubeError as error:
-                failures += 1
-                refusal = None
-                log.warning("a pod's word could not be checked", extra={"pod": pod.name, "error": str(error)})
+            if await self._ask(namespace, pod, long=not failures):
+                failures = 0
+                # A gate that always has news must not occupy the operator.
+                await asyncio.sleep(MIN_PAUSE_S)
             else:
-                if refusal is None:
-                    failures = 0
-                    # A gate that always has news must not occupy the operator.
-                    await asyncio.sleep(MIN_PAUSE_S)
-                    continue
                 failures += 1
-                self._store.lose_contact(namespace, pod.uid)
-                record_refused(namespace, pod, refusal)
-                log.warning("an acknowledgement was refused", extra={"pod": pod.name, "reason": refusal})
-            delay_s = RETRY_S[min(failures, len(RETRY_S)) - 1]
-            await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))
+                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S)) - 1] * (0.75 + 0.5 * self._jitter()))
+
+    async def _ask(self, namespace: str, pod: Pod, *, long: bool) -> bool:
+        """Ask a pod for its state; return whether its answer was believed."""
+        known = self._store.domain(namespace).states.get(pod.uid)
+        after, wait_s = known.state.acked if known else 0, LONG_POLL_S if known and long else 0.0
+        try:
+            server_name = gate_server_name(pod.model, namespace)
+            state, token = await self._gates.state(pod.ip or "", server_name, after, wait_s)
+            wrong_pod = (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model)
+            refusal = "WrongPod" if wrong_pod else await self._tokens.token_problem(namespace, pod, token)
+            if refusal is None:
+                await self.receive(namespace, pod, state)
+                return True
+        except GateError as error:
+            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+            self._store.lose_contact(namespace, pod.uid)
+            log.debug("a gate did not answer", extra={"pod": pod.name, "reason": str(error.reason)})
+        except KubeError as error:
+            log.warning("a pod's word could not be checked", extra={"pod": pod.name, "error": str(error)})
+        else:
+            self._store.lose_contact(namespace, pod.uid)
+            record_refused(namespace, pod, refusal)
+            log.warning("an acknowledgement was refused", extra={"pod": pod.name, "reason": refusal})
+        return False
 
     async def receive(self, namespace: str, pod: Pod, state: PodState) -> None:
         """Store a pod's verified state. Raises KubeError if the API server is asked and fails."""
@@ -156,11 +157,6 @@ class AckListener:
             return False  # A damaged root is rewritten under a revision above all known ones.
         return contradicts(state, model.uid, found, digest_bytes(data))
 
-    async def _objection(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
-        if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
-            return "WrongPod"
-        return await self._tokens.token_problem(namespace, pod, token)
-
 
 def _serves_under(state: PodState) -> tuple[int, int, str]:
     return state.revision, state.term, state.root
@@ -170,8 +166,7 @@ TOKEN_CACHE_S = 60.0
 
 
 class PodAnswerError(Exception):
-    """A pod did not answer, or its token is not its own. `failure` is why its gate gave no answer, None otherwise;
-    `status` the HTTP status of a refusal, or 0."""
+    """A pod did not answer, or its token is not its own. `failure` and `status` are those of a GateError."""
 
     def __init__(self, message: str, failure: GateFailure | None = None, status: int = 0) -> None:
         super().__init__(message)
@@ -183,10 +178,12 @@ class PodTokens:
         self._kube = kube
         self._known: dict[str, tuple[float, str, str]] = {}
 
-    async def answer_of(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
-        """Return the answer to a request that is `asked` of a pod's gate. Raises PodAnswerError."""
+    async def answer_of(
+        self, namespace: str, pod: Pod, ask: Callable[[str, str, *Q], Awaitable[tuple[T, str]]], *request: *Q
+    ) -> T:
+        """Return the answer of a pod's gate to a request of GateClient. Raises PodAnswerError."""
         try:
-            answer, token = await asked
+            answer, token = await ask(pod.ip or "", gate_server_name(pod.model, namespace), *request)
             problem = await self.token_problem(namespace, pod, token)
         except GateError as error:
             metrics.GATE_ERRORS.labels(str(error.reason)).inc()

@@ -16,7 +16,6 @@ from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import CONFIG_MAP
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.pools import WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pods import Pod
@@ -122,24 +121,23 @@ class Warming(Background):
         self._queue.add(again)
 
     async def _render(self, namespace: str, pod: Pod, prefix: PrefixSource) -> RenderReport:
-        server_name = gate_server_name(pod.model, namespace)
         try:
-            asked = self._gates.render(pod.ip or "", server_name, prefix)
-            return RenderReport(await self._tokens.answer_of(namespace, pod, asked), None, utc_now())
+            made = await self._tokens.answer_of(namespace, pod, self._gates.render, prefix)
+            return RenderReport(made, None, utc_now())
         except ContractError:
             return RenderReport(None, NoRendering.OVERSIZE, utc_now())
         except PodAnswerError as error:
-            too_old = error.status in UNHEARD_OF
-            return RenderReport(None, NoRendering.TOO_OLD if too_old else NoRendering.UNANSWERED, utc_now())
+            problem = NoRendering.TOO_OLD if error.status in UNHEARD_OF else NoRendering.UNANSWERED
+            return RenderReport(None, problem, utc_now())
 
     async def _warm_all(self, namespace: str, question: WarmPool) -> None:
-        pod, server_name = question.pod, gate_server_name(question.pod.model, namespace)
+        pod = question.pod
         for prefix in question.prefixes:
             request = WarmRequest(question.pool_uid, question.scope, question.manifest, prefix)
-            asked = self._gates.warm(pod.ip or "", server_name, request, question.timeout_s)
             outcome: WarmOutcome | None = None
             with contextlib.suppress(PodAnswerError, ContractError):
-                outcome = (await self._tokens.answer_of(namespace, pod, asked)).outcome
+                warmed = await self._tokens.answer_of(namespace, pod, self._gates.warm, request, question.timeout_s)
+                outcome = warmed.outcome
             domain = self._store.domain(namespace)
             if pod.name not in domain.pods[pod.model]:
                 break
@@ -153,10 +151,8 @@ class Warming(Background):
 
     async def _inspect(self, namespace: str, question: InspectPool) -> None:
         pod, report = question.pod, None
-        server_name = gate_server_name(pod.model, namespace)
-        asked = self._gates.pool(pod.ip or "", server_name, question.pool_uid)
         with contextlib.suppress(PodAnswerError, ContractError):
-            report = await self._tokens.answer_of(namespace, pod, asked)
+            report = await self._tokens.answer_of(namespace, pod, self._gates.pool, question.pool_uid)
         domain = self._store.domain(namespace)
         if pod.name in domain.pods[pod.model]:
             domain.holdings[pod.uid][question.pool_uid] = HoldingReport(report, utc_now())

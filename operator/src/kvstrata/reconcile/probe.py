@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.clients.gate import GateClient, GateFailure
 from kvstrata.clients.kube import Kube
-from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ProbePod, ReportIsolation
 from kvstrata.plan.isolation import failure_message, failure_stands
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.background import Background, utc_now
+from kvstrata.reconcile.background import Background, Leads, utc_now
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.pod_states import PodAnswerError, PodTokens
 from kvstrata.reconcile.queue import WorkQueue
@@ -32,11 +30,9 @@ EVENT = "IsolationBroken"
 
 
 class Probing(Background):
-    """Probes pods; the slots are their UIDs. `leading` is whether this process may write."""
+    """Probes pods; the slots are their UIDs."""
 
-    def __init__(
-        self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, leading: Callable[[], bool]
-    ) -> None:
+    def __init__(self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, leading: Leads) -> None:
         super().__init__(queue)
         self._gates, self._store, self._leading = gates, store, leading
         self._tokens, self._events = PodTokens(kube), Events(kube)
@@ -75,9 +71,8 @@ class Probing(Background):
             await self._events.publish(model, EVENT, message, warning=True)
 
     async def _answer(self, namespace: str, question: ProbePod) -> Probed | NoProbe:
-        pod, server_name = question.pod, gate_server_name(question.model, namespace)
         request = ProbeRequest(question.revision, question.readers)
         try:
-            return await self._tokens.answer_of(namespace, pod, self._gates.probe(pod.ip or "", server_name, request))
+            return await self._tokens.answer_of(namespace, question.pod, self._gates.probe, request)
         except PodAnswerError as error:
             return NoProbe.TOO_OLD if error.failure is GateFailure.UNSUPPORTED else NoProbe.UNANSWERED

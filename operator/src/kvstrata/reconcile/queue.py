@@ -6,7 +6,6 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import count
 
 from kvstrata.model.refs import BUNDLE, Key
@@ -14,14 +13,6 @@ from kvstrata.model.refs import BUNDLE, Key
 BASE_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 60.0
 MAX_WAIT_S = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """End of a delay in monotonic seconds, and its length."""
-
-    ends: float
-    seconds: float
 
 
 class WorkQueue:
@@ -37,7 +28,8 @@ class WorkQueue:
         self._again: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._floor: dict[Key, float] = {}
-        self._put_off: dict[Key, _Wait] = {}
+        self._put_off: dict[Key, tuple[float, float]] = {}
+        """End of a delay in monotonic seconds, and its length."""
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
@@ -74,12 +66,12 @@ class WorkQueue:
         """Delay deferrable work of `key` and enqueue it again; return True once it has waited long enough. The first
         call starts the wait; later ones continue it. Repeated waits grow fourfold, up to MAX_WAIT_S."""
         now = self._monotonic()
-        wait = self._put_off.setdefault(key, _Wait(now + seconds, seconds))
-        if now >= wait.ends:
-            longer_s = min(MAX_WAIT_S, 4 * wait.seconds)
-            self._put_off[key] = _Wait(now + longer_s, longer_s)
+        ends, length_s = self._put_off.setdefault(key, (now + seconds, seconds))
+        if now >= ends:
+            longer_s = min(MAX_WAIT_S, 4 * length_s)
+            self._put_off[key] = (now + longer_s, longer_s)
             return True
-        self.add(key, wait.ends - now)
+        self.add(key, ends - now)
         return False
 
     def put_off_no_more(self, key: Key) -> None:
@@ -92,12 +84,12 @@ class WorkQueue:
             now = self._monotonic()
             while self._heap:
                 due, _, key = self._heap[0]
-                if self._due.get(key) != due:
-                    heapq.heappop(self._heap)
-                    continue
-                if due > now:
+                is_current = self._due.get(key) == due
+                if is_current and due > now:
                     break
                 heapq.heappop(self._heap)
+                if not is_current:
+                    continue
                 del self._due[key]
                 self._active.add(key)
                 if self._heap:
@@ -135,26 +127,22 @@ class WorkQueue:
         self._failures.pop(key, None)
         if self._floor.get(key, 0.0) <= self._monotonic():
             self._floor.pop(key, None)
-        self._release(key)
-
-    def failed(self, key: Key, retry_after_s: float | None = None) -> float:
-        """Make `key` due again after a growing delay, which is returned in seconds."""
-        retry_after_s = min(MAX_BACKOFF_S, retry_after_s) if retry_after_s else None
-        failures = self._failures.get(key, 0) + 1
-        self._failures[key] = failures
-        delay_s = max(min(MAX_BACKOFF_S, BASE_BACKOFF_S * float(2 ** min(failures, 16))), retry_after_s or 0.0)
-        if retry_after_s:
-            # The server named a time: no event may bring the key back sooner.
-            self.hold_off(key, retry_after_s)
-        self._again.pop(key, None)
-        self._active.discard(key)
-        self.add(key, delay_s)
-        return delay_s
-
-    def _release(self, key: Key) -> None:
         self._active.discard(key)
         again = self._again.pop(key, None)
         if again is not None:
             self.add(key, max(0.0, again - self._monotonic()))
         elif key in self._due:
             self._wake_one()
+
+    def failed(self, key: Key, retry_after_s: float | None = None) -> float:
+        """Make `key` due again after a growing delay, which is returned in seconds."""
+        named_s = min(MAX_BACKOFF_S, retry_after_s or 0.0)
+        self._failures[key] = failures = self._failures.get(key, 0) + 1
+        delay_s = max(min(MAX_BACKOFF_S, BASE_BACKOFF_S * float(2 ** min(failures, 16))), named_s)
+        if named_s:
+            # The server named a time: no event may bring the key back sooner.
+            self.hold_off(key, named_s)
+        self._again.pop(key, None)
+        self._active.discard(key)
+        self.add(key, delay_s)
+        return delay_s

@@ -31,11 +31,8 @@ class Resync:
 
     async def objects(self, report: Callable[[Key], None]) -> None:
         """Update the store; `report` gets every key affected by a missed change."""
-        keys = {
-            namespace: frozenset(self._store.domain(namespace).data_keys)
-            for scope in self._scopes
-            for namespace in self._namespaces(scope)
-        }
+        namespaces = [namespace for scope in self._scopes for namespace in self._namespaces(scope)]
+        keys = {namespace: frozenset(self._store.domain(namespace).data_keys) for namespace in namespaces}
         for scope in self._scopes:
             for resource in OWN_RESOURCES:
                 await self._where_it_may(scope, self._diff(resource, scope, None, report))
@@ -51,8 +48,7 @@ class Resync:
             await self._where_it_may(scope, self._read_secrets(scope))
 
     async def _where_it_may(self, scope: str | None, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`; a refusal is ignored if the namespace is being deleted or gone, and with it the right to read.
-        Watches report the rest while they work."""
+        """Run `work`; a refusal is ignored if the namespace is being deleted or gone, and with it the right to read."""
         try:
             await work
         except KubeError as error:
@@ -61,17 +57,10 @@ class Resync:
             log.info("a namespace that goes cannot be looked at any more", extra={"namespace": scope})
 
     async def _read_secrets(self, scope: str | None) -> None:
-        namespaces = self._namespaces(scope)
-        known = {
-            (namespace, name): facts
-            for namespace in namespaces
-            for name, facts in self._store.domain(namespace).secrets.items()
-        }
-        committed = {
-            (namespace, model): self._store.domain(namespace).bundles.get(model)
-            for namespace in namespaces
-            for model in self._store.domain(namespace).objects["CachedModel"]
-        }
+        domains = [self._store.domain(namespace) for namespace in self._namespaces(scope)]
+        known = [(domain, name, facts) for domain in domains for name, facts in domain.secrets.items()]
+        models = ((domain, model) for domain in domains for model in domain.objects["CachedModel"])
+        committed = [(domain, model, domain.bundles.get(model)) for domain, model in models]
         seen: dict[str, set[str]] = {}
         bundles: dict[str, dict[str, Any]] = {}
         async for raw in self._kube.list(SECRET, scope, labels.OWNED_SELECTOR):
@@ -80,16 +69,14 @@ class Resync:
             self._secret_store.observe(self._store.domain(namespace), raw)
             if bundle_of(raw) is not None:
                 bundles.setdefault(namespace, {})[name] = raw
-        for (namespace, name), facts in known.items():
-            domain = self._store.domain(namespace)
+        for domain, name, facts in known:
             # A Secret written during the list is not in it.
-            if name not in seen.get(namespace, set()) and domain.secrets.get(name) is facts:
+            if name not in seen.get(domain.namespace, set()) and domain.secrets.get(name) is facts:
                 self._secret_store.forget(domain, name)
-        for (namespace, model), before in committed.items():
-            domain = self._store.domain(namespace)
+        for domain, model, before in committed:
             if domain.bundles.get(model) is before:
                 # Otherwise a commit was made meanwhile.
-                take(domain, model, assemble(model, bundles.get(namespace, {})))
+                take(domain, model, assemble(model, bundles.get(domain.namespace, {})))
 
     async def _diff(
         self, resource: Resource, scope: str | None, selector: str | None, report: Callable[[Key], None]

@@ -26,6 +26,7 @@ from kvstrata.plan.actions import EnsureSecret, Material, Turn, TurnSecret
 from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
 
 from .audit import record_secret, record_turn
+from .background import Clock
 from .parse import resource_version
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,9 @@ _OF_SERVERS = frozenset({Material.REDIS_USERS, Material.SERVER_CERTIFICATE})
 
 
 class SecretStore:
-    """Creates, renews and reads Secrets. `entropy(n)` returns n random bytes, `now` is the wall clock in UTC."""
+    """Creates, renews and reads Secrets. `entropy(n)` returns n random bytes."""
 
-    def __init__(
-        self, kube: Kube, namespace: str, entropy: Callable[[int], bytes], now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, kube: Kube, namespace: str, entropy: Callable[[int], bytes], now: Clock) -> None:
         self._kube, self._namespace, self._entropy, self._now = kube, namespace, entropy, now
         self._authority: pki.KeyPair | None = None
 
@@ -57,8 +56,7 @@ class SecretStore:
         return self._authority is not None
 
     async def open(self) -> pki.KeyPair:
-        """Read the operator's authority, or create it; return a client certificate for gates. Two operators that
-        start at once agree on one authority, because only one can create the Secret."""
+        """Read the operator's authority, or create it; return a client certificate for gates."""
         stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET)
         if stored is None:
             pair = pki.create_authority("kvstrata", self._now(), pki.generate_key())
@@ -107,13 +105,12 @@ class SecretStore:
         domain.forget_ending()
         return True
 
-    async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:
+    async def ensure(self, domain: DomainStore, order: EnsureSecret, *, look: bool = False) -> None:
         """Create the Secret of `order`, or renew certificate or users. Existing keys and passwords stay. Raises
         KubeError if a Secret of data keys was written meanwhile: its keys must be read first; NameConflictError for
-        a foreign Secret."""
-        if order.name not in domain.secrets and order.material in _OF_SERVERS and await self._made(domain, order):
-            return
-        stored = await self.read(domain, order.name, order.owner)
+        a foreign Secret. `look`: read it first, even if none is known."""
+        unseen = not look and order.name not in domain.secrets and order.material in _OF_SERVERS
+        stored = None if unseen else await self.read(domain, order.name, order.owner)
         there = decode(stored or {})
         values: Mapping[str, bytes] | None
         if order.material is Material.DATA_KEYS:
@@ -125,11 +122,12 @@ class SecretStore:
             renew = order.renew and not _drawn_already(order, stored, there)
             values = self._material(order, there) if stored is None or renew else None
         annotations = self._annotations(order, stored, there)
-        if values is None and stored is not None and not _has_labels(stored, order.labels):
+        if values is None and stored is not None:
+            if order.labels.items() <= (stored["metadata"].get("labels") or {}).items():
+                self.observe(domain, stored)
+                return
             values = there  # Lists and watches select by label: without labels it would be missed again and again.
         if values is None:
-            if stored is not None:
-                self.observe(domain, stored)
             return
         body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
         if stored is None:
@@ -138,6 +136,9 @@ class SecretStore:
             except KubeError as error:
                 if not error.is_conflict or order.material is Material.DATA_KEYS:
                     raise
+                if unseen:
+                    await self.ensure(domain, order, look=True)
+                    return
                 written = await self.read(domain, order.name, order.owner) or body
         else:
             body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
@@ -155,23 +156,8 @@ class SecretStore:
             raise NameConflictError(SECRET.kind, name)
         return found
 
-    async def _made(self, domain: DomainStore, order: EnsureSecret) -> bool:
-        values, annotations = self._material(order, {}), self._annotations(order, None, {})
-        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
-        try:
-            written = await self._kube.create(SECRET, domain.namespace, body)
-        except KubeError as error:
-            if not error.is_conflict:
-                raise
-            return False
-        log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
-        _record_change(domain.namespace, order, {}, decode(written))
-        self.observe(domain, written)
-        return True
-
     async def turn(self, domain: DomainStore, order: TurnSecret) -> None:
-        """Advance a Secret's credentials by one step, in one write, unless it changed since the plan. Raises
-        KubeError on a concurrent write."""
+        """Advance a Secret's credentials by one step, unless it changed since the plan. Raises KubeError."""
         stored = await self.read(domain, order.name, order.owner)
         if stored is None:
             self.forget(domain, order.name)
@@ -194,6 +180,7 @@ class SecretStore:
 
     def _turned(self, order: TurnSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
         own = self.authority.certificate_pem
+        trusted = {names.AUTHORITY_KEY: pki.together(own, there.get(names.AUTHORITY_KEY, b""))}
         match order.turn:
             case Turn.STAGE:
                 return passwords.staged(order.domain, there, self._password)
@@ -202,13 +189,11 @@ class SecretStore:
             case Turn.RETIRE:
                 return passwords.retired(order.domain, there)
             case Turn.TRUST:
-                return {**there, names.AUTHORITY_KEY: pki.together(own, there.get(names.AUTHORITY_KEY, b""))}
+                return {**there, **trusted}
             case Turn.DISTRUST:
                 return {**there, names.AUTHORITY_KEY: own}
             case Turn.ISSUE:
-                return self._issued(order) | {
-                    names.AUTHORITY_KEY: pki.together(own, there.get(names.AUTHORITY_KEY, b""))
-                }
+                return self._issued(order) | trusted
 
     def _annotations(
         self, order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]
@@ -299,10 +284,6 @@ def _drawn_for(stored: Mapping[str, Any] | None) -> str:
     return drawn_for
 
 
-def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
-    return wanted.items() <= (raw["metadata"].get("labels") or {}).items()
-
-
 def _moment(raw: Mapping[str, Any], now: datetime, annotation: str) -> datetime:
     """Return the moment in an annotation, or else the creation time, or else now."""
     for text in ((raw["metadata"].get("annotations") or {}).get(annotation), raw["metadata"].get("creationTimestamp")):
@@ -318,18 +299,15 @@ def _is_key(key: bytes) -> bool:
 
 
 def _take_data_keys(domain: DomainStore, name: str, values: Mapping[str, bytes]) -> None:
-    own = {
-        epoch: key
-        for epoch, key in values.items()
-        if is_epoch(epoch) and names.data_keys_secret(epoch) == name and _is_key(key)
-    }
-    others = {
+    usable = {epoch: key for epoch, key in values.items() if is_epoch(epoch) and _is_key(key)}
+    # A text is the id of a key that no Secret has.
+    taken = {
         epoch: key
         for epoch, key in domain.data_keys.items()
-        if isinstance(key, str) or names.data_keys_secret(epoch) != name  # a text is the id of a key that no Secret has
-    }
-    if others | own != domain.data_keys:
-        domain.data_keys = others | own
+        if isinstance(key, str) or names.data_keys_secret(epoch) != name
+    } | {epoch: key for epoch, key in usable.items() if names.data_keys_secret(epoch) == name}
+    if taken != domain.data_keys:
+        domain.data_keys = taken
         domain.judged_epochs.intersection_update(domain.data_keys)
 
 
@@ -342,3 +320,18 @@ def decode(raw: Mapping[str, Any]) -> dict[str, bytes]:
         except ValueError:
             continue
     return values
+
+
+class SecretMissingError(LookupError):
+    """A Secret does not exist, or has no such key. The message names both."""
+
+
+async def secret_value(kube: Kube, namespace: str, where: tuple[str, str] | None) -> bytes | None:
+    """Return a value by (Secret, key), None without these. Raises KubeError and SecretMissingError."""
+    if where is None:
+        return None
+    raw = await kube.get(SECRET, namespace, where[0])
+    value = decode(raw).get(where[1]) if raw else None
+    if value is None:
+        raise SecretMissingError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+    return value

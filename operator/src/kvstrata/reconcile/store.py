@@ -1,14 +1,13 @@
 """The store: all that the operator knows, by namespace, and the keys that a change affects.
 
-Events and lists may arrive late, twice or out of order: only a newer resourceVersion replaces an object. The answers to
-the operator's own writes go into the store, so their events change nothing.
+Events and lists may arrive late, twice or out of order: only a newer resourceVersion replaces an object. Answers to the
+operator's own writes go into the store, so their events change nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -19,6 +18,7 @@ from kvstrata.model.world import World
 from kvstrata.plan.ownership import controllers
 from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
 
+from .background import Clock
 from .domain_store import DomainStore, Versions
 from .parse import OWN_KINDS, owners, parse_pod, parse_server_pod, resource_version
 
@@ -27,9 +27,9 @@ MAX_DEPARTURES = 1000
 
 
 class Store:
-    """`entropy` returns 64 random bytes a call, `now` is the wall clock in UTC."""
+    """`entropy` returns 64 random bytes a call."""
 
-    def __init__(self, entropy: Callable[[], bytes], now: Callable[[], datetime]) -> None:
+    def __init__(self, entropy: Callable[[], bytes], now: Clock) -> None:
         self._entropy, self._now = entropy, now
         self._domains: dict[str, DomainStore] = {}
         self.term = 0
@@ -46,7 +46,6 @@ class Store:
         return tuple(sorted(self._domains))
 
     def world(self, namespace: str) -> World:
-        """Return the snapshot of a namespace; valid until the next await."""
         return self.domain(namespace).world(self.term, self._entropy())
 
     def observe(self, raw: Mapping[str, Any]) -> frozenset[Key]:
@@ -99,8 +98,7 @@ class Store:
         if kind in OWN_KINDS:
             return frozenset(d.objects[kind]) | {key.name for key in d.unreadable if key.kind == kind}
         if kind == "Pod":
-            of_models = (name for pods in d.pods.values() for name in pods)
-            return frozenset(of_models) | frozenset(name for servers in d.servers.values() for name in servers)
+            return frozenset[str]().union(*d.pods.values(), *d.servers.values())
         return frozenset(name for child_kind, name in d.children if child_kind == kind)
 
     def observe_state(self, pod: Pod, namespace: str, verified: VerifiedState) -> frozenset[Key]:
@@ -120,19 +118,26 @@ class Store:
         if (answer := states.get(uid)) is not None and answer.in_contact:
             states[uid] = replace(answer, in_contact=False)
 
+    def take_access(self, namespace: str, tier: str, read: Mapping[tuple[str, str], bytes]) -> frozenset[Key]:
+        """Store values of a Redis tier's Secrets; return the keys of its models' bundles if one differs."""
+        d = self.domain(namespace)
+        known = d.access.get(tier, {})
+        if read.items() <= known.items():
+            return frozenset()
+        d.access[tier] = {**known, **read}
+        models = (model for name, model in d.objects["CachedModel"].items() if tier in model.tier_names)
+        return frozenset(Key(BUNDLE, namespace, model.name) for model in models)
+
     def recall_departures(self) -> None:
         """Record pods that vanished while no operator led: named in a model's status and missing from the list."""
         for d in self._domains.values():
             for model in d.objects["CachedModel"].values():
                 known = {pod.uid for pod in d.pods[model.name].values()}
                 known |= {gone.uid for gone in d.departures.get(model.name, ())}
-                missing = tuple(
-                    Departure(witness.name, witness.uid, self._now(), clean=False, acked=witness.acked or 0)
-                    for witness in model.status.witnesses
-                    if witness.uid not in known
-                )
-                if missing:
-                    d.departures[model.name] = (*d.departures.get(model.name, ()), *missing)
+                for one in model.status.witnesses:
+                    if one.uid not in known:
+                        missing = Departure(one.name, one.uid, self._now(), clean=False, acked=one.acked or 0)
+                        d.departures[model.name] = (*d.departures.get(model.name, ()), missing)
 
     def all_keys(self) -> Iterator[Key]:
         return chain.from_iterable(map(self.keys_of, self._domains))
@@ -161,9 +166,7 @@ class Store:
         if pod is None:
             return self._observe_server(d, raw)
         before = d.pods[pod.model].get(pod.name)
-        gone: frozenset[Key] = frozenset()
-        if before and before.uid != pod.uid:
-            gone = self._forget_pod(d, before.name, None)
+        gone = self._forget_pod(d, before.name, None) if before and before.uid != pod.uid else frozenset()
         d.pods[pod.model][pod.name] = pod
         return gone | affected_by_pod(self.world(d.namespace), before, pod)
 
@@ -179,16 +182,13 @@ class Store:
             if servers.pop(name, None) is not None:
                 return frozenset({Key("CacheTier", d.namespace, tier)})
         for model, pods in d.pods.items():
-            pod = pods.pop(name, None)
-            if pod is None:
+            if (pod := pods.pop(name, None)) is None:
                 continue
             clean = (last or pod).finished or not (last or pod).ever_ran
             answer = d.states.get(pod.uid)
             departure = Departure(pod.name, pod.uid, self._now(), clean, answer.state.acked if answer else 0)
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
-            d.states.pop(pod.uid, None)
-            for facts in (d.renders, d.warmed, d.holdings):
+            for facts in (d.states, d.renders, d.warmed, d.holdings, d.probes):
                 facts.pop(pod.uid, None)
-            d.probes.pop(pod.uid, None)
             return affected_by_pod(self.world(d.namespace), pod, None, model=model)
         return frozenset()

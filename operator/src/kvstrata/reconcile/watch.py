@@ -5,8 +5,8 @@ kopf lists and watches every resource below, resumes broken watches, and calls t
 
 - `Lists`: kopf creates a task for every item of its first list, most of the cost of a start with thousands of objects.
   Our session passes whole pages to the store and shows kopf empty lists.
-- `NoDiffBase`, `NoProgress`: kopf's storages copy every object of every event for change handlers. We have none, and
-  empty storages save a third of an event's cost.
+- `NoDiffBase`: kopf's storages copy every object of every event for change handlers. We have none, and empty storages
+  save a third of an event's cost.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from kvstrata.objects import labels
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
 
+log = logging.getLogger(__name__)
+
+Take = Callable[[dict[str, Any]], None]
 WATCHER_TASK_PREFIX = "watcher for "
 """kopf's name for watching tasks, one for each resource and namespace."""
 
 
 class Watches:
-    """Watch handlers: objects go into `store` and `secrets`, affected keys to `enqueue`. `listed_anew` is called when a
+    """Watch handlers: objects go into `store` and `secrets`, affected keys to `enqueue`. `relisted` is called when a
     watch lost its place and lists again."""
 
     def __init__(
@@ -45,9 +48,8 @@ class Watches:
         namespaces: Collection[str],
     ) -> None:
         self._store, self._secrets, self._enqueue = store, secrets, enqueue
-        self._service_monitors = service_monitors
-        watched = (*OWN_RESOURCES, *child_resources(service_monitors), SECRET)
-        self.lists = Lists(watched, namespaces, self._take, relisted)
+        self._watched = watched(service_monitors)
+        self.lists = Lists(self._watched, namespaces, self._take, relisted)
 
     def _take(self, raw: dict[str, Any]) -> None:
         self._enqueue(self._secrets.observe(raw) if raw["kind"] == SECRET.kind else self._store.observe(raw))
@@ -55,10 +57,9 @@ class Watches:
     def _forget(self, raw: dict[str, Any]) -> None:
         metadata = raw["metadata"]
         if raw["kind"] == SECRET.kind:
-            gone = self._secrets.forget(raw)
+            self._enqueue(self._secrets.forget(raw))
         else:
-            gone = self._store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
-        self._enqueue(gone)
+            self._enqueue(self._store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw))
 
     def registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -68,26 +69,23 @@ class Watches:
             raw: dict[str, Any] = dict(event["object"])
             (self._forget if event["type"] == "DELETED" else self._take)(raw)
 
-        for resource in OWN_RESOURCES:
-            kopf.on.event(resource.api_version, resource.plural, registry=registry)(observe)
-        owned = dict(labels.OWNED)
-        for resource in (*child_resources(self._service_monitors), SECRET):
-            kopf.on.event(resource.api_version, resource.plural, labels=owned, registry=registry)(observe)
+        for resource in self._watched:
+            selected = None if resource in OWN_RESOURCES else dict(labels.OWNED)
+            kopf.on.event(resource.api_version, resource.plural, labels=selected, registry=registry)(observe)
         return registry
 
 
 def build_settings(silence_s: float, namespaces: Collection[str]) -> kopf.OperatorSettings:
     """kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server.
 
-    A watch that is silent for `silence_s` seconds is resumed. An API server sends a bookmark each minute; below that,
-    quiet watches are renewed needlessly, which is harmless. Named `namespaces` are watched to their end: kopf would
-    leave one that is being deleted, and the deletions that its policies wait for would be missed.
+    A watch that is silent for `silence_s` seconds is resumed; an API server sends a bookmark each minute. Named
+    `namespaces` are watched to their end: kopf would leave one that is being deleted, and deletions would be missed.
     """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = bool(namespaces)
-    settings.persistence.diffbase_storage = NoDiffBase()
-    settings.persistence.progress_storage = NoProgress()
+    settings.persistence.diffbase_storage = NoDiffBase(())
+    settings.persistence.progress_storage = kopf.MultiProgressStorage(())
     # The API server filters: objects that are not the operator's, Secrets above all, are never sent.
     for resource in (*child_resources(service_monitors=True), SECRET):
         settings.watching.label_selectors[resource.api_version, resource.plural] = labels.OWNED_SELECTOR
@@ -105,26 +103,20 @@ def live_watchers() -> int:
 
 def expected_watchers(namespaces: int, service_monitors: bool) -> int:
     """`namespaces` is 0 for one cluster-wide watch per resource."""
-    resources = (*OWN_RESOURCES, *child_resources(service_monitors), SECRET)
-    return len(resources) * max(1, namespaces)
+    return len(watched(service_monitors)) * max(1, namespaces)
 
 
-log = logging.getLogger(__name__)
-
-Take = Callable[[dict[str, Any]], None]
+def watched(service_monitors: bool) -> tuple[Resource, ...]:
+    return (*OWN_RESOURCES, *child_resources(service_monitors), SECRET)
 
 
 class Lists:
-    """Takes the lists of `resources` in each of `namespaces` (none: cluster-wide) out of kopf's answers. `take` is
-    called for each object, `listed_anew` when a list starts again: deletions meanwhile are in no event. `complete`
-    is set when all lists ended once."""
+    """Passes the lists of `resources` in each of `namespaces` (none: cluster-wide) from kopf's answers to `take`.
+    `relisted` is called when a list starts again: deletions meanwhile are in no event. `complete` is set when all lists
+    ended once."""
 
     def __init__(
-        self,
-        resources: Collection[Resource],
-        namespaces: Collection[str],
-        take: Take,
-        relisted: Callable[[], None],
+        self, resources: Collection[Resource], namespaces: Collection[str], take: Take, relisted: Callable[[], None]
     ) -> None:
         self._resources = {resource.path(scope): resource for resource in resources for scope in namespaces or (None,)}
         self._take, self._relisted = take, relisted
@@ -185,34 +177,8 @@ class Lists:
         return login
 
 
-class NoDiffBase(kopf.DiffBaseStorage):
-    """Remembers no earlier form of an object."""
+class NoDiffBase(kopf.MultiDiffBaseStorage):
+    """Remembers no earlier form of an object, and copies none."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
-
-    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        """Store nothing."""
-
-
-class NoProgress(kopf.ProgressStorage):
-    """Remembers no progress of handlers."""
-
-    def fetch(self, **_: Any) -> None:
-        return
-
-    def store(self, **_: Any) -> None:
-        """Store nothing."""
-
-    def purge(self, **_: Any) -> None:
-        """Remove nothing."""
-
-    def touch(self, **_: Any) -> None:
-        """Touch nothing."""
-
-    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        """`essence` contains no progress."""
-        return essence

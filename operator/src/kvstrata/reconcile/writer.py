@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvstrata.api.reasons import DomainReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.plan.actions import (
-    Action,
-    CommitBundle,
-    Create,
-    EmptySecrets,
-    EnsureSecret,
-    Plan,
-    ReadForeign,
-    Remove,
-    SetFinalizers,
-    StatusWrite,
-    TurnSecret,
-)
+from kvstrata.plan import actions
+from kvstrata.plan.actions import Plan, StatusWrite
 from kvstrata.plan.budgets.admission import admitted_by
 from kvstrata.plan.kinds.rejected import plan_refused
 
 from . import metrics
 from .audit import record_restore, record_status
-from .background import utc_now
+from .background import Leads, utc_now
 from .bundles import Bundles
 from .children import ChildRefusedError, Children
 from .domain_store import NameConflictError
@@ -37,20 +27,16 @@ from .secrets import SecretStore
 from .store import Store
 
 PROGRESS_INTERVAL_S = 0.25
-"""How long a progress-only status waits: the progress is often complete by then. Without the wait one edit costs three
-writes for each pod that acknowledges it. A status with a result, a refusal or a new epoch is never put off, nor are the
-pods that hold a policy, on which the next leader depends."""
+"""How long a progress-only status waits. Without the wait, one edit costs three writes for each pod that acknowledges
+it. A result, a refusal, a new epoch and the pods that hold a policy, on which the next leader depends, never wait."""
 
 Worker = Callable[[str, Any], Awaitable[None] | None]
 """Carries out an action in a namespace, or starts to, beside the loop."""
 
 
 class Writer:
-    """Carries out plans. `leading` is whether this process may write.
-
-    `workers` carry out, by type, the actions that the writer does not carry out itself. `forget_tier` are called with
-    namespace and name after each plan of a tier, to drop a worker's state of a tier that is gone.
-    """
+    """Carries out plans. `workers` carry out, by type, the actions that the writer does not carry out itself.
+    `forget_tier` are called after each plan of a tier, to drop a worker's state of a tier that is gone."""
 
     def __init__(
         self,
@@ -58,30 +44,30 @@ class Writer:
         store: Store,
         queue: WorkQueue,
         secret_store: SecretStore,
-        leading: Callable[[], bool],
+        leading: Leads,
         workers: Mapping[type[Any], Worker],
         forget_tier: Iterable[Callable[[str, str], None]] = (),
     ) -> None:
         self._kube, self._store, self._queue, self._secret_store = kube, store, queue, secret_store
-        self._leading, self._workers, self._forget_tier = leading, workers, tuple(forget_tier)
+        self._workers, self._forget_tier = workers, tuple(forget_tier)
         self._events = Events(kube)
+        self._may_write = partial(require_lead, leading)
         self._children = children = Children(kube, store, queue, self._may_write)
         self.bundles = Bundles(kube, store, queue, secret_store, self._may_write)
         self.own_actions: Mapping[type[Any], Callable[[Key, Any], Awaitable[None]]] = {
-            EnsureSecret: self._ensure,
-            TurnSecret: self._turn,
-            CommitBundle: self.bundles.commit,
-            EmptySecrets: self.bundles.empty,
-            Create: children.create,
-            SetFinalizers: children.set_finalizers,
-            Remove: children.remove,
-            ReadForeign: children.read_foreign,
+            actions.EnsureSecret: self._ensure,
+            actions.TurnSecret: self._turn,
+            actions.CommitBundle: self.bundles.commit,
+            actions.EmptySecrets: self.bundles.empty,
+            actions.Create: children.create,
+            actions.SetFinalizers: children.set_finalizers,
+            actions.Remove: children.remove,
+            actions.ReadForeign: children.read_foreign,
         }
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
         """Write everything of `plan`, in its order. Raises KubeError on the first refusal; earlier writes stand. A
-        ChildRefusedError is reported in the status of `key` before it is raised, a NameConflictError by its next
-        plan."""
+        ChildRefusedError is reported in the status of `key` before it is raised."""
         granting = self._store.domain(key.namespace).granting
         # Plans made from here on must not give away the same capacity.
         granting.update(admitted_by(plan.statuses))
@@ -112,10 +98,10 @@ class Writer:
         for forget in self._forget_tier if key.kind == "CacheTier" else ():
             forget(key.namespace, key.name)
 
-    async def _act(self, key: Key, actions: Sequence[Action]) -> None:
+    async def _act(self, key: Key, orders: Sequence[actions.Action]) -> None:
         """Carry out actions in order; every Secret with a name conflict is found."""
         conflict: NameConflictError | None = None
-        for action in actions:
+        for action in orders:
             try:
                 if type(action) in self.own_actions:
                     await self.own_actions[type(action)](key, action)
@@ -126,7 +112,7 @@ class Writer:
         if conflict is not None:
             raise conflict
 
-    async def _ensure(self, key: Key, order: EnsureSecret) -> None:
+    async def _ensure(self, key: Key, order: actions.EnsureSecret) -> None:
         """Create or repair a Secret. Objects planned while the domain's key was written lack it."""
         self._may_write()
         domain = self._store.domain(key.namespace)
@@ -135,7 +121,7 @@ class Writer:
         if domain.domain_key != before:
             self._queue.add_all({other for other in self._store.all_keys() if other.namespace == key.namespace})
 
-    async def _turn(self, key: Key, order: TurnSecret) -> None:
+    async def _turn(self, key: Key, order: actions.TurnSecret) -> None:
         self._may_write()
         await self._secret_store.turn(self._store.domain(key.namespace), order)
 
@@ -145,23 +131,22 @@ class Writer:
         elif not self._queue.put_off(write.key, PROGRESS_INTERVAL_S):
             return
         self._may_write()
-        resource = BY_KIND[write.key.kind]
-        key = write.key
+        key, resource = write.key, BY_KIND[write.key.kind]
         objects = self._store.domain(key.namespace).objects[key.kind]
         # Read now, because a watch may report this write before its answer arrives.
         before = objects.get(key.name)
+        change = write.status, write.resource_version
         try:
-            written = await self._kube.patch_status(
-                resource, key.namespace, key.name, write.status, write.resource_version
-            )
+            written = await self._kube.patch_status(resource, key.namespace, key.name, *change)
         except KubeError as error:
             if error.is_not_found:
                 return
-            if error.is_conflict:
-                await self._refresh(key)
+            fresh = await self._kube.get(resource, key.namespace, key.name) if error.is_conflict else None
+            if fresh is not None:
+                self._queue.add_all(self._store.observe(fresh))
             raise
         metrics.WRITES.labels(key.kind, "status").inc()
-        affected = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+        affected = self._store.observe(written)
         after = objects.get(key.name)
         record_status(key, before, after, self._store.domain(key.namespace))
         metrics.count_lazy(before, after)
@@ -172,22 +157,11 @@ class Writer:
         # The own status adds nothing for the reconciled object; others may depend on it (for example on an epoch).
         self._queue.add_all(affected - {reconciled})
 
-    async def _refresh(self, key: Key) -> None:
-        resource = BY_KIND[key.kind]
-        fresh = await self._kube.get(resource, key.namespace, key.name)
-        if fresh is not None:
-            self._queue.add_all(
-                self._store.observe(fresh | {"apiVersion": resource.api_version, "kind": resource.kind})
-            )
-
-    def _may_write(self) -> None:
-        require_lead(self._leading)
-
 
 class NotLeadingError(RuntimeError):
     """A write was attempted after the Lease was lost."""
 
 
-def require_lead(leading: Callable[[], bool]) -> None:
+def require_lead(leading: Leads) -> None:
     if not leading():
         raise NotLeadingError("this process no longer leads and must not write")

@@ -8,10 +8,13 @@ repeated erasure sees them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.erase import (
+    REQUIRED,
     AdapterErased,
     AdapterVerified,
     ErasedTier,
@@ -22,9 +25,11 @@ from kvstrata.contract.messages.erase import (
 )
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
-from kvstrata_sidecar.adapter.pool_report import Names
+from kvstrata_sidecar.adapter.pool_report import split_hashes
 from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block, PodTier, block_of
+
+if TYPE_CHECKING:
+    from kvstrata_sidecar.adapter.runtime import Runtime
 
 MAX_KNOWN = 64
 """Chunks remembered per erased keyspace."""
@@ -56,70 +61,44 @@ class Known:
 
 
 class Erasing:
-    """`memory` returns None while the server's own memory is not governed; `names` the keys of chunks' parts."""
+    """Erases from the tiers of `runtime`, and looks them up."""
 
-    def __init__(
-        self,
-        boot: str,
-        enforcement: Enforcement,
-        memory: Callable[[], PodTier | None],
-        tiers: Callable[[], Sequence[PodTier]],
-        names: Callable[[], Names],
-    ) -> None:
-        self._boot = boot
-        self._enforcement = enforcement
-        self._memory = memory
-        self._tiers = tiers
-        self._names = names
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._known = Known()
 
     def erase(self, question: EraseRequest) -> AdapterErased:
         """Erase the keyspaces and return their remainders. It takes seconds at most."""
-        view = self._enforcement.view
+        boot, enforcement = self._runtime.boot, self._runtime.enforcement
+        view = enforcement.view
         if view is None:
-            return AdapterErased(self._boot, 0, 0, EraseOutcome.NOT_ENFORCED)
+            return AdapterErased(boot, 0, 0, EraseOutcome.NOT_ENFORCED)
         if not view.keyspaces.keys().isdisjoint(question.keyspaces):
-            return AdapterErased(self._boot, view.revision, view.term, EraseOutcome.IN_FORCE)
+            return AdapterErased(boot, view.revision, view.term, EraseOutcome.IN_FORCE)
         rows, elsewhere = self._erase(question)
         # Read after the tiers were erased, because they use the keys meanwhile.
+        operations, keys = enforcement.under_way(question.keyspaces), enforcement.keys.left(question.keyspaces)
         erased = AdapterErased(
-            self._boot,
-            view.revision,
-            view.term,
-            EraseOutcome.REMAINING,
-            self._enforcement.under_way(question.keyspaces),
-            self._enforcement.keys.left(question.keyspaces),
-            tuple(rows),
-            tuple(elsewhere),
+            boot, view.revision, view.term, EraseOutcome.REMAINING, operations, keys, tuple(rows), tuple(elsewhere)
         )
-        if not erased.nothing_left:
-            return erased
-        return AdapterErased(
-            erased.boot,
-            erased.revision,
-            erased.term,
-            EraseOutcome.COMPLETE,
-            tiers=erased.tiers,
-            elsewhere=erased.elsewhere,
-        )
+        return replace(erased, outcome=EraseOutcome.COMPLETE) if erased.nothing_left else erased
 
     def verify(self, question: VerifyRequest) -> AdapterVerified:
         """Return which blocks a lookup finds. Raises ContractError while there is no policy."""
-        view = self._enforcement.view
+        runtime, view = self._runtime, self._runtime.enforcement.view
         if view is None:
             raise ContractError("there is no policy yet")
-        keyspace, chunks = question.keyspace, self._chunks(question)
-        in_force = keyspace in view.keyspaces
-        parts = self._names()(keyspace, chunks)
-        if parts is None:
-            return AdapterVerified(self._boot, view.revision, view.term, False, in_force, len(chunks))
-        blocks = [block_of(key) for own in parts for key in own]
-        rows = [self._found(keyspace, tier, blocks) for tier in (*self._tiers(), *self._own_memory())]
-        return AdapterVerified(self._boot, view.revision, view.term, True, in_force, len(chunks), tuple(rows))
+        keyspace = question.keyspace
+        chunks = self._known.of(keyspace) if question.chunks is None else split_hashes(question.chunks)
+        parts = runtime.names(keyspace, chunks)
+        blocks = [block_of(key) for own in parts or () for key in own]
+        known, in_force = parts is not None, keyspace in view.keyspaces
+        rows = [self._found(keyspace, tier, blocks) for tier in runtime.all_tiers()] if known else []
+        return AdapterVerified(runtime.boot, view.revision, view.term, known, in_force, len(chunks), tuple(rows))
 
     def forget(self, question: ForgetRequest) -> Forgotten:
         """Delete chunks from every tier. Raises ContractError while the layout of the keyspace's blocks is unknown."""
-        parts = self._names()(question.keyspace, _names_in(question.chunks))
+        parts = self._runtime.names(question.keyspace, split_hashes(question.chunks))
         if parts is None:
             raise ContractError("no engine has reported the layout of its blocks yet")
         blocks = [block_of(key) for own in parts for key in own]
@@ -127,17 +106,21 @@ class Erasing:
         # Memory comes first: blocks may be on their way from there to slower tiers.
         deleted = sum(len(tier.delete(blocks)) for tier in memory)
         in_use = sum(tier.kept(blocks) or 0 for tier in memory)
-        deleted += sum(len(tier.delete(blocks)) for tier in self._tiers())
-        return Forgotten(self._boot, deleted, in_use)
+        deleted += sum(len(tier.delete(blocks)) for tier in self._runtime.tiers)
+        return Forgotten(self._runtime.boot, deleted, in_use)
 
     def _erase(self, question: EraseRequest) -> tuple[list[ErasedTier], list[str]]:
         keyspaces, wanted = question.keyspaces, question.tiers
         rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
         memory = self._own_memory()
-        if not memory:
+        if (empty := self._runtime.empty_memory) is not None:
+            if not wanted or empty in wanted:
+                rows.append(ErasedTier(empty, MEMORY, checked=tuple(sorted(REQUIRED[MEMORY]))))
+                here.add(empty)
+        elif not memory:
             rows.append(ErasedTier("", MEMORY, problem="this cache server's own memory is not governed"))
         # Memory comes first: blocks may be on their way from there to the files.
-        for tier in (*memory, *self._tiers()):
+        for tier in (*memory, *self._runtime.tiers):
             name = tier.state().name
             if wanted and name not in wanted:
                 continue
@@ -150,21 +133,12 @@ class Erasing:
         return rows, [*elsewhere, *(name for name in wanted if name not in here)]
 
     def _own_memory(self) -> tuple[PodTier, ...]:
-        memory = self._memory()
+        memory = self._runtime.memory
         return () if memory is None else (memory,)
-
-    def _chunks(self, question: VerifyRequest) -> list[bytes]:
-        if question.chunks is None:
-            return self._known.of(question.keyspace)
-        return _names_in(question.chunks)
 
     def _found(self, keyspace: str, tier: PodTier, blocks: Sequence[Block]) -> VerifiedTier:
         state = tier.state()
         # LMCache looks its memory up without asking the policy.
-        refusal = "" if state.medium == MEMORY else self._enforcement.refusal(keyspace, tier=state.name) or ""
+        refusal = None if state.medium == MEMORY else self._runtime.enforcement.refusal(keyspace, tier=state.name)
         found = sum(size > 0 for size in tier.sizes(blocks))
-        return VerifiedTier(state.name, state.medium, len(blocks), found, str(refusal), tier.kept(blocks))
-
-
-def _names_in(chunks: bytes) -> list[bytes]:
-    return [chunks[at : at + CHUNK_HASH_BYTES] for at in range(0, len(chunks), CHUNK_HASH_BYTES)]
+        return VerifiedTier(state.name, state.medium, len(blocks), found, str(refusal or ""), tier.kept(blocks))

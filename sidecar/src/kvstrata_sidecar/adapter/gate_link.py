@@ -1,6 +1,7 @@
 """The gate's connection to the cache server: a unix socket; `contract.messages.adapter` has the messages.
 
-An `apply` reads policy.json, enforces it, and is acknowledged only when I/O on the keyspaces that it dropped has ended.
+An `apply` reads policy.json, enforces it, and is acknowledged only when I/O on the keyspaces that it dropped has ended,
+and the server's Redis tiers are those of the policy.
 """
 
 from __future__ import annotations
@@ -14,27 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import (
-    MAX_LINE_BYTES,
-    SOCKET_NAME,
-    AdapterAck,
-    Answer,
-    ApplyRequest,
-    HashRequest,
-    MetricsPage,
-    MetricsRequest,
-    Request,
-    StateRequest,
-    decode_request,
-    encode_answer,
-    error_answer,
-)
+from kvstrata.contract.messages import adapter as messages
 from kvstrata.contract.messages.erase import EraseRequest, VerifyRequest
 from kvstrata.contract.messages.pools import PoolQuestion
 from kvstrata.contract.messages.probe import ForgetRequest
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.pools import Manifests
 
 if TYPE_CHECKING:
@@ -50,15 +36,14 @@ DRAIN_TIMEOUT_S = 10.0
 
 
 class PolicyLink:
-    """Serves the socket in `link_dir` until `close`; `boot` names this process. Raises OSError without the socket."""
+    """Serves the socket in the runtime's `link_dir` until `close`. Raises OSError without the socket."""
 
-    def __init__(self, link_dir: Path, policy_dir: Path, enforcement: Enforcement, boot: str, runtime: Runtime) -> None:
-        self._path = link_dir / SOCKET_NAME
+    def __init__(self, runtime: Runtime) -> None:
+        policy_dir = Path(runtime.pod.policy_dir)
+        self._path = Path(runtime.pod.link_dir, messages.SOCKET_NAME)
         self._policy_file = policy_dir / POLICY_FILE
         self._keys_dir = policy_dir / KEYS_DIRECTORY
         self._manifests = Manifests(policy_dir / MANIFESTS_DIRECTORY)
-        self._enforcement = enforcement
-        self._boot = boot
         self._runtime = runtime
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -87,22 +72,24 @@ class PolicyLink:
 
     def answer(self, line: bytes) -> bytes:
         try:
-            return encode_answer(self._answer(decode_request(line)))
+            return messages.encode_answer(self._answer(messages.decode_request(line)))
         except ContractError as error:
             logger.warning("The gate's request was refused: %s", error)
-            return error_answer(str(error))
+            return messages.error_answer(str(error))
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: messages.Request) -> messages.Answer:
         runtime = self._runtime
         match request:
-            case ApplyRequest():
+            case messages.ApplyRequest():
                 return self._apply(request.revision, request.term)
-            case StateRequest():
+            case messages.StateRequest():
+                runtime.prefill.costs = request.prefill or runtime.prefill.costs
                 return runtime.state()
-            case MetricsRequest():
-                page = MetricsPage(runtime.metrics())
-                return page if len(encode_answer(page)) <= MAX_LINE_BYTES else MetricsPage("")
-            case HashRequest():
+            case messages.MetricsRequest():
+                page = messages.MetricsPage(runtime.metrics())
+                too_long = len(messages.encode_answer(page)) > messages.MAX_LINE_BYTES
+                return messages.MetricsPage("") if too_long else page
+            case messages.HashRequest():
                 return runtime.hash(request.tokens)
             case PoolQuestion():
                 return runtime.pool(request)
@@ -113,7 +100,7 @@ class PolicyLink:
             case ForgetRequest():
                 return runtime.erasing.forget(request)
 
-    def _apply(self, revision: int, term: int) -> AdapterAck:
+    def _apply(self, revision: int, term: int) -> messages.AdapterAck:
         """Enforce policy.json, which may be newer than `revision`; the gate's next request then names that one."""
         try:
             view = CacheView.decode(self._policy_file.read_bytes())
@@ -121,14 +108,16 @@ class PolicyLink:
             raise ContractError(f"policy.json cannot be read: {error.strerror}") from error
         if view.revision < revision or view.term < term:
             raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
-        self._enforcement.apply(view, self._manifests.of(view))
-        self._enforcement.take_keys(self._keys_dir)
+        enforcement = self._runtime.enforcement
+        enforcement.apply(view, self._manifests.of(view))
+        enforcement.take_keys(self._keys_dir)
         for tier in self._runtime.all_tiers():
             tier.policy_changed()
-        if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
+        if not enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
             raise ContractError("I/O on removed keyspaces has not ended yet")
-        self._enforcement.drop_keys()
-        return AdapterAck(revision, term, self._boot)
+        self._runtime.follow(view)
+        enforcement.drop_keys()
+        return messages.AdapterAck(revision, term, self._runtime.boot)
 
     def _accept(self) -> None:
         while True:
@@ -143,7 +132,7 @@ class PolicyLink:
             self._connections.add(connection)
         try:
             with connection, connection.makefile("rb") as lines:
-                while line := lines.readline(MAX_LINE_BYTES):
+                while line := lines.readline(messages.MAX_LINE_BYTES):
                     if not line.endswith(b"\n"):
                         return
                     connection.sendall(self.answer(line))

@@ -7,12 +7,12 @@ that the page fits into one line of the link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
-from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES, Histogram
+from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES
 from kvstrata_sidecar.adapter.tier.interface import FILES, ServerMemory, SlowerTier
-
-Row = tuple[Mapping[str, str], float]
+from kvstrata_sidecar.prometheus_text import Row, family
 
 OPERATIONS = ("stored", "loaded", "evicted")
 FAILURES = (
@@ -26,6 +26,8 @@ SCOPED: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
      {"shadowed": "all", "hints": "passed_on"}),
     ("blocks_total", "Blocks that came to or left a tier.", "operation",
      {name: name for name in (*OPERATIONS, "expired")}),
+    ("loads_total", "Blocks that were loaded from a shared tier, by the cache server that wrote them.", "writer",
+     {"loads_own": "own", "loads_other": "other"}),
     ("bytes_total", "Bytes of these blocks.", "operation", {f"{name}_bytes": name for name in OPERATIONS}),
     ("pool_blocks_total", "Blocks that a reader had from pools, or did not keep because a pool has them.", "outcome",
      {"pool_hits": "loaded", "stores_in_pool": "not_stored", "copies_discarded": "discarded"}),
@@ -42,6 +44,9 @@ ORPHANS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     FILES: {"files": ("orphan_files", "files_removed")},
 }
 """By medium and kind of orphan: the counters of those found and of those removed."""
+
+PREFIX = "kvstrata_cache"
+Rows = Iterable[tuple[Mapping[str, str], Any]]
 
 DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 
@@ -60,10 +65,8 @@ MEMORY_TRAFFIC = {
 
 
 def page(state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None) -> str:
-    """Return the page; `memory` is None unless the server's own memory is governed.
-
-    A page that would be too long, with very many tiers, leaves out the series of scopes.
-    """
+    """Return the page; `memory` is None unless the server's own memory is governed. A page that would be too long, with
+    very many tiers, leaves out the series of scopes."""
     whole = "\n".join(_lines(state, tiers, memory, scopes=True)) + "\n"
     if len(whole) + whole.count('"') + whole.count("\n") < MAX_LINE_BYTES - 1024:
         return whole
@@ -73,94 +76,114 @@ def page(state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory 
 def _lines(
     state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None, *, scopes: bool
 ) -> Iterator[str]:
-    yield from _family(
-        "policy_revision", "gauge", "The revision that the cache server enforces.", [({}, state.revision)]
-    )
-    yield from _family("policy_fresh", "gauge", "1 while the policy is fresh, else 0.", [({}, int(state.fresh))])
-    yield from _family("policy_scopes", "gauge", "Keyspaces of the policy in force.", [({}, state.keyspaces)])
+    for name, kind, text, rows in _families(state, tiers, memory, scopes=scopes):
+        yield from family(f"{PREFIX}_{name}", kind, text, rows if kind != "histogram" else ())
+        if kind == "histogram":
+            for labels, histogram in rows:
+                yield from histogram.lines(f"{PREFIX}_{name}", labels)
+
+
+def _families(
+    state: AdapterState, tiers: Sequence[SlowerTier], memory: ServerMemory | None, *, scopes: bool
+) -> Iterator[tuple[str, str, str, Rows]]:
+    """Yield name, kind, help and rows of each family; the values of a histogram's rows are histograms."""
+    yield "policy_revision", "gauge", "The revision that the cache server enforces.", [({}, state.revision)]
+    yield "policy_fresh", "gauge", "1 while the policy is fresh, else 0.", [({}, int(state.fresh))]
+    yield "policy_scopes", "gauge", "Keyspaces of the policy in force.", [({}, state.keyspaces)]
     named = [(tier.state(), tier) for tier in tiers]
     own = [] if memory is None else [(memory.state().name, memory)]
-    yield from _family(
-        "tier_servers", "gauge", "Servers of a tier by the state of their breaker.",
-        (row for one, tier in named for row in _servers(one.name, tier.nodes())),
-    )  # fmt: skip
-    yield from _family(
-        "tier_settling_scopes", "gauge", "Scopes for which a changed limit or retention is not put through yet.",
-        [({"tier": one.name}, one.settling) for one, _ in named],
-    )  # fmt: skip
-    for name, figure, text in (
-        ("tier_used_bytes", "used_bytes", "Bytes that a scope holds in a tier, as last seen by this pod's sweeps."),
-        ("tier_limit_bytes", "limit_bytes", "Maximum for a scope in a tier, if it has one."),
-    ):
-        yield from _family(name, "gauge", text, _usage(_rows(state, named) if scopes else (), figure))
+    rows: Rows = (row for one, tier in named for row in _servers(one.name, tier.nodes()))
+    yield "tier_servers", "gauge", "Servers of a tier by the state of their breaker.", rows
+    rows = [({"tier": one.name}, one.settling) for one, _ in named]
+    text = "Scopes for which a changed limit or retention is not put through yet."
+    yield "tier_settling_scopes", "gauge", text, rows
+    usage = _rows(state, named) if scopes else []
+    text = "Bytes that a scope holds in a tier, as last seen by this pod's sweeps."
+    yield "tier_used_bytes", "gauge", text, [(_place(row), row.used_bytes) for row in usage]
+    limits = [(_place(row), row.limit_bytes) for row in usage if row.limit_bytes is not None]
+    yield "tier_limit_bytes", "gauge", "Maximum for a scope in a tier, if it has one.", limits
     files = [one for one, _ in named if one.medium == FILES]
-    yield from _family(
-        "files_bytes", "gauge", "Bytes that the files of a tier take on the disk.",
-        [({"tier": one.name}, one.used_bytes) for one in files],
-    )  # fmt: skip
-    yield from _family(
-        "files_state", "gauge", "1 for each current state of a tier's files, else 0.",
-        [
-            ({"tier": one.name, "state": name}, int(getattr(one, name)))
-            for one in files
-            for name in ("full", "read_only", "recovering", "floor_reached")
-        ],
-    )  # fmt: skip
+    rows = [({"tier": one.name}, one.used_bytes) for one in files]
+    yield "files_bytes", "gauge", "Bytes that the files of a tier take on the disk.", rows
+    rows = (
+        ({"tier": one.name, "state": name}, int(getattr(one, name)))
+        for one in files
+        for name in ("full", "read_only", "recovering", "floor_reached")
+    )
+    yield "files_state", "gauge", "1 for each current state of a tier's files, else 0.", rows
     memory_counts = [(tier, scope, counts) for tier, one in own for scope, counts in sorted(one.by_scope().items())]
     scoped = [(one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items())]
     scoped = [*scoped, *memory_counts] if scopes else []
     for name, text, label, shown in SCOPED:
-        yield from _family(name, "counter", text, _by_scope(scoped, label, shown))
+        yield name, "counter", text, _by_scope(scoped, label, shown)
     reasons = sorted({name for _, _, counts in scoped for name in counts if name.startswith("refused_")})
-    yield from _family(
-        "refused_total", "counter", "Blocks that a tier was not used for, by reason.",
-        _by_scope(scoped, "reason", {name: name.removeprefix("refused_") for name in reasons}),
-    )  # fmt: skip
+    rows = _by_scope(scoped, "reason", {name: name.removeprefix("refused_") for name in reasons})
+    yield "refused_total", "counter", "Blocks that a tier was not used for, by reason.", rows
     counted = [(one.name, tier.counters()) for one, tier in named]
-    for family, kinds, text in (
+    for name, kinds, text in (
         ("tier_events_total", FAILURES, "Failures and repairs of a tier, by kind."),
         ("tier_drift_total", DRIFTS, "Differences between values, index and accounting that were repaired."),
     ):
-        rows = [({"tier": name, "kind": kind}, counts.get(kind, 0)) for name, counts in counted for kind in kinds]
-        yield from _family(family, "counter", text, rows)
-    yield from _family(
-        "orphan_scans_total", "counter", "Searches of a tier for values without an owner.",
-        [({"tier": name}, counts.get("orphan_scans", 0)) for name, counts in counted],
-    )  # fmt: skip
-    yield from _family("orphans_total", "counter", "Values without an owner, found and removed.", _orphans(named))
-    yield from _family("operation_seconds", "histogram", "From LMCache's question to the answer.", ())
-    for one, tier in named:
-        for operation, histogram in sorted(tier.latencies().items()):
-            yield from _histogram("operation_seconds", {"tier": one.name, "operation": operation}, histogram)
-    yield from _family("block_age_seconds", "histogram", "How long ago a block's tokens were computed.", ())
+        rows = [({"tier": tier, "kind": kind}, counts.get(kind, 0)) for tier, counts in counted for kind in kinds]
+        yield name, "counter", text, rows
+    rows = [({"tier": name}, counts.get("orphan_scans", 0)) for name, counts in counted]
+    yield "orphan_scans_total", "counter", "Searches of a tier for values without an owner.", rows
+    yield "orphans_total", "counter", "Values without an owner, found and removed.", _orphans(named)
+    rows = [
+        ({"tier": one.name, "operation": operation}, histogram)
+        for one, tier in named
+        for operation, histogram in sorted(tier.latencies().items())
+    ]
+    yield "operation_seconds", "histogram", "From LMCache's question to the answer.", rows
+    loads = [({"tier": one.name}, one.restore) for one in state.tiers if one.restore is not None]
+    rows = [
+        (labels | {"outcome": outcome}, count)
+        for labels, one in loads
+        for outcome, count in (("restored", one.restored), ("declined", one.declined), ("given_up", one.given_up))
+    ]
+    yield "restores_total", "counter", "Hits of requests, by whether they were loaded, declined or given up.", rows
+    rows = [
+        (labels | {"outcome": outcome}, count / 1000)
+        for labels, one in loads
+        for outcome, count in (("saved", one.saved_ms), ("avoided", one.avoided_ms), ("lost", one.lost_ms))
+    ]
+    yield "restore_seconds_total", "counter", "Seconds of prefill and loads that these decisions saved, or cost.", rows
+    rows = [(labels, one.bytes_per_s) for labels, one in loads]
+    yield "restore_bytes_per_second", "gauge", "Speed of loads.", rows
+    rows = [(labels, one.tokens_per_s) for labels, one in loads]
+    yield "restore_tokens_per_second", "gauge", "The same in tokens.", rows
+    rows = [(labels, one.prefill_tokens_per_s) for labels, one in loads]
+    yield "prefill_tokens_per_second", "gauge", "Speed of prefill.", rows
     ages = [*((name, one.ages()) for name, one in own), *((one.name, tier.ages()) for one, tier in named)]
-    for name, by_moment in ages:
-        for moment, histogram in sorted(by_moment.items()):
-            yield from _histogram("block_age_seconds", {"tier": name, "at": moment}, histogram)
-    yield from _family(
-        "memory_evicted_total", "counter", "Blocks that had to leave the cache server's own memory, by cause.",
-        [
-            ({"scope": scope, "cause": name.removeprefix("evicted_")}, count)
-            for _, scope, counts in memory_counts
-            for name, count in sorted(counts.items())
-            if name.startswith("evicted_")
-        ],
-    )  # fmt: skip
+    rows = [
+        ({"tier": name, "at": moment}, histogram)
+        for name, by_moment in ages
+        for moment, histogram in sorted(by_moment.items())
+    ]
+    yield "block_age_seconds", "histogram", "How long ago a block's tokens were computed.", rows
+    rows = [
+        ({"scope": scope, "cause": name.removeprefix("evicted_")}, count)
+        for _, scope, counts in memory_counts
+        for name, count in sorted(counts.items())
+        if name.startswith("evicted_")
+    ]
+    yield "memory_evicted_total", "counter", "Blocks that had to leave the cache server's own memory, by cause.", rows
     for name, text in MEMORY_TRAFFIC.items():
         rows = [({"scope": scope}, counts[name]) for _, scope, counts in memory_counts if name in counts]
-        yield from _family(f"memory_{name}_total", "counter", text, rows)
-    yield from _family(
-        "memory_drift_bytes", "gauge", "Bytes in use in LMCache's memory, as it reports them, beyond counted blocks.",
-        [({}, one.drift_bytes()) for _, one in own],
-    )  # fmt: skip
-    yield from _family(
-        "memory_warming", "gauge", "1 while the memory of a server that started is being warmed up, else 0.",
-        [({}, int(state.warming))],
-    )  # fmt: skip
-    yield from _family(
-        "memory_warm_up_seconds", "gauge", "How long that took, or takes by now, from the engine's registration.",
-        [({}, round(one.warm_up_s, 3)) for _, one in own if one.warm_up_s is not None],
-    )  # fmt: skip
+        yield f"memory_{name}_total", "counter", text, rows
+    rows = [
+        ({"state": name}, count)
+        for used_bytes, all_bytes in [one.fill() for _, one in own]
+        for name, count in (("used", used_bytes), ("free", all_bytes - used_bytes))
+    ]
+    yield "memory_bytes", "gauge", "Bytes of the cache server's own memory.", rows
+    text = "Bytes in use in LMCache's memory, as it reports them, beyond counted blocks."
+    yield "memory_drift_bytes", "gauge", text, [({}, one.drift_bytes()) for _, one in own]
+    text = "1 while the memory of a server that started is being warmed up, else 0."
+    yield "memory_warming", "gauge", text, [({}, int(state.warming))]
+    rows = [({}, round(one.warm_up_s, 3)) for _, one in own if one.warm_up_s is not None]
+    text = "How long that took, or takes by now, from the engine's registration."
+    yield "memory_warm_up_seconds", "gauge", text, rows
 
 
 def _rows(state: AdapterState, named: Iterable[tuple[TierState, SlowerTier]]) -> list[ScopeUsage]:
@@ -184,11 +207,8 @@ def _orphans(named: Iterable[tuple[TierState, SlowerTier]]) -> Iterator[Row]:
                 yield {"tier": one.name, "kind": kind, "outcome": outcome}, counts.get(count, 0)
 
 
-def _usage(rows: Sequence[ScopeUsage], figure: str) -> Iterator[Row]:
-    for row in rows:
-        value = getattr(row, figure)
-        if value is not None:
-            yield {"tier": row.tier, "scope": row.scope}, value
+def _place(row: ScopeUsage) -> Mapping[str, str]:
+    return {"tier": row.tier, "scope": row.scope}
 
 
 def _by_scope(
@@ -198,28 +218,3 @@ def _by_scope(
         for name, shown in names.items():
             if name in counts:
                 yield {"tier": tier, "scope": scope, label: shown}, counts[name]
-
-
-def _histogram(name: str, labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
-    total = 0
-    for bound, count in zip((*map(str, histogram.bounds_s), "+Inf"), histogram.buckets, strict=True):
-        total += count
-        yield _line(f"{name}_bucket", {**labels, "le": bound}, total)
-    yield _line(f"{name}_sum", labels, round(histogram.sum_s, 6))
-    yield _line(f"{name}_count", labels, total)
-
-
-def _family(name: str, kind: str, text: str, rows: Iterable[Row]) -> Iterator[str]:
-    yield f"# HELP kvstrata_cache_{name} {text}"
-    yield f"# TYPE kvstrata_cache_{name} {kind}"
-    for labels, value in rows:
-        yield _line(name, labels, value)
-
-
-def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    shown = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
-    return f"kvstrata_cache_{name}{{{shown}}} {value}" if shown else f"kvstrata_cache_{name} {value}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,6 +1,6 @@
-"""LMCache's side of the adapter: the only module that imports LMCache (0.5.6).
+"""LMCache's side of the adapter: one L2 adapter for each tier.
 
-    lmcache server ... --l2-adapter '{"type": "plugin", "module_path": "kvstrata_sidecar.adapter.plugin",
+    ... --l2-adapter '{"type": "plugin", "module_path": "kvstrata_sidecar.adapter.plugin",
         "class_name": "PolicyAdapter", "adapter_params": {...}}'
 
 `adapter_params` are those of AdapterParams. With `"tier": null` the adapter stores and finds nothing, so that a model
@@ -9,41 +9,31 @@ without a shared tier enforces and acknowledges its policy too.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
-from lmcache.lmcache_native import Bitmap
-from lmcache.v1.distributed.internal_api import L2StoreResult
-from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+from kvstrata_sidecar.adapter.tier.interface import Block, SlowerTier, block_of
+from kvstrata_sidecar.adapter.tier.restoring import Restoring
+from kvstrata_sidecar.adapter.tier.tasks import Task, TaskKind, TaskTable
+from kvstrata_sidecar.upstream import versions
 
-from kvstrata_sidecar.adapter.redis.tier import Tier
-from kvstrata_sidecar.adapter.tier.interface import Block, SlowerTier
-from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task, TaskKind
-
-from .files.tier import FileTier
-from .params import AdapterParams, FileTierParams, TierParams
+from .params import AdapterParams
+from .policy.refusal import Refusal
 from .runtime import acquire, release
+from .tiers import start_tier
 
 logger = logging.getLogger(__name__)
-
-# Both run in C: they are called for every key of every request.
-_names = attrgetter("cache_salt", "kv_rank", "object_group_id", "chunk_hash")
-_block: Callable[[tuple[Any, ...]], Block] = partial(tuple.__new__, Block)
+lmcache = versions.cache_server()
+AdapterBase: Any = lmcache.AdapterBase
 
 
-class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
-    """One tier (or none) of a cache server, under the pod's policy.
-
-    LMCache's store loop and prefetch loop call it, and its HTTP threads `delete` and `report_status`. Malformed
-    parameters and a missing link directory raise, which stops the server; an unreachable tier does not.
-    """
+class PolicyAdapter(AdapterBase):  # type: ignore[misc]
+    """One tier (or none) of a cache server, under the pod's policy. LMCache's store loop and prefetch loop call it, and
+    its HTTP threads `delete` and `report_status`. Malformed parameters and a missing link directory raise, which stops
+    the server; an unreachable tier does not."""
 
     def __init__(self, adapter_params: dict[str, Any], l1_memory_desc: object = None) -> None:  # noqa: ARG002
         super().__init__(max_capacity_bytes=0)
@@ -52,24 +42,14 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
         self._runtime = runtime = acquire(params)
         runtime.enforcement.ages.memory = lambda: runtime.memory
         self._own: SlowerTier | None = None
-        self._tier: SlowerTier | NoTier = NoTier(self._signal)
-        if params.tier is not None:
-            self._tier = self._own = self._start(params, params.tier)
-            self._runtime.add(self._own)
-
-    def _start(self, params: AdapterParams, tier: TierParams | FileTierParams) -> SlowerTier:
-        runtime = self._runtime
-        if isinstance(tier, TierParams):
-            return Tier(params, tier, runtime.enforcement, self._answered, held_faster=runtime.held_faster())
-        return FileTier(
-            params,
-            tier,
-            runtime.enforcement,
-            self._answered,
-            spans=runtime.spans,
-            # The memory's evictor keeps back buffers that a disk may still touch.
-            guarded=lambda: runtime.memory is not None,
+        self._restoring = Restoring(
+            runtime.prefill, runtime.chunk_tokens, runtime.held_faster(), lambda: runtime.enforcement.warmed
         )
+        self._asked: dict[int, Sequence[Block]] = {}
+        self._tier: SlowerTier | NoTier = NoTier(self._answered)
+        if params.tier is not None:
+            self._tier = self._own = start_tier(runtime, params, params.tier, self._answered)
+            self._runtime.add(self._own, self._restoring)
 
     def get_store_event_fd(self) -> int:
         return self._event_fds[TaskKind.STORE]
@@ -86,22 +66,35 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         return {
-            task_id: L2StoreResult(outcome.successful, outcome.stored_bytes)
+            task_id: lmcache.store_result(outcome.successful, outcome.stored_bytes)
             for task_id, outcome in self._tier.pop_stores().items()
         }
 
     def submit_lookup_and_lock_task(self, keys: Sequence[Any], group_layout_descs: object) -> int:  # noqa: ARG002
         """Start to look up. Nothing is locked: a block that expires before it is loaded is a miss."""
-        return self._tier.lookup(_blocks(keys))
+        blocks = _blocks(keys)
+        task_id = self._tier.lookup(blocks)
+        self._asked[task_id] = blocks
+        return task_id
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        return _bitmap(self._tier.pop_found(task_id))
+        """Return the hits that are worth loading; the prefetch loop alone calls this."""
+        found = self._tier.pop_found(task_id)
+        if found is None:
+            return None
+        blocks = self._asked.pop(task_id, ())
+        worth = self._restoring.worth(blocks, found)
+        if worth is not found and self._own is not None:
+            declined = [block for block, hit, kept in zip(blocks, found, worth, strict=True) if hit and not kept]
+            self._own.refuse(Refusal.SLOWER_THAN_PREFILL, declined)
+        return _bitmap(worth)
 
     def submit_unlock(self, keys: Sequence[Any]) -> None:
         """No operation: lookups lock nothing."""
 
     def submit_load_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        return self._tier.load(_blocks(keys), _views(objects))
+        blocks = _blocks(keys)
+        return self._tier.load(blocks, _views(objects), self._restoring.begin(blocks))
 
     def query_load_result(self, task_id: int) -> Any:
         return _bitmap(self._tier.pop_found(task_id))
@@ -114,7 +107,7 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
 
     def get_usage(self) -> Any:
         """Return no usage: blocks expire in the tier, so stored bytes do not determine how many are there."""
-        return AdapterUsage(total_bytes_used=0, total_capacity_bytes=0)
+        return lmcache.no_usage()
 
     def report_status(self) -> dict[str, Any]:
         """An unreachable tier is reported, but does not make this process unhealthy."""
@@ -143,6 +136,8 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _answered(self, task: Task) -> None:
         try:
+            if task.restore is not None:
+                self._restoring.over(task.restore, task)
             memory = self._runtime.memory
             if memory is not None and self._own is not None:
                 memory.confirm(self._own, task.keys)
@@ -153,43 +148,24 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
         except Exception:
             logger.exception("A listener of LMCache failed; the %s is answered nevertheless", task.kind)
         finally:
-            self._signal(task.kind)
-
-    def _signal(self, kind: TaskKind) -> None:
-        os.eventfd_write(self._event_fds[kind], 1)
+            os.eventfd_write(self._event_fds[task.kind], 1)
 
 
 class NoTier:
-    """Answers like a tier that refuses everything; `signal` is called as soon as an answer can be fetched."""
+    """Refuses every block: each task is answered at once."""
 
     healthy = True
 
-    def __init__(self, signal: Any) -> None:
-        self._signal = signal
-        self._ids = itertools.count(1)
-        self._stores: deque[int] = deque()
-        self._found: dict[int, bytes] = {}
-        self._lock = threading.Lock()
+    def __init__(self, answered: Callable[[Task], None]) -> None:
+        tasks = TaskTable(answered)
+        self.pop_stores, self.pop_found = tasks.pop_stores, tasks.pop_found
 
-    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:  # noqa: ARG002
-        task_id = next(self._ids)
-        self._stores.append(task_id)
-        self._signal(TaskKind.STORE)
-        return task_id
+        def refuse(kind: TaskKind, blocks: Sequence[Block], *_: object) -> int:
+            return tasks.open(kind, len(blocks), 0, float("inf")).task_id
 
-    def lookup(self, blocks: Sequence[Block]) -> int:
-        return self._miss(TaskKind.LOOKUP, len(blocks))
-
-    def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:  # noqa: ARG002
-        return self._miss(TaskKind.LOAD, len(blocks))
-
-    def pop_stores(self) -> dict[int, StoreOutcome]:
-        with self._lock:
-            answered = [self._stores.popleft() for _ in range(len(self._stores))]
-        return dict.fromkeys(answered, StoreOutcome(True, 0))
-
-    def pop_found(self, task_id: int) -> bytes | None:
-        return self._found.pop(task_id, None)
+        self.store = partial(refuse, TaskKind.STORE)
+        self.lookup = partial(refuse, TaskKind.LOOKUP)
+        self.load = partial(refuse, TaskKind.LOAD)
 
     def delete(self, blocks: Sequence[Block]) -> list[Any]:  # noqa: ARG002
         return []
@@ -200,15 +176,9 @@ class NoTier:
     def close(self) -> None:
         """No operation."""
 
-    def _miss(self, kind: TaskKind, count: int) -> int:
-        task_id = next(self._ids)
-        self._found[task_id] = bytes(count)
-        self._signal(kind)
-        return task_id
-
 
 def _blocks(keys: Sequence[Any]) -> list[Block]:
-    return [_block((key, *_names(key))) for key in keys]
+    return [block_of(key) for key in keys]
 
 
 def _views(objects: Sequence[Any]) -> list[memoryview]:
@@ -218,6 +188,4 @@ def _views(objects: Sequence[Any]) -> list[memoryview]:
 def _bitmap(found: bytes | None) -> Any:
     if found is None:
         return None
-    bitmap = Bitmap(len(found))
-    bitmap.batched_set([index for index, hit in enumerate(found) if hit])
-    return bitmap
+    return lmcache.bitmap(len(found), [index for index, hit in enumerate(found) if hit])

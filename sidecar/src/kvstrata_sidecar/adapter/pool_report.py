@@ -20,10 +20,6 @@ from kvstrata_sidecar.adapter.tier.interface import Block, block_of
 Names = Callable[[str, Sequence[bytes]], Sequence[Sequence[Any]] | None]
 """Returns LMCache's keys of each chunk's parts under a keyspace, None while no engine has reported its layout."""
 
-Sizes = Callable[[Sequence[Block]], Sequence[int]]
-"""Returns each block's bytes in a tier, 0 for one that cannot be read there."""
-
-
 Lacking = Callable[[str, Sequence[Any]], None]
 """Receives a pool's keyspace and the keys of its blocks that are in memory but not in all other tiers of the pool."""
 
@@ -34,70 +30,49 @@ def holding_of(
     view: CacheView | None,
     readable: Readable,
     names: Names,
-    tiers: Mapping[str, Sizes],
+    tiers: Mapping[str, Callable[[Sequence[Block]], Sequence[int]]],
     *,
     memory: tuple[str, Lacking] | None = None,
 ) -> PoolHolding:
-    """`tiers` are this pod's; `memory` names its own among them, and receives blocks that others lack. Raises
-    ContractError if no pool has the keyspace."""
+    """`tiers` return blocks' bytes in this pod's tiers, 0 for one that cannot be read. `memory` names its own among
+    them, and receives blocks that others lack. Raises ContractError if no pool has the keyspace."""
     pool = view.pools.get(question.keyspace) if view is not None else None
     if pool is None:
         raise ContractError("no pool of the policy has this keyspace")
-    chunks = sorted(_asked(question, readable.chunks.get(question.keyspace, frozenset())))
+    known = readable.chunks.get(question.keyspace, frozenset())
+    chunks = sorted(known if question.hashes is None else known.intersection(split_hashes(question.hashes)))
     parts = names(question.keyspace, chunks)
-    if parts is None:
+    wanted = question.fingerprint
+    blocks = [[one for one in map(block_of, keys) if wanted in ("", one.fingerprint)] for keys in parts or ()]
+    if parts is None or not all(blocks):
         nothing = tuple(PoolTierState(tier, 0, len(chunks), 0) for tier in pool.tiers)
         return PoolHolding(boot, False, nothing)
-    blocks = [[block_of(key) for key in keys] for keys in parts]
     flat = [block for parts in blocks for block in parts]
-    taken = {tier: list(tiers.get(tier, _nothing)(flat)) for tier in pool.tiers}
+    taken = {tier: list(tiers[tier](flat)) if tier in tiers else [0] * len(flat) for tier in pool.tiers}
     if memory is not None and memory[0] in taken:
         name, offer = memory
         rows = zip(flat, taken[name], *taken.values(), strict=True)
         offer(question.keyspace, [block.key for block, here, *everywhere in rows if here and not all(everywhere)])
     states, missing = [], dict[bytes, None]()
     for tier in pool.tiers:
-        stored, size_bytes, absent = _count(taken[tier], chunks, blocks)
-        states.append(PoolTierState(tier, stored, len(chunks), size_bytes))
-        missing.update(dict.fromkeys(absent))
+        sizes = iter(taken[tier])
+        by_chunk = {chunk: [next(sizes) for _ in own] for chunk, own in zip(chunks, blocks, strict=True)}
+        held = [sum(own) for own in by_chunk.values() if all(own)]
+        states.append(PoolTierState(tier, len(held), len(chunks), sum(held)))
+        missing.update(dict.fromkeys(chunk for chunk, own in by_chunk.items() if not all(own)))
     return PoolHolding(boot, True, tuple(states), tuple(chunk.hex() for chunk in missing))
 
 
 def counted_groups(windows: Sequence[int]) -> list[int]:
-    """Return the groups of layers whose parts decide whether a chunk is present; `windows` are LMCache's, by group.
-
-    A window is a number of chunks, -1 the whole prefix. Groups with a window keep parts of the last chunks only;
-    engines drop earlier ones while they compute.
-    """
+    """Return the groups of layers whose parts decide whether a chunk is present; `windows` are LMCache's, by group. A
+    window is a number of chunks, -1 the whole prefix. Groups with a window keep parts of the last chunks only; engines
+    drop earlier ones while they compute."""
     whole = [group for group, window in enumerate(windows) if window < 0]
     return whole or list(range(len(windows)))
 
 
-def _asked(question: PoolQuestion, known: frozenset[bytes]) -> frozenset[bytes]:
-    hashes, size = question.hashes, CHUNK_HASH_BYTES
-    if hashes is None:
-        return known
-    return known.intersection(hashes[at : at + size] for at in range(0, len(hashes), size))
-
-
-def _count(
-    sizes: Sequence[int], chunks: Sequence[bytes], blocks: Sequence[Sequence[Block]]
-) -> tuple[int, int, list[bytes]]:
-    """Return chunks held, bytes of their parts, and missing chunks; `sizes` are of all parts, in order."""
-    remaining = iter(sizes)
-    stored, size_bytes, absent = 0, 0, list[bytes]()
-    for chunk, parts in zip(chunks, blocks, strict=True):
-        taken = [next(remaining) for _ in parts]
-        if all(taken):
-            stored += 1
-            size_bytes += sum(taken)
-        else:
-            absent.append(chunk)
-    return stored, size_bytes, absent
-
-
-def _nothing(blocks: Sequence[Block]) -> Sequence[int]:
-    return [0] * len(blocks)
+def split_hashes(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + CHUNK_HASH_BYTES] for at in range(0, len(hashes), CHUNK_HASH_BYTES)]
 
 
 class Hasher:

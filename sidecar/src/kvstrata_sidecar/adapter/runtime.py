@@ -1,16 +1,18 @@
 """State that all tiers of one cache server share: the enforcement and the link to the gate.
 
-LMCache creates one adapter for each `--l2-adapter`, and the server module that governs its own memory. The first to
-acquire the runtime creates it and the last to release it closes it. All must have the same pod parameters, because one
-process can enforce one policy only.
+LMCache creates one adapter for each `--l2-adapter` and for each Redis tier of the policy, and the server module that
+governs its own memory. The first to acquire the runtime creates it and the last to release it closes it. All must have
+the same pod parameters, because one process can enforce one policy only.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import (
@@ -18,17 +20,24 @@ from kvstrata.contract.messages.adapter import (
     MAX_USAGE_ROWS,
     AdapterState,
     ChunkHashes,
+    TierState,
 )
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
-from kvstrata.contract.policy.cache_view import FRESHNESS_FILE
+from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, CacheView
 from kvstrata_sidecar.adapter.erase import Erasing
 from kvstrata_sidecar.adapter.gate_link import PolicyLink
 from kvstrata_sidecar.adapter.metrics import page
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, FreshnessFile
+from kvstrata_sidecar.adapter.policy_tiers import PolicyTiers
 from kvstrata_sidecar.adapter.pool_report import Hasher, Names, holding_of
+from kvstrata_sidecar.adapter.tier.breaker import BreakerState
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier, ServerMemory, SlowerTier
+from kvstrata_sidecar.adapter.tier.restoring import Prefill, Restoring
+
+FIRST_CONTACT_S = 1.0
+"""Longest time for the first answers of new tiers' servers."""
 
 
 def no_names(keyspace: str, chunk_hashes: Sequence[bytes]) -> None:
@@ -40,50 +49,70 @@ _current: Runtime | None = None
 
 
 class Runtime:
-    """The enforcement, link, tiers and memory of this process. Use `acquire` and `release`.
-
-    `names` returns keys of chunks' parts, `hasher` names chunks; both are LMCache's, and unknown until `govern`.
-    """
+    """The enforcement, link, tiers and memory of this process. Use `acquire` and `release`. `names` returns keys of
+    chunks' parts, `hasher` names chunks; both are LMCache's, and unknown until `govern`."""
 
     def __init__(self, pod: AdapterParams) -> None:
         self.pod = replace(pod, tier=None)
         self.users = 0
-        self._boot = secrets.token_hex(16)
-        self._tiers: list[SlowerTier] = []
+        self.boot = secrets.token_hex(16)
+        self.tiers: Sequence[SlowerTier] = ()
+        """Tiers behind the server's own memory, fastest first."""
         self._tier_names: tuple[str, ...] = ()
         self.memory: ServerMemory | None = None
         self.names: Names = no_names
         self.hasher: Hasher | None = None
+        self._ungoverned = ""
+        self.empty_memory: str | None = None
         self.spans = Spans()
-        self._freshness = FreshnessFile(pod.policy_dir / FRESHNESS_FILE)
+        self.prefill = Prefill()
+        self._restoring: dict[str, Restoring] = {}
+        self.policy_tiers = PolicyTiers(self.pod)
+        self._freshness = FreshnessFile(Path(pod.policy_dir, FRESHNESS_FILE))
         self.enforcement = Enforcement(pod.domain, self._freshness.sent_ns)
-        self.erasing = Erasing(
-            self._boot, self.enforcement, lambda: self.memory, lambda: self._tiers, lambda: self.names
-        )
-        self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self)
+        self.erasing = Erasing(self)
+        self.link = PolicyLink(self)
 
-    def add(self, tier: SlowerTier) -> None:
-        self._put([*self._tiers, tier])
+    def add(self, tier: SlowerTier, restoring: Restoring | None = None) -> None:
+        if restoring is not None:
+            self._restoring[tier.state().name] = restoring
+        self._put([*self.tiers, tier])
 
     def remove(self, tier: SlowerTier) -> None:
-        self._put([other for other in self._tiers if other is not tier])
+        self._restoring.pop(tier.state().name, None)
+        self._put([other for other in self.tiers if other is not tier])
+        if self.memory is not None:
+            self.memory.left(tier)
+
+    def follow(self, view: CacheView) -> None:
+        """Leave and join Redis tiers until they are those of `view`, and wait a moment for the servers of new ones, so
+        that no tier is reported as away that is being connected. Raises ContractError if that must be repeated."""
+        before = self.tiers
+        self.policy_tiers.follow(view.tiers, self._tier_names)
+        new = [tier for tier in self.tiers if tier not in before]
+        give_up_at_s = time.monotonic() + FIRST_CONTACT_S
+        while any(tier.state().breaker != BreakerState.CLOSED for tier in new) and time.monotonic() < give_up_at_s:
+            time.sleep(FIRST_CONTACT_S / 100)
 
     def govern(self, memory: ServerMemory | None, names: Names = no_names, hasher: Hasher | None = None) -> None:
         """Set the server module's view of the server's own memory; None and the defaults when it ends."""
         self.memory, self.names, self.hasher = memory, names, hasher
 
-    @property
-    def tiers(self) -> Sequence[SlowerTier]:
-        """Tiers behind the server's own memory, fastest first."""
-        return self._tiers
+    def run_without_reuse(self, reason: str, memory_tier: str) -> None:
+        """Report that no LMCache runs here, and why; `memory_tier` names the CPU tier, empty without one."""
+        self._ungoverned, self.empty_memory = reason, memory_tier
+
+    def chunk_tokens(self) -> int | None:
+        """Return the tokens of a chunk, None until the server module has started."""
+        return None if self.hasher is None else self.hasher.chunk_tokens
 
     def passes_on(self, keyspace: str) -> bool:
         """Whether the scope may use any tier behind the server's own memory."""
         return any(not self.enforcement.denies(keyspace, name) for name in self._tier_names)
 
     def held_faster(self) -> Callable[[Block], bool]:
-        """Return a check whether memory in use by a reader, or a tier added before, serves a block instead."""
-        faster = tuple(self._tiers)
+        """Return a check whether memory in use by a reader, or files added before, serve a block instead."""
+        faster = tuple(tier for tier in self.tiers if tier.per_pod)
 
         def held(block: Block) -> bool:
             memory = self.memory
@@ -94,14 +123,14 @@ class Runtime:
         return held
 
     def _put(self, tiers: list[SlowerTier]) -> None:
-        self._tiers, self._tier_names = tiers, tuple(tier.state().name for tier in tiers)
+        self.tiers, self._tier_names = tiers, tuple(tier.state().name for tier in tiers)
 
     def all_tiers(self) -> list[PodTier]:
-        return [*self._tiers] if self.memory is None else [*self._tiers, self.memory]
+        return [*self.tiers] if self.memory is None else [*self.tiers, self.memory]
 
     def state(self) -> AdapterState:
         view, memory, tiers = self.enforcement.view, self.memory, self.all_tiers()
-        states = [tier.state() for tier in tiers]
+        states = [self._with_restores(tier.state()) for tier in tiers]
         counters = {
             f"{'memory' if tier is memory else state.name}.{name}": count
             for state, tier in zip(states, tiers, strict=True)
@@ -110,7 +139,7 @@ class Runtime:
         shared = [row for tier in tiers if not tier.per_pod for row in tier.usage()]
         own = sorted((row for tier in tiers if tier.per_pod for row in tier.usage()), key=lambda row: -row.used_bytes)
         return AdapterState(
-            boot=self._boot,
+            boot=self.boot,
             revision=view.revision if view else 0,
             term=view.term if view else 0,
             fresh=self.enforcement.fresh(),
@@ -121,24 +150,32 @@ class Runtime:
             usage_left_out=max(0, len(own) - MAX_USAGE_ROWS),
             tier_usage=tuple(sorted(shared, key=lambda row: -row.used_bytes)[:MAX_TIER_USAGE_ROWS]),
             warming=memory is not None and memory.warming,
+            ungoverned=self._ungoverned,
+            fingerprints=tuple(self.enforcement.fingerprints()),
         )
 
+    def _with_restores(self, state: TierState) -> TierState:
+        restoring = self._restoring.get(state.name)
+        if restoring is None:
+            return state
+        return replace(state, restore=restoring.state(), declining=restoring.declining)
+
     def metrics(self) -> str:
-        return page(self.state(), self._tiers, self.memory)
+        return page(self.state(), self.tiers, self.memory)
 
     def hash(self, tokens: bytes) -> ChunkHashes:
         """Raises ContractError until the server module has started."""
         hasher = self.hasher
         if hasher is None:
             raise ContractError("the names of chunks are unknown: the cache server's module has not started")
-        return ChunkHashes(self._boot, hasher.chunk_tokens, hasher.hashes(tokens))
+        return ChunkHashes(self.boot, hasher.chunk_tokens, hasher.hashes(tokens))
 
     def pool(self, question: PoolQuestion) -> PoolHolding:
         """Return the tiers' holdings of a pool. Raises ContractError if the policy has no such pool."""
         enforcement, memory = self.enforcement, self.memory
         tiers = {tier.state().name: tier.sizes for tier in self.all_tiers()}
         return holding_of(
-            self._boot, question, enforcement.view, enforcement.readable, self.names, tiers,
+            self.boot, question, enforcement.view, enforcement.readable, self.names, tiers,
             memory=None if memory is None else (memory.state().name, memory.offer),
         )  # fmt: skip
 
@@ -151,11 +188,10 @@ class Runtime:
 def acquire(params: AdapterParams) -> Runtime:
     """Return this process' runtime, created if need be. Raises ValueError if it has another pod's parameters."""
     global _current
-    pod = replace(params, tier=None)
     with _lock:
         if _current is None:
-            _current = Runtime(pod)
-        elif _current.pod != pod:
+            _current = Runtime(params)
+        elif _current.pod != replace(params, tier=None):
             raise ValueError("all adapters of a cache server need the same domain, identity, policy_dir and link_dir")
         _current.users += 1
         return _current

@@ -21,8 +21,7 @@ CHUNK_TOKENS_KEY = "kvstrata.chunk_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the engine waits for the answer to one lookup, and at its start for a server. An engine with a
-    configured chunk size starts without a server, and does not wait."""
+    """How long the engine waits for an answer to one lookup, and, without a configured chunk size, to start."""
 
     start_s: float = 600.0
     lookup_s: float = 5.0
@@ -30,23 +29,18 @@ class Patience:
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any] | None) -> Patience:
         """Read `kv_connector_extra_config`. Raises ValueError for anything but positive numbers."""
-        default = cls()
-        values = extra or {}
-        patience = cls(
-            float(values.get(START_PATIENCE_KEY, default.start_s)),
-            float(values.get(LOOKUP_PATIENCE_KEY, default.lookup_s)),
-        )
-        if patience.start_s <= 0 or patience.lookup_s <= 0:
+        values, default = extra or {}, cls()
+        start_s = float(values.get(START_PATIENCE_KEY, default.start_s))
+        lookup_s = float(values.get(LOOKUP_PATIENCE_KEY, default.lookup_s))
+        if start_s <= 0 or lookup_s <= 0:
             raise ValueError(f"{START_PATIENCE_KEY} and {LOOKUP_PATIENCE_KEY} must be positive")
-        return patience
+        return cls(start_s, lookup_s)
 
 
 def chunk_tokens(extra: Mapping[str, Any] | None) -> int | None:
     """Read the server's chunk size from `kv_connector_extra_config`. Raises ValueError unless it is positive."""
-    value = (extra or {}).get(CHUNK_TOKENS_KEY)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    value: int | None = (extra or {}).get(CHUNK_TOKENS_KEY)
+    if value is not None and (type(value) is not int or value <= 0):
         raise ValueError(f"{CHUNK_TOKENS_KEY} must be a positive number of tokens")
     return value
 
@@ -59,8 +53,7 @@ def wait_for_server(
     sleep: Callable[[float], None] = time.sleep,
     pause_s: float = 1.0,
 ) -> Result:
-    """Return `connect()`, repeated while it raises ConnectionError, for at most `patience_s`. An engine takes half a
-    minute and more to come this far, so waiting beats a restart."""
+    """Return `connect()`, repeated for `patience_s` while it raises ConnectionError: a restart would take longer."""
     give_up_at_s = clock() + patience_s
     while True:
         try:
@@ -92,8 +85,7 @@ def absorb(
 
 
 def within(patience_s: float, action: Callable[[], object]) -> None:
-    """Run `action` in a thread and wait for its end. Raises TimeoutError after `patience_s`, while it runs on, or its
-    error."""
+    """Run `action` in a thread and wait for its end. Raises its error, or TimeoutError while it runs on."""
     raised: list[Exception] = []
 
     def run() -> None:

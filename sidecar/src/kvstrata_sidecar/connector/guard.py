@@ -1,272 +1,42 @@
-"""LMCacheMPConnector (0.5.6) with every failure of the cache server turned into a miss.
+"""The connector that vLLM loads: LMCache's, with every failure of the cache server turned into a miss.
 
     --kv-transfer-config '{"kv_connector": "GuardedConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "kvstrata_sidecar.connector.guard", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {...}}'
 
-LMCache's connector drops requests to a server marked as away, and registers again when it is back. Between heartbeats,
-however, a dead server makes requests wait for seconds, and a store raises, which ends the engine. The guard detects a
-closed connection at once and fails pending exchanges (see Line). It catches errors, marks the server as away in
-LMCache's own state, so that the heartbeat recovers it, and completes LMCache's pending transfers, so that no request
-waits for a dead transfer. It gives up on slow lookups.
-
-With `kvstrata.chunk_tokens`, the server's chunk size, an engine starts without a server and registers when it appears;
-otherwise it waits for the server, see Patience.
-
-Keep LMCache's `lmcache.mp.mq_timeout` and `lmcache.mp.heartbeat_interval` in `kv_connector_extra_config` short (3 and 1
-seconds): they bound the cost of a server that hangs.
+If the engine's LMCache cannot be governed, the connector stores and finds nothing, and reports the version to the gate.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-from lmcache.integration.vllm import vllm_multi_process_adapter as lmcache_adapter
-from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
-from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
-from lmcache.integration.vllm.vllm_multi_process_adapter import HeartbeatThread
-from lmcache.v1.multiprocess.futures import MessagingFuture
-from lmcache.v1.multiprocess.rpc import get_rpc_spec
-from lmcache.v1.multiprocess.transfer_context.worker_transfer import LMCacheDrivenTransferContext
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
-from kvstrata_sidecar.connector.connection import Line
-
-from .failures import Patience, absorb, chunk_tokens, logger, wait_for_server, within
+from kvstrata.contract.messages.engine_identity import EngineIdentity
+from kvstrata_sidecar.connector.failures import logger
+from kvstrata_sidecar.output import shorten_keyspaces
+from kvstrata_sidecar.upstream import versions
+from kvstrata_sidecar.upstream.resolved_identity import report
 
 
-class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
+def _choose() -> tuple[Any, str]:
+    """Return the connector for the installed LMCache, and why that is not LMCache's."""
+    try:
+        return versions.load(versions.CONNECTOR).GuardedConnector, ""
+    except versions.UngovernedVersionError as error:
+        from kvstrata_sidecar.upstream.no_reuse import NoReuse
+
+        return NoReuse, str(error)
+
+
+Connector: Any
+Connector, UNGOVERNED = _choose()
+
+
+class GuardedConnector(Connector):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._patience, promised = Patience.from_extra_config(extra), chunk_tokens(extra)
-        if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
-            raise ValueError('GuardedConnector needs "kv_load_failure_policy": "recompute": a lost block is a miss')
-        initialize = super().__init__
-        with chunk_size_promised(promised) as absent:
-            wait_for_server(lambda: initialize(vllm_config, role, kv_cache_config), self._patience.start_s)
-        if role == KVConnectorRole.SCHEDULER:
-            self._watch_as_scheduler(absent)
-        else:
-            self._watch_as_worker(absent)
-
-    def _watch_as_scheduler(self, absent: list[Any]) -> None:
-        adapter = self.scheduler_adapter
-        tokens = adapter.lmcache_tokens_per_chunk
-        beats = {}
-        for url, client in adapter.req_clients.items():
-            available = adapter._health_events[url]
-            if client in absent:
-                available.clear()
-            line = _watch(client, available, absent)
-            beats[url] = HeartbeatThread(
-                req_client=client, health_event=available, interval=adapter._heartbeat_interval
-            )
-            beats[url].register_recover_callback(partial(line.recover, partial(keeps_promise, client, tokens)))
-            # LMCache starts its heartbeat with the first request, which would then find the server away.
-            beats[url].start()
-        adapter._heartbeats = beats
-
-    def _watch_as_worker(self, absent: list[Any]) -> None:
-        adapter = self.worker_adapter
-        client, tokens = adapter.req_client, adapter.lmcache_tokens_per_chunk
-        if client in absent:
-            adapter._health_event.clear()
-        self._line = _watch(client, adapter._health_event, absent)
-        register = adapter._reregister_kv_caches_callback
-
-        def recovery() -> bool:
-            if not keeps_promise(client, tokens):
-                return False
-            # Registering replaces the record of stores under way.
-            self._settle_stores()
-            return bool(register())
-
-        adapter._reregister_kv_caches_callback = partial(self._line.recover, recovery)
-
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Register, or leave it to the heartbeat if the server is away."""
-        absorb("register_kv_caches", lambda: super(GuardedConnector, self).register_kv_caches(kv_caches), self._away)
-        self.worker_adapter._ensure_heartbeat_started()
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Start loading; blocks whose load cannot start are reported as failed, so that they are computed."""
-        absorb(
-            "start_load_kv",
-            lambda: super(GuardedConnector, self).start_load_kv(forward_context, **kwargs),
-            self._fail_loads_not_begun,
-        )
-
-    def wait_for_save(self) -> None:
-        absorb("wait_for_save", super().wait_for_save, self._away)
-
-    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Wait for stores that read blocks about to be overwritten."""
-        absorb(
-            "handle_preemptions",
-            lambda: super(GuardedConnector, self).handle_preemptions(kv_connector_metadata),
-            self._away,
-        )
-        if getattr(kv_connector_metadata, "need_flush_before_forward", False) and not self.worker_adapter.is_healthy:
-            # LMCache waits for stores to a healthy server only.
-            self._settle_stores()
-
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Return finished transfers: all, if the server is away."""
-
-        def drain() -> tuple[set[str] | None, set[str] | None]:
-            self._away()
-            drained: tuple[set[str] | None, set[str] | None] = super(GuardedConnector, self).get_finished(
-                finished_req_ids
-            )
-            return drained
-
-        finished: tuple[set[str] | None, set[str] | None] = absorb(
-            "get_finished", lambda: super(GuardedConnector, self).get_finished(finished_req_ids), drain
-        )
-        if not self.worker_adapter.is_healthy:
-            # LMCache has reported its stores as finished; vLLM reuses their blocks next.
-            self._settle_stores()
-        if self.worker_adapter.error_block_ids:
-            # A server restarted between two heartbeats answers pings and has no registration: only a server marked as
-            # away is registered with again.
-            self._away()
-        return finished
-
-    def shutdown(self) -> None:
-        absorb("shutdown", super().shutdown, lambda: None)
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return the tokens in the cache. A lookup that fails or takes too long is a final miss.
-
-        vLLM computes some prompts in full, such as those with prompt log probabilities, but calls this and drops the
-        answer: the blocks of a lookup would stay locked, and its records would never end.
-        """
-        if request.skip_reading_prefix_cache:
-            return self._bypass(request)
-        started_s = self._get_or_create_request_tracker(request).lookup_started_at
-        matched: tuple[int | None, bool] = absorb(
-            "a lookup",
-            lambda: super(GuardedConnector, self).get_num_new_matched_tokens(request, num_computed_tokens),
-            lambda: self._bypass(request),
-        )
-        if started_s is None:
-            return matched
-        waited_s = time.monotonic() - started_s
-        if matched[0] is None and waited_s > self._patience.lookup_s:
-            logger.warning("A lookup was given up after %d ms: no answer", 1000 * waited_s)
-            return self._bypass(request)
-        if matched[0] is not None and not self.scheduler_adapter.is_healthy:
-            logger.warning("A lookup was given up after %d ms: the cache server is away", 1000 * waited_s)
-        return matched
-
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """End the request. Its blocks are freed once the worker has reported it, which it does in any case."""
-        finished: tuple[bool, dict[str, Any] | None] = absorb(
-            "request_finished",
-            lambda: super(GuardedConnector, self).request_finished(request, block_ids),
-            lambda: (self._can_store, None),
-        )
-        return finished
-
-    def _report_block_allocation_deltas(self, scheduler_output: Any) -> None:
-        absorb(
-            "a report of allocations",
-            lambda: super(GuardedConnector, self)._report_block_allocation_deltas(scheduler_output),
-            lambda: None,
-        )
-
-    def _bypass(self, request: Any) -> tuple[int, bool]:
-        """Let the engine compute this request's prompt, and keep LMCache from looking it up again."""
-        self.scheduler_adapter.cleanup_lookup_result(request.request_id)
-        tracker = self._get_or_create_request_tracker(request)
-        tracker.lookup_started_at = None
-        tracker.num_lmcache_hit_tokens = 0
-        tracker.state = LMCacheMPRequestState.BYPASS_LMCACHE
-        return 0, False
-
-    def _away(self) -> None:
-        """Mark the server as away in LMCache's own state; its heartbeat registers again before it clears the mark."""
-        self._line.lose()
-
-    def _settle_stores(self) -> None:
-        """Wait until no abandoned store reads the engine's blocks any more.
-
-        On a device LMCache copies them in threads of the engine. Their exchanges with the server end within its time
-        limit, and Line refuses new ones, so this takes that time and the copying. If the server itself reads the blocks
-        (GPUIPC), the end of an absent server's reads is unknown: it is given its time limit once.
-        """
-        context = self.worker_adapter.transfer_ctx
-        if context is None:
-            return
-        flush = context.flush_inflight_stores
-        if isinstance(context, LMCacheDrivenTransferContext):
-            flush = partial(within, self.worker_adapter._mq_timeout, flush)
-        absorb("a wait for stores that were given up", flush, lambda: None)
-
-    def _fail_loads_not_begun(self) -> None:
-        self._away()
-        adapter = self.worker_adapter
-        for meta in self._get_connector_metadata().requests:
-            if meta.direction == "RETRIEVE" and meta.request_id not in adapter.retrieve_futures:
-                adapter.error_block_ids.update(meta.op.flat_block_ids)
-                adapter._failed_request_ids.add(meta.request_id)
-                adapter._dropped_retrieves.add(meta.request_id)
-
-
-def _watch(client: Any, health: Any, absent: list[Any]) -> Line:
-    return Line(
-        client,
-        health,
-        MessagingFuture,
-        is_stream=lambda operation: bool(get_rpc_spec(operation).streaming),
-        connected=client not in absent,
-    )
-
-
-CHECK_TIMEOUT_S = 3.0
-
-
-@contextmanager
-def chunk_size_promised(tokens: int | None) -> Iterator[list[Any]]:
-    """Within the context, connectors without an answer assume `tokens` as the server's chunk size. Yields a list to
-    which clients without a server are added. None changes nothing."""
-    absent: list[Any] = []
-    ask = lmcache_adapter.get_lmcache_chunk_size
-    if tokens is None:
-        yield absent
-        return
-
-    def promised(client: Any, timeout: float = CHECK_TIMEOUT_S) -> int:
-        try:
-            return int(ask(client, timeout=timeout))
-        except (TimeoutError, ConnectionError):
-            logger.warning("The cache server does not answer; the engine starts without it")
-            absent.append(client)
-            return tokens
-
-    lmcache_adapter.get_lmcache_chunk_size = promised
-    try:
-        yield absent
-    finally:
-        lmcache_adapter.get_lmcache_chunk_size = ask
-
-
-def keeps_promise(client: Any, tokens: int) -> bool:
-    """Return whether the server has this chunk size. With another its blocks would be misread."""
-    try:
-        found = int(lmcache_adapter.get_lmcache_chunk_size(client, timeout=CHECK_TIMEOUT_S))
-    except Exception as error:
-        # LMCache's heartbeat calls this at every beat until it is True; it must not raise.
-        logger.warning("The cache server has appeared and has not reported its chunk size yet: %r", error)
-        return False
-    if found != tokens:
-        logger.error(
-            "The cache server's chunks are of %d tokens, and the engine was started for %d: it is not used",
-            found,
-            tokens,
-        )
-    return found == tokens
+        shorten_keyspaces()
+        if UNGOVERNED:
+            logger.error("The engine serves without reuse: %s", UNGOVERNED)
+            identity = EngineIdentity(problem=UNGOVERNED, ungoverned=True)
+            report(identity, vllm_config.kv_transfer_config.kv_connector_extra_config)
+        super().__init__(vllm_config, role, kv_cache_config)

@@ -2,11 +2,8 @@
 
     --middleware kvstrata_sidecar.connector.reset.EngineReset
 
-`POST /kvstrata/reset` is answered by 200 with `{"success": …}`, by 501 if this engine cannot; with the query `preempt`
-running requests are recomputed.
-
-vLLM has such an endpoint in development mode only, together with others that execute code. The engine listens on a
-socket that only the gate mounts.
+`POST /kvstrata/reset` is answered by 200 with `{"success": …}`, by 501 if this engine cannot; `?preempt` recomputes
+running requests. vLLM has such an endpoint in development mode only, together with others that execute code.
 """
 
 from __future__ import annotations
@@ -14,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from kvstrata_sidecar.output import shorten_keyspaces
 
 from .failures import logger
 
@@ -30,6 +29,7 @@ class EngineReset:
     """ASGI middleware of vLLM's API server; other paths pass through."""
 
     def __init__(self, app: App) -> None:
+        shorten_keyspaces()
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +44,7 @@ class EngineReset:
 
 
 async def _reset(scope: Scope) -> tuple[int, dict[str, Any]]:
-    """Return status and answer: 200 with the engine's result, 501 if it has none, 503 if it failed."""
+    """Return status and answer; the status is 503 if the engine failed."""
     client = getattr(scope["app"].state, "engine_client", None)
     reset = getattr(client, "reset_prefix_cache", None)
     if reset is None:

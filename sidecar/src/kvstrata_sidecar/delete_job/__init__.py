@@ -1,5 +1,2 @@
-"""Deletes keyspaces from a shared tier: the program of a deletion Job, `python -m kvstrata_sidecar.delete_job ORDER`.
-
-The operator starts it for an eager CacheInvalidation (`delete`), and for blocks of a replaced cache identity
-(`reclaim`).
-"""
+"""Deletes blocks from a shared tier, as the program of a deletion Job: whole keyspaces for an eager CacheInvalidation
+(`delete`), chunks of a pool (`chunks`), and blocks of a replaced cache identity (`reclaim`)."""

@@ -1,7 +1,6 @@
 """`python -m kvstrata_sidecar.delete_job ORDER`: executes a JSON order, and reports on standard output.
 
-Exit code 0 when complete, 3 when it stopped for the reason in the last line (another run continues), 2 for a malformed
-order.
+Exit codes: 0 when complete, 3 when stopped for the reason in the last line (another run continues), 2 for a bad order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Deletes some chunks of keyspaces that stay, regardless of the identity that computed them.
 
 The keyspaces are unused meanwhile: every pod released them, and the time in which a write could still arrive is over.
-So there is no tombstone, and nothing is revoked. Abandoned reservations of these chunks are deleted too: a writer
-frozen since then finds none, and cannot commit.
+So nothing is revoked. Abandoned reservations of these chunks are deleted too: a writer frozen since then cannot commit.
 
 1. Walk the indexes of the chunks' buckets; delete committed blocks with their index entries.
 2. Abandon reservations of the chunks, with values written for them.
@@ -17,50 +16,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvstrata.contract.messages.erase_report import Erased, Line, PrimaryEnd, StopReason
-from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.receipt.facts import NOTHING, Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, parse_block_key, parse_member
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, read_number, reads_numbers, state_key
 from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
-from kvstrata_sidecar.delete_job.pace import Pace
-from kvstrata_sidecar.delete_job.run import Run
+from kvstrata_sidecar.delete_job.run import Run, unlink
 from kvstrata_sidecar.delete_job.servers import StoppedError
-
-WALK_COUNT = 512
-
-
-class Found(NamedTuple):
-    """A block that an index or a reservation names: its bucket, its member name, its record."""
-
-    base: bytes
-    member: bytes
-    record: bytes
 
 
 @dataclass(slots=True)
 class Tally:
-    deleted_keys: int = 0
-    deleted_bytes: int = 0
-    left_keys: int = 0
-    left_bytes: int = 0
+    deleted: Amount = NOTHING
+    left: Amount = NOTHING
     strays: int = 0
     looked: bool = False
 
-    def line(self, node: str) -> Erased:
-        deleted, left = Amount(self.deleted_keys, self.deleted_bytes), Amount(self.left_keys, self.left_bytes)
-        return Erased(None, node, deleted + left, deleted, left)
-
 
 class ChunkDeletion(Run):
-    """Deletes chunks of keyspaces."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._chunks = frozenset(bytes.fromhex(chunk) for chunk in self.order.chunks)
         self._tallies = {primary: Tally() for primary in self.servers.layout.primaries}
-        self._paces = {primary: Pace() for primary in self.servers.layout.primaries}
 
     def _work(self) -> None:
         for base in self._buckets():
@@ -72,13 +50,13 @@ class ChunkDeletion(Run):
             tally.looked = True
             self._await_replicas(primary)
         self._require_same_map()
-        if any(tally.left_keys for tally in self._tallies.values()):
+        if any(tally.left.keys for tally in self._tallies.values()):
             raise StoppedError(StopReason.NOT_EMPTIED, "blocks were stored again meanwhile")
 
     def _lines(self) -> Iterator[Line]:
         for primary, tally in self._tallies.items():
             if tally.looked:
-                yield tally.line(primary.node)
+                yield Erased(None, primary.node, tally.deleted + tally.left, tally.deleted, tally.left)
             yield PrimaryEnd(primary.node, *self._replicas[primary], tally.strays)
 
     def _buckets(self) -> Iterator[bytes]:
@@ -90,59 +68,50 @@ class ChunkDeletion(Run):
     def _empty(self, base: bytes) -> None:
         primary = self.servers.layout.of(state_key(base))
         tally, pace = self._tallies[primary], self._paces[primary]
-        for found in self._walk(base, b":#m"):
+        for member, record in self._walk(base, b":#m").items():
             began_s = self.clock()
-            ((there,),) = self.servers.ask([_discard(found)])
+            discard = call("discard", state_key(base), reads_numbers(1), members=[member])
+            ((there,),) = self.servers.ask([discard])
             if there:
-                tally.deleted_keys += 1
-                tally.deleted_bytes += _size_of(found.record)
+                tally.deleted += Amount(1, _size_of(record))
             self.sleep(pace.took(1, self.clock() - began_s))
-        for found in self._walk(base, b":#r"):
-            size, written = _size_of(found.record), found.base + b":" + found.member
+        for member, record in self._walk(base, b":#r").items():
+            written = base + b":" + member
             (length,) = self.servers.ask([Command(written, (b"STRLEN", written), read_number)])
-            (was_reserved,) = self.servers.ask([_abandon(found)])
+            token = record.split(b":")[2]
+            abandon = call("abandon", state_key(base), read_number, member=member, token=token)
+            (was_reserved,) = self.servers.ask([abandon])
             if was_reserved and length:
-                tally.deleted_keys += 1
-                tally.deleted_bytes += size
+                tally.deleted += Amount(1, _size_of(record))
 
     def _count_left(self, base: bytes) -> None:
         tally = self._tallies[self.servers.layout.of(state_key(base))]
         for part in (b":#m", b":#r"):
-            for found in self._walk(base, part):
-                tally.left_keys += 1
-                tally.left_bytes += _size_of(found.record)
+            for record in self._walk(base, part).values():
+                tally.left += Amount(1, _size_of(record))
 
-    def _walk(self, base: bytes, part: bytes) -> list[Found]:
-        """Return a bucket's index entries of the chunks; deduplicated, because a scan may return an entry twice."""
-        found: dict[bytes, Found] = {}
+    def _walk(self, base: bytes, part: bytes) -> dict[bytes, bytes]:
+        """Return a bucket's entries of the chunks, records by member, because a scan may return an entry twice."""
+        found: dict[bytes, bytes] = {}
         cursor, key = b"0", base + part
         while True:
-            question = Command(key, (b"HSCAN", key, cursor, b"COUNT", b"%d" % WALK_COUNT), _read_scan)
+            question = Command(key, (b"HSCAN", key, cursor, b"COUNT", b"512"), _read_scan)
             ((cursor, rows),) = self.servers.ask([question])
             for member, record in rows:
                 parts = parse_member(member.decode("ascii", "replace"))
                 if parts is not None and parts[-1] in self._chunks:
-                    found[member] = Found(base, member, record)
+                    found[member] = record
             if cursor == b"0":
-                return list(found.values())
+                return found
 
     def _unlink_strays(self) -> None:
         for name in self.order.strays:
             key = parse_block_key(name)
             if key is None or key.chunk_hash not in self._chunks:
                 continue
-            key_name = name.encode()
-            (gone,) = self.servers.ask([Command(key_name, (b"UNLINK", key_name), read_number)])
-            self._tallies[self.servers.layout.of(key_name)].strays += gone
-
-
-def _discard(found: Found) -> Command:
-    return call("discard", state_key(found.base), reads_numbers(1), members=[found.member])
-
-
-def _abandon(found: Found) -> Command:
-    token = found.record.split(b":")[2]
-    return call("abandon", state_key(found.base), read_number, member=found.member, token=token)
+            command = unlink(name.encode())
+            (gone,) = self.servers.ask([command])
+            self._tallies[self.servers.layout.of(command.key)].strays += gone
 
 
 def _size_of(record: bytes) -> int:

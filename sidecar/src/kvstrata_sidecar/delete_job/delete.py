@@ -8,15 +8,13 @@
 5. Capacity granted to the keyspaces is returned.
 6. Replicas confirm, and the slot map must be that of the beginning.
 
-Tombstones record the time and all deletions, each at its instant: a run that continues after a killed one neither waits
-again nor reports less. Tombstones live for a week.
+Tombstones record the time and all deletions for a week: a run after a killed one neither waits again nor reports less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
 
 from kvstrata.contract.messages.erase_report import Erased, Line, PrimaryEnd, StopReason, keyspace_digest
 from kvstrata.contract.receipt.facts import NOTHING, Amount
@@ -24,13 +22,11 @@ from kvstrata.contract.store.redis_keys import BUCKETS, capacity_key, claim_key,
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
 from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, reads_numbers
 from kvstrata_sidecar.adapter.redis.client.resp import Command
-from kvstrata_sidecar.delete_job.pace import LEAST_AT_ONCE, Pace
-from kvstrata_sidecar.delete_job.run import Run
-from kvstrata_sidecar.delete_job.servers import Primary, StoppedError
+from kvstrata_sidecar.delete_job.run import LEAST_AT_ONCE, Run, parts, unlink
+from kvstrata_sidecar.delete_job.servers import Bucket, Primary, StoppedError
 
 TOMBSTONE_KEEP_MS = 7 * 86_400_000
-"""How long a writer may be frozen and still find the tombstone. Values written later are unreadable, because the
-keyspace stays in the set of revoked ones, and expire with their retention."""
+"""How long a frozen writer finds the tombstone. Its later values are unreadable, as revoked, until they expire."""
 
 KEYSPACES_AT_ONCE = 512
 BUCKETS_AT_ONCE = 4
@@ -41,18 +37,9 @@ IN_VAIN = 1_000
 """Commands in a row without a removal after which an index counts as impossible to empty."""
 
 
-Row = TypeVar("Row")
-
-
-class Bucket(NamedTuple):
-    keyspace: str
-    state: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class BucketAnswer:
-    """A bucket's last answer: blocks left, values deleted since its tombstone, and the tombstone's age. `answered_s` is
-    the time of the answer, by this process' clock."""
+    """A bucket's answer at `answered_s`: blocks left, values deleted since its tombstone, and the tombstone's age."""
 
     removed: int
     left: Amount
@@ -62,15 +49,11 @@ class BucketAnswer:
 
 
 class Deletion(Run):
-    """Deletes all blocks of keyspaces."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._paces = {primary: Pace() for primary in self.servers.layout.primaries}
         self._strays = dict.fromkeys(self.servers.layout.primaries, 0)
         self._last: dict[Bucket, BucketAnswer] = {}
-        buckets = self.servers.layout.buckets(self.order.domain, self.order.keyspaces)
-        self._buckets = {primary: [Bucket(*one) for one in some] for primary, some in buckets.items()}
+        self._buckets = self.servers.layout.buckets(self.order.domain, self.order.keyspaces)
 
     def _work(self) -> None:
         self._revoke()
@@ -86,13 +69,13 @@ class Deletion(Run):
 
     def _revoke(self) -> None:
         key = revoked_key(self.order.domain).encode()
-        for some in _parts(self.order.keyspaces, KEYSPACES_AT_ONCE):
+        for some in parts(self.order.keyspaces, KEYSPACES_AT_ONCE):
             names = [keyspace.encode() for keyspace in some]
             self.servers.ask([call("revoke", key, read_number, revision=self.order.revision, keyspaces=names)])
 
     def _drop_all(self, primary: Primary, count: int) -> None:
         """Run one step in each bucket of a primary; 0 deletes nothing, but sets tombstones."""
-        for some in _parts(self._buckets[primary], BUCKETS_AT_ONCE):
+        for some in parts(self._buckets[primary], BUCKETS_AT_ONCE):
             self._drop(some, count)
 
     def _empty(self, primary: Primary) -> None:
@@ -123,9 +106,9 @@ class Deletion(Run):
     def _unlink_strays(self, primary: Primary) -> None:
         pace = self._paces[primary]
         mine = [name.encode() for name in self.order.strays if self.servers.layout.of(name.encode()) == primary]
-        for some in _parts(mine, NAMES_AT_ONCE):
+        for some in parts(mine, NAMES_AT_ONCE):
             began_s = self.clock()
-            self._strays[primary] += sum(self.servers.ask([_unlink(name) for name in some]))
+            self._strays[primary] += sum(self.servers.ask([unlink(name) for name in some]))
             self.sleep(pace.took(len(some), self.clock() - began_s))
 
     def _forget(self) -> None:
@@ -133,7 +116,7 @@ class Deletion(Run):
         domain, servers = self.order.domain, self.servers
         ledgers, charged = Ledgers(domain, lambda *_: None, self.clock, 0), capacity_key(domain).encode()
         for keyspace in self.order.keyspaces:
-            servers.ask([_unlink(name(domain, keyspace).encode()) for name in (ledger_key, claim_key)])
+            servers.ask([unlink(name(domain, keyspace).encode()) for name in (ledger_key, claim_key)])
             (entry,) = servers.ask([Command(charged, (b"HGET", charged, keyspace.encode()))])
             if entry is not None:
                 ledgers.of(servers, keyspace).release()
@@ -163,11 +146,3 @@ class Deletion(Run):
                 name = keyspace_digest(keyspace) if keyspace is not None else None
                 yield Erased(name, primary.node, deleted + left, deleted, left)
             yield PrimaryEnd(primary.node, *self._replicas[primary], self._strays[primary])
-
-
-def _parts(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    return (rows[start : start + size] for start in range(0, len(rows), size))
-
-
-def _unlink(name: bytes) -> Command:
-    return Command(name, (b"UNLINK", name), read_number)

@@ -1,33 +1,23 @@
 """The primaries of a tier for a deletion: one connection to each, under one slot map.
 
-The map is read once. A server that redirects, or is taking a slot over, shows that it has changed: then the place of
-deletions is unknown, so the deletion stops and is started again.
+The map is read once. A server that redirects, or is taking a slot over, shows that it has changed: the deletion stops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstrata.contract.messages.erase_report import StopReason
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata.contract.wire import digest
 from kvstrata_sidecar.adapter.params import Endpoint, TierParams
-from kvstrata_sidecar.adapter.redis.client.block_io import Read, Write
+from kvstrata_sidecar.adapter.redis.client import resp
 from kvstrata_sidecar.adapter.redis.client.commands import read_text, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
-from kvstrata_sidecar.adapter.redis.client.resp import (
-    FOREIGN_KEY,
-    AccessError,
-    Command,
-    FramingError,
-    Reply,
-    ReplyError,
-    TransportError,
-)
 from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, read_slots, slot_of
 
 REDIRECTIONS = frozenset({"MOVED", "ASK", "TRYAGAIN"})
@@ -50,6 +40,11 @@ class Primary:
     replicas: int = 0
 
 
+class Bucket(NamedTuple):
+    keyspace: str
+    state: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`owners[slot]` is an index into `primaries`."""
@@ -58,15 +53,14 @@ class Layout:
     owners: tuple[int, ...]
 
     def of(self, key: bytes) -> Primary:
-        """Return the primary that owns the key's slot."""
         return self.primaries[self.owners[slot_of(key)]]
 
-    def buckets(self, domain: str, keyspaces: Iterable[str]) -> dict[Primary, list[tuple[str, bytes]]]:
-        found: dict[Primary, list[tuple[str, bytes]]] = {primary: [] for primary in self.primaries}
+    def buckets(self, domain: str, keyspaces: Iterable[str]) -> dict[Primary, list[Bucket]]:
+        found: dict[Primary, list[Bucket]] = {primary: [] for primary in self.primaries}
         for keyspace in keyspaces:
             for number in range(BUCKETS):
                 state = state_key(bucket_prefix(domain, keyspace, number).encode())
-                found[self.of(state)].append((keyspace, state))
+                found[self.of(state)].append(Bucket(keyspace, state))
         return found
 
     @property
@@ -79,7 +73,7 @@ class Layout:
         return digest(ranges)
 
 
-class Servers:
+class Servers(resp.Transport):
     """Sends commands to the primaries of a tier. Thread-safe, but one thread at a time per primary. Errors raise
     StoppedError, except a server's error reply to one command in `ask_each`."""
 
@@ -90,16 +84,16 @@ class Servers:
         for primary in self.layout.primaries:
             if primary.node not in self._connections:
                 with _stopping(primary.address):
-                    self._connections[primary.node] = self._dial(primary.address)
+                    self._connections[primary.node] = dial(primary.address, self._tier)
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
+    def ask(self, commands: Sequence[resp.Command]) -> list[Any]:
         answers = self.ask_each(commands)
         for command, answer in zip(commands, answers, strict=True):
-            if isinstance(answer, ReplyError):
+            if isinstance(answer, resp.ReplyError):
                 raise StoppedError(StopReason.REFUSED, f"{self.layout.of(command.key).address}: {answer}")
         return answers
 
-    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+    def ask_each(self, commands: Sequence[resp.Command]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
         parts: dict[Primary, list[int]] = {}
         for index, one in enumerate(commands):
@@ -110,20 +104,14 @@ class Servers:
                 answers[index] = answer
         return answers
 
-    def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
+    def ask_one(self, primary: Primary, commands: Sequence[resp.Command]) -> list[Any]:
         """Send to one primary; return the replies, error replies as ReplyError."""
         with _stopping(primary.address):
             answers = self._connections[primary.node].ask_each(commands)
         for answer in answers:
-            if isinstance(answer, ReplyError) and (answer.code in REDIRECTIONS or FOREIGN_KEY in str(answer)):
+            if isinstance(answer, resp.ReplyError) and (answer.code in REDIRECTIONS or resp.FOREIGN_KEY in str(answer)):
                 raise StoppedError(StopReason.SLOT_MAP_CHANGED, f"{primary.address}: {answer}")
         return answers
-
-    def set_each(self, writes: Sequence[Write]) -> None:
-        raise TypeError(f"a deletion writes no value, and {len(writes)} were to be written")
-
-    def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
-        raise TypeError(f"a deletion reads no value, and {len(reads)} were to be read")
 
     def look_again(self) -> Layout:
         first = self.layout.primaries[0]
@@ -131,15 +119,12 @@ class Servers:
             return self._layout_of(self._connections[first.node], first.address)
 
     def written(self, primary: Primary) -> int:
-        """Return a primary's replication offset."""
         return int(self._replication(primary).get("master_repl_offset", "0"))
 
     def in_step(self, primary: Primary, written: int) -> tuple[int, int]:
-        """Return the number of a primary's replicas, and of those that confirmed its writes up to `written`. As WAIT
-        does, which the data plane's user may not send."""
-        links = (
-            value for name, value in self._replication(primary).items() if name[:5] == "slave" and name[5:].isdigit()
-        )
+        """Return the numbers of a primary's replicas and of those that confirmed `written`: WAIT is not permitted."""
+        info = self._replication(primary)
+        links = [value for name, value in info.items() if name[:5] == "slave" and name[5:].isdigit()]
         there = [dict(part.split("=", 1) for part in link.split(",") if "=" in part) for link in links]
         confirmed = [one for one in there if one.get("state") == "online" and int(one.get("offset", "0")) >= written]
         return max(primary.replicas, len(there)), len(confirmed)
@@ -158,7 +143,7 @@ class Servers:
             connection = None
             try:
                 with _stopping(endpoint):
-                    connection = self._dial(endpoint)
+                    connection = dial(endpoint, self._tier)
                     if not self._tier.cluster:
                         connection.expect_primary(self._tier.io_timeout_ms / 1000)
                     layout = self._layout_of(connection, endpoint)
@@ -177,46 +162,28 @@ class Servers:
     def _layout_of(self, connection: Connection, asked: Address | Endpoint) -> Layout:
         if not self._tier.cluster:
             return Layout((Primary(_info(connection, b"server")["run_id"], asked),), (0,) * SLOTS)
-        (reply,) = connection.ask([Command(b"", (b"CLUSTER", b"SLOTS"))])
+        (reply,) = connection.ask([resp.Command(b"", (b"CLUSTER", b"SLOTS"))])
         return read_layout(reply, Address(asked.host, asked.port))
 
-    def _dial(self, address: Address | Endpoint) -> Connection:
-        tier = self._tier
-        return dial(
-            address,
-            tls=tier.tls,
-            username=tier.username,
-            password_file=tier.password_file,
-            connect_timeout_s=tier.connect_timeout_ms / 1000,
-            io_timeout_s=tier.io_timeout_ms / 1000,
-        )
 
-
-def read_layout(reply: Reply, asked: Address) -> Layout:
+def read_layout(reply: resp.Reply, asked: Address) -> Layout:
     """Read an answer to CLUSTER SLOTS. Raises StoppedError for unserved slots, FramingError for a malformed map."""
     slots = read_slots(reply, asked)
     unserved = slots.owners.count(-1)
     if unserved:
         raise StoppedError(StopReason.SLOTS_UNSERVED, f"{asked}: {unserved} slots have no server")
     found: list[Primary | None] = [None] * len(slots.primaries)
-    for first, _, primary, *replicas in _ranges(reply):
+    ranges: Any = reply
+    for first, _, primary, *replicas in ranges:
+        if len(primary) < 3:
+            raise resp.FramingError("a server of the cluster has no id")
         index = slots.owners[first]
-        found[index] = Primary(_node_id(primary), slots.primaries[index], len(replicas))
+        found[index] = Primary(read_text(primary[2]), slots.primaries[index], len(replicas))
     return Layout(tuple(one for one in found if one is not None), slots.owners)
 
 
-def _ranges(reply: Reply) -> Iterable[Any]:
-    return reply if isinstance(reply, list) else ()
-
-
-def _node_id(server: Any) -> str:
-    if len(server) < 3:
-        raise FramingError("a server of the cluster has no id")
-    return read_text(server[2])
-
-
 def _info(connection: Connection, section: bytes) -> dict[str, str]:
-    (info,) = connection.ask([Command(b"", (b"INFO", section), read_text)])
+    (info,) = connection.ask([resp.Command(b"", (b"INFO", section), read_text)])
     lines = (line.partition(":") for line in info.splitlines())
     return {name: value for name, colon, value in lines if colon}
 
@@ -225,36 +192,9 @@ def _info(connection: Connection, section: bytes) -> dict[str, str]:
 def _stopping(address: Address | Endpoint) -> Iterator[None]:
     try:
         yield
-    except AccessError as error:
+    except resp.AccessError as error:
         raise StoppedError(StopReason.ACCESS_REFUSED, f"{address}: {error}") from error
-    except TransportError as error:
+    except resp.TransportError as error:
         raise StoppedError(StopReason.SERVER_AWAY, f"{address}: {error}") from error
-    except ReplyError as error:
+    except resp.ReplyError as error:
         raise StoppedError(StopReason.REFUSED, f"{address}: {error}") from error
-
-
-PATIENCE_S = 30.0
-POLL_S = 0.1
-
-
-def await_replicas(
-    servers: Servers,
-    primary: Primary,
-    report: Callable[[int, int], None],
-    *,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    """Report the counts of replicas and of confirming ones to `report`, until all confirm. Raises StoppedError if they
-    do not in time."""
-    written = servers.written(primary)
-    give_up_at_s = clock() + PATIENCE_S
-    while True:
-        replicas, in_step = servers.in_step(primary, written)
-        report(replicas, in_step)
-        if in_step >= replicas:
-            return
-        if clock() >= give_up_at_s:
-            late = f"{replicas - in_step} of {replicas} replicas do not confirm"
-            raise StoppedError(StopReason.REPLICAS_BEHIND, f"{primary.address}: {late}")
-        sleep(POLL_S)

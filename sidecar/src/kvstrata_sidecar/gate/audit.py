@@ -23,9 +23,6 @@ TURN_S = 1.0
 SERVED_EVERY_S = 60.0
 """How long served requests are counted together; there are many, and they are not urgent."""
 
-MOST_ROWS = 4096
-END_WITHIN_S = 1.0
-
 Row = tuple[Action, str, str, str]
 """Action, reason, scope, and the tenant's name if it may be logged; empty for absent ones."""
 
@@ -51,41 +48,45 @@ class Audit:
         model: str,
         write: Callable[[bytes], None],
         now: Callable[[], float] = time.time,
-        most_rows: int = MOST_ROWS,
+        most_rows: int = 4096,
     ) -> None:
         self.events = 0
         """Events so far, including dropped ones."""
         self._now, self._most = now, most_rows
+        self._emitter, self._write = emitter, write
         self._about = Happened(action=Action.EVENTS_DROPPED, namespace=namespace, model=model)
         self._dropped = 0
         self._rows: dict[Row, int] = {}
         self._served: dict[Row, int] = {}
         self._others: list[Happened] = []
         self._since_s = self._served_since_s = now()
-        self._scribe = _Scribe(emitter, self._about, write)
-        self._scribe.start()
+        # Changed by the thread only, while it is not idle:
+        self._idle = True
+        self._lost = self._sequence = self._reported_dropped = 0
+        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write_batches, name="audit", daemon=True)
+        self._thread.start()
 
     @property
     def dropped(self) -> int:
         """Events that have no line and will have none."""
-        return self._dropped + self._scribe.lost
+        return self._dropped + self._lost
 
     def request(self, action: Action, reason: str = "", scope: str = NO_SCOPE, tenant: str = "") -> None:
         self.events += 1
         table = self._served if action is Action.REQUESTS_SERVED else self._rows
         row = (action, reason, scope, tenant)
-        count = table.get(row, 0)
-        if not count and len(table) >= self._most:
+        if row in table or len(table) < self._most:
+            table[row] = table.get(row, 0) + 1
+        else:
             self._dropped += 1
-            return
-        table[row] = count + 1
 
     def record(self, action: Action, *, count: int, reason: str | None = None, revision: int | None = None) -> None:
         self.events += 1
-        if len(self._others) >= self._most:
+        if len(self._others) < self._most:
+            self._others.append(replace(self._about, action=action, count=count, reason=reason, revision=revision))
+        else:
             self._dropped += 1
-            return
-        self._others.append(replace(self._about, action=action, count=count, reason=reason, revision=revision))
 
     async def run(self) -> None:
         while True:
@@ -94,7 +95,7 @@ class Audit:
 
     def turn(self, *, last: bool = False) -> None:
         """Hand the table to the thread if it is idle; `last` includes rows that could still wait."""
-        if not self._scribe.idle:
+        if not self._idle:
             return
         at_s = self._now()
         batch = _Batch(at_s, self._dropped, [(self._since_s, self._rows)], self._others)
@@ -102,59 +103,32 @@ class Audit:
         if last or not 0 <= at_s - self._served_since_s < SERVED_EVERY_S:
             batch.rows.append((self._served_since_s, self._served))
             self._served, self._served_since_s = {}, at_s
-        self._scribe.take(batch)
+        self._idle = False
+        self._batches.put(batch)
 
     def close(self) -> None:
         self.turn(last=True)
-        self._scribe.end()
-
-
-class _Scribe(threading.Thread):
-    """Writes lines, one batch after the other. `lost` counts events whose line failed."""
-
-    def __init__(self, emitter: Emitter, about: Happened, write: Callable[[bytes], None]) -> None:
-        super().__init__(name="audit", daemon=True)
-        self.idle = True
-        self.lost = 0
-        self._emitter, self._about, self._write = emitter, about, write
-        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._sequence = 0
-        self._reported_dropped = 0
-
-    def take(self, batch: _Batch) -> None:
-        """Write a batch; not to be called again before `idle`."""
-        self.idle = False
-        self._batches.put(batch)
-
-    def end(self) -> None:
         self._batches.put(None)
-        self.join(END_WITHIN_S)
+        self._thread.join(1.0)
 
-    def run(self) -> None:
+    def _write_batches(self) -> None:
         while (batch := self._batches.get()) is not None:
-            dropped = batch.dropped + self.lost
+            dropped = batch.dropped + self._lost
             happened = Happened(action=Action.EVENTS_DROPPED, count=dropped - self._reported_dropped)
             if dropped > self._reported_dropped and self._line(batch.at_s, happened):
                 self._reported_dropped = dropped
             for since_s, rows in batch.rows:
                 for row, count in rows.items():
                     if not self._line(batch.at_s, self._of(row, count, since_s)):
-                        self.lost += count
+                        self._lost += count
             for one in batch.others:
-                self.lost += not self._line(batch.at_s, one)
-            self.idle = True
+                self._lost += not self._line(batch.at_s, one)
+            self._idle = True
 
     def _of(self, row: Row, count: int, since_s: float) -> Happened:
         action, reason, scope, tenant = row
-        return replace(
-            self._about,
-            action=action,
-            reason=reason or None,
-            scope=scope,
-            tenant=tenant or None,
-            count=count,
-            since=instant(since_s),
-        )
+        about = replace(self._about, action=action, reason=reason or None, scope=scope, tenant=tenant or None)
+        return replace(about, count=count, since=instant(since_s))
 
     def _line(self, at_s: float, happened: Happened) -> bool:
         self._sequence += 1

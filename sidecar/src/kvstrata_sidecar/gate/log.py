@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 
@@ -16,9 +17,5 @@ def event(level: str, message: str, **fields: Any) -> None:
     sys.stderr.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
 
 
-def info(message: str, **fields: Any) -> None:
-    event("info", message, **fields)
-
-
-def warning(message: str, **fields: Any) -> None:
-    event("warning", message, **fields)
+info = partial(event, "info")
+warning = partial(event, "warning")

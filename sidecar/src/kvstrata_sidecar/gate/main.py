@@ -7,12 +7,16 @@ import os
 import secrets
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from kvstrata.contract.messages.audit import Action, Emitter, Source
+from kvstrata.contract.messages.engine_identity import IDENTITY_FILE
 from kvstrata.contract.messages.engine_reset import RESET_PATH
 from kvstrata.contract.messages.erase import ERASE_PATH, VERIFY_PATH
 from kvstrata.contract.messages.key_delivery import KEYS_PATH
@@ -22,9 +26,10 @@ from kvstrata.contract.messages.probe import PROBE_PATH
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 from kvstrata_sidecar.gate.control import service as control
-from kvstrata_sidecar.gate.control.engine_reset import EngineResetter
+from kvstrata_sidecar.gate.control.engine_calls import EngineCalls, EngineResetter
 from kvstrata_sidecar.gate.control.erase import PodEraser
 from kvstrata_sidecar.gate.control.keys import PodKeys
+from kvstrata_sidecar.gate.control.parts import Parts
 from kvstrata_sidecar.gate.control.pool_wait import PoolWait
 from kvstrata_sidecar.gate.control.probe import Prober
 from kvstrata_sidecar.gate.control.render import Renderings
@@ -32,23 +37,23 @@ from kvstrata_sidecar.gate.control.service import ControlService
 from kvstrata_sidecar.gate.control.warm import Warmer
 from kvstrata_sidecar.gate.http.drain import POLL_S, Drain
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
+from kvstrata_sidecar.gate.http.listener import ServerTls
 from kvstrata_sidecar.gate.http.messages import Limits
 from kvstrata_sidecar.gate.http.server import HttpServer
-from kvstrata_sidecar.gate.http.tls import ServerTls
 from kvstrata_sidecar.gate.policy.api_keys import KeyRing, Keys
 from kvstrata_sidecar.gate.policy.bundle_watch import BundleWatch, KeyWatch
-from kvstrata_sidecar.gate.policy.enforcement import Enforcement
-from kvstrata_sidecar.gate.policy.freshness import Freshness
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement, Freshness
+from kvstrata_sidecar.gate.policy.identity import ResolvedIdentity
 from kvstrata_sidecar.gate.policy.kube_api import KubeApi, in_cluster_tls
 from kvstrata_sidecar.gate.policy.volume import PolicyVolume
+from kvstrata_sidecar.gate.proxy.parser_pool import ParserPool
 from kvstrata_sidecar.gate.proxy.service import TenantService, random_salt
 
 from .audit import Audit, write_whole
 from .metrics import HEALTH_LIMITS, HealthService, Metrics
+from .prefill import PrefillCost
+from .relay import CACHE_NAMES, ENGINE_NAMES, Relay, Upstream
 from .settings import Settings, SettingsError, load
-
-_ENGINE_POLL_S = 1.0
-_CERTIFICATE_POLL_S = 10.0
 
 
 class Gate:
@@ -65,83 +70,57 @@ class Gate:
         self._stopping = asyncio.Event()
         self.freshness = Freshness()
         self.volume = PolicyVolume(settings.policy_dir)
-        self.enforcement = Enforcement(self.volume, self.freshness, loop)
-        self.metrics = Metrics(settings.metrics_tenants)
-        self.audit = Audit(
-            Emitter(Source.GATE, settings.pod_name, self.boot),
-            namespace=settings.pod_namespace,
-            model=settings.model,
-            write=write_whole,
+        self.enforcement = Enforcement(
+            self.volume, self.freshness, loop, ResolvedIdentity(settings.engine_socket.with_name(IDENTITY_FILE))
         )
-        self._keys_noted = self.volume.keys.changes
+        self.enforcement.identity.read()
+        self.metrics = Metrics(settings.metrics_tenants)
+        emitter = Emitter(Source.GATE, settings.pod_name, self.boot)
+        self.audit = Audit(emitter, namespace=settings.pod_namespace, model=settings.model, write=write_whole)
         self.engine = EnginePool(str(settings.engine_socket), loop)
+        self.cache = EnginePool(settings.cache_http_port, loop)
+        self.prefill = PrefillCost()
+        sources = Upstream("engine", self.engine, ENGINE_NAMES), Upstream("cache", self.cache, CACHE_NAMES)
+        self.relay = Relay(*sources, self.prefill.observe, loop.time)
         self.keys = Keys(KeyRing())
         tls = in_cluster_tls(settings.kube_ca_file) if settings.kube_tls else None
         self.api = KubeApi(
             settings.kube_host, settings.kube_port, settings.pod_namespace, settings.kube_token_file, tls
         )
+        floor = self.volume.enforced_before()
         self.bundles = BundleWatch(
-            self.api,
-            self.enforcement,
-            self.freshness,
-            root_name=settings.bundle_secret,
-            model=settings.model,
-            floor=self.volume.enforced_before(),
+            self.api, self.enforcement, self.freshness, settings.bundle_secret, settings.model, floor
         )
-        self.key_watch = KeyWatch(self.api, self.keys, secret_name=settings.api_keys_secret, audit=self.audit)
-        self.link = AdapterLink(settings.adapter_socket, self.enforcement, memory_patience_s=settings.memory_patience_s)
+        self.key_watch = KeyWatch(self.api, self.keys, settings.api_keys_secret, self.audit)
+        self.link = AdapterLink(
+            settings.adapter_socket, self.enforcement, settings.memory_patience_s, self.prefill.by_length
+        )
         self.drain = Drain(settings.engine_socket, grace_s=settings.drain_grace_s, clock=loop.time)
+        self.parser = ParserPool(settings.served_model, settings.max_body_bytes, loop)
         self.tenants = TenantService(
-            model=settings.served_model,
-            keys=self.keys,
-            enforcement=self.enforcement,
-            engine=self.engine,
-            metrics=self.metrics,
-            audit=self.audit,
-            clock=loop.time,
-            max_in_flight=settings.max_in_flight,
-            max_in_flight_per_tenant=settings.max_in_flight_per_tenant,
-        )
-        self.tenant_server = HttpServer(
-            self.tenants, Limits(connections=settings.max_connections, body_bytes=settings.max_body_bytes), loop
-        )
-        self.warming = Renderings(
-            model=settings.served_model,
-            render_id=settings.render_id,
-            boot=self.boot,
-            enforcement=self.enforcement,
-            engine=self.engine,
-            link=self.link,
-            random_salt=random_salt,
-            clock=loop.time,
-        )
-        self.warmer = Warmer(
-            model=settings.served_model,
-            boot=self.boot,
-            enforcement=self.enforcement,
-            engine=self.engine,
-            link=self.link,
-            renderings=self.warming,
+            model=settings.served_model, keys=self.keys, enforcement=self.enforcement, engine=self.engine,
+            parser=self.parser, metrics=self.metrics, audit=self.audit, clock=loop.time, now_s=time.time,
+            max_in_flight=settings.max_in_flight, max_in_flight_per_tenant=settings.max_in_flight_per_tenant,
+        )  # fmt: skip
+        limits = Limits(
+            connections=settings.max_connections, connections_per_address=settings.max_connections_per_address,
+            handshakes=settings.max_handshakes, body_bytes=settings.max_body_bytes,
+        )  # fmt: skip
+        origins = [origin.encode() for origin in settings.cors_origins.split(",") if origin]
+        self.tenant_server = HttpServer(self.tenants, limits, loop, origins)
+        self.metrics.turned_away = self.tenant_server.turned_away
+        parts = Parts(
+            model=settings.served_model, render_id=settings.render_id, boot=self.boot, enforcement=self.enforcement,
+            engine=self.engine, link=self.link, random_salt=random_salt,
             draining=lambda: self._stopping.is_set() or self.drain.active,
-        )
-        self.pools = PoolWait(render_id=settings.render_id, enforcement=self.enforcement, link=self.link)
-        self.eraser = PodEraser(
-            boot=self.boot,
-            enforcement=self.enforcement,
-            link=self.link,
-            audit=self.audit,
-            key_files=self.volume.keys_left,
-        )
-        self.resetter = EngineResetter(boot=self.boot, engine=self.engine)
-        self.prober = Prober(
-            model=settings.served_model,
-            boot=self.boot,
-            enforcement=self.enforcement,
-            engine=self.engine,
-            link=self.link,
-            random_salt=random_salt,
-            draining=lambda: self._stopping.is_set() or self.drain.active,
-        )
+        )  # fmt: skip
+        self.calls = EngineCalls(parts)
+        self.warming = Renderings(parts, self.calls, loop.time)
+        self.warmer = Warmer(parts, self.calls, self.warming)
+        self.pools = PoolWait(parts)
+        self.eraser = PodEraser(parts, self.audit, self.volume.keys.left)
+        self.resetter = EngineResetter(parts)
+        self.prober = Prober(parts, self.calls)
         self.data_keys = PodKeys(self.enforcement, self.volume)
         work: dict[tuple[bytes, str], control.Work] = {
             (b"POST", RENDER_PATH): self.warming.render,
@@ -156,8 +135,8 @@ class Gate:
         carrying = {KEYS_PATH: self.data_keys.take}
         self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)
-        self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), HEALTH_LIMITS, loop)
-        self.health_server.closing_after_response = True  # probes and scrapes are one-off requests
+        health = HealthService(self.not_ready, self.scraped_page)
+        self.health_server = HttpServer(health, HEALTH_LIMITS, loop, closing_after_response=True)
         self.enforcement.changed.append(self.control.changed)
         self._certificates: list[ServerTls] = []
 
@@ -166,7 +145,8 @@ class Gate:
         self._stopping.set()
 
     def state(self) -> PodState:
-        settings, enforcement = self.settings, self.enforcement
+        settings, enforcement, identity = self.settings, self.enforcement, self.enforcement.identity
+        cache = self.link.state
         problems = (self.bundles.problem, self.key_watch.problem, self.link.problem)
         return PodState(
             pod=settings.pod_name,
@@ -183,14 +163,18 @@ class Gate:
             fresh_age_ms=self.freshness.age_ms(),
             engine_ready=self.engine_ready,
             problem="; ".join(problem for problem in problems if problem),
-            tiers=self.link.tiers,
-            usage=self.link.usage,
-            usage_left_out=self.link.usage_left_out,
-            tier_usage=self.link.tier_usage,
+            tiers=cache.tiers,
+            usage=cache.usage,
+            usage_left_out=cache.usage_left_out,
+            tier_usage=cache.tier_usage,
             revision=enforcement.revision,
             root=self.bundles.root_digest,
             model_uid=enforcement.bundle.root.model_uid if enforcement.bundle is not None else "",
             keys_lacking=len(self.volume.keys.lacking),
+            fingerprint=identity.fingerprint,
+            facts=identity.engine.facts,
+            unresolved=identity.problem,
+            withheld=identity.withheld,
         )
 
     def not_ready(self) -> str:
@@ -207,7 +191,7 @@ class Gate:
             return "the engine is not ready"
         # The engine registers its layout with the cache server before it is ready.
         waited_s = self.loop.time() - self._engine_ready_s
-        if self.link.warming and waited_s < self.settings.warm_patience_s:
+        if self.link.state.warming and waited_s < self.settings.warm_patience_s:
             return "warming: the cache server loads the most recently used blocks"
         pool = self.pools.awaited(waited_s)
         return f"warming: the pool {pool} is not in this pod's memory yet" if pool else ""
@@ -230,15 +214,20 @@ class Gate:
         self.metrics.counters.update(
             kvstrata_gate_audit_events_total=self.audit.events, kvstrata_gate_audit_dropped_total=self.audit.dropped
         )
-        self.metrics.usage, self.metrics.usage_left_out = self.link.usage, self.link.usage_left_out
-        return self.metrics.page() + self.link.metrics.encode()
+        self.metrics.usage, self.metrics.usage_left_out = self.link.state.usage, self.link.state.usage_left_out
+        return self.metrics.page() + self.prefill.page() + self.link.metrics.encode() + self.relay.page()
+
+    async def scraped_page(self) -> bytes:
+        """Return the page with new ones of the engine and LMCache, where these answer in time."""
+        await self.relay.refresh()
+        return self.metrics_page()
 
     async def run(self) -> None:
         """Run until stopped. A failed background task ends the process, which is then restarted."""
-        await self._listen()
+        self._listen()
         background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
             self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run,
-            self.link.watch_metrics, self.pools.run, self.audit.run,
+            self.link.watch_metrics, self.relay.run, self.pools.run, self.audit.run,
             self._watch_engine, self._watch_drain, self._watch_certificates,
         )  # fmt: skip
         tasks = [self.loop.create_task(start(), name=start.__qualname__) for start in background]
@@ -256,70 +245,66 @@ class Gate:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self.parser.close()
             self._close()
 
-    async def _listen(self) -> None:
+    def _listen(self) -> None:
         settings = self.settings
         if settings.https_port >= 0:
             tls = ServerTls(settings.tls_dir, client_authority=False)
-            self._certificates.append(tls)
-            await self._open("https", self.tenant_server, settings.https_port, tls)
+            self._open("https", self.tenant_server, settings.https_port, tls)
         if settings.http_port >= 0:
-            await self._open("http", self.tenant_server, settings.http_port, None)
+            self._open("http", self.tenant_server, settings.http_port)
         if settings.control_port >= 0:
-            control_tls = ServerTls(settings.control_tls_dir, client_authority=True)
-            self._certificates.append(control_tls)
-            await self._open("control", self.control_server, settings.control_port, control_tls)
-        await self._open("health", self.health_server, settings.health_port, None)
+            tls = ServerTls(settings.control_tls_dir, client_authority=True)
+            self._open("control", self.control_server, settings.control_port, tls)
+        self._open("health", self.health_server, settings.health_port)
 
-    async def _open(self, name: str, server: HttpServer, port: int, tls: ServerTls | None) -> None:
-        listener = await server.listen(
-            host=self.settings.bind, port=port, backlog=1024, ssl=tls.context if tls is not None else None
-        )
-        self.ports[name] = listener.sockets[0].getsockname()[1]
+    def _open(self, name: str, server: HttpServer, port: int, tls: ServerTls | None = None) -> None:
+        if tls is not None:
+            self._certificates.append(tls)
+        self.ports[name] = server.listen(self.settings.bind, port, tls.context if tls is not None else None)
 
     async def _watch_engine(self) -> None:
         while True:
-            ready = await self.engine.get("/health") == 200
+            ready = (await self.engine.get("/health"))[0] == 200
+            # Its connector writes the file before the engine is ready.
+            if self.enforcement.identity.read():
+                self.control.changed()
             if ready != self.engine_ready:
                 self.engine_ready, self._engine_ready_s = ready, self.loop.time()
                 # A restarted engine may have another tokenizer.
                 self.warming.forget()
                 log.info("the engine is ready" if ready else "the engine is not ready")
                 self.control.changed()
-            await asyncio.sleep(_ENGINE_POLL_S)
-
-    def _note_keys(self) -> None:
-        keys = self.volume.keys
-        if keys.changes != self._keys_noted:
-            self._keys_noted = keys.changes
-            self.audit.record(Action.DATA_KEYS_HELD, count=len(keys), revision=self.enforcement.revision)
+            await asyncio.sleep(1.0)
 
     async def _watch_drain(self) -> None:
+        keys, noted = self.volume.keys, 0
         while True:
-            self._note_keys()
+            if keys.changes != noted:
+                noted = keys.changes
+                self.audit.record(Action.DATA_KEYS_HELD, count=len(keys), revision=self.enforcement.revision)
             self.enforcement.fence()
-            self.drain.poll(in_flight=len(self.enforcement.in_flight), engine_ready=self.engine_ready)
+            self.drain.poll(in_flight=self.tenants.in_flight, engine_ready=self.engine_ready)
             self.tenant_server.closing_after_response = self.drain.active
             if self.drain.active:
-                self.warmer.abort_all()
-                self.prober.abort_all()
+                self.calls.abort_all()
             await asyncio.sleep(POLL_S)
 
     async def _watch_certificates(self) -> None:
         while True:
-            await asyncio.sleep(_CERTIFICATE_POLL_S)
+            await asyncio.sleep(10.0)
             for certificate in self._certificates:
                 certificate.reload_if_changed()
 
     async def _finish_in_flight(self) -> None:
         self.drain.begin()
-        self.warmer.abort_all()
-        self.prober.abort_all()
+        self.calls.abort_all()
         self.tenant_server.closing_after_response = True
-        log.info("stopping", in_flight=len(self.enforcement.in_flight))
+        log.info("stopping", in_flight=self.tenants.in_flight)
         deadline = self.loop.time() + self.settings.shutdown_s
-        while self.enforcement.in_flight and self.loop.time() < deadline:  # noqa: ASYNC110  (a deadline of seconds)
+        while self.tenants.in_flight and self.loop.time() < deadline:  # noqa: ASYNC110  (a deadline of seconds)
             await asyncio.sleep(POLL_S)
 
     def _close(self) -> None:
@@ -327,6 +312,7 @@ class Gate:
         for server in (self.tenant_server, self.control_server, self.health_server):
             server.close()
         self.engine.close()
+        self.cache.close()
         self.api.close()
         self.volume.close()
         self.audit.close()
@@ -356,14 +342,5 @@ def main() -> None:
     except SettingsError as error:
         log.event("error", "bad settings", problem=str(error))
         sys.exit(2)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        log.warning("uvloop is missing; the gate runs on plain asyncio and costs more")
-        return None
-    return uvloop.new_event_loop

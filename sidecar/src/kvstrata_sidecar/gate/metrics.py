@@ -2,49 +2,40 @@
 
 The pages (/livez, /readyz, /metrics) are for kubelet and Prometheus: they hold no secret, and have no TLS.
 
-Tenants past `max_tenants` are counted together as `_other`, so that neither thousands of tenants nor an attacker can
-make the page grow. Requests without a tenant count as `_none`. The same bound holds for scopes in the cache server's
-memory, named by the first digits of their keyspace.
+Tenants past `max_tenants` are counted together as `_other`, so that no one can make the page grow; requests without a
+tenant count as `_none`. Scopes in the cache server's memory, named by digits of their keyspace, have the same bound.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
-from kvstrata_sidecar.gate.http.messages import Connection, Limits, Request
+from kvstrata_sidecar.gate.http.messages import Limits, Request, TaskExchange
+from kvstrata_sidecar.gate.http.server import ServerConnection
+from kvstrata_sidecar.prometheus_text import Histogram, Row, family
 
 OTHER = "_other"
 NO_TENANT = "_none"
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
+@dataclass(slots=True, eq=False)
 class TenantMetrics:
-    __slots__ = (
-        "cached_tokens", "completion_tokens", "in_flight", "no_reuse", "prompt_tokens", "requests", "ttft_buckets",
-        "ttft_sum_s",
-    )  # fmt: skip
+    """`uncounted` are answers without a report of their tokens, or of the cached ones among them."""
 
-    def __init__(self) -> None:
-        self.requests: dict[tuple[str, int], int] = {}
-        self.in_flight = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.cached_tokens = 0
-        self.no_reuse = 0
-        self.ttft_buckets = [0] * (len(TTFT_BUCKETS_S) + 1)
-        self.ttft_sum_s = 0.0
-
-    def answered(self, path: str, code: int) -> None:
-        key = (path, code)
-        self.requests[key] = self.requests.get(key, 0) + 1
-
-    def first_token(self, seconds: float) -> None:
-        """Count the time from a whole request to the first byte of its streamed answer."""
-        self.ttft_buckets[bisect_left(TTFT_BUCKETS_S, seconds)] += 1
-        self.ttft_sum_s += seconds
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    in_flight: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    no_reuse: int = 0
+    uncounted: dict[str, int] = field(default_factory=lambda: {"all": 0, "cached": 0})
+    ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
 
     def tokens(self, prompt: int, completion: int, cached: int) -> None:
         """Negative counts were not reported."""
@@ -53,17 +44,32 @@ class TenantMetrics:
         self.cached_tokens += max(cached, 0)
 
 
+BY_TENANT: tuple[tuple[str, str, str, Callable[[TenantMetrics], int]], ...] = (
+    ("kvstrata_gate_in_flight_requests", "gauge", "Requests being answered.", lambda one: one.in_flight),
+    ("kvstrata_gate_prompt_tokens_total", "counter", "Prompt tokens as the engine reports them.",
+     lambda one: one.prompt_tokens),
+    ("kvstrata_gate_completion_tokens_total", "counter", "Generated tokens as the engine reports them.",
+     lambda one: one.completion_tokens),
+    ("kvstrata_gate_cached_prompt_tokens_total", "counter",
+     "Prompt tokens that came from the cache, as the engine reports them.", lambda one: one.cached_tokens),
+    ("kvstrata_gate_no_reuse_requests_total", "counter",
+     "Requests served with a random salt: unknown tenant, stale policy or reuse off.", lambda one: one.no_reuse),
+)  # fmt: skip
+"""Families by tenant: name, kind, help and value."""
+
+
+@dataclass(eq=False)
 class Metrics:
     """Gauges are set by their owners just before a page is made."""
 
-    def __init__(self, max_tenants: int) -> None:
-        self.max_tenants = max_tenants
-        self._tenants: dict[str, TenantMetrics] = {}
-        self.refusals: dict[str, int] = {}
-        self.gauges: dict[str, float] = {}
-        self.counters: dict[str, int] = {}
-        self.usage: Sequence[ScopeUsage] = ()
-        self.usage_left_out = 0
+    max_tenants: int
+    refusals: Counter[str] = field(default_factory=Counter)
+    turned_away: Mapping[str, int] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    usage: Sequence[ScopeUsage] = ()
+    usage_left_out: int = 0
+    _tenants: dict[str, TenantMetrics] = field(default_factory=dict)
 
     def tenant(self, name: str) -> TenantMetrics:
         """Return the numbers of `name`, or the shared ones once the bound is reached."""
@@ -74,85 +80,54 @@ class Metrics:
             found = self._tenants[name] = TenantMetrics()
         return found
 
-    def refused(self, reason: str) -> None:
-        self.refusals[reason] = self.refusals.get(reason, 0) + 1
-
-    def count(self, name: str, amount: int = 1) -> None:
-        self.counters[name] = self.counters.get(name, 0) + amount
-
     def page(self) -> bytes:
         return ("\n".join(self._lines()) + "\n").encode()
 
     def _lines(self) -> Iterator[str]:
         tenants = sorted(self._tenants.items())
-        yield from _family("kvstrata_gate_requests_total", "counter", "Answers by tenant, path and status.")
-        for name, numbers in tenants:
-            for (path, code), count in sorted(numbers.requests.items()):
-                labels = f'tenant="{_escape(name)}",path="{path}",code="{code}"'
-                yield f"kvstrata_gate_requests_total{{{labels}}} {count}"
-        yield from _by_tenant(
-            "kvstrata_gate_in_flight_requests", "gauge", "Requests being answered.",
-            ((name, numbers.in_flight) for name, numbers in tenants),
-        )  # fmt: skip
-        yield from _by_tenant(
-            "kvstrata_gate_prompt_tokens_total", "counter", "Prompt tokens as the engine reports them.",
-            ((name, numbers.prompt_tokens) for name, numbers in tenants),
-        )  # fmt: skip
-        yield from _by_tenant(
-            "kvstrata_gate_completion_tokens_total", "counter", "Generated tokens as the engine reports them.",
-            ((name, numbers.completion_tokens) for name, numbers in tenants),
-        )  # fmt: skip
-        yield from _by_tenant(
-            "kvstrata_gate_cached_prompt_tokens_total", "counter",
-            "Prompt tokens that came from the cache, as the engine reports them.",
-            ((name, numbers.cached_tokens) for name, numbers in tenants),
-        )  # fmt: skip
-        yield from _by_tenant(
-            "kvstrata_gate_no_reuse_requests_total", "counter",
-            "Requests served with a random salt: unknown tenant, stale policy or reuse off.",
-            ((name, numbers.no_reuse) for name, numbers in tenants),
-        )  # fmt: skip
-        yield from _family(
-            "kvstrata_gate_time_to_first_token_seconds", "histogram",
-            "From a whole request to the first byte of its streamed answer.",
-        )  # fmt: skip
-        for name, numbers in tenants:
-            yield from _histogram("kvstrata_gate_time_to_first_token_seconds", name, numbers)
-        yield from _family("kvstrata_gate_refusals_total", "counter", "Requests that the gate refused, by reason.")
-        for reason, count in sorted(self.refusals.items()):
-            yield f'kvstrata_gate_refusals_total{{reason="{reason}"}} {count}'
-        yield from _memory(self.usage, self.max_tenants)
-        yield from _family(
-            "kvstrata_gate_memory_scopes_unreported", "gauge", "Scopes left out of the cache server's report of use."
+        answers = (
+            ({"tenant": name, "path": path, "code": str(code)}, count)
+            for name, numbers in tenants
+            for (path, code), count in sorted(numbers.requests.items())
         )
-        yield f"kvstrata_gate_memory_scopes_unreported {self.usage_left_out}"
-        for counter, count in sorted(self.counters.items()):
-            yield from _family(counter, "counter", "")
-            yield f"{counter} {count}"
-        for gauge, value in sorted(self.gauges.items()):
-            yield from _family(gauge, "gauge", "")
-            yield f"{gauge} {value:g}" if value != int(value) else f"{gauge} {int(value)}"
+        yield from family("kvstrata_gate_requests_total", "counter", "Answers by tenant, path and status.", answers)
+        for name, kind, text, figure in BY_TENANT:
+            rows = [({"tenant": tenant}, figure(numbers)) for tenant, numbers in tenants]
+            yield from family(name, kind, text, rows)
+        yield from family(
+            "kvstrata_gate_uncounted_answers_total", "counter",
+            "Answers whose tokens, or the cached ones among them, the engine did not report in full.",
+            (
+                ({"tenant": name, "tokens": tokens}, count)
+                for name, numbers in tenants
+                for tokens, count in numbers.uncounted.items()
+            ),
+        )  # fmt: skip
+        ttft = "kvstrata_gate_time_to_first_token_seconds"
+        yield from family(ttft, "histogram", "From a whole request to the first byte of its streamed answer.", ())
+        for name, numbers in tenants:
+            yield from numbers.ttft.lines(ttft, {"tenant": name})
+        yield from family(
+            "kvstrata_gate_refusals_total", "counter", "Requests that the gate refused, by reason.",
+            _by_reason(sorted(self.refusals.items())),
+        )  # fmt: skip
+        yield from family(
+            "kvstrata_gate_connections_turned_away_total", "counter",
+            "Connections that were ended or refused at a bound of connections.", _by_reason(self.turned_away.items()),
+        )  # fmt: skip
+        yield from _memory(self.usage, self.max_tenants)
+        yield from family(
+            "kvstrata_gate_memory_scopes_unreported", "gauge", "Scopes left out of the cache server's report of use.",
+            [({}, self.usage_left_out)],
+        )  # fmt: skip
+        for name, count in sorted(self.counters.items()):
+            yield from family(name, "counter", "", [({}, count)])
+        for name, value in sorted(self.gauges.items()):
+            yield from family(name, "gauge", "", [({}, int(value) if value == int(value) else f"{value:g}")])
 
 
-def _family(name: str, kind: str, text: str) -> Iterator[str]:
-    if text:
-        yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _by_tenant(name: str, kind: str, text: str, values: Iterable[tuple[str, int]]) -> Iterator[str]:
-    yield from _family(name, kind, text)
-    for tenant, value in values:
-        yield f'{name}{{tenant="{_escape(tenant)}"}} {value}'
-
-
-def _histogram(family: str, tenant: str, numbers: TenantMetrics) -> Iterator[str]:
-    total, label = 0, _escape(tenant)
-    for bound, count in zip((*map(str, TTFT_BUCKETS_S), "+Inf"), numbers.ttft_buckets, strict=True):
-        total += count
-        yield f'{family}_bucket{{tenant="{label}",le="{bound}"}} {total}'
-    yield f'{family}_sum{{tenant="{label}"}} {numbers.ttft_sum_s:.6f}'
-    yield f'{family}_count{{tenant="{label}"}} {total}'
+def _by_reason(counts: Iterable[tuple[str, int]]) -> Iterator[Row]:
+    return (({"reason": reason}, count) for reason, count in counts)
 
 
 def _memory(rows: Sequence[ScopeUsage], most: int) -> Iterator[str]:
@@ -168,15 +143,12 @@ def _memory(rows: Sequence[ScopeUsage], most: int) -> Iterator[str]:
         ("limit_bytes", "Maximum for a scope there, if it has one.", [row.limit_bytes for _, row in shown]),
         ("guaranteed_bytes", "Bytes kept for a scope there.", [row.guaranteed_bytes for _, row in shown]),
     ):
-        family = f"kvstrata_gate_memory_{name}"
-        yield from _family(family, "gauge", text)
-        for (scope, row), figure in zip(shown, figures, strict=True):
-            if figure is not None:
-                yield f'{family}{{scope="{_escape(scope)}",tier="{_escape(row.tier)}"}} {figure}'
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        series = [
+            ({"scope": scope, "tier": row.tier}, figure)
+            for (scope, row), figure in zip(shown, figures, strict=True)
+            if figure is not None
+        ]
+        yield from family(f"kvstrata_gate_memory_{name}", "gauge", text, series)
 
 
 HEALTH_LIMITS = Limits(body_bytes=0, head_s=5.0, body_s=5.0, idle_s=5.0, stalled_write_s=5.0)
@@ -186,9 +158,10 @@ HEALTH_LIMITS = Limits(body_bytes=0, head_s=5.0, body_s=5.0, idle_s=5.0, stalled
 class HealthService:
     """Live while the event loop runs; ready while `not_ready` returns an empty string."""
 
-    def __init__(self, not_ready: Callable[[], str], metrics_page: Callable[[], bytes]) -> None:
+    def __init__(self, not_ready: Callable[[], str], metrics_page: Callable[[], Awaitable[bytes]]) -> None:
         self._not_ready = not_ready
         self._metrics_page = metrics_page
+        self._scrapes: set[asyncio.Task[None]] = set()
 
     def check_head(self, request: Request) -> None:
         if request.path not in (b"/livez", b"/readyz", b"/metrics"):
@@ -196,14 +169,20 @@ class HealthService:
         if request.method != b"GET":
             raise Refusal(405, Reason.METHOD, "use GET here", allow="GET")
 
-    def serve(self, request: Request, connection: Connection) -> None:
+    def serve(self, request: Request, connection: ServerConnection) -> None:
         if request.path == b"/livez":
             connection.reply(200, b"ok\n", b"text/plain")
         elif request.path == b"/readyz":
             missing = self._not_ready()
             connection.reply(503 if missing else 200, (missing or "ok").encode() + b"\n", b"text/plain; charset=utf-8")
         else:
-            connection.reply(200, self._metrics_page(), b"text/plain; version=0.0.4; charset=utf-8")
+            scrape = asyncio.get_running_loop().create_task(self._scrape(connection))
+            self._scrapes.add(scrape)
+            scrape.add_done_callback(self._scrapes.discard)
+            connection.hold(TaskExchange(scrape))
+
+    async def _scrape(self, connection: ServerConnection) -> None:
+        connection.reply(200, await self._metrics_page(), b"text/plain; version=0.0.4; charset=utf-8")
 
     def refused(self, request: Request, refusal: Refusal) -> None:
         """Nothing to note."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import get_type_hints
 
@@ -18,9 +18,9 @@ class Settings:
     """`KVSTRATA_MODEL` is `--model`; names in `_ENVIRONMENT` differ from that rule.
 
     `model` is the CachedModel's name, `served_model` the `model` in requests (default: the same). A port of -1 switches
-    that listener off, 0 takes any free one; sizes in bytes, times in seconds. `render_id` identifies how prefixes
-    become tokens. `warm_patience_s` is how long the pod stays unready, after its engine is ready, while the cache
-    server warms its memory up.
+    that listener off, 0 takes any free one; `cache_http_port` is that of LMCache's pages. `render_id` identifies how
+    prefixes become tokens. `warm_patience_s` is how long the pod stays unready, after its engine is ready, while the
+    cache server warms its memory up. `cors_origins` has those of browsers that may call, separated by commas.
     """
 
     pod_name: str
@@ -40,6 +40,7 @@ class Settings:
     http_port: int = -1
     control_port: int = 9443
     health_port: int = 8081
+    cache_http_port: int = 5556
     tls_dir: Path = Path("/etc/kvstrata/gate-tls")
     control_tls_dir: Path = Path("/etc/kvstrata/gate-tls")
     ack_token_file: Path = Path("/var/run/secrets/kvstrata/ack/token")
@@ -52,6 +53,9 @@ class Settings:
     max_in_flight: int = 1024
     max_in_flight_per_tenant: int = 512
     max_connections: int = 2048
+    max_connections_per_address: int = 1024
+    max_handshakes: int = 256
+    cors_origins: str = ""
     metrics_tenants: int = 200
     drain_grace_s: float = 5.0
     memory_patience_s: float = 5.0
@@ -80,7 +84,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         text = given[field.name] if given[field.name] is not None else environment.get(variable(field.name))
         if text is not None:
             values[field.name] = _convert(field.name, text, types[field.name])
-    required = ("pod_name", "pod_uid", "pod_namespace", "model", "identity", "bundle_secret")
+    required = [field.name for field in fields(Settings) if field.default is MISSING]
     missing = [variable(name) for name in (*required, "kube_host") if not values.get(name)]
     if missing:
         raise SettingsError(f"not set: {', '.join(missing)}")

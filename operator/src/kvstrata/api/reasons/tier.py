@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from kvstrata.api.reasons import texts
-from kvstrata.api.reasons.texts import Reason
+from kvstrata.contract import Meaningful
 
 
-class TierReason(Reason):
+class TierReason(Meaningful):
     """Reasons on a CacheTier."""
 
-    PROGRESSING = texts.PROGRESSING
-    INVALID_SPEC = texts.INVALID_SPEC
-    SECRET_NOT_FOUND = texts.SECRET_NOT_FOUND
+    PROGRESSING = "Progressing", "The operator is still working towards the spec."
     SECRET_UNREADABLE = "SecretUnreadable", "The password in a named Secret is not UTF-8 text."
     READY = "TierReady", "The tier can be used."
     IN_POD = "InPod", "The tier lives inside the pods of the models that list it."
     KEYS_HELD = "KeysHeld", "Every serving pod encrypts, and has the keys of all keyspaces of its policy."
-    AWAITING_KEYS = texts.AWAITING_KEYS
     PLAINTEXT_LEFT = (
         "PlaintextLeft",
         "A folder of a node may hold unencrypted files of a deleted tier; pods scan the folder and delete them.",
     )
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec sets encryption: Disabled."
-    TIERS_CONFLICT = texts.TIERS_CONFLICT
-    NAME_CONFLICT = texts.NAME_CONFLICT
     PREDECESSOR_REMAINS = (
         "PredecessorRemains",
         "Objects of a deleted CacheTier of the same name still exist; this tier's are created once Kubernetes has "
         "removed them.",
     )
-    CHILD_REFUSED = texts.CHILD_REFUSED
-    BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     GUARANTEES_FIT = (
         "GuaranteesFit",
         "All declared guarantees together fit into the part of the capacity that blocks may take.",
     )
-    GUARANTEES_EXCEED_CAPACITY = texts.GUARANTEES_EXCEED_CAPACITY
     GUARANTEES_WAITING = (
         "GuaranteesWaiting",
         "Guarantees that do not fit any more wait for room; the admitted ones fit.",
@@ -53,6 +44,11 @@ class TierReason(Reason):
     FLOOR_REACHED = (
         "FloorReached",
         "Files take less than the capacity, because the file system has little free space left.",
+    )
+    FASTER_THAN_PREFILL = "FasterThanPrefill", "Pods load blocks of the tier in less time than prefill takes."
+    SLOWER_THAN_PREFILL = (
+        "SlowerThanPrefill",
+        "Pods compute most of the blocks that the tier holds, because loading them takes longer.",
     )
     SERVERS_DO_NOT_START = (
         "ServersDoNotStart",
@@ -77,6 +73,7 @@ class TierReason(Reason):
     NO_PERMISSION = "NoPermission", "The user may not read the server's state."
     LOADING = "Loading", "The server is loading its data."
     NOT_REDIS = "NotRedis", "The service at the tier's address is not a Redis server."
+    NOT_A_CLUSTER = "NotACluster", "The server does not run in cluster mode."
     DISCONNECTED = "Disconnected", "The server closed the connection; it may expect TLS."
     INVALID_ENDPOINT = "InvalidEndpoint", "The tier's address is not of the form host:port."
     INVALID_CERTIFICATE_AUTHORITY = "InvalidCertificateAuthority", "The certificate authority is not PEM."

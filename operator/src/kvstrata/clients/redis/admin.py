@@ -1,8 +1,8 @@
 """Users, passwords and certificates of managed servers, over short connections.
 
 The operator logs in as its own user, with the first of several passwords that the server accepts, after the server's
-certificate was verified. Results are digests and fingerprints. Messages name the endpoint, the command and the cause;
-never the command, nor the server's error text, which could repeat it.
+certificate was verified. Results are digests. Messages never hold the command's arguments, nor the server's error text,
+which could repeat them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import redis.asyncio as redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from kvstrata.clients.redis.probe import (
-    NamedTLSConnection,
-    RedisReason,
-    authority,
-    parse_endpoint,
-    reason_of,
-    sentence_of,
-)
+from kvstrata.api.reasons import TierReason
+from kvstrata.clients.redis import probe
+from kvstrata.clients.redis.probe import reason_of, sentence_of
 from kvstrata.model.redis.credentials import ServerCredentials
 from kvstrata.objects import names, paths
 from kvstrata.objects.redis.passwords import admission
@@ -60,7 +53,7 @@ class Admission:
 
 
 class AdminError(Exception):
-    def __init__(self, reason: RedisReason, message: str) -> None:
+    def __init__(self, reason: TierReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -74,7 +67,6 @@ class Admin:
         """Fingerprint of the server's certificate; None in plain text."""
 
     async def look(self, name: str, users: Admission) -> ServerCredentials:
-        """Return the server's state of these users and its password for the primary."""
         admitted = {user: await self._admits(user) for user in users.users if user != users.marker}
         marked = await self._user(users.marker) is not None
         value = (await self._call("CONFIG GET masterauth", "CONFIG", "GET", "masterauth"))[1]
@@ -111,9 +103,8 @@ class Admin:
         flags = tuple(bytes(flag).decode() for flag in fields.get("flags", ()))
         return admission((*flags, *(f"#{bytes(one).decode()}" for one in fields.get("passwords", ()))))
 
-    async def _user(self, user: str) -> Sequence[Any] | None:
-        user_fields: Sequence[Any] | None = await self._call(f"ACL GETUSER {user}", "ACL", "GETUSER", user)
-        return user_fields
+    async def _user(self, user: str) -> Any:
+        return await self._call(f"ACL GETUSER {user}", "ACL", "GETUSER", user)
 
     async def _call(self, what: str, *words: str) -> Any:
         try:
@@ -122,7 +113,7 @@ class Admin:
                 return await self._connection.read_response()
         except Exception as error:
             reason = reason_of(error)
-            why = "the server refuses it" if reason is RedisReason.ERROR else sentence_of(self._endpoint, reason)
+            why = "the server refuses it" if reason is TierReason.ERROR else sentence_of(self._endpoint, reason)
             # Without the cause: a traceback would show the server's error text, which may repeat the command.
             raise AdminError(reason, f"{what} at {self._endpoint}: {why}") from None
 
@@ -131,19 +122,17 @@ class Admin:
 async def admin(server: ManagedServer, entry: Entry) -> AsyncIterator[Admin]:
     connection = await _enter(server, entry)
     try:
-        yield Admin(server.endpoint, connection, _fingerprint(connection))
+        shown = connection.shown() if isinstance(connection, probe.NamedTLSConnection) else None
+        yield Admin(server.endpoint, connection, None if shown is None else hashlib.sha256(shown).hexdigest())
     finally:
-        await _leave(connection)
+        await probe.close(connection)
 
 
 async def tend(
-    server: ManagedServer,
-    entry: Entry,
-    users: Admission,
-    orders: Sequence[Callable[[Admin], Awaitable[None]]],
+    server: ManagedServer, entry: Entry, users: Admission, orders: Sequence[Callable[[Admin], Awaitable[None]]]
 ) -> ServerCredentials:
     """Carry out orders, then read the state over a new connection: only a new handshake shows the certificate in
-    force. Never raises, except for the cancellation of the caller: the result reports the first failure."""
+    force. Never raises, except for a cancellation: the result reports the first failure."""
     try:
         if orders:
             async with admin(server, entry) as entered:
@@ -161,64 +150,29 @@ async def _enter(server: ManagedServer, entry: Entry) -> redis.Connection:
         try:
             return await _connect(server, entry, password)
         except AdminError as error:
-            if error.reason is not RedisReason.WRONG_PASSWORD:
+            if error.reason is not TierReason.WRONG_PASSWORD:
                 raise
             refused = error
     raise refused or AdminError(
-        RedisReason.PASSWORD_REQUIRED, sentence_of(server.endpoint, RedisReason.PASSWORD_REQUIRED)
+        TierReason.PASSWORD_REQUIRED, sentence_of(server.endpoint, TierReason.PASSWORD_REQUIRED)
     )
 
 
 async def _connect(server: ManagedServer, entry: Entry, password: str) -> redis.Connection:
-    address = parse_endpoint(server.endpoint)
+    address = probe.parse_endpoint(server.endpoint)
     if address is None:
-        raise AdminError(RedisReason.INVALID_ENDPOINT, sentence_of(server.endpoint, RedisReason.INVALID_ENDPOINT))
-    settings: dict[str, Any] = {
-        "host": address[0],
-        "port": address[1],
-        "username": entry.username,
-        "password": password,
-        "protocol": 2,
-        "socket_connect_timeout": COMMAND_TIMEOUT_S,
-        "socket_timeout": COMMAND_TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),
-        "driver_info": None,
-    }
-    connection: redis.Connection | None = None
+        raise AdminError(TierReason.INVALID_ENDPOINT, sentence_of(server.endpoint, TierReason.INVALID_ENDPOINT))
+    access = probe.Access(password, entry.ca_pem, entry.username)
     try:
-        if entry.ca_pem is None:
-            connection = redis.Connection(**settings)
-        else:
-            connection = ShownConnection(server_name=server.server_name, **settings, **authority(entry.ca_pem))
+        connection = probe.dial(address, access, server.server_name, COMMAND_TIMEOUT_S)
+    except (ssl.SSLError, ValueError):
+        reason = TierReason.INVALID_CERTIFICATE_AUTHORITY
+        raise AdminError(reason, sentence_of(server.endpoint, reason)) from None
+    try:
         async with asyncio.timeout(COMMAND_TIMEOUT_S):
             await connection.connect()  # type: ignore[no-untyped-call]
     except Exception as error:
-        if connection is not None:
-            await _leave(connection)
-        if connection is None and isinstance(error, ssl.SSLError | ValueError):
-            reason = RedisReason.INVALID_CERTIFICATE_AUTHORITY
-        else:
-            reason = reason_of(error)
+        await probe.close(connection)
+        reason = reason_of(error)
         raise AdminError(reason, sentence_of(server.endpoint, reason)) from None
     return connection
-
-
-class ShownConnection(NamedTLSConnection):
-    def shown(self) -> bytes:
-        """Return the server's certificate, in DER."""
-        secured = self._writer.get_extra_info("ssl_object") if self._writer is not None else None
-        return (secured.getpeercert(binary_form=True) if secured is not None else None) or b""
-
-
-def _fingerprint(connection: redis.Connection) -> str | None:
-    if not isinstance(connection, ShownConnection):
-        return None
-    return hashlib.sha256(connection.shown()).hexdigest()
-
-
-async def _leave(connection: redis.Connection) -> None:
-    try:
-        async with asyncio.timeout(1.0):
-            await connection.disconnect(nowait=True)
-    except Exception:  # noqa: S110  (closing a broken connection has nothing left to report)
-        pass

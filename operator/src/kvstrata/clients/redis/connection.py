@@ -9,9 +9,8 @@ from typing import Any
 import redis.asyncio as redis
 from redis import exceptions
 
-from kvstrata.clients.redis.probe import CONNECT_TIMEOUT_S
+from kvstrata.clients.redis.probe import CONNECT_TIMEOUT_S, Argument, answers, close
 
-Argument = str | bytes | int
 Dial = Callable[[str, int], redis.Connection]
 """Makes an unopened connection to a server's host and port, as the operator's user."""
 
@@ -65,10 +64,7 @@ class ServerLine:
     async def close(self) -> None:
         """Close the connection; commands in flight may still be carried out."""
         self._open = False
-        try:
-            await self._connection.disconnect(nowait=True)
-        except Exception:  # noqa: S110  (closing a broken connection has nothing left to report)
-            pass
+        await close(self._connection)
 
     async def _begin(self) -> None:
         await self._connection.connect()  # type: ignore[no-untyped-call]
@@ -78,16 +74,6 @@ class ServerLine:
         self._open = True
 
     async def _exchange(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        connection = self._connection
         if not self._may_write():
             raise MayNotWriteError
-        if not connection.is_connected:
-            raise exceptions.ConnectionError("it closed the connection")
-        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        answers: list[Any] = []
-        for _ in commands:
-            try:
-                answers.append(await connection.read_response(disable_decoding=True))
-            except exceptions.ResponseError as error:
-                answers.append(error)
-        return answers
+        return await answers(self._connection, commands, disable_decoding=True)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import redis.asyncio as redis
 from redis import exceptions
 
-from kvstrata.clients.redis.probe import (
-    TOTAL_TIMEOUT_S,
-    Access,
-    Failure,
-    RedisReason,
-    ask,
-    number,
-    parse_endpoint,
-    sentence_of,
-)
+from kvstrata.api.reasons import TierReason
+from kvstrata.clients.redis import probe
+from kvstrata.clients.redis.probe import Access, Failure, number, sentence_of
 from kvstrata.contract.store.redis_keys import probe_key
+from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
 
 MAX_PRIMARIES = 1000
 AT_ONCE = 8
 SLOT_MAP = "cluster|slots"
-SLOTS = 16_384
 MAX_HOST_CHARACTERS = 255
 
 
@@ -40,8 +34,7 @@ class Primary:
 
     @property
     def address(self) -> str:
-        """`host:port` or `[v6]:port`."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return probe.endpoint_of(self.host, self.port)
 
 
 async def check_external(
@@ -52,18 +45,24 @@ async def check_external(
     *,
     cluster: bool,
     limit: asyncio.Semaphore,
-    timeout_s: float = TOTAL_TIMEOUT_S,
+    timeout_s: float = probe.TOTAL_TIMEOUT_S,
 ) -> ExternalReport:
     """Return the report of the server at `endpoint`, in a cluster of all primaries. Raises nothing. The user must
     reach the keys of domain id `domain`; `limit` bounds the connections of this process, `timeout_s` each server."""
     questions = {"info": ("INFO",), SLOT_MAP: ("CLUSTER", "SLOTS"), **trials(probe_key(domain), cluster=cluster)}
-    examine = _Examination(access, questions, cluster, timeout_s)
+    ask_all = partial(probe.pipelined, commands=questions.values())
+
+    async def examine(address: str, proves: str) -> tuple[ServerFacts, Any]:
+        replies = await probe.ask(address, access, ask_all, server_name=proves, timeout_s=timeout_s)
+        if isinstance(replies, Failure):
+            return ServerFacts(address, reachable=False, reason=str(replies.reason), message=replies.message), None
+        answers = dict(zip(questions, replies, strict=True))
+        return _facts(address, answers, cluster), answers[SLOT_MAP]
+
     async with limit:
         first, answer = await examine(endpoint, server_name)
-    asked = parse_endpoint(endpoint)
-    if not cluster or not first.reachable or asked is None:
-        return ExternalReport((first,))
-    primaries = slots_by_primary(answer, asked[0], server_name)
+    asked = probe.parse_endpoint(endpoint)
+    primaries = slots_by_primary(answer, asked[0], server_name) if cluster and first.reachable and asked else None
     if primaries is None:
         return ExternalReport((first,))
     own = asyncio.Semaphore(AT_ONCE)
@@ -118,39 +117,20 @@ def _plausible(host: str) -> bool:
     return len(host) <= MAX_HOST_CHARACTERS and host.isascii() and all(c.isalnum() or c in "-_.:%" for c in host)
 
 
-@dataclass(frozen=True, slots=True)
-class _Examination:
-    access: Access
-    questions: Mapping[str, tuple[str, ...]]
-    cluster: bool
-    timeout_s: float
-
-    async def __call__(self, address: str, server_name: str) -> tuple[ServerFacts, Any]:
-        replies = await ask(address, self.access, self._all_at_once, server_name=server_name, timeout_s=self.timeout_s)
-        if isinstance(replies, Failure):
-            return ServerFacts(address, reachable=False, reason=str(replies.reason), message=replies.message), None
-        answers = dict(zip(self.questions, replies, strict=True))
-        return _facts(address, answers, self.cluster), answers[SLOT_MAP]
-
-    async def _all_at_once(self, client: redis.Redis) -> list[Any]:
-        async with client.pipeline(transaction=False) as pipeline:
-            for words in self.questions.values():
-                pipeline.execute_command(*words)
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        return answers
-
-
 def _facts(address: str, answers: Mapping[str, Any], cluster: bool) -> ServerFacts:
     figures: Mapping[str, Any] = answers["info"] if isinstance(answers["info"], Mapping) else {}
     if figures and not figures.get("redis_version"):
-        reason = RedisReason.NOT_REDIS
+        reason = TierReason.NOT_REDIS
         return ServerFacts(address, reachable=False, reason=str(reason), message=sentence_of(address, reason))
-    may = rights({name: answer for name, answer in answers.items() if cluster or name != SLOT_MAP})
+    rejected = defaultdict[str, tuple[str, ...]](tuple)
+    for name, answer in answers.items():
+        if cluster or name != SLOT_MAP:
+            rejected[_rejection(answer)] += (name,)
     return ServerFacts(
         address,
         reachable=True,
-        reason=str(RedisReason.REACHABLE),
-        message=sentence_of(address, RedisReason.REACHABLE),
+        reason=str(TierReason.REACHABLE),
+        message=sentence_of(address, TierReason.REACHABLE),
         software="Valkey" if figures.get("valkey_version") else "Redis",
         version=str(figures.get("valkey_version") or figures.get("redis_version") or ""),
         is_replica=figures.get("role") == "slave",
@@ -158,10 +138,19 @@ def _facts(address: str, answers: Mapping[str, Any], cluster: bool) -> ServerFac
         used_bytes=number(figures, "used_memory"),
         max_bytes=number(figures, "maxmemory"),
         eviction=str(figures.get("maxmemory_policy", "")),
-        refused=may.refused,
-        keys_refused=may.keys_refused,
-        unknown=may.unknown,
+        refused=rejected["refused"],
+        keys_refused=rejected["keys_refused"],
+        unknown=rejected["unknown"],
     )
+
+
+def _rejection(answer: Any) -> str:
+    """Return the field of ServerFacts for a command that is answered so, empty if it can be used."""
+    if isinstance(answer, exceptions.NoPermissionError):
+        # "... has no permissions to run the 'get' command" (or subcommand); the text about keys differs.
+        return "refused" if " to run " in str(answer) else "keys_refused"
+    lacking = isinstance(answer, exceptions.ResponseError) and str(answer).lower().startswith("unknown command")
+    return "unknown" if lacking else ""
 
 
 def _mode(figures: Mapping[str, Any], slots: Any) -> bool | None:
@@ -209,29 +198,6 @@ TRIALS: Mapping[str, tuple[str, ...]] = {
 CLUSTER_TRIALS: Mapping[str, tuple[str, ...]] = {"asking": ("ASKING",)}
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """Commands that cannot be used: at all, on the key, or because the server does not know them."""
-
-    refused: tuple[str, ...] = ()
-    keys_refused: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-
 def trials(key: str, *, cluster: bool) -> Mapping[str, tuple[str, ...]]:
     chosen = {**TRIALS, **(CLUSTER_TRIALS if cluster else {})}
     return {name: tuple(key if word == KEY else word for word in words) for name, words in chosen.items()}
-
-
-def rights(answers: Mapping[str, Any]) -> Rights:
-    """Evaluate the answers to commands by name. An answer may be an exception of redis-py."""
-    refused: list[str] = []
-    keys_refused: list[str] = []
-    unknown: list[str] = []
-    for name, answer in answers.items():
-        if isinstance(answer, exceptions.NoPermissionError):
-            # "... has no permissions to run the 'get' command" (or subcommand); the text about keys differs.
-            (refused if " to run " in str(answer) else keys_refused).append(name)
-        elif isinstance(answer, exceptions.ResponseError) and str(answer).lower().startswith("unknown command"):
-            unknown.append(name)
-    return Rights(tuple(refused), tuple(keys_refused), tuple(unknown))

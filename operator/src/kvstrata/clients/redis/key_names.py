@@ -11,9 +11,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from kvstrata.contract.store.redis_keys import BUCKETS, KEY_PREFIX, bucket_prefix, ledger_key
 from kvstrata.model.redis.cluster import SLOTS
+
+T = TypeVar("T")
 
 _TAG = re.compile(r"\{([^}]+)\}")
 STATE = "#s"
@@ -27,10 +30,6 @@ class Sorted:
     values: set[str] = field(default_factory=set)
     states: set[str] = field(default_factory=set)
     others: set[str] = field(default_factory=set)
-
-    @property
-    def index(self) -> int:
-        return len(self.others)
 
     def add(self, listed: Iterable[str]) -> None:
         for name in listed:
@@ -74,9 +73,6 @@ class Names:
         # Any other name with the prefix counts as theirs.
         return part if brace and (not tag or tag.startswith(":")) else rest
 
-    def sorted(self) -> Sorted:
-        return Sorted(self)
-
 
 def slot_of(name: str) -> int:
     """CRC-16/XMODEM of the hash tag, or of the whole name without one."""
@@ -86,7 +82,7 @@ def slot_of(name: str) -> int:
 
 _NAME = re.compile(rb"(?P<prefix>[^{]*\{[^}]*\}):(?P<part>.*)", re.DOTALL)
 _BUCKET = re.compile(rb"[^{]*\{[^}:]*:[^}]*\}", re.DOTALL)
-_STATE = b"#s"
+_STATE = STATE.encode()
 
 
 def sorted_out(names: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -130,6 +126,10 @@ def by_bucket(values: Iterable[bytes]) -> Mapping[bytes, list[bytes]]:
         if (bucket := bucket_of(name)) is not None:
             found.setdefault(bucket, []).append(part_of(name))
     return found
+
+
+def parts(rows: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def batches(sizes: Mapping[bytes, int], bytes_each: int, keys_each: int) -> Iterable[Sequence[bytes]]:

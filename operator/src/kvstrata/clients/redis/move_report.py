@@ -8,8 +8,6 @@ from enum import StrEnum
 
 
 class MoveReason(StrEnum):
-    """How an order ended."""
-
     MOVED = "Moved"
     NOT_LEADING = "NotLeading"
     SERVER_AWAY = "ServerAway"

@@ -21,6 +21,7 @@ def parse_server(
     if itself is None:
         raise NotAnAnswerError("CLUSTER NODES without the server itself")
     facts, cluster = parse_fields(info), parse_fields(cluster_info)
+    link_up = facts.get("master_link_status") == "up"
     return Server(
         pod_uid=pod_uid,
         node_id=itself,
@@ -30,9 +31,8 @@ def parse_server(
         cluster_ok=cluster.get("cluster_state") == "ok",
         current_epoch=_number(cluster, "cluster_current_epoch"),
         is_primary=facts.get("role") == "master",
-        link_up=facts.get("master_link_status") == "up",
-        ever_synced=facts.get("master_link_status") == "up"
-        or _number(facts, "master_link_down_since_seconds", -1) >= 0,
+        link_up=link_up,
+        ever_synced=link_up or _number(facts, "master_link_down_since_seconds", -1) >= 0,
         syncing=facts.get("master_sync_in_progress") == "1",
         offset=_number(facts, "slave_repl_offset" if "slave_repl_offset" in facts else "master_repl_offset"),
         used_bytes=_number(facts, "used_memory"),
@@ -54,8 +54,12 @@ def parse_fields(answer: str) -> Mapping[str, str]:
 
 
 def parse_jobs(answer: Sequence[Any]) -> tuple[SlotJob, ...]:
-    """Entries of CLUSTER GETSLOTMIGRATIONS, which come as lists of names and values, or as maps."""
-    return tuple(_job(entry if isinstance(entry, Mapping) else _paired(entry)) for entry in answer)
+    return tuple(_job(by_name(entry)) for entry in answer)
+
+
+def by_name(entry: Any) -> Mapping[Any, Any]:
+    """Return an entry that comes as a list of names and values, or as a map."""
+    return entry if isinstance(entry, Mapping) else dict(zip(entry[::2], entry[1::2], strict=True))
 
 
 def _lines(answer: str) -> list[str]:
@@ -102,12 +106,7 @@ def _range(field: str) -> SlotRange:
 
 
 def _open(fields: Iterable[str], arrow: str) -> Mapping[int, str]:
-    pairs = (field.split(arrow) for field in fields if arrow in field)
-    return {_integer(slot): node_id for slot, node_id in pairs}
-
-
-def _paired(entry: Sequence[Any]) -> Mapping[str, Any]:
-    return dict(zip(entry[::2], entry[1::2], strict=True))
+    return {_integer(slot): node_id for slot, node_id in (field.split(arrow) for field in fields if arrow in field)}
 
 
 def _job(entry: Mapping[str, Any]) -> SlotJob:

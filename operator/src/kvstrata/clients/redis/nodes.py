@@ -11,18 +11,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import redis.asyncio as redis
 from redis import exceptions
 
+from kvstrata.api.reasons import TierReason
 from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_server
-from kvstrata.clients.redis.probe import NamedTLSConnection, RedisReason, authority, reason_of, sentence_of
+from kvstrata.clients.redis.probe import Access, answers, close, dial, reason_of, sentence_of
 from kvstrata.model.redis.cluster import Cluster, Command, Server, ServerPod
 
 LOOK_TIMEOUT_S = 1.0
-"""For all answers of a server to one look. Healing waits for the slowest server; a slow one counts as silent, which
-by itself moves nothing."""
+"""For all answers of a server to one look. Healing waits for the slowest server; a slow one counts as silent."""
 
 TIMEOUT_S = 2.0
 """For the commands of one step to one server: far below the time in which the Lease may change hands."""
@@ -53,8 +52,7 @@ class NodeAccess:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The result of a command: `failure` is empty on success, else its reason; `answer` is the text. A command that
-    timed out may still be carried out."""
+    """`failure` is empty on success, else its reason. A command that timed out may still be carried out."""
 
     command: Command
     failure: str = ""
@@ -75,13 +73,13 @@ class RedisNodes:
         """Ask the servers of all pods at once. Never raises, except for the cancellation of the caller."""
         known = {pod.uid: pod for pod in pods}
         for uid in self._connections.keys() - known.keys():
-            await _close(self._connections.pop(uid)[1])
-        answers = await asyncio.gather(*(self._ask(pod) for pod in known.values()))
-        found = dict(zip(known, answers, strict=True))
+            await close(self._connections.pop(uid)[1])
+        reports = await asyncio.gather(*(self._ask(pod) for pod in known.values()))
+        found = dict(zip(known, reports, strict=True))
         return Cluster(
             pods=known,
-            servers={uid: answer for uid, answer in found.items() if isinstance(answer, Server)},
-            silent={uid: answer for uid, answer in found.items() if not isinstance(answer, Server)},
+            servers={uid: report for uid, report in found.items() if isinstance(report, Server)},
+            silent={uid: report for uid, report in found.items() if not isinstance(report, Server)},
             at_s=time.monotonic(),
         )
 
@@ -100,21 +98,21 @@ class RedisNodes:
 
     async def close(self) -> None:
         while self._connections:
-            await _close(self._connections.popitem()[1][1])
+            await close(self._connections.popitem()[1][1])
 
     async def _ask(self, pod: ServerPod) -> Server | tuple[str, str]:
         if pod.ip is None:
-            return RedisReason.NO_SUCH_HOST, f"{pod.name} has no address yet"
+            return TierReason.NO_SUCH_HOST, f"{pod.name} has no address yet"
         try:
             async with asyncio.timeout(self._look_timeout_s), self._connected(pod, pod.ip) as connection:
-                nodes, info, cluster, timeout, jobs = await _answers(connection, QUESTIONS)
+                nodes, info, cluster, timeout, jobs = await answers(connection, QUESTIONS)
                 for answer in (nodes, info, cluster, timeout):
                     if isinstance(answer, Exception):
                         raise answer
                 known_jobs = None if isinstance(jobs, Exception) else jobs
                 return parse_server(pod.uid, nodes, info, cluster, int(timeout[1]), known_jobs)
         except NotAnAnswerError as error:
-            return RedisReason.NOT_REDIS, f"{sentence_of(pod.name, RedisReason.NOT_REDIS)}: {error}"
+            return TierReason.NOT_REDIS, f"{sentence_of(pod.name, TierReason.NOT_REDIS)}: {error}"
         except Exception as error:
             reason = reason_of(error)
             return reason, sentence_of(pod.name, reason)
@@ -130,11 +128,11 @@ class RedisNodes:
                 for command in commands:
                     if not permitted():
                         break
-                    (identity,) = await _answers(connection, [("CLUSTER", "MYID")])
+                    (identity,) = await answers(connection, [("CLUSTER", "MYID")])
                     if identity != command.node_id:
                         sent.append(Sent(command, IDENTITY_CHANGED, f"{pod.name} is {identity} now"))
                         break
-                    (answer,) = await _answers(connection, [command.words])
+                    (answer,) = await answers(connection, [command.words])
                     failed = isinstance(answer, exceptions.RedisError)
                     sent.append(Sent(command, REFUSED if failed else "", str(answer)))
                     if failed:
@@ -149,55 +147,17 @@ class RedisNodes:
         """Lend the connection to a pod. It is kept unless the block raises: it may then hold old answers."""
         address, connection = self._connections.pop(pod.uid, ("", None))
         if connection is not None and (address != ip or not connection.is_connected):
-            await _close(connection)
+            await close(connection)
             connection = None
         connection = connection or self.dial(ip, self.access.port)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
             yield connection
         except BaseException:
-            await _close(connection)
+            await close(connection)
             raise
         self._connections[pod.uid] = ip, connection
 
     def dial(self, ip: str, port: int) -> redis.Connection:
-        """Return an unopened connection to a server, as the operator."""
-        access = self.access
-        settings: dict[str, Any] = {
-            "host": ip,
-            "port": port,
-            "username": access.username,
-            "password": access.password,
-            "protocol": 2,
-            "decode_responses": True,
-            "encoding_errors": "replace",
-            "socket_connect_timeout": self._timeout_s,
-            "socket_timeout": self._timeout_s,
-            "driver_info": None,
-        }
-        if access.ca_pem is None:
-            return redis.Connection(**settings)
-        return NamedTLSConnection(server_name=access.server_name or ip, **settings, **authority(access.ca_pem))
-
-
-async def _close(connection: redis.Connection) -> None:
-    try:
-        await connection.disconnect(nowait=True)
-    except Exception:  # noqa: S110  (closing a broken connection has nothing left to report)
-        pass
-
-
-async def _answers(connection: redis.Connection, commands: Iterable[Sequence[str]]) -> list[Any]:
-    """Send commands in one pipeline and return the answers, errors among them. Raises connection errors, and never
-    reconnects."""
-    if not connection.is_connected:
-        raise exceptions.ConnectionError("closed")
-    wanted = list(commands)
-    await connection.send_packed_command(connection.pack_commands(wanted), check_health=False)
-    found: list[Any] = []
-    for _ in wanted:
-        try:
-            found.append(await connection.read_response(disconnect_on_error=True))
-        except exceptions.ResponseError as error:
-            found.append(error)
-    return found
+        known = Access(self.access.password, self.access.ca_pem, self.access.username)
+        return dial((ip, port), known, self.access.server_name, self._timeout_s, decode=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, TypeVar
 
 import redis.asyncio as redis
@@ -15,55 +15,37 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from kvstrata.api.reasons import TierReason
+from kvstrata.clients.http import causes
+
 Answer = TypeVar("Answer")
+Argument = str | bytes | int
 
 CONNECT_TIMEOUT_S = 2.0
 TOTAL_TIMEOUT_S = 4.0
 DEFAULT_PORT = 6379
 
 
-class RedisReason(StrEnum):
-    """How a probe ended; a condition's reason."""
-
-    REACHABLE = "Reachable"
-    CONNECTION_REFUSED = "ConnectionRefused"
-    TIMEOUT = "Timeout"
-    NO_SUCH_HOST = "NoSuchHost"
-    UNREACHABLE = "Unreachable"
-    TLS_FAILED = "TLSFailed"
-    CERTIFICATE_REFUSED = "CertificateRefused"
-    WRONG_PASSWORD = "WrongPassword"  # noqa: S105  (a reason's name)
-    PASSWORD_REQUIRED = "PasswordRequired"  # noqa: S105  (a reason's name)
-    PASSWORD_UNEXPECTED = "PasswordUnexpected"  # noqa: S105  (a reason's name)
-    NO_PERMISSION = "NoPermission"
-    LOADING = "Loading"
-    NOT_REDIS = "NotRedis"
-    NOT_A_CLUSTER = "NotACluster"
-    DISCONNECTED = "Disconnected"
-    INVALID_ENDPOINT = "InvalidEndpoint"
-    INVALID_CERTIFICATE_AUTHORITY = "InvalidCertificateAuthority"
-    ERROR = "Error"
-
-
-_SENTENCES: Mapping[RedisReason, str] = {
-    RedisReason.REACHABLE: "{endpoint} answers",
-    RedisReason.CONNECTION_REFUSED: "nothing listens at {endpoint}",
-    RedisReason.TIMEOUT: "{endpoint} did not answer in time",
-    RedisReason.NO_SUCH_HOST: "the host of {endpoint} cannot be resolved",
-    RedisReason.UNREACHABLE: "there is no route to {endpoint}",
-    RedisReason.TLS_FAILED: "{endpoint} does not speak TLS as expected",
-    RedisReason.CERTIFICATE_REFUSED: "the certificate of {endpoint} is not trusted or names another host",
-    RedisReason.WRONG_PASSWORD: "{endpoint} refuses the password",
-    RedisReason.PASSWORD_REQUIRED: "{endpoint} asks for a password and none is configured",
-    RedisReason.PASSWORD_UNEXPECTED: "{endpoint} has no password set, but one is configured here",
-    RedisReason.NO_PERMISSION: "the user may not even run PING at {endpoint}",
-    RedisReason.LOADING: "{endpoint} is loading its data set",
-    RedisReason.NOT_REDIS: "the server at {endpoint} is not a Redis server",
-    RedisReason.NOT_A_CLUSTER: "{endpoint} does not run in cluster mode",
-    RedisReason.DISCONNECTED: "{endpoint} closed the connection; it may expect TLS",
-    RedisReason.INVALID_ENDPOINT: "an endpoint has the form host:port",
-    RedisReason.INVALID_CERTIFICATE_AUTHORITY: "the certificate authority for {endpoint} is not PEM",
-    RedisReason.ERROR: "{endpoint} answered with an error",
+_SENTENCES: Mapping[TierReason, str] = {
+    TierReason.REACHABLE: "{endpoint} answers",
+    TierReason.CONNECTION_REFUSED: "nothing listens at {endpoint}: check the port, and whether the server runs",
+    TierReason.TIMEOUT: "{endpoint} did not answer in time: check its address, firewalls and NetworkPolicies",
+    TierReason.NO_SUCH_HOST: "the host of {endpoint} cannot be resolved: check its spelling, and DNS",
+    TierReason.UNREACHABLE: "there is no route to {endpoint}: check its address",
+    TierReason.TLS_FAILED: "{endpoint} does not speak TLS as expected: check the port and `tls`",
+    TierReason.CERTIFICATE_REFUSED: "the certificate of {endpoint} is not trusted or names another host: check the "
+    "authority in its Secret, and the host",
+    TierReason.WRONG_PASSWORD: "{endpoint} refuses the password: check the user, and the Secret of the password",
+    TierReason.PASSWORD_REQUIRED: "{endpoint} asks for a password and none is configured",
+    TierReason.PASSWORD_UNEXPECTED: "{endpoint} has no password set, but one is configured here",
+    TierReason.NO_PERMISSION: "the user may not even run PING at {endpoint}",
+    TierReason.LOADING: "{endpoint} is loading its data set",
+    TierReason.NOT_REDIS: "the server at {endpoint} is not a Redis server",
+    TierReason.NOT_A_CLUSTER: "{endpoint} does not run in cluster mode",
+    TierReason.DISCONNECTED: "{endpoint} closed the connection; it may expect TLS",
+    TierReason.INVALID_ENDPOINT: "an endpoint has the form host:port",
+    TierReason.INVALID_CERTIFICATE_AUTHORITY: "the certificate authority for {endpoint} is not PEM",
+    TierReason.ERROR: "{endpoint} answered with an error",
 }
 
 
@@ -78,7 +60,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    reason: RedisReason
+    """Why a server gave no answer, or an answer that proves nothing. `reason` is stable, `message` names the server."""
+
+    reason: str
     message: str
 
 
@@ -90,32 +74,16 @@ async def ask(
     server_name: str | None = None,
     timeout_s: float = TOTAL_TIMEOUT_S,
 ) -> Answer | Failure:
-    """Return the answer to `question` over a new connection to `endpoint` (`host`, `host:port`, `[v6]:port`), or why
-    there is none. A certificate must name `server_name`, by default the endpoint's host. Never raises, except for the
-    cancellation of the caller."""
+    """Return the answer to `question` over a new connection to `endpoint`, or why there is none. A certificate must
+    name `server_name`, by default the endpoint's host. Never raises, except for a cancellation."""
     address = parse_endpoint(endpoint)
     if address is None:
-        return _failure(endpoint, RedisReason.INVALID_ENDPOINT)
-    settings: dict[str, Any] = {
-        "host": address[0],
-        "port": address[1],
-        "username": access.username,
-        "password": access.password,
-        "protocol": 2,
-        "decode_responses": True,
-        "encoding_errors": "replace",
-        "socket_connect_timeout": min(CONNECT_TIMEOUT_S, timeout_s),
-        "socket_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-        "max_connections": 1,
-    }
-    if access.ca_pem is not None:
-        try:
-            settings |= {"connection_class": NamedTLSConnection, "server_name": server_name or address[0]}
-            settings |= authority(access.ca_pem)
-        except (ssl.SSLError, ValueError):
-            return _failure(endpoint, RedisReason.INVALID_CERTIFICATE_AUTHORITY)
-    pool = redis.ConnectionPool(**settings)
+        return _failure(endpoint, TierReason.INVALID_ENDPOINT)
+    try:
+        connection_class, settings = _settings(address, access, server_name, timeout_s)
+    except (ssl.SSLError, ValueError):
+        return _failure(endpoint, TierReason.INVALID_CERTIFICATE_AUTHORITY)
+    pool = redis.ConnectionPool(connection_class, max_connections=1, decode_responses=True, **settings)
     client = redis.Redis(connection_pool=pool)
     try:
         async with asyncio.timeout(timeout_s):
@@ -123,10 +91,13 @@ async def ask(
     except Exception as error:
         reason = reason_of(error)
         # Redis without TLS takes a handshake for the start of a command and waits for the rest.
-        hint = "; it may not speak TLS" if access.ca_pem is not None and reason is RedisReason.TIMEOUT else ""
+        hint = "; it may not speak TLS" if access.ca_pem is not None and reason is TierReason.TIMEOUT else ""
         return _failure(endpoint, reason, hint)
     finally:
-        await _close(client, pool)
+        with suppress(Exception):
+            async with asyncio.timeout(1.0):
+                await client.aclose()
+                await pool.disconnect()
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
@@ -149,6 +120,10 @@ def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
     return host, int(port_text)
 
 
+def endpoint_of(host: str, port: int | str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class NamedTLSConnection(redis.SSLConnection):
     """A TLS connection whose certificate must name `server_name`, regardless of the dialled address."""
 
@@ -159,14 +134,69 @@ class NamedTLSConnection(redis.SSLConnection):
     def _connection_arguments(self) -> Mapping[str, Any]:
         return {**super()._connection_arguments(), "server_hostname": self._server_name}
 
+    def shown(self) -> bytes:
+        """Return the server's certificate, in DER."""
+        secured = self._writer.get_extra_info("ssl_object") if self._writer is not None else None
+        return (secured.getpeercert(binary_form=True) if secured is not None else None) or b""
 
-def authority(ca_pem: bytes | None) -> dict[str, Any]:
-    """Return the connection settings that trust `ca_pem`. Raises ssl.SSLError or ValueError if it is not PEM."""
-    if ca_pem is None:
-        return {}
-    text = ca_pem.decode("ascii")
+
+def dial(
+    address: tuple[str, int], access: Access, server_name: str | None, timeout_s: float, *, decode: bool = False
+) -> redis.Connection:
+    """Return an unopened connection to a host and port. A certificate must name `server_name`, by default the host.
+    Raises ssl.SSLError or ValueError if the certificate authority is not PEM."""
+    connection_class, settings = _settings(address, access, server_name, timeout_s)
+    return connection_class(decode_responses=decode, driver_info=None, **settings)
+
+
+def _settings(
+    address: tuple[str, int], access: Access, server_name: str | None, timeout_s: float
+) -> tuple[type[redis.Connection], dict[str, Any]]:
+    host, port = address
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "username": access.username,
+        "password": access.password,
+        "protocol": 2,
+        "encoding_errors": "replace",
+        "socket_connect_timeout": min(CONNECT_TIMEOUT_S, timeout_s),
+        "socket_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if access.ca_pem is None:
+        return redis.Connection, settings
+    text = access.ca_pem.decode("ascii")
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
-    return {"ssl_ca_data": text}
+    return NamedTLSConnection, settings | {"server_name": server_name or host, "ssl_ca_data": text}
+
+
+async def answers(connection: redis.Connection, commands: Sequence[Sequence[Argument]], **reading: Any) -> list[Any]:
+    """Send commands in one pipeline; return the answers, errors among them. Raises connection errors."""
+    if not connection.is_connected:
+        raise exceptions.ConnectionError("it closed the connection")
+    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    found: list[Any] = []
+    for _ in commands:
+        try:
+            found.append(await connection.read_response(**reading))
+        except exceptions.ResponseError as error:
+            found.append(error)
+    return found
+
+
+async def pipelined(client: redis.Redis, commands: Iterable[Sequence[Any]], *, errors: bool = True) -> list[Any]:
+    """Send commands in one pipeline and return the answers. Raises the first error unless `errors`."""
+    async with client.pipeline(transaction=False) as pipeline:
+        for words in commands:
+            pipeline.execute_command(*words)
+        found: list[Any] = await pipeline.execute(raise_on_error=not errors)
+    return found
+
+
+async def close(connection: redis.Connection) -> None:
+    with suppress(Exception):
+        await connection.disconnect(nowait=True)
 
 
 def number(info: Mapping[str, Any], name: str) -> int:
@@ -175,68 +205,49 @@ def number(info: Mapping[str, Any], name: str) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _failure(endpoint: str, reason: RedisReason, hint: str = "") -> Failure:
+def _failure(endpoint: str, reason: TierReason, hint: str = "") -> Failure:
     return Failure(reason, sentence_of(endpoint, reason) + hint)
 
 
-def sentence_of(endpoint: str, reason: RedisReason) -> str:
+def sentence_of(endpoint: str, reason: TierReason) -> str:
     return _SENTENCES[reason].format(endpoint=endpoint)
 
 
-def reason_of(error: BaseException) -> RedisReason:
+def reason_of(error: BaseException) -> TierReason:
     """Return the reason of the innermost specific cause; redis-py wraps system errors."""
-    chain: BaseException | None = error
-    named = RedisReason.ERROR
-    while chain is not None:
-        named = _own_reason(chain) or named
-        if named is not RedisReason.ERROR and named is not RedisReason.DISCONNECTED:
-            return named
-        chain = chain.__cause__ or chain.__context__
+    named = TierReason.ERROR
+    for cause in causes(error):
+        found = next((reason for kind, reason in _REASONS if isinstance(cause, kind)), named)
+        named = found or _reason_in(str(cause))
+        if named not in (TierReason.ERROR, TierReason.DISCONNECTED):
+            break
     return named
 
 
-def _own_reason(error: BaseException) -> RedisReason | None:
-    for kind, reason in _REASONS:
-        if isinstance(error, kind):
-            return reason
-    if isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
-        return _answer_reason(str(error))
-    if isinstance(error, exceptions.ConnectionError):
-        return RedisReason.DISCONNECTED
-    return None
-
-
-_REASONS: tuple[tuple[type[BaseException], RedisReason], ...] = (
-    (ssl.SSLCertVerificationError, RedisReason.CERTIFICATE_REFUSED),
-    (ssl.SSLError, RedisReason.TLS_FAILED),
-    (socket.gaierror, RedisReason.NO_SUCH_HOST),
-    (ConnectionRefusedError, RedisReason.CONNECTION_REFUSED),
-    (ConnectionError, RedisReason.DISCONNECTED),
-    (exceptions.TimeoutError, RedisReason.TIMEOUT),
-    (TimeoutError, RedisReason.TIMEOUT),
-    (exceptions.BusyLoadingError, RedisReason.LOADING),
-    (exceptions.NoPermissionError, RedisReason.NO_PERMISSION),
-    (exceptions.InvalidResponse, RedisReason.NOT_REDIS),
-    (OSError, RedisReason.UNREACHABLE),
+_REASONS: tuple[tuple[type[BaseException], TierReason | None], ...] = (
+    (ssl.SSLCertVerificationError, TierReason.CERTIFICATE_REFUSED),
+    (ssl.SSLError, TierReason.TLS_FAILED),
+    (socket.gaierror, TierReason.NO_SUCH_HOST),
+    (ConnectionRefusedError, TierReason.CONNECTION_REFUSED),
+    (ConnectionError, TierReason.DISCONNECTED),
+    (exceptions.TimeoutError, TierReason.TIMEOUT),
+    (TimeoutError, TierReason.TIMEOUT),
+    (exceptions.BusyLoadingError, TierReason.LOADING),
+    (exceptions.NoPermissionError, TierReason.NO_PERMISSION),
+    (exceptions.InvalidResponse, TierReason.NOT_REDIS),
+    (OSError, TierReason.UNREACHABLE),
+    (exceptions.AuthenticationError, None),
+    (exceptions.ResponseError, None),
+    (exceptions.ConnectionError, TierReason.DISCONNECTED),
 )
+"""None: the error's text has the reason."""
 
 
-def _answer_reason(answer: str) -> RedisReason:
+def _reason_in(answer: str) -> TierReason:
     if "NOAUTH" in answer or "Authentication required" in answer:
-        return RedisReason.PASSWORD_REQUIRED
+        return TierReason.PASSWORD_REQUIRED
     if "WRONGPASS" in answer or "invalid password" in answer or "invalid username-password" in answer:
-        return RedisReason.WRONG_PASSWORD
+        return TierReason.WRONG_PASSWORD
     if "without any password" in answer:
-        return RedisReason.PASSWORD_UNEXPECTED
-    if "cluster support disabled" in answer:
-        return RedisReason.NOT_A_CLUSTER
-    return RedisReason.ERROR
-
-
-async def _close(client: redis.Redis, pool: redis.ConnectionPool) -> None:
-    try:
-        async with asyncio.timeout(1.0):
-            await client.aclose()
-            await pool.disconnect()
-    except Exception:  # noqa: S110  (closing a broken connection has nothing left to report)
-        pass
+        return TierReason.PASSWORD_UNEXPECTED
+    return TierReason.NOT_A_CLUSTER if "cluster support disabled" in answer else TierReason.ERROR

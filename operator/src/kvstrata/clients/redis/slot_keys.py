@@ -13,26 +13,28 @@ ends, because its values cannot be distinguished. Values without an index anywhe
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from redis import exceptions
 
-from kvstrata.clients.redis.connection import Argument, ServerAwayError, ServerLine
-from kvstrata.clients.redis.key_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
+from kvstrata.clients.redis import key_names
+from kvstrata.clients.redis.connection import ServerAwayError, ServerLine
+from kvstrata.clients.redis.key_names import by_bucket, parts, whole_buckets, without_index
 from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveStats, OnProgress
+from kvstrata.clients.redis.probe import Argument
 from kvstrata.contract.store.redis_scripts import script
+from kvstrata.plan.redis.topology.steps import MoveOrder
 
 BATCH_BYTES = 1 << 20
-"""Bytes per MIGRATE, unless one key is larger. The source blocks meanwhile, so this delays the slowest small
-command: 1 MiB takes milliseconds, 4 MiB tens of them, too many for a p99 below 25 ms. Smaller batches block as long
-in sum."""
+"""Bytes per MIGRATE, unless one key is larger. The source blocks meanwhile: 1 MiB takes milliseconds, 4 MiB tens of
+them, too many for a p99 below 25 ms of small commands. Smaller batches block as long in sum."""
 
 BATCH_KEYS = 128
 PAUSE = 2.0
-"""Pause after a MIGRATE, as a multiple of its duration. Other clients get two thirds of the source's time, so a
-source that was half busy keeps up."""
+"""Pause after a MIGRATE, as a multiple of its duration: other clients get two thirds of the source's time."""
 
 LONGEST_PAUSE_S = 0.5
 EMPTY_AT_ONCE = 64
@@ -50,50 +52,30 @@ Credentials = Callable[[], tuple[str, str] | None]
 """User and password with which a source logs in to its target."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """`address` is the target's as the source reaches it; `others` are the other primaries."""
+@dataclass(slots=True)
+class KeyMover:
+    """Moves slots between two servers. `address` is the target's for the source, `others` are the other primaries,
+    `open_slots` are already migrating at the source."""
 
     source: ServerLine
     target: ServerLine
     others: Sequence[ServerLine]
     address: tuple[str, int]
-
-
-class KeyMover:
-    """Moves slots between two servers. `open_slots` are already migrating at the source."""
-
-    def __init__(
-        self,
-        ends: Ends,
-        *,
-        open_slots: Iterable[int],
-        movable_bytes: int,
-        drops: bool,
-        credentials: Credentials,
-        tally: MoveStats,
-        on_progress: OnProgress,
-        pause: Pause,
-    ) -> None:
-        self._source, self._target, self._others = ends.source, ends.target, ends.others
-        self._address = ends.address
-        self._open = set(open_slots)
-        self._movable_bytes = movable_bytes
-        self._drops = drops
-        self._credentials = credentials
-        self._tally = tally
-        self._on_progress = on_progress
-        self._pause = pause
+    open_slots: set[int]
+    order: MoveOrder
+    credentials: Credentials
+    tally: MoveStats
+    on_progress: OnProgress
+    pause: Pause
 
     async def move(self, slots: Sequence[int]) -> None:
-        for start in range(0, len(slots), EMPTY_AT_ONCE):
-            group = slots[start : start + EMPTY_AT_ONCE]
-            here, there = await self._count(self._source, group), await self._count(self._target, group)
+        for group in parts(slots, EMPTY_AT_ONCE):
+            here, there = await self._count(self.source, group), await self._count(self.target, group)
             empty = [slot for slot in group if not here[slot] and not there[slot]]
-            await self._open_target(empty)
-            await _all_right(self._source, [_set_slot(slot, "MIGRATING", self._target.node_id) for slot in empty])
-            came = await self._count(self._source, empty)
-            self._open |= set(empty)
+            await _set(self.target, empty, "IMPORTING", self.source.node_id)
+            await _set(self.source, empty, "MIGRATING", self.target.node_id)
+            came = await self._count(self.source, empty)
+            self.open_slots |= set(empty)
             await self._hand_over([slot for slot in empty if not came[slot]])
             for slot in group:
                 if slot not in came or came[slot]:
@@ -102,118 +84,110 @@ class KeyMover:
 
     async def close(self, slots: Sequence[int]) -> None:
         """Leave slots at the source; delete leftovers at other primaries, and broken buckets."""
-        for other in self._others:
-            try:
+        for other in self.others:
+            with suppress(ServerAwayError):
                 await self._clear(other, slots)
-            except ServerAwayError:
-                continue
         for slot in slots:
-            names = await _names(self._source, slot, await self._count_one(slot))
-            self._tally.orphans += len(await self._unlink(slot, without_index(names, whole_buckets(names))))
-            await _all_right(self._source, [_set_slot(slot, "STABLE")])
-            self._tally.slots += 1
-            self._on_progress(self._tally)
+            names = await _names(self.source, slot, await self._count_one(slot))
+            self.tally.orphans += len(await self._unlink(slot, without_index(names, whole_buckets(names))))
+            await _set(self.source, [slot], "STABLE")
+            self.tally.slots += 1
+            self.on_progress(self.tally)
 
     async def _clear(self, server: ServerLine, slots: Sequence[int]) -> None:
         for slot, count in (await self._count(server, slots)).items():
-            await _all_right(server, [_set_slot(slot, "IMPORTING", self._source.node_id)] if count else [])
+            await _set(server, [slot] if count else [], "IMPORTING", self.source.node_id)
             await self._drop_at(server, await _names(server, slot, count))
-            await _all_right(server, [_set_slot(slot, "STABLE")])
+            await _set(server, [slot], "STABLE")
 
     async def _move_one(self, slot: int, leftovers: int) -> None:
-        await self._open_target([slot])
-        there = await _names(self._target, slot, leftovers)
+        await _set(self.target, [slot], "IMPORTING", self.source.node_id)
+        there = await _names(self.target, slot, leftovers)
         buckets = whole_buckets(there)
-        has_room = await self._open_source(slot, there, buckets) or self._drops
+        has_room = await self._open_source(slot, there, buckets) or self.order.drops
         if not has_room:
-            await self._drop_at(
-                self._target, await _names(self._target, slot, await self._count_one(slot, self._target))
-            )
+            await self._drop_at(self.target, await _names(self.target, slot, await self._count_one(slot, self.target)))
         for _ in range(ROUNDS):
-            names = await _names(self._source, slot, await self._count_one(slot))
+            names = await _names(self.source, slot, await self._count_one(slot))
             if not names:
                 await self._hand_over([slot])
                 return
-            if self._drops or not has_room:
+            if self.order.drops or not has_room:
                 await self._drop(slot, names)
                 continue
-            index, values = sorted_out(names)
+            index, values = key_names.sorted_out(names)
             if index:
                 await self._migrate(slot, index)
                 buckets |= whole_buckets(index)
             orphans = set(without_index(values, buckets))
-            self._tally.orphans += len(await self._unlink(slot, sorted(orphans)))
+            self.tally.orphans += len(await self._unlink(slot, sorted(orphans)))
             await self._move_values(slot, [name for name in values if name not in orphans])
-        raise MoveFailedError(MoveReason.NOT_TRANSFERRED, f"slot {slot}: keys stay at {self._source.name}")
-
-    async def _open_target(self, slots: Sequence[int]) -> None:
-        await _all_right(self._target, [_set_slot(slot, "IMPORTING", self._source.node_id) for slot in slots])
+        raise MoveFailedError(MoveReason.NOT_TRANSFERRED, f"slot {slot}: keys stay at {self.source.name}")
 
     async def _open_source(self, slot: int, there: Sequence[bytes], buckets: set[bytes]) -> bool:
         """Open a slot at the source and atomically remove the state that scripts start from; return whether there
-        was room. `there` are the target's keys. `buckets`, those of which the target has the index, is updated in
-        place."""
-        names = await _names(self._source, slot, await self._count_one(slot))
-        disputed = set() if slot in self._open else buckets & whole_buckets(names)
+        was room. `there` are the target's keys; `buckets`, those whose index it has, is updated in place."""
+        names = await _names(self.source, slot, await self._count_one(slot))
+        disputed = set() if slot in self.open_slots else buckets & whole_buckets(names)
         buckets -= disputed
-        if slot not in self._open:
-            await self._drop_at(self._target, without_index(there, buckets))
+        if slot not in self.open_slots:
+            await self._drop_at(self.target, without_index(there, buckets))
         doomed = [name for name in names if not _outside(name, disputed)]
-        index, _ = sorted_out(name for name in names if _outside(name, disputed))
-        work: list[Sequence[Argument]] = [_set_slot(slot, "MIGRATING", self._target.node_id)]
-        removed = doomed + index if self._drops else doomed
+        index, _ = key_names.sorted_out(name for name in names if _outside(name, disputed))
+        work: list[Sequence[Argument]] = [_set_slot(slot, "MIGRATING", self.target.node_id)]
+        removed = doomed + index if self.order.drops else doomed
         if removed:
             work.append(("UNLINK", *removed))
-        if index and not self._drops:
+        if index and not self.order.drops:
             work.append(self._migration(index))
         started_s = time.monotonic()
-        *_, outcome = await self._source.ask([("MULTI",), *work, ("EXEC",)], MIGRATE_ANSWER_S)
+        *_, outcome = await self.source.ask([("MULTI",), *work, ("EXEC",)], MIGRATE_ANSWER_S)
         for answer in outcome if isinstance(outcome, list) else [outcome]:
             if _is_full(answer):
                 return False
             self._check(slot, answer)
-        self._open.add(slot)
-        self._tally.orphans += len(doomed)
-        if self._drops:
-            self._tally.dropped += len(index)
+        self.open_slots.add(slot)
+        self.tally.orphans += len(doomed)
+        if self.order.drops:
+            self.tally.dropped += len(index)
         else:
             buckets |= whole_buckets(index)
-            self._tally.keys += len(index)
+            self.tally.keys += len(index)
         await self._pause_after(started_s)
         return True
 
     async def _move_values(self, slot: int, names: Sequence[bytes]) -> None:
         sizes: dict[bytes, int] = {}
-        for part in _parts(names):
-            answers = await self._source.ask([("STRLEN", name) for name in part])
+        for part in parts(names, KEYS_AT_ONCE):
+            answers = await self.source.ask([("STRLEN", name) for name in part])
             # STRLEN of an expired key is redirected, yet the key counts as present until it is touched: migrate it,
             # too.
             sizes |= {name: size if isinstance(size, int) else 0 for name, size in zip(part, answers, strict=True)}
-        large = {name: size for name, size in sizes.items() if size > self._movable_bytes}
+        large = {name: size for name, size in sizes.items() if size > self.order.movable_bytes}
         await self._drop_values(slot, large)
         movable = {name: size for name, size in sizes.items() if name not in large}
-        for batch in batches(movable, BATCH_BYTES, BATCH_KEYS):
+        for batch in key_names.batches(movable, BATCH_BYTES, BATCH_KEYS):
             left: set[bytes] = set()
             if not await self._migrate(slot, batch):
                 left = await self._drop_values(slot, {name: movable[name] for name in batch})
-                self._tally.keys += len(batch) - len(left)
-            self._tally.bytes += sum(movable[name] for name in batch if name not in left)
-            self._on_progress(self._tally)
+                self.tally.keys += len(batch) - len(left)
+            self.tally.bytes += sum(movable[name] for name in batch if name not in left)
+            self.on_progress(self.tally)
 
     async def _migrate(self, slot: int, names: Sequence[bytes]) -> bool:
         """Move keys in one command; return whether the target had room."""
         started_s = time.monotonic()
-        (answer,) = await self._source.ask([self._migration(names)], MIGRATE_ANSWER_S)
+        (answer,) = await self.source.ask([self._migration(names)], MIGRATE_ANSWER_S)
         if _is_full(answer):
             return False
         self._check(slot, answer)
-        self._tally.keys += len(names)
+        self.tally.keys += len(names)
         await self._pause_after(started_s)
         return True
 
     def _migration(self, names: Sequence[bytes]) -> Sequence[Argument]:
-        host, port = self._address
-        known = self._credentials()
+        host, port = self.address
+        known = self.credentials()
         return (
             *("MIGRATE", host, port, "", 0, MIGRATE_TIMEOUT_MS, "REPLACE"),
             *(() if known is None else ("AUTH2", *known)),
@@ -225,79 +199,81 @@ class KeyMover:
         removed = await self._drop(slot, list(sizes))
         discard = script("discard").text
         for bucket, members in by_bucket(removed).items():
-            for part in _parts(members):
-                commands: list[Sequence[Argument]] = [("ASKING",), ("EVAL", discard, 1, state_of(bucket), *part)]
-                *_, answer = await self._target.ask(commands)
+            state = key_names.state_of(bucket)
+            for part in parts(members, KEYS_AT_ONCE):
+                *_, answer = await self.target.ask([("ASKING",), ("EVAL", discard, 1, state, *part)])
                 if isinstance(answer, Exception):
-                    raise MoveFailedError(MoveReason.REFUSED, f"{self._target.name}: {answer}")
+                    raise MoveFailedError(MoveReason.REFUSED, f"{self.target.name}: {answer}")
         return removed
 
     async def _drop(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
         removed = await self._unlink(slot, names)
-        self._tally.dropped += len(removed)
-        self._on_progress(self._tally)
+        self.tally.dropped += len(removed)
+        self.on_progress(self.tally)
         return removed
 
     async def _unlink(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
         """Delete keys of a slot at the source; return those that were there."""
         removed: set[bytes] = set()
-        for part in _parts(names):
-            answers = await self._source.ask([("UNLINK", name) for name in part])
-            expired = [
-                name for name, answer in zip(part, answers, strict=True) if isinstance(answer, exceptions.AskError)
-            ]
-            for answer in answers:
-                if not isinstance(answer, exceptions.AskError):
+        for part in parts(names, KEYS_AT_ONCE):
+            answers = await self.source.ask([("UNLINK", name) for name in part])
+            expired = list[bytes]()
+            for name, answer in zip(part, answers, strict=True):
+                if isinstance(answer, exceptions.AskError):
+                    expired.append(name)
+                else:
                     self._check(slot, answer)
             # Only a command that is not redirected touches expired keys of an open slot.
-            if expired and slot in self._open:
+            if expired and slot in self.open_slots:
                 await self._migrate(slot, expired)
             removed |= set(part) - set(expired)
         return removed
 
     async def _drop_at(self, server: ServerLine, names: Sequence[bytes]) -> None:
-        for part in _parts(names):
+        for part in parts(names, KEYS_AT_ONCE):
             commands = [command for name in part for command in (("ASKING",), ("UNLINK", name))]
             for answer in await server.ask(commands):
                 if isinstance(answer, Exception):
                     raise MoveFailedError(MoveReason.REFUSED, f"{server.name}: {answer}")
-            self._tally.orphans += len(part)
+            self.tally.orphans += len(part)
 
     async def _hand_over(self, slots: Sequence[int]) -> None:
         """Assign slots to the target, at the target first and then at the source."""
-        for server in (self._target, self._source):
-            await _all_right(server, [_set_slot(slot, "NODE", self._target.node_id) for slot in slots])
-        self._tally.slots += len(slots)
-        self._on_progress(self._tally)
+        for server in (self.target, self.source):
+            await _set(server, slots, "NODE", self.target.node_id)
+        self.tally.slots += len(slots)
+        self.on_progress(self.tally)
 
     async def _inform_others(self, slots: Sequence[int]) -> None:
         """Inform the other primaries at once, instead of waiting for gossip."""
-        for other in self._others:
-            try:
-                await other.ask([_set_slot(slot, "NODE", self._target.node_id) for slot in slots])
-            except ServerAwayError:
-                continue
+        for other in self.others:
+            with suppress(ServerAwayError):
+                await other.ask([_set_slot(slot, "NODE", self.target.node_id) for slot in slots])
 
     async def _pause_after(self, started_s: float) -> None:
-        await self._pause(min(LONGEST_PAUSE_S, PAUSE * (time.monotonic() - started_s)))
+        await self.pause(min(LONGEST_PAUSE_S, PAUSE * (time.monotonic() - started_s)))
 
     async def _count(self, server: ServerLine, slots: Sequence[int]) -> Mapping[int, int]:
         answers = await _all_right(server, [("CLUSTER", "COUNTKEYSINSLOT", slot) for slot in slots])
         return dict(zip(slots, answers, strict=True))
 
     async def _count_one(self, slot: int, server: ServerLine | None = None) -> int:
-        return (await self._count(server or self._source, [slot]))[slot]
+        return (await self._count(server or self.source, [slot]))[slot]
 
     def _check(self, slot: int, answer: Any) -> None:
         if isinstance(answer, Exception):
-            known = self._credentials()
+            known = self.credentials()
             detail = str(answer) if known is None else str(answer).replace(known[1], "…")
-            message = f"slot {slot} from {self._source.name} to {self._target.name}: {detail}"
+            message = f"slot {slot} from {self.source.name} to {self.target.name}: {detail}"
             raise MoveFailedError(MoveReason.NOT_TRANSFERRED, message)
 
 
 def _set_slot(slot: int, *words: str) -> Sequence[Argument]:
     return ("CLUSTER", "SETSLOT", slot, *words)
+
+
+async def _set(server: ServerLine, slots: Sequence[int], *words: str) -> None:
+    await _all_right(server, [_set_slot(slot, *words) for slot in slots])
 
 
 async def _all_right(server: ServerLine, commands: Sequence[Sequence[Argument]]) -> list[Any]:
@@ -324,7 +300,3 @@ def _is_full(answer: Any) -> bool:
 
 def _outside(name: bytes, buckets: set[bytes]) -> bool:
     return not by_bucket([name]).keys() & buckets
-
-
-def _parts(names: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
-    return (names[start : start + KEYS_AT_ONCE] for start in range(0, len(names), KEYS_AT_ONCE))

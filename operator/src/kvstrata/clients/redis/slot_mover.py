@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from redis import exceptions
 
-from kvstrata.clients.redis.connection import Argument, Dial, MayNotWriteError, ServerAwayError, ServerLine
+from kvstrata.clients.redis.connection import Dial, MayNotWriteError, ServerAwayError, ServerLine
 from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveReport, MoveStats, OnProgress
-from kvstrata.clients.redis.slot_keys import Credentials, Ends, KeyMover, Pause
+from kvstrata.clients.redis.node_answers import by_name
+from kvstrata.clients.redis.probe import Argument
+from kvstrata.clients.redis.slot_keys import Credentials, KeyMover, Pause
 from kvstrata.model.redis.cluster import Cluster, Server, SlotRange
 from kvstrata.plan.redis.topology.steps import MoveOrder
 
 
+@dataclass(frozen=True, slots=True)
 class SlotMover:
     """Moves slots between servers. `credentials` are those that a source shows to its target; `may_write` is checked
     before anything is sent."""
 
-    def __init__(
-        self, dial: Dial, credentials: Credentials, may_write: Callable[[], bool], *, pause: Pause = asyncio.sleep
-    ) -> None:
-        self._dial = dial
-        self._credentials = credentials
-        self._may_write = may_write
-        self._pause = pause
+    dial: Dial
+    credentials: Credentials
+    may_write: Callable[[], bool]
+    pause: Pause = asyncio.sleep
 
     async def carry_out(
         self, order: MoveOrder, cluster: Cluster, on_progress: OnProgress = lambda _: None
@@ -56,36 +57,33 @@ class SlotMover:
         source, target = servers[order.source], servers[order.target]
 
         def line(server: Server) -> ServerLine:
-            found = self._line(server, cluster)
+            pod = cluster.pods[server.pod_uid]
+            connection = self.dial(pod.ip or server.itself.ip, server.itself.port)
+            found = ServerLine(server.node_id, pod.name, connection, self.may_write)
             lines.push_async_callback(found.close)
             return found
 
         if order.atomic:
-            await move_at_once(
-                line(source), order.target, order.slots, tally=tally, on_progress=on_progress, pause=self._pause
-            )
+            await move_at_once(line(source), order.target, order.slots, tally, on_progress, self.pause)
             return
         known = source.peer(order.target)
         if known is None:
             raise ServerAwayError(f"{cluster.pods[source.pod_uid].name} does not know {order.target}")
         others = [one for one in servers.values() if one.itself.is_primary and one not in (source, target)]
         mover = KeyMover(
-            Ends(line(source), line(target), [line(one) for one in others], (known.ip, known.port)),
-            open_slots=source.itself.migrating.keys(),
-            movable_bytes=order.movable_bytes,
-            drops=order.drops,
-            credentials=self._credentials,
+            line(source),
+            line(target),
+            [line(one) for one in others],
+            (known.ip, known.port),
+            open_slots=set(source.itself.migrating),
+            order=order,
+            credentials=self.credentials,
             tally=tally,
             on_progress=on_progress,
-            pause=self._pause,
+            pause=self.pause,
         )
         slots = [slot for first, last in order.slots for slot in range(first, last + 1)]
         await (mover.close(slots) if source is target else mover.move(slots))
-
-    def _line(self, server: Server, cluster: Cluster) -> ServerLine:
-        pod = cluster.pods[server.pod_uid]
-        connection = self._dial(pod.ip or server.itself.ip, server.itself.port)
-        return ServerLine(server.node_id, pod.name, connection, self._may_write)
 
 
 POLL_S = 0.1
@@ -96,20 +94,17 @@ _OVER = {"success", "failed", "cancelled"}
 
 
 async def move_at_once(
-    source: ServerLine,
-    target: str,
-    slots: Sequence[SlotRange],
-    *,
-    tally: MoveStats,
-    on_progress: OnProgress,
-    pause: Callable[[float], Awaitable[None]],
+    source: ServerLine, target: str, slots: Sequence[SlotRange], tally: MoveStats, on_progress: OnProgress, pause: Pause
 ) -> None:
     """Have a server move slots, or watch a job that already does. Raises MoveFailedError."""
     wanted = " ".join(f"{first}-{last}" for first, last in slots)
-    name = await _under_way(source, target, wanted)
+    known = await _jobs(source)
+    under_way = (job for job in known if job["operation"] == "EXPORT" and job["state"] not in _OVER)
+    of_slots = (job["name"] for job in under_way if (job["slot_ranges"], job["target_node"]) == (wanted, target))
+    name = next(of_slots, None)
     if name is None:
         words: Sequence[Argument] = (*(bound for one in slots for bound in one), "NODE", target)
-        before = {job["name"] for job in await _jobs(source)}
+        before = {job["name"] for job in known}
         try:
             await source.one("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", *words)
         except exceptions.ResponseError as error:
@@ -137,19 +132,13 @@ async def move_at_once(
     on_progress(tally)
 
 
-async def _under_way(source: ServerLine, target: str, slots: str) -> str | None:
-    jobs = (job for job in await _jobs(source) if job["operation"] == "EXPORT" and job["state"] not in _OVER)
-    return next((job["name"] for job in jobs if (job["slot_ranges"], job["target_node"]) == (slots, target)), None)
-
-
 async def _jobs(source: ServerLine) -> list[Mapping[str, str]]:
     """Newest first."""
     return [_fields(entry) for entry in await source.one("CLUSTER", "GETSLOTMIGRATIONS")]
 
 
 def _fields(entry: Any) -> Mapping[str, str]:
-    pairs = entry.items() if isinstance(entry, Mapping) else zip(entry[::2], entry[1::2], strict=True)
-    return {_text(name): _text(value) for name, value in pairs}
+    return {_text(name): _text(value) for name, value in by_name(entry).items()}
 
 
 def _text(word: Any) -> str:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import redis.asyncio as redis
 
-from kvstrata.clients.redis.key_names import Names, Sorted
+from kvstrata.clients.redis.key_names import Names, Sorted, parts
 from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_fields, parse_nodes
-from kvstrata.clients.redis.probe import Access, Failure, ask, parse_endpoint
+from kvstrata.clients.redis.probe import Access, Failure, ask, endpoint_of, parse_endpoint, pipelined
 from kvstrata.contract.wire import digest
 from kvstrata.model.redis.cluster import SLOTS, Peer
 
@@ -39,18 +39,12 @@ PAUSE = 1.0
 MAX_NAMES = 4_096
 """Value names that a look returns, of all that it counts: as many as one deletion takes by name."""
 
+Question = Callable[[redis.Redis], Awaitable[Any]]
+
 NODE_UNKNOWN = "NodeUnknown"
 SLOTS_MOVING = "SlotsMoving"
 SLOTS_UNSERVED = "SlotsUnserved"
 SLOT_MAP_CHANGED = "SlotMapChanged"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a look proves nothing. `reason` is stable, `message` names the server."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ class TierLook:
     """Result of a look. `slots_before` and `slots_after` are digests of the slot map."""
 
     nodes: tuple[NodeLook, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Failure, ...]
     slots_before: str
     slots_after: str
 
@@ -101,41 +95,32 @@ class Standing:
     slots: tuple[tuple[int, int], ...] = ()
     moving: bool = False
 
-    @property
-    def idle(self) -> bool:
-        return self.primary is None and not self.slots
+    def look(self, **counted: Any) -> NodeLook:
+        idle = self.primary is None and not self.slots
+        return NodeLook(self.node, self.address, self.primary is None, idle=idle, **counted)
 
 
+@dataclass(frozen=True, slots=True)
 class TierVerifier:
     """Checks one tier through `endpoint`, as the operator's user."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        server_name: str,
-        access: Access,
-        *,
-        cluster: bool,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        names_in_a_slot: int = NAMES_IN_A_SLOT,
-    ) -> None:
-        self._endpoint, self._server_name = endpoint, server_name
-        self._access = access
-        self._cluster = cluster
-        self._pause = pause
-        self._names_in_a_slot = names_in_a_slot
-        self._limit = asyncio.Semaphore(AT_ONCE)
+    endpoint: str
+    server_name: str
+    access: Access
+    _: KW_ONLY
+    cluster: bool
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    names_in_a_slot: int = NAMES_IN_A_SLOT
+    _limit: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     async def servers(self, domain: str, keyspaces: Sequence[str]) -> TierLook:
-        """Return the servers, and obstacles to a look at all of them, without counting anything. Never raises,
-        except for the cancellation of the caller."""
+        """Return the servers, and obstacles to a look, without counting anything. Raises only when cancelled."""
         standings, problems = await self._standings(Names(domain, frozenset(keyspaces)))
-        nodes = tuple(NodeLook(one.node, one.address, one.primary is None, idle=one.idle) for one in standings)
-        return TierLook(nodes, tuple(dict.fromkeys(problems)), _digest(standings), _digest(standings))
+        slots = _digest(standings)
+        return TierLook(tuple(one.look() for one in standings), tuple(dict.fromkeys(problems)), slots, slots)
 
     async def look(self, domain: str, keyspaces: Sequence[str], chunks: Sequence[str] = ()) -> TierLook:
-        """Check every server, for all of the keyspaces or only for blocks of `chunks`. Never raises, except for the
-        cancellation of the caller."""
+        """Check every server, for all of the keyspaces or only blocks of `chunks`. Raises only when cancelled."""
         names = Names(domain, frozenset(keyspaces), frozenset(chunks))
         found = TierLook((), (), "", "")
         for _ in range(ATTEMPTS):
@@ -143,70 +128,66 @@ class TierVerifier:
             results = await asyncio.gather(*(self._one(standing, names) for standing in before))
             after, later = await self._standings(names)
             looks = tuple(one for one in results if isinstance(one, NodeLook))
-            failures = [Problem(str(one.reason), one.message) for one in results if isinstance(one, Failure)]
-            ordered = dict.fromkeys([*problems, *failures, *later])
+            ordered = dict.fromkeys([*problems, *(one for one in results if isinstance(one, Failure)), *later])
             found = TierLook(looks, tuple(ordered), _digest(before), _digest(after))
             if found.slots_before == found.slots_after:
                 return found
-        changed = Problem(SLOT_MAP_CHANGED, f"slots of {self._endpoint} went to other servers during {ATTEMPTS} looks")
+        changed = Failure(SLOT_MAP_CHANGED, f"slots of {self.endpoint} went to other servers during {ATTEMPTS} looks")
         return replace(found, problems=(*found.problems, changed))
 
-    async def _standings(self, names: Names) -> tuple[tuple[Standing, ...], list[Problem]]:
-        if not self._cluster:
+    async def _standings(self, names: Names) -> tuple[tuple[Standing, ...], list[Failure]]:
+        if not self.cluster:
             return await self._single()
-        seed = await self._ask(self._endpoint, self._server_name, _peers)
+        seed = await self._ask(self.endpoint, self.server_name, _peers)
         if isinstance(seed, Failure):
-            return (), [Problem(str(seed.reason), seed.message)]
+            return (), [seed]
         # A single-server cluster does not know its own address.
-        host, _ = parse_endpoint(self._endpoint) or ("", 0)
+        host, _ = parse_endpoint(self.endpoint) or ("", 0)
         known: dict[str, Peer] = {peer.node_id: replace(peer, ip=peer.ip or host) for peer in seed}
         by_node: dict[str, Standing] = {}
-        problems: list[Problem] = []
-        while unasked := [peer for node, peer in known.items() if node not in by_node]:
-            answers = await asyncio.gather(*(self._ask(_address(one), _proves(one), _peers) for one in unasked))
-            for peer, answer in zip(unasked, answers, strict=True):
-                by_node[peer.node_id] = Standing(peer.node_id, _address(peer), _proves(peer))
+        problems: list[Failure] = []
+        while unasked := [_unasked(peer) for node, peer in known.items() if node not in by_node]:
+            answers = await asyncio.gather(*(self._ask(one.address, one.proves, _peers) for one in unasked))
+            for standing, answer in zip(unasked, answers, strict=True):
+                by_node[standing.node] = standing
                 if isinstance(answer, Failure):
-                    problems.append(Problem(str(answer.reason), answer.message))
-                    continue
-                itself = next((one for one in answer if one.node_id == peer.node_id), None)
-                if itself is None:
-                    problems.append(Problem(NODE_UNKNOWN, f"another server answers at {_address(peer)}"))
-                    continue
-                moving = bool(itself.migrating or itself.importing)
-                by_node[peer.node_id] = replace(
-                    by_node[peer.node_id], primary=itself.primary, slots=itself.slots, moving=moving
-                )
-                known = {one.node_id: one for one in answer} | known
+                    problems.append(answer)
+                elif (itself := next((one for one in answer if one.node_id == standing.node), None)) is None:
+                    problems.append(Failure(NODE_UNKNOWN, f"another server answers at {standing.address}"))
+                else:
+                    moving = bool(itself.migrating or itself.importing)
+                    by_node[standing.node] = replace(
+                        standing, primary=itself.primary, slots=itself.slots, moving=moving
+                    )
+                    known = {one.node_id: one for one in answer} | known
         standings = tuple(sorted(by_node.values(), key=lambda one: one.node))
-        problems += [
-            Problem(SLOTS_MOVING, f"slots are on their way at {one.address}") for one in standings if one.moving
-        ]
-        served = _slots(slot for one in standings if one.primary is None for slot in one.slots)
-        missing = len(names.slots - served)
-        if missing:
-            problems.append(Problem(SLOTS_UNSERVED, f"{missing} slots of the keyspaces have no server"))
+        moving_at = (one.address for one in standings if one.moving)
+        problems += [Failure(SLOTS_MOVING, f"slots are on their way at {address}") for address in moving_at]
+        owned = (slots for one in standings if one.primary is None for slots in one.slots)
+        served = {slot for first, last in owned for slot in range(first, last + 1)}
+        if missing := len(names.slots - served):
+            problems.append(Failure(SLOTS_UNSERVED, f"{missing} slots of the keyspaces have no server"))
         return standings, problems
 
-    async def _single(self) -> tuple[tuple[Standing, ...], list[Problem]]:
-        answer = await self._ask(self._endpoint, self._server_name, _figures)
+    async def _single(self) -> tuple[tuple[Standing, ...], list[Failure]]:
+        answer = await self._ask(self.endpoint, self.server_name, _figures)
         if isinstance(answer, Failure):
-            return (), [Problem(str(answer.reason), answer.message)]
-        itself = _standing_alone(self._endpoint, self._server_name, answer)
+            return (), [answer]
+        itself = _standing_alone(self.endpoint, self.server_name, answer)
         standings, problems = [itself], []
         for address in _replicas(answer):
-            figures = await self._ask(address, self._server_name, _figures)
+            figures = await self._ask(address, self.server_name, _figures)
             if isinstance(figures, Failure):
-                problems.append(Problem(str(figures.reason), figures.message))
+                problems.append(figures)
             else:
-                standings.append(_standing_alone(address, self._server_name, figures))
+                standings.append(_standing_alone(address, self.server_name, figures))
         if itself.primary is not None:
-            problems.append(Problem(NODE_UNKNOWN, f"{self._endpoint} is a replica: its primary was not looked at"))
+            problems.append(Failure(NODE_UNKNOWN, f"{self.endpoint} is a replica: its primary was not looked at"))
         return tuple(standings), problems
 
     async def _one(self, standing: Standing, names: Names) -> NodeLook | Failure:
         async def question(client: redis.Redis) -> NodeLook:
-            server = _Server(client, self._pause)
+            server = _Server(client, self.pause)
             found, walked = await self._found(server, names)
             return await _look(server, standing, found, walked)
 
@@ -216,30 +197,24 @@ class TierVerifier:
 
     async def _found(self, server: _Server, names: Names) -> tuple[Sorted, bool]:
         """Return a server's names, and whether it was scanned."""
-        if not self._cluster:
+        if not self.cluster:
             return await _walk(server, names), True
         slots = sorted(names.slots)
         counts: dict[int, int] = {}
-        for some in _parts(slots, SLOTS_AT_ONCE):
+        for some in parts(slots, SLOTS_AT_ONCE):
             answers = await server.ask([("CLUSTER", "COUNTKEYSINSLOT", slot) for slot in some])
             counts |= {slot: count for slot, count in zip(some, answers, strict=True) if count}
-        if any(count > self._names_in_a_slot for count in counts.values()):
+        if any(count > self.names_in_a_slot for count in counts.values()):
             return await _walk(server, names), True
-        found = names.sorted()
+        found = Sorted(names)
         for slot, count in counts.items():
             # A margin for keys that arrived after the count.
             (listed,) = await server.ask([("CLUSTER", "GETKEYSINSLOT", slot, count + 256)])
             found.add(listed)
         return found, False
 
-    async def _ask(
-        self,
-        address: str,
-        server_name: str,
-        question: Callable[[redis.Redis], Awaitable[Any]],
-        timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> Any:
-        return await ask(address, self._access, question, server_name=server_name, timeout_s=timeout_s)
+    async def _ask(self, address: str, proves: str, question: Question, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        return await ask(address, self.access, question, server_name=proves, timeout_s=timeout_s)
 
 
 class _Server:
@@ -251,18 +226,15 @@ class _Server:
         client.response_callbacks.clear()
 
     async def ask(self, commands: Sequence[Sequence[Any]], *, errors: bool = False) -> list[Any]:
-        """Return the answers; raises the first error unless `errors`."""
         began_s = time.monotonic()
-        async with asyncio.timeout(ANSWER_TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:
-            for words in commands:
-                pipeline.execute_command(*words)
-            answers: list[Any] = await pipeline.execute(raise_on_error=not errors)
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            answers = await pipelined(self._client, commands, errors=errors)
         await self._pause(PAUSE * (time.monotonic() - began_s))
         return answers
 
 
 async def _walk(server: _Server, names: Names) -> Sorted:
-    found, cursor = names.sorted(), "0"
+    found, cursor = Sorted(names), "0"
     while True:
         ((cursor, listed),) = await server.ask([("SCAN", cursor, "MATCH", names.pattern, "COUNT", SCAN_COUNT)])
         found.add(listed)
@@ -271,29 +243,19 @@ async def _walk(server: _Server, names: Names) -> Sorted:
 
 
 async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool) -> NodeLook:
-    tombstones, index, names = len(found.states), found.index, tuple(sorted(found.values)[:MAX_NAMES])
+    tombstones, index, names = len(found.states), len(found.others), tuple(sorted(found.values)[:MAX_NAMES])
     size = 0
     if standing.primary is None:
         tombstones = 0
-        for some in _parts(sorted(found.states), SLOTS_AT_ONCE):
+        for some in parts(sorted(found.states), SLOTS_AT_ONCE):
             answers = await server.ask([("HEXISTS", name, "tombstone") for name in some], errors=True)
             tombstones += sum(answer == 1 for answer in answers)
         index += len(found.states) - tombstones
-        for some in _parts(names, SLOTS_AT_ONCE):
+        for some in parts(names, SLOTS_AT_ONCE):
             answers = await server.ask([("STRLEN", name) for name in some], errors=True)
             size += sum(answer for answer in answers if isinstance(answer, int))
-    return NodeLook(
-        standing.node,
-        standing.address,
-        standing.primary is None,
-        len(found.values),
-        size,
-        index,
-        tombstones,
-        names,
-        walked,
-        standing.idle,
-    )
+    counts = {"values": len(found.values), "value_bytes": size, "index": index, "tombstones": tombstones}
+    return standing.look(**counts, names=names, walked=walked)
 
 
 async def _peers(client: redis.Redis) -> tuple[Peer, ...]:
@@ -320,26 +282,12 @@ def _replicas(figures: Mapping[str, str]) -> Iterable[str]:
     for name, value in figures.items():
         if name.startswith("slave") and name.removeprefix("slave").isdigit():
             about = dict(part.partition("=")[::2] for part in value.split(","))
-            host = about.get("ip", "")
-            yield f"[{host}]:{about.get('port')}" if ":" in host else f"{host}:{about.get('port')}"
+            yield endpoint_of(about.get("ip", ""), str(about.get("port")))
 
 
-def _address(peer: Peer) -> str:
-    host = f"[{peer.ip}]" if ":" in peer.ip else peer.ip
-    return f"{host}:{peer.port}"
-
-
-def _proves(peer: Peer) -> str:
-    return peer.hostname or peer.ip
-
-
-def _slots(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    return {slot for first, last in ranges for slot in range(first, last + 1)}
+def _unasked(peer: Peer) -> Standing:
+    return Standing(peer.node_id, endpoint_of(peer.ip, peer.port), peer.hostname or peer.ip)
 
 
 def _digest(standings: Sequence[Standing]) -> str:
     return digest([[one.node, one.primary, [list(pair) for pair in one.slots], one.moving] for one in standings])
-
-
-def _parts(rows: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    return (rows[start : start + size] for start in range(0, len(rows), size))

@@ -12,15 +12,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from kvstrata.contract import MALFORMED, ContractError
+from kvstrata.contract.messages.engine_identity import Fingerprint
 from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
-from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
+from kvstrata.contract.policy.keyspace import AnyScope
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.wire import Base64, Count, Form, Range, ShortText, Wire, encode_line, from_wire, to_wire
+from kvstrata.contract.wire import Base64, Count, Positive, Range, ShortText, encode_line, from_wire, to_wire, wired
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
@@ -49,9 +50,19 @@ class ApplyRequest:
     term: int
 
 
+@wired("a cost of prefill", row=True)
+class PrefillCost:
+    """Duration of the engine's prefill for each token of prompts of up to `tokens`, as the gate measured it."""
+
+    tokens: Positive
+    ns_per_token: Positive
+
+
 @dataclass(frozen=True, slots=True)
 class StateRequest:
-    """Answered with `AdapterState`."""
+    """Answered with `AdapterState`. `prefill` has the lengths that were measured."""
+
+    prefill: tuple[PrefillCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +99,23 @@ REQUESTS: Mapping[str, type[Request]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the adapter's answer", names={"revision": "ack"})
 class AdapterAck:
     """The adapter enforces `revision` of `term`; `boot` is random for each start of the cache server."""
-
-    WIRE: ClassVar[Wire] = Wire("the adapter's answer", names={"revision": "ack"})
 
     revision: int
     term: int
     boot: str
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the adapter's answer", names={"page": "metrics"})
 class MetricsPage:
-    WIRE: ClassVar[Wire] = Wire("the adapter's answer", names={"page": "metrics"})
-
     page: str
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the adapter's answer", camel=True)
 class ChunkHashes:
     """`hashes` are the cache server's names of the whole chunks, one after the other."""
-
-    WIRE: ClassVar[Wire] = Wire("the adapter's answer", camel=True)
 
     boot: str
     chunk_tokens: Annotated[int, Range(1, MAX_HASHED_TOKENS)]
@@ -118,6 +123,28 @@ class ChunkHashes:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreState:
+    """Loads of a tier's hits against their prefill, since the start of the cache server.
+
+    `restored` counts loads, `declined` lookups whose hits were not loaded because that takes longer than prefill, or
+    only in part, to measure the tier again, `given_up` loads that took too long. `saved_ms` is the prefill of loaded
+    hits, less the duration of their loads; `avoided_ms` the estimated loads of declined hits, less their prefill;
+    `lost_ms` the duration of loads beyond the prefill that they saved. Speeds are the last estimates, for as many
+    tokens as the last load had; `prefill_tokens_per_s` is 0 while it is unknown.
+    """
+
+    restored: Count
+    declined: Count
+    given_up: Count
+    saved_ms: Count
+    avoided_ms: Count
+    lost_ms: Count
+    bytes_per_s: Count
+    tokens_per_s: Count
+    prefill_tokens_per_s: Count
+
+
+@wired("a tier's state")
 class TierState:
     """One tier as the adapter sees it.
 
@@ -127,10 +154,8 @@ class TierState:
     `capacity_bytes` bounds the blocks of all scopes there together, 0 for no bound. `settling` counts scopes whose
     changed limit or retention is not applied yet. For a tier of files `used_bytes` is its use of the disk,
     `recovering`: files are still being counted, `floor_reached`: the file system has too little free space for the
-    capacity.
+    capacity. `restore` is None until a load was measured; `declining`: most hits of late were declined.
     """
-
-    WIRE: ClassVar[Wire] = Wire("a tier's state")
 
     name: str
     medium: str
@@ -151,16 +176,16 @@ class TierState:
     read_only: bool = False
     recovering: bool = False
     floor_reached: bool = False
+    restore: RestoreState | None = None
+    declining: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the use of a tier", row=True)
 class ScopeUsage:
     """Usage of one scope in one tier of this pod; None where the policy sets no bound. `scope` is the keyspace's
     first `SCOPE_DIGITS` digits, empty for all keyspaces outside of the policy."""
 
-    WIRE: ClassVar[Wire] = Wire("the use of a tier", row=True)
-
-    scope: Annotated[str, Form(f"[0-9a-f]{{0,{SCOPE_DIGITS}}}", "scope")]
+    scope: AnyScope
     tier: ShortText
     used_bytes: Count
     blocks: Count
@@ -168,17 +193,16 @@ class ScopeUsage:
     guaranteed_bytes: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the adapter's answer", camel=True)
 class AdapterState:
     """The adapter's present state. `revision` 0: it has no policy and answers every lookup with a miss.
 
     `usage` lists scopes in the server's own memory, largest first; `usage_left_out` counts those that did not fit.
     `tier_usage` lists scopes in shared tiers, as this pod's sweeps last saw them: pods share the sweeps, so each
     reports some scopes, and several may report the same. `warming`: the server started and still loads recently used
-    blocks.
+    blocks. `ungoverned`: why LMCache's version cannot be governed, so that none runs; empty if it can. `fingerprints`
+    are those of the engines that have registered with the server.
     """
-
-    WIRE: ClassVar[Wire] = Wire("the adapter's answer", camel=True)
 
     boot: str
     revision: int
@@ -191,6 +215,8 @@ class AdapterState:
     usage_left_out: int = 0
     tier_usage: tuple[ScopeUsage, ...] = ()
     warming: bool = False
+    ungoverned: str = ""
+    fingerprints: tuple[Fingerprint, ...] = ()
 
 
 Answer = (
@@ -216,8 +242,7 @@ def encode_request(request: Request) -> bytes:
 def decode_request(line: bytes) -> Request:
     """Raises ContractError for anything but a request."""
     raw = _object(line)
-    name = raw.get("op")
-    kind = REQUESTS.get(name) if isinstance(name, str) else None
+    kind = REQUESTS.get(str(raw.get("op")))
     if kind is None:
         raise ContractError(UNKNOWN_QUESTION)
     return from_wire(kind, raw)

@@ -11,11 +11,11 @@ import json
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from kvstrata.contract import ContractError, Meaningful, contract_errors
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata.contract.wire import Form, HexDigest, Wire, camel, encode_line, from_wire, to_wire
+from kvstrata.contract.wire import Form, HexDigest, camel, encode_line, from_wire, to_wire, wired
 
 AUDIT_VERSION = 1
 LOGGER = "kvstrata.audit"
@@ -65,155 +65,139 @@ class Action(StrEnum):
     meaning: str
     fields: tuple[str, ...]
 
-    def __new__(cls, value: str, event: Event, by: tuple[Source, ...], meaning: str, names: tuple[str, ...]) -> Self:
-        """Make a member from its value, its event, its sources, its meaning and the names of its fields."""
+    def __new__(
+        cls, value: str, event: Event, meaning: str, names: tuple[str, ...], by: tuple[Source, ...] = _OPERATOR
+    ) -> Self:
         member = str.__new__(cls, value)
         member._value_ = value
         member.event, member.sources, member.meaning, member.fields = event, by, meaning, names
         return member
 
     GUARANTEE_ADMITTED = (
-        "GuaranteeAdmitted", Event.ADMISSION, _OPERATOR, "a tier reserved a guarantee, or more bytes for it",
-        _GUARANTEE,
+        "GuaranteeAdmitted", Event.ADMISSION, "a tier reserved a guarantee, or more bytes for it", _GUARANTEE,
     )  # fmt: skip
     GUARANTEE_RELEASED = (
-        "GuaranteeReleased", Event.ADMISSION, _OPERATOR,
+        "GuaranteeReleased", Event.ADMISSION,
         "an object lowered or removed a guarantee, and the tier released its bytes", _GUARANTEE,
     )  # fmt: skip
     REQUESTS_SERVED = (
-        "RequestsServed", Event.ADMISSION, _GATE,
-        "requests went to the engine under the keyspace of their tenant's scope", _REQUESTS,
+        "RequestsServed", Event.ADMISSION, "requests went to the engine under the keyspace of their tenant's scope",
+        _REQUESTS, _GATE,
     )  # fmt: skip
-    GUARANTEE_DENIED = (
-        "GuaranteeDenied", Event.DENIAL, _OPERATOR, "a guarantee waits for room", (*_POLICY, "reason"),
-    )  # fmt: skip
+    GUARANTEE_DENIED = "GuaranteeDenied", Event.DENIAL, "a guarantee waits for room", (*_POLICY, "reason")
     GUARANTEE_WITHDRAWN = (
-        "GuaranteeWithdrawn", Event.DENIAL, _OPERATOR,
-        "a guarantee lost bytes, because its tier has less room", _GUARANTEE,
+        "GuaranteeWithdrawn", Event.DENIAL, "a guarantee lost bytes, because its tier has less room", _GUARANTEE,
     )  # fmt: skip
     OBJECT_STALLED = (
-        "ObjectStalled", Event.DENIAL, _OPERATOR,
-        "an object's spec is not enforced; `reason` is that of its condition Stalled", (*_POLICY, "reason"),
+        "ObjectStalled", Event.DENIAL, "an object's spec is not enforced; `reason` is that of its condition Stalled",
+        (*_POLICY, "reason"),
     )  # fmt: skip
     REPORT_REFUSED = (
-        "ReportRefused", Event.DENIAL, _OPERATOR, "a pod's report was refused, because it does not prove its pod",
+        "ReportRefused", Event.DENIAL, "a pod's report was refused, because it does not prove its pod",
         ("namespace", "model", "pod_uid", "reason"),
     )  # fmt: skip
     REQUESTS_REFUSED = (
-        "RequestsRefused", Event.DENIAL, _GATE, "requests were refused, or ended by the gate; `reason` is that of "
-        "the metric `kvstrata_gate_refusals_total`", (*_REQUESTS, "reason"),
+        "RequestsRefused", Event.DENIAL,
+        "requests were refused, or ended by the gate; `reason` is that of the metric `kvstrata_gate_refusals_total`",
+        (*_REQUESTS, "reason"), _GATE,
     )  # fmt: skip
     REUSE_REFUSED = (
-        "ReuseRefused", Event.DENIAL, _GATE,
-        "requests went to the engine under random salts, so they reuse no blocks and leave none to others. `reason` is "
-        "`unknown_tenant`, `suspended`, `reuse_off` or `stale`", (*_REQUESTS, "reason"),
+        "ReuseRefused", Event.DENIAL,
+        "requests went to the engine under random salts, so they reuse no blocks and leave none to others. "
+        "`reason` is `unknown_tenant`, `suspended`, `reuse_off`, `stale`, `ungoverned` or `no_fingerprint`",
+        (*_REQUESTS, "reason"), _GATE,
     )  # fmt: skip
     SHARING_BEGAN = (
-        "SharingBegan", Event.SHARE, _OPERATOR,
-        "a committed bundle lets a tenant share a scope, or read a pool", _SHARED,
+        "SharingBegan", Event.SHARE, "a committed bundle lets a tenant share a scope, or read a pool", _SHARED,
     )  # fmt: skip
     SHARING_ENDED = (
-        "SharingEnded", Event.SHARE, _OPERATOR,
+        "SharingEnded", Event.SHARE,
         "a committed bundle ends that; it is in force in a pod that has acknowledged `revision`", _SHARED,
     )  # fmt: skip
     INVALIDATION_MOVED = (
-        "InvalidationMoved", Event.ERASE, _OPERATOR, "a CacheInvalidation entered another phase",
-        (*_OBJECT, "phase"),
+        "InvalidationMoved", Event.ERASE, "a CacheInvalidation entered another phase", (*_OBJECT, "phase"),
     )  # fmt: skip
     SCOPES_ROLLED = (
-        "ScopesRolled", Event.ERASE, _OPERATOR,
-        "every bundle has new epochs instead of the erased ones; `count` of them", (*_OBJECT, "count"),
+        "ScopesRolled", Event.ERASE, "every bundle has new epochs instead of the erased ones; `count` of them",
+        (*_OBJECT, "count"),
     )  # fmt: skip
     POD_STANDS = (
-        "PodStands", Event.ERASE, _OPERATOR,
+        "PodStands", Event.ERASE,
         "state of a pod that may have used the erased blocks: `Acked`, `Fenced`, `Ended` or `Open`",
         (*_OBJECT, "pod_uid", "revision", "reason"),
     )  # fmt: skip
     POD_ERASED = (
-        "PodErased", Event.ERASE, _OPERATOR, "a pod reported the erasure of its own memory and files",
-        (*_OBJECT, *_COPIES),
+        "PodErased", Event.ERASE, "a pod reported the erasure of its own memory and files", (*_OBJECT, *_COPIES),
     )  # fmt: skip
-    ENGINE_RESET = (
-        "EngineReset", Event.ERASE, _OPERATOR, "a pod's engine emptied its prefix cache", (*_OBJECT, "pod_uid"),
-    )  # fmt: skip
-    ENGINE_KEPT = (
-        "EngineKept", Event.ERASE, _OPERATOR, "a pod's engine cannot empty its prefix cache",
-        (*_OBJECT, "pod_uid"),
-    )  # fmt: skip
+    ENGINE_RESET = "EngineReset", Event.ERASE, "a pod's engine emptied its prefix cache", (*_OBJECT, "pod_uid")
+    ENGINE_KEPT = "EngineKept", Event.ERASE, "a pod's engine cannot empty its prefix cache", (*_OBJECT, "pod_uid")
     POD_PROBED = (
-        "PodProbed", Event.ERASE, _OPERATOR,
+        "PodProbed", Event.ERASE,
         "a pod was asked for `count` keys that it could have read before, and found `remaining` of them",
         (*_OBJECT, "pod_uid", "count", "remaining"),
     )  # fmt: skip
     SERVER_DELETED = (
-        "ServerDeleted", Event.ERASE, _OPERATOR,
+        "ServerDeleted", Event.ERASE,
         "a Job that deletes from a server of a shared tier ended; `reason` is `Done` or `Failed`",
         (*_OBJECT, "tier", "server", "reason", "blocks", "bytes", "remaining"),
     )  # fmt: skip
     TIER_VERIFIED = (
-        "TierVerified", Event.ERASE, _OPERATOR,
+        "TierVerified", Event.ERASE,
         "the operator searched `count` servers of a shared tier and found `remaining` blocks",
         (*_OBJECT, "tier", "count", "remaining"),
     )  # fmt: skip
-    TIER_LOST = (
-        "TierLost", Event.ERASE, _OPERATOR, "a tier was removed or replaced before it was erased",
-        (*_OBJECT, "tier"),
-    )  # fmt: skip
+    TIER_LOST = "TierLost", Event.ERASE, "a tier was removed or replaced before it was erased", (*_OBJECT, "tier")
     ERASURE_JUDGED = (
-        "ErasureJudged", Event.ERASE, _OPERATOR, "an erasure ended; `reason` is that of its condition",
-        (*_OBJECT, "reason"),
+        "ErasureJudged", Event.ERASE, "an erasure ended; `reason` is that of its condition", (*_OBJECT, "reason"),
     )  # fmt: skip
     RECEIPT_WRITTEN = (
-        "ReceiptWritten", Event.ERASE, _OPERATOR, "the signed receipt is in the domain's chain",
-        (*_OBJECT, "receipt"),
+        "ReceiptWritten", Event.ERASE, "the signed receipt is in the domain's chain", (*_OBJECT, "receipt"),
     )  # fmt: skip
     COPIES_ERASED = (
-        "CopiesErased", Event.ERASE, _GATE,
-        "this pod was asked to erase `count` keyspaces; `reason` is the outcome",
-        ("namespace", "model", "count", "reason"),
+        "CopiesErased", Event.ERASE, "this pod was asked to erase `count` keyspaces; `reason` is the outcome",
+        ("namespace", "model", "count", "reason"), _GATE,
     )  # fmt: skip
     KEYS_MADE = (
-        "KeysMade", Event.KEY, _OPERATOR,
+        "KeysMade", Event.KEY,
         "keys, users or a certificate were written to a Secret, or a KMS unwrapped data keys; `count` of them are new",
         (*_SECRET, "count"),
     )  # fmt: skip
     KEYS_REMOVED = (
-        "KeysRemoved", Event.KEY, _OPERATOR,
-        "data keys were removed from a Secret or from the operator's memory", (*_SECRET, "count"),
+        "KeysRemoved", Event.KEY, "data keys were removed from a Secret or from the operator's memory",
+        (*_SECRET, "count"),
     )  # fmt: skip
     CREDENTIALS_TURNED = (
-        "CredentialsTurned", Event.KEY, _OPERATOR,
+        "CredentialsTurned", Event.KEY,
         "a step of rotating the passwords or the certificate of a managed tier's servers",
         ("namespace", "object", "reason"),
     )  # fmt: skip
     KEY_REVOKED = (
-        "KeyRevoked", Event.KEY, _OPERATOR, "a data key of erased blocks was removed from its custody and every bundle",
+        "KeyRevoked", Event.KEY, "a data key of erased blocks was removed from its custody and every bundle",
         (*_OBJECT, "fingerprint"),
     )  # fmt: skip
     KEY_DESTROYED = (
-        "KeyDestroyed", Event.KEY, _OPERATOR, "the custody of a data key confirmed that no copy of it exists",
+        "KeyDestroyed", Event.KEY, "the custody of a data key confirmed that no copy of it exists",
         (*_OBJECT, "fingerprint"),
     )  # fmt: skip
     DATA_KEYS_HELD = (
-        "DataKeysHeld", Event.KEY, _GATE,
+        "DataKeysHeld", Event.KEY,
         "the pod's files of data keys changed: it has `count` keys, with policy revision `revision` in force",
-        ("namespace", "model", "revision", "count"),
+        ("namespace", "model", "revision", "count"), _GATE,
     )  # fmt: skip
     API_KEYS_HELD = (
-        "ApiKeysHeld", Event.KEY, _GATE, "the API keys in force changed; there are `count`",
-        ("namespace", "model", "count"),
+        "ApiKeysHeld", Event.KEY, "the API keys in force changed; there are `count`",
+        ("namespace", "model", "count"), _GATE,
     )  # fmt: skip
     EVENTS_DROPPED = (
-        "EventsDropped", Event.LOG, _BOTH,
-        "`count` events of this process have no line, because lines were written faster than collected", ("count",),
+        "EventsDropped", Event.LOG,
+        "`count` events of this process have no line, because lines were written faster than collected",
+        ("count",), _BOTH,
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@wired("a line of the audit log", closed=True, camel=True, kw_only=True)
 class Happened:
     """An event without its source. Fields that do not apply are None, and not in the line."""
-
-    WIRE: ClassVar[Wire] = Wire("a line of the audit log", closed=True, camel=True)
 
     action: Action
     """The action, see below."""

@@ -9,34 +9,25 @@ other blocks take their place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from kvstrata.contract.wire import Message, Range, Request, Text, Wire
+from kvstrata.contract import Meaningful
+from kvstrata.contract.wire import Message, Range, Request, Text, wired
 
 RESET_PATH = "/v1/reset"
 MAX_WAIT_MS = 120_000
 MAX_RESET_BYTES = 4096
 
 
-class ResetOutcome(StrEnum):
-    RESET = "Reset"
-    """The engine finds none of its earlier blocks any more."""
-
-    BUSY = "Busy"
-    """Requests or transfers hold blocks, so nothing was forgotten."""
-
-    AWAY = "EngineAway"
-    """The engine did not answer, or failed: whether it forgot anything is unknown."""
-
-    CANNOT = "CannotReset"
+class ResetOutcome(Meaningful):
+    RESET = "Reset", "The engine finds none of its earlier blocks any more."
+    BUSY = "Busy", "Requests or transfers hold blocks, so nothing was forgotten."
+    AWAY = "EngineAway", "The engine did not answer, or failed: whether it forgot anything is unknown."
+    CANNOT = "CannotReset", "The engine has no request for it."
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a request to reset", versioned=True, complete=True)
 class ResetRequest(Request):
-    WIRE: ClassVar[Wire] = Wire("a request to reset", versioned=True, complete=True)
-
     wait_ms: Annotated[int, Range(0, MAX_WAIT_MS)] = 0
 
     @property
@@ -44,9 +35,7 @@ class ResetRequest(Request):
         return self.wait_ms / 1000
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a reset", versioned=True, complete=True)
 class EngineResetAnswer(Message):
-    WIRE: ClassVar[Wire] = Wire("a reset", versioned=True, complete=True)
-
     gate_boot: Text
     outcome: ResetOutcome

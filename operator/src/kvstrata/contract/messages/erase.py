@@ -12,21 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from kvstrata.contract import ContractError
+from kvstrata.contract import ContractError, Meaningful
 from kvstrata.contract.policy.keyspace import Keyspace
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.wire import Base64, Count, Items, Message, Range, Request, ShortText, Text, Wire, shown
+from kvstrata.contract.wire import Base64, Count, Items, Message, Range, Request, ShortText, Text, shown, wired
 
 ERASE_PATH = "/v1/erase"
 VERIFY_PATH = "/v1/verify"
 MAX_WAIT_MS = 120_000
 MAX_ERASED_BYTES = 256 * 1024
-
 MAX_ERASED_KEYSPACES = 4096
-
 MAX_ERASED_TIERS = 64
 MAX_VERIFIED_CHUNKS = 4096
 
@@ -34,40 +31,22 @@ MAX_TEXT = 512
 """Characters of a pod's free text."""
 
 
-class EraseOutcome(StrEnum):
-    COMPLETE = "Complete"
-    """Nothing is left: every check of every named tier found nothing, no key is held, nothing is under way."""
-
-    REMAINING = "Remaining"
-    """Something is left or could not be checked; the answer names its holder."""
-
-    IN_FORCE = "KeyspaceInForce"
-    """The policy in force has one of the keyspaces: nothing was erased."""
-
-    NOT_ENFORCED = "NotEnforced"
-    """The cache server does not enforce the gate's policy yet, or there is none: nothing was erased."""
-
-    CACHE_AWAY = "CacheServerAway"
-    """The cache server did not answer: its content is unknown."""
+class EraseOutcome(Meaningful):
+    COMPLETE = "Complete", "Every check of every named tier found nothing, no key is held, nothing is under way."
+    REMAINING = "Remaining", "Something is left or could not be checked; the answer names its holder."
+    IN_FORCE = "KeyspaceInForce", "The policy in force has one of the keyspaces: nothing was erased."
+    NOT_ENFORCED = "NotEnforced", "The cache server enforces no policy of the gate yet: nothing was erased."
+    CACHE_AWAY = "CacheServerAway", "The cache server did not answer: its content is unknown."
 
 
-class Check(StrEnum):
+class Check(Meaningful):
     """A check that found nothing."""
 
-    TABLES = "Tables"
-    """LMCache's tables of readable blocks and of blocks being written, and loans, name no block of the keyspaces."""
-
-    OVERWRITTEN = "Overwritten"
-    """After that check, all memory freed until then was overwritten with zeros."""
-
-    INDEX = "Index"
-    """The index of files has no block of the keyspaces: none readable, being written or being removed."""
-
-    DIRECTORY = "Directory"
-    """The directories of the keyspaces were listed after the removal was synced, and hold no file."""
-
-    SPARES = "Spares"
-    """Each file that was kept to be written over is removed or written over in full."""
+    TABLES = "Tables", "LMCache's tables of blocks, readable or being written, and loans, name none of the keyspaces."
+    OVERWRITTEN = "Overwritten", "After that check, all memory freed until then was overwritten with zeros."
+    INDEX = "Index", "The index of files has no block of the keyspaces: none readable, being written or being removed."
+    DIRECTORY = "Directory", "The keyspaces' directories were listed after the removal was synced, and hold no file."
+    SPARES = "Spares", "Each file that was kept to be written over is removed or written over in full."
 
 
 REQUIRED: Mapping[str, frozenset[Check]] = {
@@ -77,11 +56,9 @@ REQUIRED: Mapping[str, frozenset[Check]] = {
 """Checks without which a tier of a medium is not reported empty."""
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a request to erase", versioned=True, complete=True)
 class EraseRequest(Request):
     """Erase keyspaces from the named tiers of a pod, or from all its own tiers."""
-
-    WIRE: ClassVar[Wire] = Wire("a request to erase", versioned=True, complete=True)
 
     keyspaces: Annotated[tuple[Keyspace, ...], Items(1, MAX_ERASED_KEYSPACES)] = field(repr=False)
     tiers: Annotated[tuple[ShortText, ...], Items(most=MAX_ERASED_TIERS)] = ()
@@ -95,21 +72,17 @@ class EraseRequest(Request):
         return self.wait_ms / 1000
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a request to verify", versioned=True)
 class VerifyRequest(Request):
     """Look for blocks of a keyspace: for chunks of these names, 32 bytes each, or for those that the cache server
     remembers having erased."""
-
-    WIRE: ClassVar[Wire] = Wire("a request to verify", versioned=True)
 
     keyspace: Keyspace = field(repr=False)
     chunks: Annotated[bytes, Base64(CHUNK_HASH_BYTES, MAX_VERIFIED_CHUNKS, 1)] | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("an amount", complete=True, row=True)
 class Amount:
-    WIRE: ClassVar[Wire] = Wire("an amount", complete=True, row=True)
-
     blocks: Count = 0
     bytes: Count = 0
 
@@ -171,15 +144,13 @@ class ErasedTier:
         return reported or (() if self.complete else (f"{where}: not everything was looked at",))
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a cache server's report of an erasure", complete=True)
 class AdapterErased:
     """Report of the cache server `boot` about an erasure, while it enforces `revision` of `term`.
 
     `operations` counts tier operations under way on these keyspaces; each wipes its staged bytes before it ends. `keys`
     counts their data keys in its memory. `elsewhere` names requested tiers that are not this pod's alone.
     """
-
-    WIRE: ClassVar[Wire] = Wire("a cache server's report of an erasure", complete=True)
 
     boot: Text
     revision: Count
@@ -206,12 +177,10 @@ class LeftKeys:
         return bool(self.gate or self.volume)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("an erasure", versioned=True, complete=True)
 class Erased(Message):
     """A pod's report of its own copies. `acked` is the revision that the pod has acknowledged; `requests` are in
     flight in the gate under these keyspaces."""
-
-    WIRE: ClassVar[Wire] = Wire("an erasure", versioned=True, complete=True)
 
     gate_boot: Text
     acked: Count
@@ -263,15 +232,13 @@ class VerifiedTier:
             raise ContractError("a tier found more blocks than it was asked for")
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a cache server's findings", complete=True)
 class AdapterVerified:
     """Findings of the cache server `boot`, while it enforces `revision` of `term`.
 
     `known` is False until an engine has reported to the cache server how its blocks are named. `chunks` were requested;
     a chunk has several blocks. `in_force`: the policy in force has the keyspace.
     """
-
-    WIRE: ClassVar[Wire] = Wire("a cache server's findings", complete=True)
 
     boot: Text
     revision: Count
@@ -282,10 +249,8 @@ class AdapterVerified:
     tiers: tuple[VerifiedTier, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a verification", versioned=True, complete=True)
 class Verified(Message):
-    WIRE: ClassVar[Wire] = Wire("a verification", versioned=True, complete=True)
-
     gate_boot: Text
     acked: Count
     in_force: bool

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.receipt.facts import NOTHING, Amount, Uid
-from kvstrata.contract.receipt.vocabulary import EVIDENCE
-from kvstrata.contract.wire import Form, HexDigest, Wire, canonical_json, from_wire, to_wire
+from kvstrata.contract.receipt.vocabulary import evidence
+from kvstrata.contract.wire import Form, HexDigest, canonical_json, from_wire, to_wire
 
 Sentence = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,512}", "sentence of at most 512 characters")]
 
@@ -41,18 +40,15 @@ class StopReason(StrEnum):
     NOT_EMPTIED = "NotEmptied"
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class Erased:
     """Result of one keyspace on one primary, or of all that were ordered together. `found` is `deleted` and `remaining`
     together, over all runs since the keyspace was revoked in the tier."""
-
-    WIRE: ClassVar[Wire] = EVIDENCE
 
     keyspace: HexDigest | None
     """SHA-256 of the keyspace; null for all of them."""
 
     node: Uid
-
     found: Amount
 
     deleted: Amount
@@ -62,12 +58,9 @@ class Erased:
     """Blocks that the index still names."""
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class PrimaryEnd:
-    WIRE: ClassVar[Wire] = EVIDENCE
-
     node: Uid
-
     replicas: int
 
     replicas_in_step: int
@@ -77,12 +70,9 @@ class PrimaryEnd:
     """Values without an index whose names this run was given and deleted."""
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class End:
-    WIRE: ClassVar[Wire] = EVIDENCE
-
     outcome: Outcome
-
     reason: StopReason
 
     message: Sentence

@@ -13,12 +13,11 @@ own digest, so a receiver takes the keys whose ids it knows, and no other key ca
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KeyId, key_id
-from kvstrata.contract.wire import Items, Message, Wire
+from kvstrata.contract.wire import Items, Message, wired
 
 KEYS_PATH = "/v1/keys"
 
@@ -29,7 +28,6 @@ MAX_CARRIED = 4096
 """Keys in one message; more take several messages."""
 
 MAX_KEYS_BYTES = 4 * 1024 * 1024
-
 CONTENT_TYPE = "application/octet-stream"
 
 _MAGIC = b"KVSK\x01"
@@ -73,11 +71,9 @@ def overwrite(secret: bytearray) -> None:
     secret[:] = bytes(len(secret))
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a list of lacking data keys", versioned=True, complete=True, names={"ids": "lacking"})
 class KeysLacking(Message):
     """The ids of the keys that a pod's bundle names and that the pod does not have."""
-
-    WIRE: ClassVar[Wire] = Wire("a list of lacking data keys", versioned=True, complete=True, names={"ids": "lacking"})
 
     ids: Annotated[tuple[KeyId, ...], Items(most=MAX_KEYS, distinct=True)] = ()
 

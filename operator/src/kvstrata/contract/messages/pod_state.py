@@ -9,11 +9,12 @@ server review it, so no pod can acknowledge for another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import field
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
-from kvstrata.contract.wire import Count, Message, Wire, shown
+from kvstrata.contract.messages.engine_identity import Fingerprint
+from kvstrata.contract.wire import Count, Message, shown, wired
 
 ACK_AUDIENCE = "kvstrata-ack"
 ACK_TOKEN_HEADER = "Kvstrata-Ack-Token"  # noqa: S105  (a header's name)
@@ -30,7 +31,7 @@ def gate_server_name(model: str, namespace: str) -> str:
     return f"gate.{model}.{namespace}.kvstrata.internal"
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a pod's state", versioned=True)
 class PodState(Message):
     """The enforced policy of one pod.
 
@@ -46,9 +47,11 @@ class PodState(Message):
     CachedModel. They reveal an API server that was restored from a backup; empty without a policy in force.
 
     `keys_lacking` counts data keys that the policy names and the pod has not received (`key_delivery`).
-    """
 
-    WIRE: ClassVar[Wire] = Wire("a pod's state", versioned=True)
+    `fingerprint` and `facts` are the engine's (`engine_identity`). Until engine and cache server agree on the
+    fingerprint, it is empty and the pod serves without reuse: `withheld` is the reason, `ungoverned` or
+    `no_fingerprint`, and `unresolved` its message.
+    """
 
     pod: str
     pod_uid: str
@@ -72,9 +75,14 @@ class PodState(Message):
     root: str = ""
     model_uid: str = ""
     keys_lacking: int = 0
+    fingerprint: Fingerprint = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    unresolved: str = ""
+    withheld: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "problem", shown(self.problem, MAX_PROBLEM_CHARACTERS))
+        object.__setattr__(self, "unresolved", shown(self.unresolved, MAX_PROBLEM_CHARACTERS))
         object.__setattr__(self, "usage_left_out", self.usage_left_out + len(self.usage[MAX_REPORTED_USAGE:]))
         object.__setattr__(self, "usage", self.usage[:MAX_REPORTED_USAGE])
         object.__setattr__(self, "tier_usage", self.tier_usage[:MAX_REPORTED_USAGE])

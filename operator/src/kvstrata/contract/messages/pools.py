@@ -12,24 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from kvstrata.contract import ContractError
+from kvstrata.contract import ContractError, Meaningful
+from kvstrata.contract.messages.engine_identity import Fingerprint
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.keyspace import Keyspace, ScopeDigits
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
-from kvstrata.contract.wire import (
-    Base64,
-    Count,
-    HexDigest,
-    Message,
-    Printable,
-    ShortText,
-    Wire,
-    canonical_json,
-    to_wire,
-)
+from kvstrata.contract.wire import Base64, Boot, Count, HexDigest, Message, ShortText, canonical_json, to_wire, wired
 
 RENDER_PATH = "/v1/render"
 WARM_PATH = "/v1/warm"
@@ -44,26 +34,17 @@ MAX_PREFIX_TOKENS = 131_072
 
 MAX_MISSING = 64
 
-_Boot = Annotated[str, Printable(128)]
 
-
-class RenderRefusal(StrEnum):
+class RenderRefusal(Meaningful):
     """Why no pod can tokenize a prefix, however often it is asked."""
 
-    SOURCE_REFUSED = "SourceRefused"
-    """The gate or the engine refuses it, as for a caller's request."""
-
-    DATED = "Dated"
-    """The template inserts today's date."""
-
-    CHANGING = "Changing"
-    """Two renderings differ."""
+    SOURCE_REFUSED = "SourceRefused", "The gate or the engine refuses it, as for a caller's request."
+    DATED = "Dated", "The template inserts today's date."
+    CHANGING = "Changing", "Two renderings differ."
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a request to render", versioned=True)
 class RenderRequest(Message):
-    WIRE: ClassVar[Wire] = Wire("a request to render", versioned=True)
-
     prefix: PrefixSource
 
     def encode(self) -> bytes:
@@ -71,7 +52,7 @@ class RenderRequest(Message):
         return _with_prefix(self, self.prefix)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a rendering", versioned=True, complete=True)
 class Rendered(Message):
     """Rendering of a prefix.
 
@@ -80,11 +61,9 @@ class Rendered(Message):
     `refused` nothing else is set. `render_id` identifies the arguments of the processes.
     """
 
-    WIRE: ClassVar[Wire] = Wire("a rendering", versioned=True, complete=True)
-
-    gate_boot: _Boot
-    cache_boot: _Boot
-    render_id: _Boot
+    gate_boot: Boot
+    cache_boot: Boot
+    render_id: Boot
     tokens: Count = 0
     total: Count = 0
     chunk_tokens: Count = 0
@@ -114,40 +93,22 @@ def manifest_hashes(renderings: Sequence[Rendered]) -> bytes:
     return b"".join(sorted(found))
 
 
-class WarmOutcome(StrEnum):
-    STORED = "Stored"
-    """Every tier holds every chunk of the prefix."""
-
-    INCOMPLETE = "Incomplete"
-    """The engine computed it, and some tier lacks a chunk."""
-
-    DISAGREE = "Disagree"
-    """This pod's chunks of the prefix are not in the version's manifest."""
-
-    MISMATCH = "Mismatch"
-    """A real request begins with other tokens than the rendered prefix."""
-
-    NO_VERSION = "NoVersion"
-
-    STALE = "Stale"
-    """The pod's policy is stale, so it uses no keyspace."""
-
-    ABORTED = "Aborted"
-    """The version left the policy meanwhile, or the pod drains."""
-
-    ENGINE = "Engine"
-    """The engine failed, or refused the request."""
-
-    REFUSED = "Refused"
-    """The prefix cannot be rendered any more."""
+class WarmOutcome(Meaningful):
+    STORED = "Stored", "Every tier holds every chunk of the prefix."
+    INCOMPLETE = "Incomplete", "The engine computed it, and some tier lacks a chunk."
+    DISAGREE = "Disagree", "This pod's chunks of the prefix are not in the version's manifest."
+    MISMATCH = "Mismatch", "A real request begins with other tokens than the rendered prefix."
+    NO_VERSION = "NoVersion", "The gate's bundle does not have the version."
+    STALE = "Stale", "The pod's policy is stale, or its engine's fingerprint is unresolved, so it uses no keyspace."
+    ABORTED = "Aborted", "The version left the policy meanwhile, or the pod drains."
+    ENGINE = "Engine", "The engine failed, or refused the request."
+    REFUSED = "Refused", "The prefix cannot be rendered any more."
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a request to warm", versioned=True, names={"pool_uid": "pool"})
 class WarmRequest(Message):
     """Compute one prefix of a pool's version, which `manifest` and `scope` (its keyspace's first digits) identify. The
     same content may be computed again while readers keep it, so two versions may have one manifest."""
-
-    WIRE: ClassVar[Wire] = Wire("a request to warm", versioned=True, names={"pool_uid": "pool"})
 
     pool_uid: str
     scope: ScopeDigits
@@ -159,19 +120,15 @@ class WarmRequest(Message):
         return _with_prefix(self, self.prefix)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the end of a warm-up", versioned=True)
 class Warmed(Message):
-    WIRE: ClassVar[Wire] = Wire("the end of a warm-up", versioned=True)
-
     gate_boot: str
     cache_boot: str
     outcome: WarmOutcome
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a tier's holdings of a pool", row=True)
 class PoolTierState:
-    WIRE: ClassVar[Wire] = Wire("a tier's holdings of a pool", row=True)
-
     name: ShortText
     stored: Count
     expected: Count
@@ -182,22 +139,21 @@ class PoolTierState:
             raise ContractError("a tier holds more chunks of a pool than there are")
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a question about a pool", omit=("hashes", "fingerprint"))
 class PoolQuestion:
-    """Which of these chunks do tiers hold under a pool's keyspace? `hashes` None means all of the version's."""
-
-    WIRE: ClassVar[Wire] = Wire("a question about a pool", omit=("hashes",))
+    """Which of these chunks do tiers hold under a pool's keyspace? `hashes` None means all of the version's. Blocks of
+    engines with `fingerprint` count; if it is empty, a chunk counts with those of every registered engine."""
 
     keyspace: Keyspace
     hashes: Annotated[bytes, Base64(CHUNK_HASH_BYTES, MAX_CHUNKS)] | None = field(default=None, repr=False)
+    fingerprint: Fingerprint = ""
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a pod's holdings of a pool")
 class PoolHolding:
-    """Holdings of the requested chunks in the tiers of the cache server `boot`. `known` is False until an engine has
-    reported the number of parts of a chunk. `missing` are hashes of chunks that a tier lacks, at most `MAX_MISSING`."""
-
-    WIRE: ClassVar[Wire] = Wire("a pod's holdings of a pool")
+    """Holdings of the requested chunks in the tiers of the cache server `boot`. `known` is False until such an engine
+    has reported the number of parts of a chunk. `missing` are hashes of chunks that a tier lacks, at most
+    `MAX_MISSING`."""
 
     boot: str
     known: bool
@@ -226,15 +182,15 @@ class PoolVersionState:
         object.__setattr__(self, "missing", self.missing[:MAX_MISSING])
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a pool's state", versioned=True)
 class PoolReport(Message):
-    """A pod's report on a pool; no versions if its bundle does not have the pool."""
-
-    WIRE: ClassVar[Wire] = Wire("a pool's state", versioned=True)
+    """A pod's report on a pool; no versions if its bundle does not have the pool. It is about blocks with the engine's
+    `fingerprint`."""
 
     gate_boot: str
     cache_boot: str
     versions: tuple[PoolVersionState, ...] = ()
+    fingerprint: Fingerprint = ""
 
 
 def _with_prefix(request: RenderRequest | WarmRequest, prefix: PrefixSource) -> bytes:

@@ -8,47 +8,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from kvstrata.contract import ContractError, contract_errors
-from kvstrata.contract.wire import Form, Items, Range, Wire, digest_bytes, to_wire
+from kvstrata.contract.wire import Form, Items, Range, digest_bytes, to_wire, wired
 
 _CHAT_KEYS = ("messages", "tools", "chat_template_kwargs")
 
-RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "messages",
-        "processor_kwargs",
-        "return_dict",
-        "return_tensors",
-        "template_id",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-    }
-)
+RESERVED = frozenset({
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "messages",
+    "processor_kwargs", "return_dict", "return_tensors", "template_id", "tokenize", "tokenizer_kwargs", "tools",
+})  # fmt: skip
 """Names that the engine gives a meaning of its own."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a prefix", closed=True, omit=("text", "chat", "token_ids"), names={"token_ids": "tokenIDs"})
 class PrefixSource:
     """Exactly one of `text`, `chat` and `token_ids` is not None.
 
     `chat` is a body of /v1/chat/completions: `messages`, optionally `tools` and `chat_template_kwargs`. The order of
     keys within these is kept, because templates render it.
     """
-
-    WIRE: ClassVar[Wire] = Wire(
-        "a prefix", closed=True, omit=("text", "chat", "token_ids"), names={"token_ids": "tokenIDs"}
-    )
 
     text: Annotated[str, Form("(?s).+", "text")] | None = None
     chat: Mapping[str, Any] | None = None

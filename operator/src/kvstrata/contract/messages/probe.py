@@ -11,13 +11,12 @@ every tier of the pod; the adapter answers the number of deleted blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from kvstrata.contract import ContractError
+from kvstrata.contract import ContractError, Meaningful
 from kvstrata.contract.policy.keyspace import Keyspace
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.wire import Base64, Count, Items, Message, Range, Request, Text, Wire
+from kvstrata.contract.wire import Base64, Count, Items, Message, Range, Request, Text, wired
 
 PROBE_PATH = "/v1/probe"
 MAX_PROBED_BYTES = 64 * 1024
@@ -31,29 +30,15 @@ ENGINE = "Engine"
 """The medium of the row for reuse from the engine's own memory."""
 
 
-class ProbeOutcome(StrEnum):
-    ISOLATED = "Isolated"
-    """In every tier with a control hit other scopes looked too, and found nothing."""
-
-    FOREIGN_HIT = "ForeignHit"
-    """A scope found another one's blocks, or two scopes of the bundle have one keyspace."""
-
-    WRONG_HIT = "WrongHit"
-    """Other tokens found these blocks."""
-
-    NO_CONTROL = "NoControl"
-    """The same scope found nothing, so misses of others prove nothing."""
-
-    ONE_SCOPE = "OneScope"
-
-    NO_REUSE = "NoReuse"
-    """Reuse is off, or the policy is stale: no tenant has a keyspace."""
-
-    MOVED = "Moved"
-    """The policy changed meanwhile, or is older than the requested one."""
-
-    UNREADY = "Unready"
-    """Engine or cache server did not answer, or the pod is terminating."""
+class ProbeOutcome(Meaningful):
+    ISOLATED = "Isolated", "In every tier with a control hit other scopes looked too, and found nothing."
+    FOREIGN_HIT = "ForeignHit", "A scope found another one's blocks, or two scopes of the bundle have one keyspace."
+    WRONG_HIT = "WrongHit", "Other tokens found these blocks."
+    NO_CONTROL = "NoControl", "The same scope found nothing, so misses of others prove nothing."
+    ONE_SCOPE = "OneScope", "The bundle has one scope only, so there is no other to look in."
+    NO_REUSE = "NoReuse", "Reuse is off, or the policy is stale: no tenant has a keyspace."
+    MOVED = "Moved", "The policy changed meanwhile, or is older than the requested one."
+    UNREADY = "Unready", "Engine or cache server did not answer, or the pod is terminating."
 
     @property
     def failed(self) -> bool:
@@ -61,11 +46,9 @@ class ProbeOutcome(StrEnum):
         return self in (ProbeOutcome.FOREIGN_HIT, ProbeOutcome.WRONG_HIT)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a request to probe", versioned=True, complete=True)
 class ProbeRequest(Request):
     """Probe under `revision` or a later one, in at most `readers` foreign scopes."""
-
-    WIRE: ClassVar[Wire] = Wire("a request to probe", versioned=True, complete=True)
 
     revision: Count
     readers: Annotated[int, Range(1, MAX_READERS)] = 8
@@ -102,15 +85,13 @@ class ProbedTier:
         return 2 <= self.controls == self.control_hits and self.foreign > self.refused and not found
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a probe's answer", versioned=True, complete=True)
 class Probed(Message):
     """A pod's findings, in the processes of these boots, under `revision` of `term`.
 
     `scopes` counts the bundle's scopes, `looked` those in which a lookup was made. `culprits` are the scopes that
     stored and found, if any did; `clashes`: they have one keyspace.
     """
-
-    WIRE: ClassVar[Wire] = Wire("a probe's answer", versioned=True, complete=True)
 
     gate_boot: Text
     cache_boot: Text
@@ -160,19 +141,15 @@ def outcome_of(tiers: tuple[ProbedTier, ...], *, clashes: bool) -> ProbeOutcome:
 _BY_COUNTS = (ProbeOutcome.ISOLATED, ProbeOutcome.FOREIGN_HIT, ProbeOutcome.WRONG_HIT, ProbeOutcome.NO_CONTROL)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a request to forget")
 class ForgetRequest:
-    WIRE: ClassVar[Wire] = Wire("a request to forget")
-
     keyspace: Keyspace
     chunks: Annotated[bytes, Base64(CHUNK_HASH_BYTES, MAX_FORGOTTEN_CHUNKS, 1)] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a cache server's deletion of a chunk", complete=True)
 class Forgotten:
     """Blocks that the cache server `boot` deleted, and those in its memory that are in use."""
-
-    WIRE: ClassVar[Wire] = Wire("a cache server's deletion of a chunk", complete=True)
 
     boot: Text
     deleted: Count

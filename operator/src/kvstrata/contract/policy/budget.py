@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from kvstrata.contract.wire import Wire
+from kvstrata.contract.wire import wired
 
 
-@dataclass(frozen=True, slots=True)
+@wired(
+    "a budget",
+    camel=True,
+    omit=("limit_bytes", "guaranteed_bytes", "retention_s", "denied"),
+    names={"retention_s": "retentionSeconds"},
+)
 class EnforcedBudget:
     """A scope's bounds in one tier. None: the policy sets no such bound.
 
     `denied`: the scope's data may not be on the tier. Nothing is stored, looked up or loaded there, and existing blocks
     are deleted. `limit_bytes` is then 0, which pods of the previous version obey, too.
     """
-
-    WIRE: ClassVar[Wire] = Wire(
-        "a budget",
-        camel=True,
-        omit=("limit_bytes", "guaranteed_bytes", "retention_s", "denied"),
-        names={"retention_s": "retentionSeconds"},
-    )
 
     tier: str
     limit_bytes: int | None = None

@@ -14,22 +14,24 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.budget import EnforcedBudget as EnforcedBudget
 from kvstrata.contract.policy.data_key import BundledKey, check_keys
 from kvstrata.contract.policy.keyspace import Keyspace, Scope
 from kvstrata.contract.policy.pools import MAX_ENTRY_POOLS, PoolName, PoolRef, PoolShard
+from kvstrata.contract.policy.rate import UNLIMITED, RateLimit
 from kvstrata.contract.policy.shard_slots import Slot, other_slot
-from kvstrata.contract.wire import Form, Items, Message, Wire, decode, digest, digest_bytes, encode, to_wire
+from kvstrata.contract.policy.tiers import TierAccess, TierName, TierRules
+from kvstrata.contract.wire import Form, Items, Message, decode, digest, digest_bytes, encode, to_wire, wired
 
 MAX_SHARD_BYTES = 64 * 1024
 ROOT_DATA_KEY = "root.json"
 SHARD_DATA_KEY = "shard.json"
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a bundle entry", camel=True, omit=("keys", "pools", "resumes", "rate"))
 class Entry:
     """The policy of one tenant.
 
@@ -37,9 +39,8 @@ class Entry:
     once every live pod has acknowledged that revision. Of `keys` the first encrypts, the others only decrypt; none
     where nothing is encrypted. `pools` are pools of this model that the tenant may read, in its policy's order; names
     without a pool are ignored. `resumes`: it is suspended for an erasure only, and will be in use again as before.
+    `rate` precedes the rate limits of the rules.
     """
-
-    WIRE: ClassVar[Wire] = Wire("a bundle entry", camel=True, omit=("keys", "pools", "resumes"))
 
     tenant: str
     keyspace: Keyspace
@@ -51,6 +52,7 @@ class Entry:
     keys: tuple[BundledKey, ...] = ()
     pools: Annotated[tuple[PoolName, ...], Items(most=MAX_ENTRY_POOLS, distinct=True)] = ()
     resumes: bool = False
+    rate: RateLimit = UNLIMITED
 
     def __post_init__(self) -> None:
         if len(self.keys) > 1:
@@ -76,17 +78,16 @@ class Entry:
 _ENFORCED = attrgetter(*(one.name for one in fields(Entry) if one.name != "since"))
 
 
-@dataclass(frozen=True, slots=True)
+@wired(
+    "the bundle's rules",
+    complete=True,
+    camel=True,
+    omit=("audit_tenants", "rate"),
+    names={"stale_after_s": "staleAfterSeconds", "drain_timeout_s": "drainTimeoutSeconds"},
+)
 class Rules:
-    """Rules for all tenants of a model; `audit_tenants`: the audit log may have tenants' names."""
-
-    WIRE: ClassVar[Wire] = Wire(
-        "the bundle's rules",
-        complete=True,
-        camel=True,
-        omit=("audit_tenants",),
-        names={"stale_after_s": "staleAfterSeconds", "drain_timeout_s": "drainTimeoutSeconds"},
-    )
+    """Rules for all tenants of a model. `audit_tenants`: the audit log may have tenants' names. `rate` is for tenants
+    without limits of their own, unknown ones too."""
 
     stale_after_s: int = 300
     drain_timeout_s: int = 30
@@ -94,6 +95,7 @@ class Rules:
     unknown_tenants: Annotated[str, Form("NoReuse|Refuse", "mode that this version knows")] = "NoReuse"
     reuse: Annotated[str, Form("Prefix|Disabled", "mode that this version knows")] = "Prefix"
     audit_tenants: bool = False
+    rate: RateLimit = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,10 @@ class ShardRef:
         return other_slot(self.slot)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the bundle root", versioned=True, camel=True, omit=("pools", "tiers", "access"))
 class Root(Message):
-    """The head of a bundle. Revisions grow by one a commit; readers refuse a lower revision or term."""
-
-    WIRE: ClassVar[Wire] = Wire("the bundle root", versioned=True, camel=True, omit=("pools",))
+    """The head of a bundle. Revisions grow by one a commit; readers refuse a lower revision or term. `tiers` are the
+    model's Redis tiers from fast to slow, `access` their credentials by name."""
 
     domain: str
     model: str
@@ -122,6 +123,8 @@ class Root(Message):
     shards: tuple[ShardRef, ...]
     rules_since: int = 0
     pools: tuple[PoolRef, ...] = ()
+    tiers: tuple[TierRules, ...] = ()
+    access: Mapping[TierName, TierAccess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if any(shard.index != index for index, shard in enumerate(self.shards)):
@@ -135,10 +138,8 @@ class Root(Message):
         return self.model_uid == other.model_uid and self.term >= other.term and self.revision > other.revision
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a bundle shard", versioned=True)
 class _Shard:
-    WIRE: ClassVar[Wire] = Wire("a bundle shard", versioned=True)
-
     entries: tuple[Entry, ...]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.budget import EnforcedBudget
@@ -22,7 +22,8 @@ from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
 from kvstrata.contract.policy.data_key import BundledKey, Generation
 from kvstrata.contract.policy.keyspace import Keyspace
 from kvstrata.contract.policy.pools import MAX_POOLS, MAX_VERSIONS
-from kvstrata.contract.wire import HexDigest, Items, Message, Wire
+from kvstrata.contract.policy.tiers import TierRules
+from kvstrata.contract.wire import HexDigest, Items, Message, wired
 
 POLICY_FILE = "policy.json"
 FRESHNESS_FILE = "freshness"
@@ -41,15 +42,14 @@ class PoolView:
     tiers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@wired("the cache view", versioned=True, omit=("generations", "pools", "reads", "tiers"))
 class CacheView(Message):
     """The policy that the adapter enforces. `keyspaces` maps each allowed keyspace to its budgets.
 
     `generations` are those of the data keys: the first encrypts, all decrypt. `pools` are the keyspaces that belong to
-    pools; `reads` lists the published ones that a tenant's keyspace may read, in the order of lookup.
+    pools; `reads` lists the published ones that a tenant's keyspace may read, in the order of lookup. `tiers` are the
+    model's Redis tiers from fast to slow.
     """
-
-    WIRE: ClassVar[Wire] = Wire("the cache view", versioned=True, omit=("generations", "pools", "reads"))
 
     domain: str
     revision: int
@@ -61,6 +61,7 @@ class CacheView(Message):
     reads: Mapping[Keyspace, Annotated[tuple[Keyspace, ...], Items(most=MAX_READS, distinct=True)]] = field(
         default_factory=dict
     )
+    tiers: tuple[TierRules, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.pools.keys() <= self.keyspaces.keys() or not all(
@@ -85,7 +86,12 @@ class CacheView(Message):
                     allowed[version.keyspace] = version.budgets
                     pools[version.keyspace] = PoolView(version.manifest, version.published, version.tiers)
         generations = {name: tuple(key.generation for key in keys) for name, keys in data_keys(bundle).items()}
-        return cls(root.domain, root.revision, root.term, root.rules, allowed, generations, pools, reads_of(bundle))
+        return cls(
+            root.domain, root.revision, root.term, root.rules, allowed, generations, pools, reads_of(bundle), root.tiers
+        )
+
+    def tier(self, name: str) -> TierRules | None:
+        return next((one for one in self.tiers if one.name == name), None)
 
 
 def data_keys(bundle: Bundle) -> dict[str, tuple[BundledKey, ...]]:

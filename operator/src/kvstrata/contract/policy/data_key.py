@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import is_keyspace
-from kvstrata.contract.wire import Base64, Form, Range, Wire
+from kvstrata.contract.wire import Base64, Form, Range, wired
 
 DATA_KEY_BYTES = 32
 MAX_GENERATION = 255
@@ -30,11 +30,9 @@ KeyId = Annotated[str, Form(f"[0-9a-f]{{{KEY_ID_DIGITS}}}", "id of a data key")]
 _FILE_NAME = re.compile(r"([0-9a-f]{32})\.(0|[1-9][0-9]{0,2})")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@wired("a data key", names={"secret": "key"})
 class DataKey:
     """`generation`, 0 to 255, is stored with encrypted values. `repr` hides `secret`."""
-
-    WIRE: ClassVar[Wire] = Wire("a data key", names={"secret": "key"})
 
     generation: Generation
     secret: Annotated[bytes, Base64(DATA_KEY_BYTES, 1, 1)] = field(repr=False)
@@ -47,10 +45,6 @@ class DataKey:
 
     def __repr__(self) -> str:
         return f"DataKey(generation={self.generation}, secret=***)"
-
-
-def key_id(secret: bytes | bytearray) -> str:
-    return key_fingerprint(secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +83,8 @@ def parse_file_name(name: str) -> tuple[str, int] | None:
     return matched[1], int(matched[2])
 
 
-def key_fingerprint(secret: bytes | bytearray) -> str:
-    """Return the id of a data key in receipts: a holder of a key can check whether it is this one."""
+def key_id(secret: bytes | bytearray) -> str:
+    """Return the id of a data key, its fingerprint in receipts: a holder of a key can check whether it is this one."""
     hashed = hashlib.sha256(b"kvstrata data key\n")
     hashed.update(secret)
     return hashed.hexdigest()

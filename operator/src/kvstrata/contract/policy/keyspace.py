@@ -23,10 +23,11 @@ KEYSPACE_HEX_DIGITS = 32
 SCOPE_DIGITS = 12
 """Digits of a keyspace that are shown: enough to distinguish known scopes, too few to use one."""
 
-_EPOCH = re.compile(r"[0-9a-f]{32}")
-_KEYSPACE = re.compile(r"[0-9a-f]{32}")
+_DIGITS = re.compile(r"[0-9a-f]{32}")
+"""Of an epoch, and of a keyspace."""
 
-Keyspace = Annotated[str, Form(_KEYSPACE.pattern, "keyspace")]
+Keyspace = Annotated[str, Form(_DIGITS.pattern, "keyspace")]
+AnyScope = Annotated[str, Form(f"[0-9a-f]{{0,{SCOPE_DIGITS}}}", "scope")]
 ScopeDigits = Annotated[str, Form(f"[0-9a-f]{{{SCOPE_DIGITS}}}", f"{SCOPE_DIGITS} digits of a scope")]
 
 
@@ -75,8 +76,8 @@ def epoch_from_random(random_bytes: bytes) -> str:
 
 
 def is_epoch(text: str) -> bool:
-    return _EPOCH.fullmatch(text) is not None
+    return _DIGITS.fullmatch(text) is not None
 
 
 def is_keyspace(text: str) -> bool:
-    return _KEYSPACE.fullmatch(text) is not None
+    return _DIGITS.fullmatch(text) is not None

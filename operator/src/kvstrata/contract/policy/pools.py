@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.data_key import BundledKey, check_keys
 from kvstrata.contract.policy.keyspace import Keyspace, is_keyspace
 from kvstrata.contract.policy.shard_slots import Slot, other_slot
-from kvstrata.contract.wire import Base64, Form, Items, Range, Wire, decode, digest_bytes, encode
+from kvstrata.contract.wire import Base64, Form, Items, Range, decode, digest_bytes, encode, wired
 
 CHUNK_HASH_BYTES = 32
 MAX_CHUNKS = 4096
@@ -27,7 +27,6 @@ MAX_CHUNKS = 4096
 
 MAX_VERSIONS = 2
 MAX_POOLS = 32
-
 MAX_ENTRY_POOLS = 64
 MAX_POOL_SHARD_BYTES = 384 * 1024
 """Two versions of `MAX_CHUNKS` with room for the rest; only a changed digest makes a pod read it."""
@@ -44,7 +43,12 @@ class PoolState(StrEnum):
     PUBLISHED = "Published"
 
 
-@dataclass(frozen=True, slots=True)
+@wired(
+    "a pool's version",
+    camel=True,
+    omit=("keys", "before_ready_s"),
+    names={"render_id": "renderID", "before_ready_s": "beforeReadySeconds"},
+)
 class PoolVersion:
     """One content of a pool: its chunks and where they are kept.
 
@@ -52,13 +56,6 @@ class PoolVersion:
     computed them. `tiers` are the CacheTiers that hold the chunks. `before_ready_s` is how long a new pod waits at most
     until its own memory holds the chunks, 0 for not at all. Raises ContractError for an invalid version.
     """
-
-    WIRE: ClassVar[Wire] = Wire(
-        "a pool's version",
-        camel=True,
-        omit=("keys", "before_ready_s"),
-        names={"render_id": "renderID", "before_ready_s": "beforeReadySeconds"},
-    )
 
     keyspace: Keyspace
     render_id: str
@@ -89,10 +86,8 @@ class PoolVersion:
         return _digest_of(self.hashes)
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a pool's shard", versioned=True)
 class PoolShard:
-    WIRE: ClassVar[Wire] = Wire("a pool's shard", versioned=True)
-
     pool: PoolName
     uid: str
     versions: tuple[PoolVersion, ...]

@@ -8,11 +8,10 @@ facts hold no data key, keyspace or epoch, and a tenant's name only if the order
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvstrata.contract.receipt.residue import ResidueItem
 from kvstrata.contract.receipt.vocabulary import (
-    EVIDENCE,
     Hbm,
     KeyCustody,
     Mode,
@@ -24,8 +23,9 @@ from kvstrata.contract.receipt.vocabulary import (
     ScopeForm,
     Standing,
     SubjectKind,
+    evidence,
 )
-from kvstrata.contract.wire import Form, HexDigest, Wire
+from kvstrata.contract.wire import Form, HexDigest
 
 Uid = Annotated[str, Form("[0-9A-Za-z._:-]{1,128}", "identifier of 1 to 128 letters, digits and ._:-")]
 Boot = Annotated[str, Form("[0-9A-Za-z._:-]{0,128}", "boot id")]
@@ -335,19 +335,18 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Component:
     name: Name
-    """The operator that began, or the software of tiers' servers."""
+    """The operator that began, the software of tiers' servers, or a CachedModel."""
 
     version: Name
-    """Its version."""
+    """Its version; of a CachedModel an identity of its blocks, which ends with the fingerprint of engine and model
+    files where that is known. Blocks of all identities were erased; at most 64 are named."""
 
     count: int
-    """Number of operators, or of tiers with such servers."""
+    """Number of operators, of tiers with such servers, or of pods that served under the identity."""
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class Erasure:
-    WIRE: ClassVar[Wire] = EVIDENCE
-
     subject: Subject
     """The order."""
 
@@ -376,4 +375,4 @@ class Erasure:
     """Times."""
 
     versions: tuple[Component, ...]
-    """Versions of operator and servers."""
+    """Versions of operator and servers, and identities of models."""

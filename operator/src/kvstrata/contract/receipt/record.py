@@ -11,27 +11,25 @@ never changes: an operator that was rolled back continues a chain that a newer o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from kvstrata.contract import MALFORMED, ContractError, Meaningful
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.residue import ReceiptClaim
-from kvstrata.contract.receipt.vocabulary import EVIDENCE, Moment, Name
-from kvstrata.contract.wire import Form, HexDigest, Wire, canonical_json, digest_bytes, from_wire, to_wire
+from kvstrata.contract.receipt.vocabulary import Moment, Name, evidence
+from kvstrata.contract.wire import Form, HexDigest, canonical_json, digest_bytes, from_wire, to_wire
 
 RECEIPT_VERSION = 1
 MAX_RECEIPT_BYTES = 64 * 1024 * 1024
 SIGNED_PREFIX = b"kvstrata receipt\n"
 """Signed bytes begin with this, so that no other document's signature is a receipt's."""
 
-PUBLIC_KEY_HEX = r"[0-9a-f]{64}"
-SIGNATURE_HEX = r"[0-9a-f]{128}"
 _HEAD = ("domain", "namespace", "previous", "sequence", "signer")
-
 
 IsSigned = Callable[[bytes, bytes, bytes], bool]
 
@@ -61,7 +59,6 @@ class ReceiptError(ContractError):
     def __init__(self, fault: Fault, detail: str) -> None:
         super().__init__(f"{fault}: {fault.meaning} ({detail})")
         self.fault = fault
-        self.detail = detail
 
 
 class HandOverKind(StrEnum):
@@ -69,11 +66,9 @@ class HandOverKind(StrEnum):
     LOST = "Lost"
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class HandOver:
     """The signing key changes. From the next record on the new key signs."""
-
-    WIRE: ClassVar[Wire] = EVIDENCE
 
     kind: HandOverKind
     """Rotated: the old key signed this. Lost: it was gone, so the new key alone signed, and no other vouches for it."""
@@ -85,11 +80,9 @@ class HandOver:
     """When."""
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class Head:
     """A record's place in its chain; the same in every version."""
-
-    WIRE: ClassVar[Wire] = EVIDENCE
 
     domain: Annotated[str, Form("[0-9a-f]{1,32}", "domain id")]
     """The domain's random id."""
@@ -152,14 +145,12 @@ class Record:
             raise ReceiptError(Fault.MALFORMED, "a claim is there twice")
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class Signature:
     """An ed25519 signature over `signed_bytes` of a record, and the public key that it is to be checked with."""
 
-    WIRE: ClassVar[Wire] = EVIDENCE
-
-    public_key: Annotated[str, Form(PUBLIC_KEY_HEX, "public key")]
-    value: Annotated[str, Form(SIGNATURE_HEX, "signature")]
+    public_key: Annotated[str, Form("[0-9a-f]{64}", "public key")]
+    value: Annotated[str, Form("[0-9a-f]{128}", "signature")]
 
     @property
     def key_id(self) -> str:
@@ -229,7 +220,7 @@ def read_link(data: bytes) -> Link:
     data = data.removesuffix(b"\n")
     if len(data) > MAX_RECEIPT_BYTES:
         raise ReceiptError(Fault.MALFORMED, f"it has more than {MAX_RECEIPT_BYTES} bytes")
-    try:
+    with _refusals():
         raw = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
         if canonical_json(raw) != data:
             raise ReceiptError(Fault.NOT_CANONICAL, "it reads otherwise than it is written")
@@ -241,12 +232,6 @@ def read_link(data: bytes) -> Link:
             raise ReceiptError(Fault.MALFORMED, "it has no version")
         head = from_wire(Head, {name: body[name] for name in _HEAD}, "record")
         signatures = from_wire(_Signed, {"signatures": raw["signatures"]}, "receipt").signatures
-    except ReceiptError:
-        raise
-    except ContractError as error:
-        raise ReceiptError(Fault.MALFORMED, str(error)) from None
-    except MALFORMED as error:
-        raise ReceiptError(Fault.MALFORMED, type(error).__name__) from None
     if head.sequence < 1 or (head.sequence == 1) != (head.previous is None):
         raise ReceiptError(Fault.MALFORMED, "only the first record of a chain has no predecessor")
     return Link(head, version, signatures, body, canonical_json(body))
@@ -286,43 +271,46 @@ def check_signatures(link: Link, is_signed: IsSigned) -> None:
             raise ReceiptError(Fault.SIGNATURE_FORGED, f"key {signer[:16]} did not sign it")
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class _Signed:
-    WIRE: ClassVar[Wire] = EVIDENCE
-
     signatures: tuple[Signature, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class _ErasureBody:
-    WIRE: ClassVar[Wire] = EVIDENCE
-
     erasure: Erasure
     claims: tuple[ReceiptClaim, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@evidence
 class _HandOverBody:
-    WIRE: ClassVar[Wire] = EVIDENCE
-
     hand_over: HandOver
 
 
 def _read_record(link: Link) -> Record:
     body = {name: value for name, value in link.body.items() if name not in (*_HEAD, "receipt")}
+    with _refusals():
+        if "handOver" not in body:
+            erased = from_wire(_ErasureBody, body, "record")
+            return Record(link.head, erased.erasure, erased.claims)
+        change = from_wire(_HandOverBody, body, "record").hand_over
+        # A lost key signs nothing: its successor does, from this record on.
+        if change.kind is HandOverKind.LOST and change.new_key != link.head.signer:
+            raise ReceiptError(Fault.MALFORMED, "a key that followed a lost one did not sign that it did")
+        return Record(link.head, hand_over=change)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn errors of reading into ReceiptError."""
     try:
-        if "handOver" in body:
-            change = from_wire(_HandOverBody, body, "record").hand_over
-            # A lost key signs nothing: its successor does, from this record on.
-            if change.kind is HandOverKind.LOST and change.new_key != link.head.signer:
-                raise ReceiptError(Fault.MALFORMED, "a key that followed a lost one did not sign that it did")
-            return Record(link.head, hand_over=change)
-        erased = from_wire(_ErasureBody, body, "record")
+        yield
     except ReceiptError:
         raise
     except ContractError as error:
         raise ReceiptError(Fault.MALFORMED, str(error)) from None
-    return Record(link.head, erased.erasure, erased.claims)
+    except MALFORMED as error:
+        raise ReceiptError(Fault.MALFORMED, type(error).__name__) from None
 
 
 def _no_constant(name: str) -> Any:

@@ -21,11 +21,10 @@ class ReceiptClaim(Meaningful):
     VERIFIED = "Verified", "a party other than the deleting one checked every server and every pod, and found nothing"
 
 
-_BEYOND_UNREACHABLE = frozenset(
-    {ReceiptClaim.KEYS_REVOKED, ReceiptClaim.KEYS_DESTROYED, ReceiptClaim.ERASED, ReceiptClaim.VERIFIED}
-)
+_BEYOND_UNREACHABLE = frozenset(ReceiptClaim) - {ReceiptClaim.UNREACHABLE}
 _COPIES = frozenset({ReceiptClaim.ERASED, ReceiptClaim.VERIFIED})
 _NOTHING: frozenset[ReceiptClaim] = frozenset()
+_ORDERED = (_NOTHING, True)
 
 
 class Residue(Meaningful):
@@ -78,20 +77,17 @@ class Residue(Meaningful):
     SHARED_SCOPE_EXCLUDED = (
         "SharedScopeExcluded",
         "a scope shared with others was left out, as ordered: its members still reuse the blocks there",
-        _NOTHING,
-        True,
+        *_ORDERED,
     )
     TIER_EXCLUDED = (
         "TierExcluded",
         "a tier was left out, as ordered: it keeps its blocks until they expire",
-        _NOTHING,
-        True,
+        *_ORDERED,
     )
     LEFT_TO_AGE = (
         "LeftToAge",
         "nothing was deleted, as ordered: bytes stay in tiers until they expire or are evicted",
-        _NOTHING,
-        True,
+        *_ORDERED,
     )
     ABANDONED = (
         "Abandoned",
@@ -100,8 +96,7 @@ class Residue(Meaningful):
     ENGINE_MEMORY = (
         "EngineMemory",
         "engines keep blocks in their own memory, unreachable, until they use it for others",
-        _NOTHING,
-        True,
+        *_ORDERED,
     )
 
 

@@ -10,13 +10,12 @@ import hashlib
 import hmac
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar, dataclass_transform
 
 from kvstrata.contract.policy.keyspace import ScopeKind
-from kvstrata.contract.wire import Form, Wire, canonical_json
+from kvstrata.contract.wire import Form, canonical_json, wired
 
-EVIDENCE = Wire("a receipt", complete=True, closed=True, camel=True)
-"""A document decodes to exactly the written value, for every reader."""
+T = TypeVar("T")
 
 Name = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,256}", "text of at most 256 characters")]
 
@@ -40,6 +39,12 @@ def epoch_commitment(domain: str, scope: ScopeKind, name: str, epoch: str) -> st
 def prefix_commitment(domain_key: bytes, model: str, content_digest: str) -> str:
     """Return a receipt's commitment to a prefix: text can be guessed, so it takes the domain's key to confirm it."""
     return hmac.digest(domain_key, b"kvstrata prefix\n" + canonical_json([model, content_digest]), "sha256").hex()
+
+
+@dataclass_transform(frozen_default=True)
+def evidence(kind: type[T]) -> type[T]:
+    """Make a class a part of evidence, which decodes to exactly the written value for every reader."""
+    return wired("a receipt", complete=True, closed=True, camel=True)(kind)
 
 
 class SubjectKind(StrEnum):

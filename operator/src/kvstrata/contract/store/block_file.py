@@ -1,16 +1,14 @@
 """Names and sizes of blocks that are kept as files.
 
-Below a tier's directory a block is `kvs1/<keyspace>/<identity>.<rank>.<group>.<hash>.<e|p>`: e holds an encrypted body,
-p a plain one, so that a list of names is enough for an index. While a file is being written its name has a leading dot
-and ends with the writer's token. A file is
+Below a tier's directory a block is `kvs1/<keyspace>/<identity>.<fingerprint>.<rank>.<group>.<hash>.<e|p>`: e holds an
+encrypted body, p a plain one, so that a list of names is enough for an index. Names of earlier versions have no
+fingerprint. While a file is being written its name has a leading dot and ends with the writer's token. A file is
 
-    body | tag (16 bytes) | zeros | header (40 bytes, contract/store/block_value.py)
+    body | tag (16 bytes) | zeros | header (48 bytes), all but the zeros as in contract/store/block_value.py
 
-rounded up to whole pages, so that it can be read and written past the kernel's page cache. An encrypted body is
-followed by its GCM tag, a plain one by a GMAC under a constant key: a checksum, which detects a torn write and proves
-no authorship.
+rounded up to whole pages, so that it can be read and written past the kernel's page cache.
 
-Within a process a block goes by its *key*: keyspace, identity, rank, group and hash as bytes.
+Within a process a block goes by its *key*: keyspace, resolved identity, rank, group and hash as bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import struct
 from functools import lru_cache
 
 from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES
-from kvstrata.contract.store.redis_keys import BlockKey
+from kvstrata.contract.store.redis_keys import IDENTITY_PATTERN, BlockKey, resolved
 
 ROOT = "kvs1"
 """Holds a directory for each keyspace."""
@@ -31,9 +29,13 @@ CLOCK_FILE = "clock"
 PAGE_BYTES = 4096
 TRAILER_BYTES = TAG_BYTES + HEADER_BYTES
 
-_PREFIX = struct.Struct(">16s8sII")
+NO_FINGERPRINT = bytes(8)
+"""In keys of files that an earlier version wrote."""
+
+_PREFIX = struct.Struct(">16s8s8sII")
 _NAME = re.compile(
-    r"(?P<identity>[0-9a-f]{16})\.(?P<rank>[0-9a-f]{8})\.(?P<group>0|[1-9a-f][0-9a-f]{0,7})"
+    rf"(?P<identity>{IDENTITY_PATTERN})"
+    r"\.(?P<rank>[0-9a-f]{8})\.(?P<group>0|[1-9a-f][0-9a-f]{0,7})"
     r"\.(?P<hash>(?:[0-9a-f]{2}){1,64})\.(?P<suffix>[ep])"
 )
 _KEYSPACE = re.compile(r"[0-9a-f]{32}")
@@ -49,15 +51,14 @@ def keyspace_of(key: bytes) -> str:
 
 
 def parts_of(key: bytes) -> tuple[str, int, int, bytes]:
-    """Return identity, rank, group and hash."""
-    _, identity, rank, group = _PREFIX.unpack_from(key)
-    return identity.hex(), rank, group, key[_PREFIX.size :]
+    """Return resolved identity, rank, group and hash."""
+    _, identity, fingerprint, rank, group = _PREFIX.unpack_from(key)
+    return _identity(identity, fingerprint), rank, group, key[_PREFIX.size :]
 
 
 def file_name(key: bytes, *, encrypted: bool) -> str:
-    _, identity, rank, group = _PREFIX.unpack_from(key)
-    suffix = "e" if encrypted else "p"
-    return f"{identity.hex()}.{rank:08x}.{group:x}.{key[_PREFIX.size :].hex()}.{suffix}"
+    identity, rank, group, chunk_hash = parts_of(key)
+    return f"{identity}.{rank:08x}.{group:x}.{chunk_hash.hex()}.{'e' if encrypted else 'p'}"
 
 
 def temporary_name(name: str, token: str) -> str:
@@ -79,9 +80,7 @@ def parse_file_name(keyspace: str, name: str) -> tuple[bytes, bool] | None:
 
 def block_name(domain: str, key: bytes) -> bytes:
     """Return the full name of a block, as in a shared tier; the header's digest and the encryption are bound to it."""
-    keyspace, identity, rank, group = _PREFIX.unpack_from(key)
-    name = BlockKey(domain, keyspace.hex(), identity.hex(), rank, group, key[_PREFIX.size :])
-    return str(name).encode()
+    return str(BlockKey(domain, keyspace_of(key), *parts_of(key))).encode()
 
 
 def file_bytes(body_bytes: int) -> int:
@@ -90,7 +89,14 @@ def file_bytes(body_bytes: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _prefix(keyspace: str, identity: str, rank: int, group: int) -> bytes:
-    raw_keyspace, raw_identity = bytes.fromhex(keyspace), bytes.fromhex(identity)
-    if len(raw_keyspace) != 16 or len(raw_identity) != 8:
-        raise ValueError("a block's keyspace has 32 hexadecimal digits and its identity 16")
-    return _PREFIX.pack(raw_keyspace, raw_identity, rank, group)
+    declared, _, fingerprint = identity.partition(".")
+    raw_keyspace, raw_declared = bytes.fromhex(keyspace), bytes.fromhex(declared)
+    raw_fingerprint = bytes.fromhex(fingerprint) or NO_FINGERPRINT
+    if len(raw_keyspace) != 16 or len(raw_declared) != 8 or len(raw_fingerprint) != 8:
+        raise ValueError("a block's keyspace has 32 hexadecimal digits, both parts of its identity 16 each")
+    return _PREFIX.pack(raw_keyspace, raw_declared, raw_fingerprint, rank, group)
+
+
+@lru_cache(maxsize=1024)
+def _identity(declared: bytes, fingerprint: bytes) -> str:
+    return declared.hex() if fingerprint == NO_FINGERPRINT else resolved(declared.hex(), fingerprint.hex())

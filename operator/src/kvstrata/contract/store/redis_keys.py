@@ -1,7 +1,9 @@
 """Names in a shared tier.
 
-A block is `kvs1:<domain>:{<keyspace>:<bucket>}:<identity>:<rank>:<group>:<hash>`: the braces are Redis Cluster's hash
-tag, so a keyspace spreads over `BUCKETS` slots and everything about one bucket is in one slot. The part after the
+A block is `kvs1:<domain>:{<keyspace>:<bucket>}:<identity>.<fingerprint>:<rank>:<group>:<hash>`: the braces are Redis
+Cluster's hash tag, so a keyspace spreads over `BUCKETS` slots and everything about one bucket is in one slot.
+`identity` is the model's declared cache identity, `fingerprint` its engine's. Names of earlier versions have no
+fingerprint; no engine asks for them, and they are counted, evicted and erased like all others. The part after the
 bucket's prefix is the block's *member* name in the bucket's index. The index's own names begin with `#`, which no
 block's does:
 
@@ -32,15 +34,22 @@ from functools import lru_cache
 BUCKETS = 16
 KEY_PREFIX = "kvs1"
 
-_MEMBER = re.compile(r"(?P<identity>[0-9a-f]{16}):(?P<rank>[0-9a-f]{8}):(?P<group>[0-9a-f]+):(?P<hash>[0-9a-f]+)")
+IDENTITY_PATTERN = r"[0-9a-f]{16}(?:\.[0-9a-f]{16})?"
+"""A resolved identity, or, in names of earlier versions, a declared one."""
+
+_MEMBER = re.compile(
+    rf"(?P<identity>{IDENTITY_PATTERN}):(?P<rank>[0-9a-f]{{8}}):(?P<group>[0-9a-f]+):(?P<hash>[0-9a-f]+)"
+)
 _KEY = re.compile(
     rf"{KEY_PREFIX}:(?P<domain>[0-9a-f]{{16}}):\{{(?P<keyspace>[0-9a-f]{{32}}):(?P<bucket>[0-9a-f]{{2}})\}}"
-    rf":{_MEMBER.pattern}"
+    r":(?P<member>.+)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
+    """`identity` is the resolved one."""
+
     domain: str
     keyspace: str
     identity: str
@@ -58,6 +67,22 @@ class BlockKey:
 
     def __str__(self) -> str:
         return f"{self.bucket}:{self.member}"
+
+
+@lru_cache(maxsize=1024)
+def resolved(identity: str, fingerprint: str) -> str:
+    """Return the resolved identity, the first part of a block's name."""
+    return f"{identity}.{fingerprint}"
+
+
+def declared(identity: str) -> str:
+    """Return the declared part of a resolved identity."""
+    return identity.partition(".")[0]
+
+
+def fingerprint_of(identity: str) -> str:
+    """Return the fingerprint of a resolved identity, empty in names of earlier versions."""
+    return identity.partition(".")[2]
 
 
 def member_of(identity: str, rank: int, group: int, chunk_hash: bytes) -> str:
@@ -122,22 +147,10 @@ def probe_key(domain: str) -> str:
 def parse_block_key(text: str) -> BlockKey | None:
     """Return the parts of a key; None if it is malformed or its bucket does not match its hash."""
     found = _KEY.fullmatch(text)
-    if found is None:
+    member = parse_member(found["member"]) if found is not None else None
+    if found is None or member is None or bucket_of(member[-1]) != int(found["bucket"], 16):
         return None
-    try:
-        chunk_hash = bytes.fromhex(found["hash"])
-    except ValueError:
-        return None
-    if bucket_of(chunk_hash) != int(found["bucket"], 16):
-        return None
-    return BlockKey(
-        found["domain"],
-        found["keyspace"],
-        found["identity"],
-        int(found["rank"], 16),
-        int(found["group"], 16),
-        chunk_hash,
-    )
+    return BlockKey(found["domain"], found["keyspace"], *member)
 
 
 def domain_pattern(domain: str) -> str:

@@ -24,19 +24,16 @@ def witnesses(erasure: Erasure) -> tuple[facts.Witness, ...]:
 def standing_of(erasure: Erasure, uid: str) -> facts.PodSeen | None:
     """Return the report about a witness that counts: that it ended, else that it acknowledged, else that it is fenced.
     Among acknowledgements, one of the processes that erased comes first, then the newest."""
-    seen = [one for one in erasure.of(facts.PodSeen) if one.uid == uid]
+    seen = erasure.of(facts.PodSeen, uid)
     for wanted in (Standing.ENDED, Standing.ACKED, Standing.FENCED):
         if found := [one for one in seen if one.standing is wanted and _settles(erasure, one)]:
-            answers = {one.boots for one in erasure.of(facts.PodErased) if one.uid == uid}
+            answers = {one.boots for one in erasure.of(facts.PodErased, uid)}
             return max(found, key=lambda one: (one.boots in answers, one.at, one.key))
     return None
 
 
 def has_acknowledged(erasure: Erasure, uid: str, boots: tuple[str, str]) -> bool:
-    return any(
-        one.uid == uid and one.boots == boots and one.standing is Standing.ACKED and _settles(erasure, one)
-        for one in erasure.of(facts.PodSeen)
-    )
+    return any(_settles(erasure, one) for one in erasure.of(facts.PodSeen, uid, Standing.ACKED, *boots))
 
 
 def unreachable_at(erasure: Erasure) -> datetime | None:
@@ -47,9 +44,7 @@ def unreachable_at(erasure: Erasure) -> datetime | None:
         return None
     moments = [rolled.at]
     for witness in rolled.witnesses:
-        settled = [
-            _settled_at(one) for one in erasure.of(facts.PodSeen) if one.uid == witness.uid and _settles(erasure, one)
-        ]
+        settled = [_settled_at(one) for one in erasure.of(facts.PodSeen, witness.uid) if _settles(erasure, one)]
         if not settled:
             return None
         moments.append(min(settled))
@@ -76,13 +71,8 @@ def tiers_at_hand(erasure: Erasure) -> tuple[SharedTier, ...]:
 def rounds(erasure: Erasure, tier: str, node: str) -> tuple[facts.Deletion, ...]:
     """Return the deletions from one primary that began after the last possible write; oldest first."""
     end = window_ends(erasure)
-    own = [one for one in erasure.of(facts.Deletion) if (one.tier, one.node) == (tier, node)]
-    return tuple(sorted((one for one in own if end and one.began >= end), key=lambda one: one.round))
-
-
-def next_round(erasure: Erasure, tier: str, node: str) -> int:
-    """Return the number of the next deletion from a primary, counted from 1."""
-    return 1 + max((one.round for one in erasure.of(facts.Deletion) if (one.tier, one.node) == (tier, node)), default=0)
+    counting = (one for one in erasure.of(facts.Deletion, tier, node) if end and one.began >= end)
+    return tuple(sorted(counting, key=lambda one: one.round))
 
 
 def is_whole(deletion: facts.Deletion) -> bool:
@@ -93,26 +83,22 @@ def is_whole(deletion: facts.Deletion) -> bool:
 def last_whole(erasure: Erasure, tier: str, node: str) -> facts.Deletion | None:
     """Return the last deletion that left a primary empty; None if a later look found data there."""
     found = next((one for one in reversed(rounds(erasure, tier, node)) if is_whole(one)), None)
-    look = look_at(erasure, tier)
+    look = erasure.only(facts.Look, tier)
     if found is None or found.ended is None:
         return None
     late = look is not None and look.began >= found.ended and look.left.get(node, NOTHING) != NOTHING
     return None if late else found
 
 
-def look_at(erasure: Erasure, tier: str) -> facts.Look | None:
-    return next((one for one in erasure.of(facts.Look) if one.tier == tier), None)
-
-
 def found_again(erasure: Erasure, tier: str) -> bool:
-    look = look_at(erasure, tier)
+    look = erasure.only(facts.Look, tier)
     return look is not None and any(left != NOTHING for left in look.left.values())
 
 
 def answer_of(erasure: Erasure, uid: str) -> facts.PodErased | None:
     """Return a witness's newest answer to the erase order from processes that had acknowledged."""
-    own = [one for one in erasure.of(facts.PodErased) if one.uid == uid]
-    counting = [one for one in own if has_acknowledged(erasure, uid, one.boots) and _after_ack(erasure, one)]
+    answers = erasure.of(facts.PodErased, uid)
+    counting = [one for one in answers if has_acknowledged(erasure, uid, one.boots) and _after_ack(erasure, one)]
     return max(counting, key=lambda one: (one.round, one.at, one.key), default=None)
 
 
@@ -134,8 +120,8 @@ def probe_of(erasure: Erasure, uid: str) -> facts.PodProbed | None:
     since = erased_at(erasure) or unreachable_at(erasure)
     if since is None:
         return None
-    own = [one for one in erasure.of(facts.PodProbed) if one.uid == uid and one.at >= since]
-    counting = [one for one in own if has_acknowledged(erasure, uid, one.boots)]
+    probes = [one for one in erasure.of(facts.PodProbed, uid) if one.at >= since]
+    counting = [one for one in probes if has_acknowledged(erasure, uid, one.boots)]
     return max(counting, key=lambda one: (one.at, one.key), default=None)
 
 
@@ -149,14 +135,12 @@ def last_moment(erasure: Erasure) -> datetime:
 
 def leaks(erasure: Erasure, answer: facts.PodErased) -> bool:
     """Whether a probe of the same round still found a key."""
-    return any(
-        (one.uid, one.round) == (answer.uid, answer.round) and one.missed < one.asked
-        for one in erasure.of(facts.PodProbed)
-    )
+    probe = erasure.only(facts.PodProbed, answer.uid, str(answer.round))
+    return probe is not None and probe.missed < probe.asked
 
 
 def _after_ack(erasure: Erasure, answer: facts.PodErased) -> bool:
-    acks = [one.at for one in erasure.of(facts.PodSeen) if one.uid == answer.uid and one.boots == answer.boots]
+    acks = [one.at for one in erasure.of(facts.PodSeen, answer.uid) if one.boots == answer.boots]
     return bool(acks) and answer.at >= min(acks)
 
 

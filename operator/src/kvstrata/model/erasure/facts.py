@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from kvstrata.api.reasons.invalidation import InvalidationReason
+from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract.receipt.facts import NOTHING, Amount, Copies, Fence, Revoked, Statement, Target
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, Standing
 from kvstrata.contract.wire import Wire

@@ -25,7 +25,7 @@ class SharedTier:
 
 @dataclass(frozen=True, slots=True)
 class ErasedPrefix:
-    """Chunks of one prefix. Their keyspaces stay in use after the erasure and pause during it (`plan.bundle.paused`).
+    """Chunks of one prefix. Their keyspaces stay in use after the erasure and pause during it (`plan.bundle.compile`).
 
     `chunks` are hexadecimal chunk hashes as pods named them. `commitment` represents the prefix in the receipt under
     the domain key at the start of the erasure; empty in records of earlier versions.
@@ -39,8 +39,8 @@ class ErasedPrefix:
 @dataclass(frozen=True, slots=True)
 class ErasureOrder:
     """The order, which never changes. `keyspaces` are revoked; they never leave the cluster and are in no receipt.
-    `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only. `versions` is that of the
-    operator that began; in records of earlier versions those of tiers' servers follow."""
+    `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only. `versions` are those
+    of the operator that began and of the models; in records of earlier versions those of tiers' servers follow."""
 
     subject: Subject
     started: datetime
@@ -83,14 +83,15 @@ class Erasure:
                 facts[fact.key] = fact
         return replace(self, facts=facts)
 
-    def of(self, kind: type[F]) -> tuple[F, ...]:
-        """Return the facts of one kind, sorted by key."""
-        found = [(key, fact) for key, fact in self.facts.items() if type(fact) is kind]
-        return tuple(fact for _, fact in sorted(found, key=lambda item: item[0]))
+    def of(self, kind: type[F], *about: str) -> tuple[F, ...]:
+        """Return the facts of one kind, sorted by key. `about` are the first of the fields that identify them."""
+        begins = (kind.__name__, *about)
+        found = [(key, fact) for key, fact in self.facts.items() if key[: len(begins)] == begins]
+        return tuple(fact for _, fact in sorted(found, key=lambda item: item[0]) if type(fact) is kind)
 
-    def only(self, kind: type[F]) -> F | None:
-        """Return the fact of a kind that occurs at most once."""
-        return next(iter(self.of(kind)), None)
+    def only(self, kind: type[F], *about: str) -> F | None:
+        """Return the fact of a kind, or about one subject, that occurs at most once."""
+        return next(iter(self.of(kind, *about)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,14 @@ class ErasureRecord:
         merged = self.with_facts(*other.erasure.facts.values())
         named = {**other.named, **self.named}
         return replace(merged, named=named, named_tiers=tuple(sorted({*self.named_tiers, *other.named_tiers})))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record, and the version of the object that stores it."""
+
+    record: ErasureRecord
+    version: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ is created first, suspended, and owns the rest, so that nothing is left behind a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
@@ -20,10 +21,12 @@ from kvstrata.objects.labels import metadata
 from kvstrata.objects.pod.pod import SECRET_FILE_MODE, pod_security
 from kvstrata.objects.quantities import KIB, MIB, binary
 from kvstrata.objects.secret import build_secret
-from kvstrata.objects.tier_link import AUTHORITY_FILE, PASSWORD_FILE, RedisLink, redis_link
+from kvstrata.objects.tier_link import RedisLink, redis_link
 
 CONTAINER = "delete"
 ORDER_FILE = "order.json"
+PASSWORD_FILE = "password"  # noqa: S105  (a file's name)
+AUTHORITY_FILE = "ca.crt"
 
 ACTIVE_DEADLINE_S = 3600
 """Limit of one Job: the next round continues, and no count is lost."""
@@ -45,36 +48,46 @@ DNS_PORTS = (53, 5353)
 """Ports of the cluster's DNS: rules apply to the pods behind its Service, some of which listen on the second."""
 
 
-def deletion_order(
-    tier: CacheTier,
-    domain: str,
-    revision: int,
-    keyspaces: tuple[str, ...],
-    strays: tuple[str, ...] = (),
-    identities: tuple[str, ...] = (),
-    chunks: tuple[str, ...] = (),
-) -> bytes:
-    """Return the order file, with as many `strays` as fit; another look names the rest.
+@dataclass(frozen=True, slots=True)
+class TierDeletion:
+    """The deletion of keyspaces from all primaries of a tier by one Job.
 
-    With `identities`, only blocks computed under these are deleted, and the keyspaces stay in use.
-
-    Raises ValueError if the keyspaces do not fit, and for a tier that is not in Redis.
+    `erasure` is the uid of the order, `round` counts the Jobs for this tier from 1; with the tier's name they name the
+    Job. `domain` is the domain's id; since `revision` no bundle of it has the keyspaces. `strays` are names of values
+    without an index, found by a look. With `identities` the keyspaces stay in use, and only blocks of these cache
+    identities are deleted; with `chunks` they are in use again afterwards, and only these chunks are deleted.
     """
+
+    erasure: str
+    tier: CacheTier
+    round: int
+    domain: str
+    revision: int
+    keyspaces: tuple[str, ...]
+    strays: tuple[str, ...] = ()
+    identities: tuple[str, ...] = ()
+    chunks: tuple[str, ...] = ()
+
+
+def deletion_order(deletion: TierDeletion) -> bytes:
+    """Return the order file, with as many strays as fit; another look names the rest. Raises ValueError if the
+    keyspaces do not fit, and for a tier that is not in Redis."""
     order: dict[str, Any] = {
-        "domain": domain,
-        "revision": revision,
-        "keyspaces": list(keyspaces),
-        "tier": _tier_params(tier),
+        "domain": deletion.domain,
+        "revision": deletion.revision,
+        "keyspaces": list(deletion.keyspaces),
+        "tier": _tier_params(deletion.tier),
         "sums": True,
-        **({"chunks": list(chunks)} if chunks else {}),
     }
-    if identities:
-        order["identities"] = list(identities)
+    for name, values in (("chunks", deletion.chunks), ("identities", deletion.identities)):
+        if values:
+            order[name] = list(values)
     room = MAX_ORDER_BYTES - len(canonical_json(order))
     if room < 0:
-        raise ValueError(f"{len(keyspaces)} keyspaces are more than one deletion from CacheTier {tier.name} takes")
+        too_many = f"{len(deletion.keyspaces)} keyspaces are more than one deletion"
+        raise ValueError(f"{too_many} from CacheTier {deletion.tier.name} takes")
     named: list[str] = []
-    for stray in strays:
+    for stray in deletion.strays:
         room -= len(stray) + 3
         if room < 0:
             break
@@ -82,11 +95,12 @@ def deletion_order(
     return canonical_json(order | ({"strays": named} if named else {}))
 
 
-def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: int, keyspaces: int) -> dict[str, Any]:
-    """Return the suspended Job for an order with this number of keyspaces."""
-    name = names.deletion_job(erasure, tier.name, round)
-    own_labels = labels.of_deletion(erasure)
-    memory = BASE_BYTES + keyspaces * BYTES_OF_A_KEYSPACE
+def build_deletion_job(ctx: BuildContext, deletion: TierDeletion) -> dict[str, Any]:
+    """Return the suspended Job of a deletion."""
+    tier = deletion.tier
+    name = names.deletion_job(deletion.erasure, tier.name, deletion.round)
+    own_labels = labels.of_deletion(deletion.erasure)
+    memory = BASE_BYTES + len(deletion.keyspaces) * BYTES_OF_A_KEYSPACE
     container = {
         "name": CONTAINER,
         "image": ctx.sidecar_image,
@@ -136,32 +150,24 @@ def needed_secrets(tier: CacheTier) -> Mapping[str, tuple[str, str]]:
 def build_deletion_secret(job: Mapping[str, Any], order: bytes, files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the Secret that the Job's pod mounts; `files` are the values of `needed_secrets` by file name."""
     data = {**files, ORDER_FILE: order}
-    built = build_secret(*_place(job), _own_labels(job), owner_of(job), data)
-    return built | {"immutable": True}
+    return build_secret(*_about(job), data) | {"immutable": True}
 
 
 def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dict[str, Any]:
-    """Return the policy of the Job's pod: egress to the tier's servers and DNS, no ingress.
-
-    External servers have no pods to select, so only ports are limited. For an external cluster any port is allowed,
-    because its servers announce their ports.
-    """
+    """Return the policy of the Job's pod: egress to the tier's servers and DNS, no ingress. External servers have no
+    pods to select, so only ports are limited. For an external cluster any port is allowed, because its servers announce
+    their ports."""
     dns = {"ports": [{"protocol": protocol, "port": port} for port in DNS_PORTS for protocol in ("UDP", "TCP")]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(*_place(job), _own_labels(job), owner_of(job)),
+        "metadata": metadata(*_about(job)),
         "spec": {
             "podSelector": {"matchLabels": job["spec"]["template"]["metadata"]["labels"]},
             "policyTypes": ["Ingress", "Egress"],
             "egress": [dns, _to_servers(tier)],
         },
     }
-
-
-def owner_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    about = job["metadata"]
-    return {"apiVersion": "batch/v1", "kind": "Job", "name": about["name"], "uid": about["uid"]}
 
 
 def _to_servers(tier: CacheTier) -> dict[str, Any]:
@@ -178,21 +184,18 @@ def _to_servers(tier: CacheTier) -> dict[str, Any]:
 
 
 def _tier_params(tier: CacheTier) -> dict[str, Any]:
-    link, files = _link(tier), needed_secrets(tier)
-    params: dict[str, Any] = {
+    link = _link(tier)
+    params = {
         "name": tier.name,
         "endpoints": [{"host": host, "port": port} for host, port in link.endpoints],
         "cluster": tier.spec.is_cluster,
         "connect_timeout_ms": PATIENCE_MS,
         "io_timeout_ms": PATIENCE_MS,
+        "tls": {"ca_file": f"{paths.DELETION}/{AUTHORITY_FILE}"} if link.ca is not None else None,
+        "username": link.username,
+        "password_file": f"{paths.DELETION}/{PASSWORD_FILE}" if link.password is not None else None,
     }
-    if AUTHORITY_FILE in files:
-        params["tls"] = {"ca_file": f"{paths.DELETION}/{AUTHORITY_FILE}"}
-    if link.username is not None:
-        params["username"] = link.username
-    if PASSWORD_FILE in files:
-        params["password_file"] = f"{paths.DELETION}/{PASSWORD_FILE}"
-    return params
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _link(tier: CacheTier) -> RedisLink:
@@ -202,9 +205,8 @@ def _link(tier: CacheTier) -> RedisLink:
     return link
 
 
-def _place(job: Mapping[str, Any]) -> tuple[str, str]:
-    return job["metadata"]["name"], job["metadata"]["namespace"]
-
-
-def _own_labels(job: Mapping[str, Any]) -> dict[str, str]:
-    return dict(job["metadata"]["labels"])
+def _about(job: Mapping[str, Any]) -> tuple[str, str, dict[str, str], dict[str, Any]]:
+    """Return name, namespace, labels and owner of the objects that a Job owns."""
+    own = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": own["name"], "uid": own["uid"]}
+    return own["name"], own["namespace"], dict(own["labels"]), owner

@@ -27,18 +27,15 @@ def build_receipt(operator_namespace: str, receipt: bytes) -> tuple[dict[str, An
     """Return the objects of a receipt in creation order; the last one makes it valid. Raises ReceiptError for bytes
     that are no receipt."""
     link = read_link(receipt)
-    if len(receipt) <= MAX_PART_BYTES:
-        return (_config_map(operator_namespace, names.receipt(link.head.domain, link.head.sequence), link,
-                            {RECEIPT_DATA_KEY: receipt.decode()}),)  # fmt: skip
-    pieces = list(_pieces(receipt))
-    own_names = [names.receipt_part(link.head.domain, link.digest, index) for index in range(len(pieces))]
-    parts = [
-        _config_map(operator_namespace, name, link, {RECEIPT_DATA_KEY: piece.decode()}, labels.RECEIPT_PART)
-        for name, piece in zip(own_names, pieces, strict=True)
-    ]
-    listed = [{"name": name, "digest": digest_bytes(piece)} for name, piece in zip(own_names, pieces, strict=True)]
-    contents = canonical_json({"digest": digest_bytes(receipt), "parts": listed}).decode()
     name = names.receipt(link.head.domain, link.head.sequence)
+    if len(receipt) <= MAX_PART_BYTES:
+        return (_config_map(operator_namespace, name, link, {RECEIPT_DATA_KEY: receipt.decode()}),)
+    parts, listed = [], []
+    for index, piece in enumerate(_pieces(receipt)):
+        part, data = names.receipt_part(link.head.domain, link.digest, index), {RECEIPT_DATA_KEY: piece.decode()}
+        parts.append(_config_map(operator_namespace, part, link, data, labels.RECEIPT_PART))
+        listed.append({"name": part, "digest": digest_bytes(piece)})
+    contents = canonical_json({"digest": digest_bytes(receipt), "parts": listed}).decode()
     return (*parts, _config_map(operator_namespace, name, link, {PARTS_DATA_KEY: contents}))
 
 

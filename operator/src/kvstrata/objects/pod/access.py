@@ -6,7 +6,7 @@ its own bundle and its callers' keys, by name, nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -16,51 +16,39 @@ from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.contract.policy.shard_slots import SLOTS
 from kvstrata.objects import labels, names, paths
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.labels import metadata
+from kvstrata.objects.owned import model_object, tier_object
 from kvstrata.objects.pod import gate
 
 
 def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
     """Return the policy of a model's pods: callers from the namespace, the operator for control, health for all."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(
-            names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
-        ),
-        "spec": {
-            "podSelector": {"matchLabels": labels.selector_of_model(model.name)},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": {}}], "ports": [_tcp(gate.caller_port(model))]},
-                {"from": [_operator(ctx)], "ports": [_tcp(CONTROL_PORT)]},
-                {"ports": [_tcp(paths.HEALTH_PORT)]},
-            ],
-        },
+    spec = {
+        "podSelector": {"matchLabels": labels.selector_of_model(model.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": {}}], "ports": [_tcp(gate.caller_port(model))]},
+            {"from": [_operator(ctx)], "ports": [_tcp(CONTROL_PORT)]},
+            {"ports": [_tcp(paths.HEALTH_PORT)]},
+        ],
     }
+    return model_object("networking.k8s.io/v1", "NetworkPolicy", model, spec=spec)
 
 
-def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, Any] | None:
-    """Return the policy of a managed Redis tier; None for other tiers. Admitted are pods that use the tier, the
-    operator, and pods of its deletion Jobs. Only the servers reach the cluster bus."""
+def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier, models: Sequence[str] = ()) -> dict[str, Any] | None:
+    """Return the policy of a managed Redis tier; None for other tiers. Admitted are pods of `models`, the operator, and
+    pods of the tier's deletion Jobs. Only the servers reach the cluster bus."""
     if tier.spec.managed is None:
         return None
     servers = {"podSelector": {"matchLabels": labels.selector_of_tier(tier.name)}}
     deletions = _beside_the_operator(ctx, labels.deletes_from(tier.namespace, tier.name))
-    callers = [{"podSelector": {"matchLabels": labels.reads_tier(tier.name)}}, _operator(ctx), deletions]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(names.redis(tier.name), tier.namespace, labels.of_tier(tier.name), tier.owner_reference()),
-        "spec": {
-            **servers,
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": callers, "ports": [_tcp(paths.REDIS_PORT)]},
-                {"from": [servers], "ports": [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]},
-            ],
-        },
-    }
+    named = {"matchExpressions": [{"key": labels.MODEL, "operator": "In", "values": sorted(models)}]}
+    callers = [*([{"podSelector": named}] if models else []), _operator(ctx), deletions]
+    ingress = [
+        {"from": callers, "ports": [_tcp(paths.REDIS_PORT)]},
+        {"from": [servers], "ports": [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]},
+    ]
+    spec = {**servers, "policyTypes": ["Ingress"], "ingress": ingress}
+    return tier_object("networking.k8s.io/v1", "NetworkPolicy", tier, spec=spec)
 
 
 def _operator(ctx: BuildContext) -> dict[str, Any]:
@@ -83,12 +71,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 def build_serviceaccount(model: CachedModel) -> dict[str, Any]:
     """Return the ServiceAccount of a model's pods. Its token is mounted only in the gate."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": _metadata(model),
-        "automountServiceAccountToken": False,
-    }
+    return model_object("v1", "ServiceAccount", model, automountServiceAccountToken=False)
 
 
 def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False) -> dict[str, Any]:
@@ -97,30 +80,15 @@ def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False)
     shards = [names.bundle_shard(model.name, index, slot) for index in range(shard_count) for slot in SLOTS]
     if has_pools:
         shards += [names.pool_shard(model.name, index, slot) for index in range(MAX_POOLS) for slot in SLOTS]
-    watched = [names.bundle_root(model.name), model.spec.gate.authentication.api_keys.secret_ref.name]
+    watched = [names.bundle_root(model.name), model.api_keys_secret]
     rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": watched, "verbs": ["get", "watch"]}]
     if shards:
         rules.append({"apiGroups": [""], "resources": ["secrets"], "resourceNames": shards, "verbs": ["get"]})
-    return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": "Role",
-        "metadata": _metadata(model),
-        "rules": rules,
-    }
+    return model_object(f"{RBAC}/v1", "Role", model, rules=rules)
 
 
 def build_rolebinding(model: CachedModel) -> dict[str, Any]:
     name = names.model_child(model.name)
-    return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": "RoleBinding",
-        "metadata": _metadata(model),
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": model.namespace}],
-    }
-
-
-def _metadata(model: CachedModel) -> dict[str, Any]:
-    return metadata(
-        names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
-    )
+    role = {"apiGroup": RBAC, "kind": "Role", "name": name}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": model.namespace}]
+    return model_object(f"{RBAC}/v1", "RoleBinding", model, roleRef=role, subjects=subjects)

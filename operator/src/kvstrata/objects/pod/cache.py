@@ -1,7 +1,8 @@
-"""The cache container: LMCache's multi-process server with its memory and every tier, under the operator's policy.
+"""The cache container: LMCache's multi-process server with its memory and files, under the operator's policy.
 
-Everything listens on loopback, telemetry is off, and no secret is in arguments or environment, because LMCache prints
-its configuration on request.
+Redis tiers are part of that policy (`contract/policy/tiers.py`): they come and go without another template. Everything
+listens on loopback, telemetry is off, and no secret is in arguments or environment, because LMCache prints its
+configuration on request.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
-from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import SECURITY, amounts, chosen_amounts, environment, exec_probe, mount
+from kvstrata.objects.container import amounts, chosen_amounts, container, environment, exec_probe, mount
 from kvstrata.objects.pod import nvme
 from kvstrata.objects.pod.engine import needs_device_sharing
 from kvstrata.objects.quantities import GIB, binary
-from kvstrata.objects.tier_link import AUTHORITY_FILE, PASSWORD_FILE, redis_link, tier_secrets
 
 SHARED_MEMORY_NAME = "kvstrata"
 ADAPTER_MODULE = "kvstrata_sidecar.adapter.plugin"
@@ -52,52 +51,40 @@ def build_container(
     }
     if needs_device_sharing(model):
         variables["NVIDIA_VISIBLE_DEVICES"] = "all"
-    return without_empty(
-        {
-            "name": "cache",
-            "image": model.spec.cache_image,
-            "imagePullPolicy": chosen.image_pull_policy,
-            "restartPolicy": "Always",
-            "command": ["lmcache", "server"],
-            "args": arguments(domain_id, model, tiers, identity, nodefs_reserve_percent),
-            "env": environment(variables),
-            "startupProbe": exec_probe(probe, period_s=1, timeout_s=5, failures=300),
-            "livenessProbe": exec_probe(probe, period_s=10, timeout_s=5, failures=6),
-            "resources": _resources(model, tiers),
-            "securityContext": SECURITY,
-            "volumeMounts": [
-                mount("plugin", paths.PLUGIN, read_only=True),
-                mount("policy", paths.POLICY, read_only=True),
-                mount("link", paths.LINK),
-                mount("shm", paths.SHARED_MEMORY),
-                mount("cache-tmp", paths.TEMPORARY),
-                *(
-                    mount(f"tier-{tier.name}", paths.tier_directory(tier.name), read_only=True)
-                    for tier in tiers
-                    if tier_secrets(tier)
-                ),
-                *nvme.mounts(tiers),
-            ],
-        }
+    return container(
+        "cache",
+        model.spec.cache_image,
+        chosen.image_pull_policy,
+        restartPolicy="Always",
+        command=["python3", "-m", "kvstrata_sidecar.adapter.start"],
+        args=arguments(domain_id, model, tiers, identity, nodefs_reserve_percent),
+        env=environment(variables),
+        startupProbe=exec_probe(probe, period_s=2, timeout_s=5, failures=150),
+        livenessProbe=exec_probe(probe, period_s=20, timeout_s=5, failures=3),
+        resources=_resources(model, tiers),
+        volumeMounts=[
+            mount("plugin", paths.PLUGIN, read_only=True),
+            mount("policy", paths.POLICY, read_only=True),
+            mount("link", paths.LINK),
+            mount("shm", paths.SHARED_MEMORY),
+            mount("cache-tmp", paths.TEMPORARY),
+            *nvme.mounts(tiers),
+        ],
     )
 
 
 def arguments(
     domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
 ) -> list[str]:
+    memory = memory_config(domain_id, model, tiers, identity)
     flags = [
         *("--host", "127.0.0.1", "--port", str(paths.CACHE_PORT)),
         *("--http-host", "127.0.0.1", "--http-port", str(paths.CACHE_HTTP_PORT)),
-        *("--chunk-size", str(model.spec.cache_server.chunk_size_tokens)),
+        *("--chunk-size", str(model.spec.cache_server.chunk_size)),
         # LMCache multiplies by 2^30, despite the flag's name.
         *("--l1-size-gb", f"{sizing.l1_bytes(tiers) / GIB:.9g}", "--no-l1-use-lazy"),
         # The server module governs the memory: LMCache's own eviction knows no guarantees.
-        *(
-            "--eviction-policy",
-            "noop",
-            "--server-module",
-            _server_module(memory_config(domain_id, model, tiers, identity)),
-        ),
+        *("--eviction-policy", "noop", "--server-module", _json({"module_path": MEMORY_MODULE, "config": memory})),
     ]
     if any(tier.spec.medium is Medium.CPU for tier in tiers):
         # Keep blocks that came from a slower tier. LMCache's default drops it after reading, so a prompt in Redis would
@@ -108,19 +95,18 @@ def arguments(
     else:
         flags += ["--supported-transfer-mode", "engine_driven", "--shm-name", SHARED_MEMORY_NAME]
     for params in adapter_params(domain_id, model.name, tiers, identity, nodefs_reserve_percent):
-        flags += ["--l2-adapter", _plugin(params)]
+        plugin = {"module_path": ADAPTER_MODULE, "class_name": ADAPTER_CLASS, "adapter_params": params}
+        flags += ["--l2-adapter", _json({"type": "plugin", **plugin})]
     return flags
 
 
 def adapter_params(
     domain_id: str, model: str, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
 ) -> tuple[dict[str, Any], ...]:
-    """Return the parameters of each policy adapter, one per tier behind the memory, in the model's order. Without such
-    a tier there is one without storage, because the adapter acknowledges policies to the gate."""
+    """Return the parameters of each policy adapter at the server's start, one per NVMe tier, in the model's order.
+    Without such a tier there is one without storage, because the adapter acknowledges policies to the gate."""
     behind: list[dict[str, Any] | None] = [
-        _tier_params(tier) if tier.spec.medium is Medium.REDIS else nvme.params(tier, model, nodefs_reserve_percent)
-        for tier in tiers
-        if tier.spec.medium in (Medium.NVME, Medium.REDIS)
+        nvme.params(tier, model, nodefs_reserve_percent) for tier in tiers if tier.spec.medium is Medium.NVME
     ]
     return tuple({"domain": domain_id, "identity": identity, "tier": params} for params in behind or [None])
 
@@ -136,39 +122,8 @@ def memory_config(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier]
     return config
 
 
-def _tier_params(tier: CacheTier) -> dict[str, Any]:
-    link = redis_link(tier)
-    if link is None:
-        raise ValueError(f"CacheTier {tier.name} is no Redis tier")
-    folder = paths.tier_directory(tier.name)
-    params: dict[str, Any] = {
-        "name": tier.name,
-        "endpoints": [{"host": host, "port": port} for host, port in link.endpoints],
-    }
-    if link.ca is not None:
-        params["tls"] = {"ca_file": f"{folder}/{AUTHORITY_FILE}"}
-    if link.username is not None:
-        params["username"] = link.username
-    if link.password is not None:
-        params["password_file"] = f"{folder}/{PASSWORD_FILE}"
-    if tier.spec.is_cluster:
-        params["cluster"] = True
-    if tier.spec.encryption_required:
-        params["encryption"] = "Required"
-    params["capacity_bytes"] = sizing.stored_bytes(tier.spec)
-    if tier.spec.max_retention_s is not None:
-        params["default_ttl_s"] = tier.spec.max_retention_s
-    return params
-
-
-def _plugin(params: dict[str, Any]) -> str:
-    return canonical_json(
-        {"type": "plugin", "module_path": ADAPTER_MODULE, "class_name": ADAPTER_CLASS, "adapter_params": params}
-    ).decode()
-
-
-def _server_module(config: dict[str, Any]) -> str:
-    return canonical_json({"module_path": MEMORY_MODULE, "config": config}).decode()
+def _json(value: dict[str, Any]) -> str:
+    return canonical_json(value).decode()
 
 
 def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:

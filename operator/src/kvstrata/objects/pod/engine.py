@@ -11,8 +11,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
-from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import SECURITY, amounts, environment, exec_probe, mount
+from kvstrata.objects.container import amounts, container, environment, exec_probe, mount
 from kvstrata.objects.quantities import binary
 
 START_SCRIPT = """rm -f "$0"
@@ -53,32 +52,25 @@ def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str,
     chosen = spec.pod_template or PodTemplate()
     probe = ("python3", "-S", "-c", HEALTH_SCRIPT, paths.ENGINE_SOCKET)
     drain = ["python3", "-S", "-c", DRAIN_SCRIPT, paths.ENGINE, str(DRAIN_TIMEOUT_S)]
-    return without_empty(
-        {
-            "name": "engine",
-            "image": spec.image,
-            "imagePullPolicy": chosen.image_pull_policy,
-            "command": list(COMMAND),
-            "args": arguments(model),
-            "env": environment(_variables(model), [(variable.name, variable.value) for variable in spec.env]),
-            "startupProbe": exec_probe(
-                probe,
-                period_s=STARTUP_PERIOD_S,
-                timeout_s=5,
-                failures=max(1, -(-spec.startup_timeout_s // STARTUP_PERIOD_S)),
-            ),
-            "livenessProbe": exec_probe(probe, period_s=10, timeout_s=5, failures=6),
-            "lifecycle": {"preStop": {"exec": {"command": drain}}},
-            "resources": _resources(model, tiers),
-            "securityContext": SECURITY,
-            "volumeMounts": [
-                mount("plugin", paths.PLUGIN, read_only=True),
-                mount("engine-socket", paths.ENGINE),
-                mount("shm", paths.SHARED_MEMORY),
-                mount("engine-tmp", paths.TEMPORARY),
-                *_weight_mounts(model),
-            ],
-        }
+    failures = max(1, -(-spec.startup_timeout.in_seconds // STARTUP_PERIOD_S))
+    return container(
+        "engine",
+        spec.image,
+        chosen.image_pull_policy,
+        command=list(COMMAND),
+        args=arguments(model),
+        env=environment(_variables(model), [(variable.name, variable.value) for variable in spec.env]),
+        startupProbe=exec_probe(probe, period_s=STARTUP_PERIOD_S, timeout_s=5, failures=failures),
+        livenessProbe=exec_probe(probe, period_s=20, timeout_s=5, failures=3),
+        lifecycle={"preStop": {"exec": {"command": drain}}},
+        resources=_resources(model, tiers),
+        volumeMounts=[
+            mount("plugin", paths.PLUGIN, read_only=True),
+            mount("engine-socket", paths.ENGINE),
+            mount("shm", paths.SHARED_MEMORY),
+            mount("engine-tmp", paths.TEMPORARY),
+            *(mounted for _, mounted in _weights(model)),
+        ],
     )
 
 
@@ -93,21 +85,26 @@ def arguments(model: CachedModel) -> list[str]:
         "--enable-prompt-tokens-details",
         *("--middleware", MIDDLEWARE),
     ]
-    if spec.effective_dtype is not DType.AUTO:
-        flags += ["--dtype", str(spec.effective_dtype)]
+    if spec.dtype is not DType.AUTO:
+        flags += ["--dtype", str(spec.dtype)]
     if spec.revision is not None and spec.source.hub is not None:
         flags += ["--revision", spec.revision]
     if spec.tokenizer is not None:
         flags += ["--tokenizer", spec.tokenizer]
     if spec.max_model_len is not None:
         flags += ["--max-model-len", str(spec.max_model_len)]
-    if engine.effective_tensor_parallel_size > 1:
-        flags += ["--tensor-parallel-size", str(engine.effective_tensor_parallel_size)]
+    if engine.tensor_parallel_size > 1:
+        flags += ["--tensor-parallel-size", str(engine.tensor_parallel_size)]
     if engine.gpu_memory_utilization_percent is not None:
         flags += ["--gpu-memory-utilization", f"{engine.gpu_memory_utilization_percent / 100:g}"]
     if engine.kv_cache_dtype is not None:
         flags += ["--kv-cache-dtype", engine.kv_cache_dtype]
-    return [*flags, "--kv-transfer-config", transfer_config(model), *engine.args]
+    flags += ["--kv-transfer-config", transfer_config(model), *engine.args]
+    if not needs_device_sharing(model):
+        # Engine-driven transfer refuses several groups of KV, which layers with a sliding window would make. The last
+        # of two contrary flags counts.
+        flags.append("--disable-hybrid-kv-cache-manager")
+    return flags
 
 
 def transfer_config(model: CachedModel) -> str:
@@ -119,7 +116,8 @@ def transfer_config(model: CachedModel) -> str:
         "lmcache.mp.mq_timeout": 3.0,
         "lmcache.mp.heartbeat_interval": 1.0,
         # With it the engine starts and serves while its cache server is down.
-        "kvstrata.chunk_tokens": model.spec.cache_server.chunk_size_tokens,
+        "kvstrata.chunk_tokens": model.spec.cache_server.chunk_size,
+        "kvstrata.identity_directory": paths.ENGINE,
     }
     if needs_device_sharing(model):
         extra["lmcache.mp.isolated_ipc"] = True
@@ -146,36 +144,29 @@ def requests_gpu(model: CachedModel) -> bool:
 
 
 def needs_device_sharing(model: CachedModel) -> bool:
-    return model.spec.cache_server.effective_transfer is Transfer.GPU_IPC
+    return model.spec.cache_server.transfer is Transfer.GPU_IPC
 
 
 def weight_volumes(model: CachedModel) -> list[dict[str, Any]]:
-    source = model.spec.model.source
-    if source.pvc is not None:
-        return [{"name": "weights", "persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}]
-    if source.hub is None:
-        return []
-    volumes: list[dict[str, Any]] = [{"name": "weights-cache", "emptyDir": {}}]
-    token = source.hub.token_secret_ref
-    if token is not None:
-        items = [{"key": token.key, "path": "token"}]
-        volumes.append(
-            {"name": "hub-token", "secret": {"secretName": token.name, "defaultMode": 0o440, "items": items}}
-        )
-    return volumes
+    return [volume for volume, _ in _weights(model)]
 
 
-def _weight_mounts(model: CachedModel) -> list[dict[str, Any]]:
+def _weights(model: CachedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the volumes of the weights' source, each with its mount."""
     source = model.spec.model.source
     if source.pvc is not None:
+        claim = {"claimName": source.pvc.claim_name, "readOnly": True}
         # The apiserver rejects an absolute subPath; no subPath means the volume's root.
-        return [mount("weights", paths.WEIGHTS, read_only=True, sub_path=(source.pvc.path or "").strip("/"))]
+        mounted = mount("weights", paths.WEIGHTS, read_only=True, sub_path=(source.pvc.path or "").strip("/"))
+        return [({"name": "weights", "persistentVolumeClaim": claim}, mounted)]
     if source.hub is None:
         return []
-    mounts = [mount("weights-cache", paths.HUB_CACHE)]
-    if source.hub.token_secret_ref is not None:
-        mounts.append(mount("hub-token", paths.HUB_TOKEN, read_only=True))
-    return mounts
+    found = [({"name": "weights-cache", "emptyDir": {}}, mount("weights-cache", paths.HUB_CACHE))]
+    if (token := source.hub.token_secret_ref) is not None:
+        items = [{"key": token.key, "path": "token"}]
+        secret = {"secretName": token.name, "defaultMode": 0o440, "items": items}
+        found.append(({"name": "hub-token", "secret": secret}, mount("hub-token", paths.HUB_TOKEN, read_only=True)))
+    return found
 
 
 def _variables(model: CachedModel) -> dict[str, str]:
@@ -208,13 +199,12 @@ def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]
     chosen = model.spec.engine.resources
     if chosen is None:
         return {}
-    requests: dict[str, str] = dict(chosen.requests)
-    limits: dict[str, str] = dict(chosen.limits)
-    if "memory" in chosen.limits and model.spec.cache_server.effective_transfer is Transfer.ENGINE_DRIVEN:
+    requests, limits = dict[str, str](chosen.requests), dict[str, str](chosen.limits)
+    if "memory" in chosen.limits and model.spec.cache_server.transfer is Transfer.ENGINE_DRIVEN:
         limits["memory"] = binary(chosen.limits["memory"].in_bytes + sizing.l1_bytes(tiers))
     if requests_gpu(model):
         asked = [int(part[GPU].in_units) for part in (chosen.requests, chosen.limits) if GPU in part]
-        devices = str(max(model.spec.engine.effective_tensor_parallel_size, *asked))
+        devices = str(max(model.spec.engine.tensor_parallel_size, *asked))
         # Kubernetes requires equal request and limit for extended resources.
         requests[GPU] = limits[GPU] = devices
     return amounts(requests, limits)

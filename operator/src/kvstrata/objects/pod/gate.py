@@ -9,21 +9,11 @@ from kvstrata.api.common import TlsMode
 from kvstrata.contract.messages.adapter import SOCKET_NAME
 from kvstrata.contract.messages.pod_state import CONTROL_PORT
 from kvstrata.objects import names, paths, sizing
-from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import (
-    SECURITY,
-    amounts,
-    chosen_amounts,
-    environment,
-    field_environment,
-    http_probe,
-    mount,
-)
+from kvstrata.objects.container import amounts, chosen_amounts, container, environment, field_environment, mount
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.objects.quantities import binary
 
-COMMAND = ("kvstrata-gate",)
 LISTENER_OFF = -1
 """Port number that disables a listener of the gate."""
 
@@ -33,61 +23,58 @@ def build_container(
 ) -> dict[str, Any]:
     """Return the native sidecar `gate`. Its readiness is the pod's, because it answers for the engine. `limit_bytes` is
     its memory limit, unless the model sets one."""
-    spec = model.spec.gate
-    return without_empty(
-        {
-            "name": "gate",
-            "image": ctx.sidecar_image,
-            "imagePullPolicy": ctx.image_pull_policy,
-            "restartPolicy": "Always",
-            "command": list(COMMAND),
-            "env": [
-                field_environment("POD_NAME", "metadata.name"),
-                field_environment("POD_UID", "metadata.uid"),
-                field_environment("POD_NAMESPACE", "metadata.namespace"),
-                *environment(_variables(model, identity)),
-            ],
-            "ports": [
-                {"name": caller_port_name(model), "containerPort": caller_port(model), "protocol": "TCP"},
-                {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
-                {"name": "health", "containerPort": paths.HEALTH_PORT, "protocol": "TCP"},
-            ],
-            "startupProbe": http_probe("/livez", paths.HEALTH_PORT, period_s=1, timeout_s=2, failures=60),
-            "livenessProbe": http_probe("/livez", paths.HEALTH_PORT, period_s=10, timeout_s=5, failures=3),
-            "readinessProbe": http_probe("/readyz", paths.HEALTH_PORT, period_s=2, timeout_s=2, failures=2),
-            "resources": chosen_amounts(
-                spec.resources,
-                amounts(
-                    requests={"cpu": "100m", "memory": binary(sizing.GATE_REQUEST_BYTES)},
-                    limits={"memory": binary(limit_bytes)},
-                ),
-            ),
-            "securityContext": SECURITY,
-            "volumeMounts": _mounts(model),
-        }
+    default = amounts({"cpu": "100m", "memory": binary(sizing.GATE_REQUEST_BYTES)}, {"memory": binary(limit_bytes)})
+    return container(
+        "gate",
+        ctx.sidecar_image,
+        ctx.image_pull_policy,
+        restartPolicy="Always",
+        command=["kvstrata-gate"],
+        env=[
+            field_environment("POD_NAME", "metadata.name"),
+            field_environment("POD_UID", "metadata.uid"),
+            field_environment("POD_NAMESPACE", "metadata.namespace"),
+            *environment(_variables(model, identity)),
+        ],
+        ports=[
+            {"name": caller_port_name(model), "containerPort": caller_port(model), "protocol": "TCP"},
+            {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
+            {"name": "health", "containerPort": paths.HEALTH_PORT, "protocol": "TCP"},
+        ],
+        startupProbe=_probe("/livez", period_s=1, timeout_s=2, failures=60),
+        livenessProbe=_probe("/livez", period_s=10, timeout_s=5, failures=3),
+        readinessProbe=_probe("/readyz", period_s=2, timeout_s=2, failures=2),
+        resources=chosen_amounts(model.spec.gate.resources, default),
+        volumeMounts=_mounts(model),
     )
 
 
+def _probe(path: str, *, period_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
+    get = {"path": path, "port": paths.HEALTH_PORT, "scheme": "HTTP"}
+    return {"httpGet": get, "periodSeconds": period_s, "timeoutSeconds": timeout_s, "failureThreshold": failures}
+
+
 def caller_port_name(model: CachedModel) -> str:
-    return "http" if model.spec.gate.tls_mode is TlsMode.DISABLED else "https"
+    return "http" if model.spec.gate.tls.mode is TlsMode.DISABLED else "https"
 
 
 def caller_port(model: CachedModel) -> int:
-    return paths.HTTP_PORT if model.spec.gate.tls_mode is TlsMode.DISABLED else paths.HTTPS_PORT
+    return paths.HTTP_PORT if model.spec.gate.tls.mode is TlsMode.DISABLED else paths.HTTPS_PORT
 
 
 def _variables(model: CachedModel, identity: str) -> dict[str, str]:
-    mode = model.spec.gate.tls_mode
+    mode = model.spec.gate.tls.mode
     port = caller_port(model)
-    warmup = model.spec.cache_server.warmup
+    warmup, origins = model.spec.cache_server.warmup, model.spec.gate.allowed_origins
     return {
         "KVSTRATA_MODEL": model.name,
         "KVSTRATA_SERVED_MODEL": model.spec.model.name,
         "KVSTRATA_IDENTITY": identity,
         "KVSTRATA_RENDER_ID": render_id(model),
         "KVSTRATA_BUNDLE_SECRET": names.bundle_root(model.name),
-        "KVSTRATA_API_KEYS_SECRET": model.spec.gate.authentication.api_keys.secret_ref.name,
+        "KVSTRATA_API_KEYS_SECRET": model.api_keys_secret,
         **({"KVSTRATA_WARM_PATIENCE_S": str(warmup.timeout.in_seconds)} if warmup is not None else {}),
+        **({"KVSTRATA_CORS_ORIGINS": ",".join(origins)} if origins else {}),
         "KVSTRATA_ENGINE_SOCKET": paths.ENGINE_SOCKET,
         "KVSTRATA_POLICY_DIR": paths.POLICY,
         "KVSTRATA_ADAPTER_SOCKET": f"{paths.LINK}/{SOCKET_NAME}",
@@ -95,6 +82,7 @@ def _variables(model: CachedModel, identity: str) -> dict[str, str]:
         "KVSTRATA_HTTP_PORT": str(port if mode is TlsMode.DISABLED else LISTENER_OFF),
         "KVSTRATA_CONTROL_PORT": str(CONTROL_PORT),
         "KVSTRATA_HEALTH_PORT": str(paths.HEALTH_PORT),
+        "KVSTRATA_CACHE_HTTP_PORT": str(paths.CACHE_HTTP_PORT),
         "KVSTRATA_TLS_DIR": paths.CALLER_TLS if mode is TlsMode.SECRET else paths.GATE_TLS,
         "KVSTRATA_CONTROL_TLS_DIR": paths.GATE_TLS,
         "KVSTRATA_ACK_TOKEN_FILE": f"{paths.ACK_TOKEN}/token",
@@ -113,6 +101,6 @@ def _mounts(model: CachedModel) -> list[dict[str, Any]]:
         mount("kube-token", paths.KUBE_TOKEN, read_only=True),
         mount("gate-tmp", paths.TEMPORARY),
     ]
-    if model.spec.gate.tls_mode is TlsMode.SECRET:
+    if model.spec.gate.tls.mode is TlsMode.SECRET:
         mounts.append(mount("caller-tls", paths.CALLER_TLS, read_only=True))
     return mounts

@@ -42,7 +42,8 @@ def index_bytes(tiers: Sequence[CacheTier]) -> int:
 
 def node_bytes(tiers: Sequence[CacheTier]) -> int:
     """Return the space that the tiers take on the node's file system, for the scheduler."""
-    return sum(tier.spec.capacity_bytes for tier in file_tiers(tiers) if _is_of_the_node(tier))
+    places = ((tier.spec.capacity_bytes, tier.spec.nvme) for tier in file_tiers(tiers))
+    return sum(size for size, place in places if place is not None and place.empty_dir is not None)
 
 
 def mounts(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
@@ -53,9 +54,10 @@ def volumes(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
     return [_volume(tier) for tier in file_tiers(tiers)]
 
 
-def claims_volumes(tiers: Sequence[CacheTier]) -> bool:
-    """Whether the pod claims a volume; the kubelet must not chown its files one by one at each start."""
-    return any(_is_claimed(tier) for tier in file_tiers(tiers))
+def group_change(tiers: Sequence[CacheTier]) -> dict[str, str]:
+    """Return a part of the pod's security context: the kubelet must not chown all files of a claimed volume at each
+    start."""
+    return {"fsGroupChangePolicy": "OnRootMismatch"} if any(map(_is_claimed, file_tiers(tiers))) else {}
 
 
 def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str, Any]:
@@ -76,10 +78,6 @@ def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str
     if spec.max_retention_s is not None:
         values["default_ttl_s"] = spec.max_retention_s
     return values
-
-
-def _is_of_the_node(tier: CacheTier) -> bool:
-    return tier.spec.nvme is not None and tier.spec.nvme.empty_dir is not None
 
 
 def _is_claimed(tier: CacheTier) -> bool:

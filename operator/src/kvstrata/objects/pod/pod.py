@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.common import TlsMode
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 from kvstrata.objects import labels, names, paths, sizing
@@ -21,7 +20,6 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.pod import cache, engine, gate, nvme
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.objects.quantities import MIB, binary
-from kvstrata.objects.tier_link import tier_secrets
 
 RUN_AS = 65532
 SECRET_FILE_MODE = 0o440
@@ -40,21 +38,19 @@ def pod_template(
     identity: str,
     shard_count: int = 1,
 ) -> dict[str, Any]:
-    """`tiers` are the ones to use, from fast to slow; `shard_count` counts the bundle's shards."""
+    """`tiers` are the ones to use, from fast to slow; Redis tiers change nothing here. `shard_count` counts the
+    bundle's shards."""
     chosen = model.spec.engine.pod_template or PodTemplate()
     own_labels = labels.of_model(model.name) | {labels.IDENTITY: identity, labels.RENDER: render_id(model)}
-    for tier in tiers:
-        if tier.spec.medium is Medium.REDIS:
-            own_labels |= labels.reads_tier(tier.name)
     spec: dict[str, Any] = {
         "serviceAccountName": names.model_child(model.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": engine.DRAIN_TIMEOUT_S + TERMINATION_MARGIN_S,
-        "securityContext": _security(tiers),
+        "securityContext": pod_security() | nvme.group_change(tiers),
         "initContainers": [
             plugin_container(ctx),
-            gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(tiers, shard_count)),
+            gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(shard_count)),
             cache.build_container(domain_id, model, tiers, identity, ctx.nodefs_reserve_percent),
         ],
         "containers": [engine.build_container(model, tiers)],
@@ -95,12 +91,6 @@ def pod_security() -> dict[str, Any]:
     }
 
 
-def _security(tiers: Sequence[CacheTier]) -> dict[str, Any]:
-    if not nvme.claims_volumes(tiers):
-        return pod_security()
-    return pod_security() | {"fsGroupChangePolicy": "OnRootMismatch"}
-
-
 def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any]:
     spread = [dict(constraint) for constraint in chosen.topology_spread_constraints] or [
         {
@@ -124,9 +114,10 @@ def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any
 
 
 def _volumes(model: CachedModel, tiers: Sequence[CacheTier], shard_count: int) -> list[dict[str, Any]]:
+    namespace = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     volumes = [
         {"name": "plugin", "emptyDir": {"sizeLimit": "16Mi"}},
-        _memory("policy", sizing.policy_volume_bytes(tiers, shard_count)),
+        _memory("policy", sizing.policy_volume_bytes(shard_count)),
         _memory("link", MIB),
         _memory("engine-socket", MIB),
         _memory("shm", sizing.shared_memory_bytes(model, tiers)),
@@ -134,36 +125,17 @@ def _volumes(model: CachedModel, tiers: Sequence[CacheTier], shard_count: int) -
         {"name": "cache-tmp", "emptyDir": {}},
         {"name": "engine-tmp", "emptyDir": {}},
         {"name": "gate-tls", "secret": _secret_files(names.gate_tls(model.name))},
-        {
-            "name": "ack-token",
-            "projected": {
-                "defaultMode": SECRET_FILE_MODE,
-                "sources": [
-                    {
-                        "serviceAccountToken": {
-                            "audience": ACK_AUDIENCE,
-                            "expirationSeconds": ACK_TOKEN_LIFETIME_S,
-                            "path": "token",
-                        }
-                    }
-                ],
-            },
-        },
-        {"name": "kube-token", "projected": {"defaultMode": SECRET_FILE_MODE, "sources": _kube_token_sources()}},
+        _projected("ack-token", _token(ACK_TOKEN_LIFETIME_S, audience=ACK_AUDIENCE)),
+        _projected(
+            "kube-token",
+            _token(KUBE_TOKEN_LIFETIME_S),
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": namespace}]}},
+        ),
     ]
-    gate_spec = model.spec.gate
-    if gate_spec.tls is not None and gate_spec.tls_mode is TlsMode.SECRET and gate_spec.tls.secret_ref is not None:
-        volumes.append({"name": "caller-tls", "secret": _secret_files(gate_spec.tls.secret_ref.name)})
-    volumes += [_tier_volume(tier) for tier in tiers if tier_secrets(tier)]
+    if model.spec.gate.tls.secret_ref is not None:
+        volumes.append({"name": "caller-tls", "secret": _secret_files(model.spec.gate.tls.secret_ref.name)})
     return [*volumes, *nvme.volumes(tiers), *engine.weight_volumes(model)]
-
-
-def _tier_volume(tier: CacheTier) -> dict[str, Any]:
-    sources = [
-        {"secret": {"name": source.secret, "items": [{"key": key, "path": path} for key, path in source.items]}}
-        for source in tier_secrets(tier)
-    ]
-    return {"name": f"tier-{tier.name}", "projected": {"defaultMode": SECRET_FILE_MODE, "sources": sources}}
 
 
 def _memory(name: str, size_bytes: int) -> dict[str, Any]:
@@ -174,13 +146,9 @@ def _secret_files(secret: str) -> dict[str, Any]:
     return {"secretName": secret, "defaultMode": SECRET_FILE_MODE}
 
 
-def _kube_token_sources() -> list[dict[str, Any]]:
-    return [
-        {"serviceAccountToken": {"expirationSeconds": KUBE_TOKEN_LIFETIME_S, "path": "token"}},
-        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
-        {
-            "downwardAPI": {
-                "items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]
-            }
-        },
-    ]
+def _projected(name: str, *sources: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "projected": {"defaultMode": SECRET_FILE_MODE, "sources": list(sources)}}
+
+
+def _token(lifetime_s: int, **fields: str) -> dict[str, Any]:
+    return {"serviceAccountToken": {**fields, "expirationSeconds": lifetime_s, "path": "token"}}

@@ -6,16 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.objects import labels, names, paths
+from kvstrata.objects import labels, paths
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.labels import metadata
+from kvstrata.objects.owned import model_object, tier_object
 from kvstrata.objects.pod import gate
 from kvstrata.objects.pod.pod import pod_template
 
-REVISIONS_KEPT = 3
+PDB = "PodDisruptionBudget"
 PROGRESS_MARGIN_S = 300
 """Time beyond startupTimeout for scheduling, pulling images and the other containers."""
 
@@ -32,25 +31,15 @@ def build_deployment(
     `tiers` are the ones to use, from fast to slow; `identity` is `cache_identity` of the same arguments."""
     warmup = model.spec.cache_server.warmup
     warm_up_s = warmup.timeout.in_seconds if warmup is not None else 0
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata(
-            names.model_child(model.name),
-            model.namespace,
-            labels.of_model(model.name),
-            model.owner_reference(),
-            {labels.IDENTITY: identity},
-        ),
-        "spec": {
-            "replicas": model.spec.engine.replicas,
-            "revisionHistoryLimit": REVISIONS_KEPT,
-            "progressDeadlineSeconds": model.spec.engine.startup_timeout_s + warm_up_s + PROGRESS_MARGIN_S,
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "selector": {"matchLabels": labels.selector_of_model(model.name)},
-            "template": pod_template(ctx, domain_id, model, tiers, identity, shard_count),
-        },
+    spec = {
+        "replicas": model.spec.engine.replicas,
+        "revisionHistoryLimit": 3,
+        "progressDeadlineSeconds": model.spec.engine.startup_timeout.in_seconds + warm_up_s + PROGRESS_MARGIN_S,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "selector": {"matchLabels": labels.selector_of_model(model.name)},
+        "template": pod_template(ctx, domain_id, model, tiers, identity, shard_count),
     }
+    return model_object("apps/v1", "Deployment", model, {labels.IDENTITY: identity}, spec=spec)
 
 
 def build_pdb(model: CachedModel) -> dict[str, Any] | None:
@@ -58,61 +47,32 @@ def build_pdb(model: CachedModel) -> dict[str, Any] | None:
     protects nothing or blocks drains forever. Unready pods may always be evicted, so a crash loop blocks no drain."""
     if model.spec.engine.replicas < 2:
         return None
-    own_labels, selector = labels.of_model(model.name), labels.selector_of_model(model.name)
-    return _one_at_a_time(model, names.model_child(model.name), own_labels, selector)
+    return model_object("policy/v1", PDB, model, spec=_one_at_a_time(labels.selector_of_model(model.name)))
 
 
 def build_redis_pdb(tier: CacheTier) -> dict[str, Any] | None:
     """Return a budget of one voluntary disruption at a time for all shards together; None for any other tier."""
     if tier.spec.managed is None:
         return None
-    return _one_at_a_time(tier, names.redis(tier.name), labels.of_tier(tier.name), labels.selector_of_tier(tier.name))
+    return tier_object("policy/v1", PDB, tier, spec=_one_at_a_time(labels.selector_of_tier(tier.name)))
 
 
-def _one_at_a_time(
-    owner: Resource, name: str, own_labels: Mapping[str, str], selector: Mapping[str, str]
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(name, owner.namespace, own_labels, owner.owner_reference()),
-        "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": dict(selector)},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
-    }
-
-
-HTTPS_SERVICE_PORT = 443
-HTTP_SERVICE_PORT = 80
+def _one_at_a_time(selector: Mapping[str, str]) -> dict[str, Any]:
+    pods = {"matchLabels": dict(selector)}
+    return {"maxUnavailable": 1, "selector": pods, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
 
 
 def build_model_service(model: CachedModel) -> dict[str, Any]:
     """Return the Service of a model's gates, for callers (443 or 80) and scrapers (8081). Target ports are numbers: not
     every Kubernetes version resolves named ports of native sidecars."""
     name = gate.caller_port_name(model)
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(
-            names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
-        ),
-        "spec": {
-            "type": "ClusterIP",
-            "selector": labels.selector_of_model(model.name),
-            "ports": [
-                {
-                    "name": name,
-                    "port": service_port(model),
-                    "targetPort": gate.caller_port(model),
-                    "protocol": "TCP",
-                    "appProtocol": name,
-                },
-                {"name": "health", "port": paths.HEALTH_PORT, "targetPort": paths.HEALTH_PORT, "protocol": "TCP"},
-            ],
-        },
+    callers = _port(name, 80 if name == "http" else 443, gate.caller_port(model)) | {"appProtocol": name}
+    spec = {
+        "type": "ClusterIP",
+        "selector": labels.selector_of_model(model.name),
+        "ports": [callers, _port("health", paths.HEALTH_PORT, paths.HEALTH_PORT)],
     }
+    return model_object("v1", "Service", model, spec=spec)
 
 
 def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
@@ -121,42 +81,27 @@ def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
     if tier.spec.managed is None:
         return None
     ports = {"redis": paths.REDIS_PORT, "bus": paths.REDIS_BUS_PORT}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(names.redis(tier.name), tier.namespace, labels.of_tier(tier.name), tier.owner_reference()),
-        "spec": {
-            "type": "ClusterIP",
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": labels.selector_of_tier(tier.name),
-            "ports": [
-                {"name": name, "port": port, "targetPort": port, "protocol": "TCP"} for name, port in ports.items()
-            ],
-        },
+    spec = {
+        "type": "ClusterIP",
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": labels.selector_of_tier(tier.name),
+        "ports": [_port(name, port, port) for name, port in ports.items()],
     }
+    return tier_object("v1", "Service", tier, spec=spec)
 
 
-def service_port(model: CachedModel) -> int:
-    return HTTP_SERVICE_PORT if gate.caller_port_name(model) == "http" else HTTPS_SERVICE_PORT
-
-
-SCRAPE_INTERVAL = "30s"
+def _port(name: str, port: int, target: int) -> dict[str, Any]:
+    return {"name": name, "port": port, "targetPort": target, "protocol": "TCP"}
 
 
 def build_servicemonitor(model: CachedModel, crd_installed: bool) -> dict[str, Any] | None:
     """Return the ServiceMonitor; None if its CRD is not installed."""
     if not crd_installed:
         return None
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "ServiceMonitor",
-        "metadata": metadata(
-            names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
-        ),
-        "spec": {
-            "selector": {"matchLabels": labels.selector_of_model(model.name)},
-            "endpoints": [{"port": "health", "path": "/metrics", "interval": SCRAPE_INTERVAL}],
-            "podTargetLabels": [labels.MODEL, labels.IDENTITY],
-        },
+    spec = {
+        "selector": {"matchLabels": labels.selector_of_model(model.name)},
+        "endpoints": [{"port": "health", "path": "/metrics", "interval": "30s"}],
+        "podTargetLabels": [labels.MODEL, labels.IDENTITY],
     }
+    return model_object("monitoring.coreos.com/v1", "ServiceMonitor", model, spec=spec)

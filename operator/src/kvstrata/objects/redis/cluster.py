@@ -10,7 +10,6 @@ blocks can be recomputed, and a copy on disk would have to be erased.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -21,7 +20,15 @@ from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import ResourceQuantity
 from kvstrata.objects import labels, names, paths, sizing
 from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import SECURITY, amounts, chosen_amounts, exec_probe, field_environment, mount
+from kvstrata.objects.container import (
+    LAST_OF_LOG,
+    SECURITY,
+    amounts,
+    chosen_amounts,
+    exec_probe,
+    field_environment,
+    mount,
+)
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.labels import metadata
 from kvstrata.objects.pod.pod import SECRET_FILE_MODE, placement, pod_security
@@ -70,7 +77,7 @@ def build_shard_statefulset(
             "podManagementPolicy": "Parallel",
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": selector},
-            "replicas": servers if servers is not None else 1 + managed.effective_replicas_per_shard,
+            "replicas": servers if servers is not None else 1 + managed.replicas_per_shard,
             "updateStrategy": {"type": "OnDelete"},
             "template": {
                 "metadata": without_empty(
@@ -120,7 +127,7 @@ def cluster_arguments(tier: CacheTier) -> list[str]:
         *("--repl-backlog-size", str(sizing.replication_backlog_bytes(part_bytes))),
         *("--client-output-buffer-limit", f"replica {buffer_bytes} 0 0"),
         *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
-        *_threads(tier.spec.managed),
+        *_threads(tier.spec.managed.resources if tier.spec.managed is not None else None),
     ]
 
 
@@ -149,8 +156,8 @@ def _container(ctx: BuildContext, tier: CacheTier, managed: RedisManaged) -> dic
             "image": managed.image or ctx.redis_image,
             "imagePullPolicy": chosen.image_pull_policy or (ctx.image_pull_policy if managed.image is None else None),
             "startupProbe": exec_probe(probe, period_s=1, timeout_s=2, failures=60),
-            "livenessProbe": exec_probe(probe, period_s=10, timeout_s=5, failures=6),
-            "readinessProbe": exec_probe(probe, period_s=5, timeout_s=3, failures=2),
+            "livenessProbe": exec_probe(probe, period_s=20, timeout_s=5, failures=3),
+            "readinessProbe": exec_probe(probe, period_s=10, timeout_s=3, failures=2),
             "resources": dict(chosen_amounts(managed.resources, _default_resources(tier))),
             "securityContext": SECURITY,
             "volumeMounts": [
@@ -160,16 +167,13 @@ def _container(ctx: BuildContext, tier: CacheTier, managed: RedisManaged) -> dic
             ],
             "command": _run("redis_start", start_over_wait_s, paths.TEMPORARY, paths.REDIS_AUTH),
             "args": cluster_arguments(tier),
-            "env": [
-                field_environment("POD_IP", "status.podIP"),
-                field_environment("POD_NAME", "metadata.name"),
-            ],
+            "env": [field_environment("POD_IP", "status.podIP"), field_environment("POD_NAME", "metadata.name")],
             "ports": [
                 {"name": "redis", "containerPort": paths.REDIS_PORT, "protocol": "TCP"},
                 {"name": "bus", "containerPort": paths.REDIS_BUS_PORT, "protocol": "TCP"},
             ],
             "lifecycle": {"preStop": {"exec": {"command": stop}}},
-            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "terminationMessagePolicy": LAST_OF_LOG,
         }
     )
 
@@ -207,18 +211,13 @@ def _apart(selector: dict[str, str]) -> dict[str, Any]:
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}}
 
 
-def _threads(managed: RedisManaged | None) -> list[str]:
-    cores = _cores(managed.resources if managed is not None else None)
+def _threads(resources: ResourceRequirements | None) -> list[str]:
+    """Return the arguments for threads, by the CPU limit or else the request."""
+    cpu = (resources.limits.get("cpu") or resources.requests.get("cpu")) if resources is not None else None
+    cores = ResourceQuantity(cpu or "0").in_units
     if cores < MIN_CORES_FOR_THREADS:
         return []
     return ["--io-threads", str(min(MAX_IO_THREADS, int(cores) - 1)), "--io-threads-do-reads", "yes"]
-
-
-def _cores(resources: ResourceRequirements | None) -> Fraction:
-    """Return the CPU limit, else the request, in cores; 0 if neither is set."""
-    if resources is None:
-        return Fraction(0)
-    return ResourceQuantity(resources.limits.get("cpu") or resources.requests.get("cpu") or "0").in_units
 
 
 def _default_resources(tier: CacheTier) -> dict[str, Any]:

@@ -6,10 +6,10 @@ that exist.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.redis.credentials import PasswordFacts
 from kvstrata.objects import names
 from kvstrata.objects.redis.users import MARKER_PREFIX, user_words
@@ -98,4 +98,4 @@ def _text(value: bytes | None) -> str:
 
 
 def _digest(password: str) -> str:
-    return hashlib.sha256(password.encode()).hexdigest()
+    return digest_bytes(password.encode())

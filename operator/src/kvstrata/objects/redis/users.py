@@ -12,7 +12,6 @@ The file holds password digests, several per user during a rotation. The default
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from kvstrata.contract.store.redis_keys import domain_pattern
@@ -97,14 +96,11 @@ def user_words(acl: bytes) -> dict[str, tuple[str, ...]]:
 def user_rules(user: str, domain_id: str, passwords: Sequence[str]) -> tuple[str, ...]:
     """Return the rules of one user, as in an ACL file and `ACL SETUSER`."""
     keys = f"~{domain_pattern(domain_id)}"
-    return ("on", *map(_digest, passwords), keys, "resetchannels", *_RULES[user])
+    digests = (f"#{digest_bytes(password.encode())}" for password in passwords)
+    return ("on", *digests, keys, "resetchannels", *_RULES[user])
 
 
 def what_users_may(acl: bytes) -> str:
     """Return the ACL file without digests: it differs if a version or domain would write another file."""
     lines = acl.decode(errors="replace").splitlines()
     return "\n".join(" ".join(word for word in line.split() if not word.startswith("#")) for line in lines)
-
-
-def _digest(password: str) -> str:
-    return "#" + hashlib.sha256(password.encode()).hexdigest()

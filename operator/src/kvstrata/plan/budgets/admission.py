@@ -7,20 +7,20 @@ was admitted, the youngest have nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.common import Admission
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.reasons import PolicyReason, SharedReason
+from kvstrata.api.status import Admission
 from kvstrata.model.guarantees import GuaranteeClaim, Holder, TierClaims, declared_guarantees, models_digest
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import KIB, binary, readable, round_up
 from kvstrata.objects.sizing import stored_bytes
-from kvstrata.plan.actions import Decision, StatusWrite
+from kvstrata.plan.actions import Decision, StatusWrite, key_of
 from kvstrata.plan.budgets.waiting_line import CapacityRequest, Holders, Waiting, WaitingLine, decide_admission
 from kvstrata.plan.conditions import Finding, false, true
 from kvstrata.plan.rules import first
@@ -33,10 +33,6 @@ FIRST_IN_LINE = 8
 """Number of waiting objects with a message that names the holders; messages further back stay constant."""
 
 MOST_EXACT = 10**17
-
-
-def key_of(resource: Holder) -> Key:
-    return Key(resource.INFO.kind, resource.namespace, resource.name)
 
 
 def line_for(world: World, tier: str) -> WaitingLine | None:
@@ -97,15 +93,9 @@ class AdmissionDecision:
     finding: Finding | None = None
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
-        return (self.finding,) if self.finding is not None else ()
-
-    @property
     def waiting(self) -> Decision | None:
         """Why a declared guarantee is not reserved; None if all are."""
-        if self.finding is None or self.finding.status == "True":
-            return None
-        return Decision(self.finding.reason, self.finding.message)
+        return self.finding.failure if self.finding is not None else None
 
     def status(self, *, let_go: bool = True) -> dict[str, Any] | None:
         """Return the field `admission` of status, always complete because patches merge. Without `let_go` guarantees
@@ -115,7 +105,8 @@ class AdmissionDecision:
         kept = self.admitted if let_go else {**self.admitted, **self.before}
         if not any(kept.values()) and not self.finding:
             return None
-        rows = [{"tier": tier, "guaranteed": _exact(size)} for tier, size in sorted(kept.items()) if size]
+        exact = {tier: size if size < MOST_EXACT else round_up(size, KIB) for tier, size in sorted(kept.items())}
+        rows = [{"tier": tier, "guaranteed": binary(size)} for tier, size in exact.items() if size]
         return {"models": self.models, "tiers": rows}
 
 
@@ -128,19 +119,17 @@ def admission_of(world: World, resource: Holder, wrong: Decision | None) -> Admi
     waiting = []
     due = resource.status.admission is None
     for tier, claim in claims.items():
-        had = claim.recorded_bytes or 0
-        line = line_for(world, tier)
+        had, line = claim.recorded_bytes or 0, line_for(world, tier)
         size = _wanted(claim, wrong)[0] if line is None else line.granted.get(claim.holder, 0)
-        place = line.position(claim.holder) if line is not None else None
-        if line is not None and place is not None:
-            waiting.append((tier, *place, line))
+        if line is not None and (place := line.position(claim.holder)) is not None:
+            waiting.append(_shortage(world.tiers[tier], line, *place))
         lost = line is not None and had > 0 and claim.holder in line.lost
         admitted[tier] = size
         if size < had and not lost:
             before[tier] = had
         due = due or size > had or lost or not claim.current
-    declared = {tier: claim.declared_bytes for tier, claim in claims.items() if claim.declared_bytes}
-    finding = _finding(world, declared, admitted, waiting, wrong) if declared else None
+    declared = [tier for tier, claim in claims.items() if claim.declared_bytes]
+    finding = _finding(declared, admitted, waiting, wrong) if declared else None
     return AdmissionDecision(admitted, before, models_digest(resource), due, finding)
 
 
@@ -165,10 +154,9 @@ def next_in_line(world: World, tier: str) -> tuple[Key, ...]:
 def waiting_for(world: World, tier: str) -> tuple[int, int]:
     """Return how many objects wait for room in a tier, and for how many more bytes."""
     line = line_for(world, tier)
-    waiting = line.waiting if line is not None else ()
-    return len(waiting), sum(
-        one.request.requested_bytes - line.kept[one.request.holder] for one in waiting
-    ) if line else 0
+    if line is None:
+        return 0, 0
+    return len(line.waiting), sum(one.request.requested_bytes - line.kept[one.request.holder] for one in line.waiting)
 
 
 def _wanted(claim: GuaranteeClaim, wrong: Decision | None) -> tuple[int, bool]:
@@ -196,18 +184,13 @@ def _problem(world: World, holder: Key) -> Decision | None:
 def _validity(world: World) -> tuple[Any, ...]:
     return (
         tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
-        tuple((name, model.spec.tier_names, model.metadata.labels) for name, model in sorted(world.models.items())),
+        tuple((name, model.tier_names, model.metadata.labels) for name, model in sorted(world.models.items())),
         tuple(tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())),
     )
 
 
 def _line(
-    world: World,
-    tier: CacheTier,
-    room: int,
-    claims: TierClaims,
-    pending: Mapping[Key, int],
-    validity: tuple[Any, ...],
+    world: World, tier: CacheTier, room: int, claims: TierClaims, pending: Mapping[Key, int], validity: tuple[Any, ...]
 ) -> WaitingLine:
     """Return the line, reusing the previous result of each unchanged object. The line of a crowded tier is recomputed
     with each of thousands of statuses, of which one has changed."""
@@ -217,7 +200,8 @@ def _line(
     )
     requests = []
     for holder, claim in claims.by_holder.items():
-        spec = _spec(world, holder)
+        # The claim depends on the spec, which is the same object while unchanged.
+        spec = world.objects(holder.kind)[holder.name].spec if holder.kind != "PrefixPool" else None
         before = known.get(holder)
         if before is None or before[0] is not claim or before[1] is not spec:
             before = known[holder] = (claim, spec, _request(world, claim, places))
@@ -228,22 +212,17 @@ def _line(
     return decide_admission(requests, dict.fromkeys(places, room))
 
 
-def _spec(world: World, holder: Key) -> Any:
-    """Return the spec that a claim depends on: the same object while unchanged."""
-    return world.objects(holder.kind)[holder.name].spec if holder.kind != "PrefixPool" else None
-
-
 def _places(world: World, tier: CacheTier) -> tuple[str, ...]:
     """Return where guarantees on a tier add up: in all of it, or in a pod of each model that lists it. A guarantee on a
     per-pod tier holds in each pod, so the number of pods does not matter."""
     if not tier.spec.per_pod:
         return (EVERYWHERE,)
-    return (EVERYWHERE, *(name for name, model in sorted(world.models.items()) if tier.name in model.spec.tier_names))
+    return (EVERYWHERE, *(name for name, model in sorted(world.models.items()) if tier.name in model.tier_names))
 
 
 def _request(world: World, claim: GuaranteeClaim, places: tuple[str, ...]) -> CapacityRequest:
     wanted, eligible = _wanted(claim, _problem(world, claim.holder))
-    own = places if len(places) == 1 else tuple(_chosen(world, claim, places))
+    own = places if len(places) == 1 else _chosen(world, claim, places)
     return CapacityRequest(
         holder=claim.holder,
         since=claim.since,
@@ -256,38 +235,29 @@ def _request(world: World, claim: GuaranteeClaim, places: tuple[str, ...]) -> Ca
     )
 
 
-def _chosen(world: World, claim: GuaranteeClaim, places: Iterable[str]) -> Iterator[str]:
-    models = claim.models
-    for place in places:
-        if models is None:
-            yield place
-        elif place == EVERYWHERE:
-            continue
-        elif models.names is not None:
-            if place in models.names:
-                yield place
-        elif models.selector is not None and models.selector.matches(world.models[place].metadata.labels):
-            yield place
+def _chosen(world: World, claim: GuaranteeClaim, places: tuple[str, ...]) -> tuple[str, ...]:
+    if claim.models is None:
+        return places
+    names, selector = claim.models.names, claim.models.selector
+    listed = (place for place in places if place != EVERYWHERE)
+    if names is not None:
+        return tuple(place for place in listed if place in names)
+    return tuple(name for name in listed if selector and selector.matches(world.models[name].metadata.labels))
 
 
 def _finding(
-    world: World,
-    declared: Mapping[str, int],
-    admitted: Mapping[str, int],
-    waiting: Iterable[tuple[str, int, Waiting, WaitingLine]],
-    wrong: Decision | None,
+    declared: Iterable[str], admitted: Mapping[str, int], shortages: Sequence[str], wrong: Decision | None
 ) -> Finding:
     kind = ConditionType.ADMITTED
     if wrong:
-        return false(kind, wrong.reason, wrong.message)
-    reported = [_shortage(world.tiers[tier], at, why, line) for tier, at, why, line in waiting]
-    if reported:
-        return false(kind, PolicyReason.INSUFFICIENT_CAPACITY, "; ".join(reported)[:4000])
+        return false(kind, *wrong)
+    if shortages:
+        return false(kind, SharedReason.INSUFFICIENT_CAPACITY, "; ".join(shortages)[:4000])
     sizes = ", ".join(f"{readable(admitted[tier])} on CacheTier {tier}" for tier in sorted(declared))
-    return true(kind, PolicyReason.GUARANTEES_ADMITTED, f"reserved are {sizes}")
+    return true(kind, SharedReason.GUARANTEES_ADMITTED, f"reserved are {sizes}")
 
 
-def _shortage(tier: CacheTier, at: int, why: Waiting, line: WaitingLine) -> str:
+def _shortage(tier: CacheTier, line: WaitingLine, at: int, why: Waiting) -> str:
     room, request = line.capacity_bytes[why.place], why.request
     per_place = (
         f" of each pod of CachedModel {why.place}" if why.place else (" of each pod" if tier.spec.per_pod else "")
@@ -299,21 +269,17 @@ def _shortage(tier: CacheTier, at: int, why: Waiting, line: WaitingLine) -> str:
     if at >= FIRST_IN_LINE:
         return f"{start}{FIRST_IN_LINE} or more that are older wait before it for a part of {readable(room)}; {remedy}"
     free = f"of {readable(room)}{per_place} {readable(why.free_bytes) if why.free_bytes else 'nothing'} is free for it"
-    queue = f", and {named(why.behind)}, which is older, waits for it" if why.behind is not None else ""
-    return f"{start}{free}{queue}{_held(line.holders.get(why.place, Holders()))}; {remedy}"
+    queue = f", and {_named(why.behind)}, which is older, waits for it" if why.behind is not None else ""
+    return f"{start}{free}{queue}{_held(line.holders[why.place])}; {remedy}"
 
 
 def _held(holders: Holders) -> str:
     if not holders.count:
         return ""
     rest = holders.count - len(holders.largest)
-    sizes = ", ".join(f"{named(holder)} {readable(size)}" for holder, size in holders.largest)
+    sizes = ", ".join(f"{_named(holder)} {readable(size)}" for holder, size in holders.largest)
     return f" (reserved for {sizes}{f' and {rest} more' if rest else ''})"
 
 
-def named(holder: Key) -> str:
+def _named(holder: Key) -> str:
     return f"{holder.kind} {holder.name}"
-
-
-def _exact(size: int) -> str:
-    return binary(size if size < MOST_EXACT else round_up(size, KIB))

@@ -9,7 +9,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, CacheTierStatus, Medium
 from kvstrata.api.common import Budget, Classification
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import PolicyReason, TierReason
+from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.model.pods import Pod
@@ -18,6 +18,7 @@ from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.admission import waiting_for
+from kvstrata.plan.budgets.usage import above_limit, highest
 from kvstrata.plan.conditions import Finding, false, true, unknown
 
 
@@ -26,7 +27,7 @@ def guaranteed_bytes(world: World, tier: CacheTier) -> int:
     using = {
         name: committed
         for name, committed in world.bundles.items()
-        if name in world.models and tier.name in world.models[name].spec.tier_names
+        if name in world.models and tier.name in world.models[name].tier_names
     }
     versions = tuple((name, committed.resource_version) for name, committed in sorted(using.items()))
 
@@ -35,11 +36,7 @@ def guaranteed_bytes(world: World, tier: CacheTier) -> int:
         if tier.spec.per_pod:
             return max((sum(by_scope.values()) for by_scope in promised), default=0)
         # Models share the tier, and tenants' scopes are the same in each.
-        together: dict[str, int] = {}
-        for by_scope in promised:
-            for keyspace, amount in by_scope.items():
-                together[keyspace] = max(amount, together.get(keyspace, 0))
-        return sum(together.values())
+        return sum(highest(promised).values())
 
     return world.memo.get(guaranteed_bytes, tier.name, (tier.spec.per_pod, versions), add_up)
 
@@ -58,20 +55,22 @@ def _promised(bundle: Bundle, tier: str) -> Mapping[str, int]:
     }
 
 
-def capacity_committed(world: World, tier: CacheTier) -> Finding:
+def capacity_committed(world: World, tier: CacheTier) -> Finding | None:
     """Return whether a tier has room for all guarantees, committed and waiting. Committed ones exceed it only briefly,
     after its capacity was lowered."""
     kind = ConditionType.CAPACITY_COMMITTED
     room, promised = stored_bytes(tier.spec), guaranteed_bytes(world, tier)
+    count, size = waiting_for(world, tier.name)
+    if not (promised or count):
+        return None
     per_place, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
     if promised > room:
         return false(
             kind,
-            TierReason.GUARANTEES_EXCEED_CAPACITY,
+            SharedReason.GUARANTEES_EXCEED_CAPACITY,
             f"pods enforce {readable(promised)} of guarantees, and {readable(room)} {per_place} can be guaranteed; the "
             f"eldest keep theirs as far as they fit; until pods acknowledge, {_consequence(tier)}",
         )
-    count, size = waiting_for(world, tier.name)
     if count:
         return false(
             kind,
@@ -80,11 +79,8 @@ def capacity_committed(world: World, tier: CacheTier) -> Finding:
             f"fit into the {readable(room)} {per_place} that blocks may take, see their condition Admitted; admitted "
             f"guarantees fit: raise {remedy} or eviction.highWatermarkPercent, or lower guarantees",
         )
-    return true(
-        kind,
-        TierReason.GUARANTEES_FIT,
-        f"all guarantees fit into the {readable(room)} {per_place} that blocks may take",
-    )
+    message = f"all guarantees fit into the {readable(room)} {per_place} that blocks may take"
+    return true(kind, TierReason.GUARANTEES_FIT, message)
 
 
 def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
@@ -99,11 +95,20 @@ def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
 
 
 def serving_with(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> list[Pod]:
-    return [pod for model in models if tier.name in model.spec.tier_names for pod in world.serving_pods(model.name)]
+    return [pod for model in models if tier.name in model.tier_names for pod in world.serving_pods(model.name)]
 
 
 def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> list[Pod]:
-    return [pod for pod in serving_with(world, tier, models) if not keeps_budgets(_answer_of(world, pod.uid), tier)]
+    answers = ((pod, world.states.get(pod.uid)) for pod in serving_with(world, tier, models))
+    return [pod for pod, found in answers if not keeps_budgets(found.state if found is not None else None, tier)]
+
+
+_KEEPING = {
+    Medium.CPU: (SharedReason.MEMORY_NOT_GOVERNED, "keep their memory within budgets"),
+    Medium.NVME: (SharedReason.BUDGETS_NOT_ENFORCED, "keep their files within budgets"),
+    Medium.REDIS: (SharedReason.BUDGETS_NOT_ENFORCED, "divide the capacity of Redis tiers"),
+}
+"""By medium: the reason while pods do not report that they enforce budgets, and the missing report."""
 
 
 def within_budget(
@@ -112,59 +117,51 @@ def within_budget(
     models: Iterable[CachedModel],
     wrong: Decision | None = None,
     levels: Sequence[Classification] = (),
-) -> Finding:
-    """Return the condition WithinBudget of an object that declares `budgets` on tiers that pods use.
+    keyspace: str | None = None,
+) -> Finding | None:
+    """Return the condition WithinBudget of an object that declares `budgets`; None unless a pod of `models` uses a tier
+    with one.
 
     `wrong` is the error of its spec. `levels` are the classifications in a shared scope, empty for budgets that
-    are not shared. It is True only if every serving pod reports enforcement.
+    are not shared. `keyspace` is the scope's, None while it has none. It is True only if every serving pod reports
+    enforcement and none reports more bytes than a limit allows.
     """
-    kind = ConditionType.WITHIN_BUDGET
-    if wrong:
-        return false(kind, wrong.reason, wrong.message)
+    kind, concerned = ConditionType.WITHIN_BUDGET, list(models)
     known = [
         (budget, world.tiers[budget.tier]) for budget in budgets if budget.tier in world.tiers and budget.is_bounded
     ]
+    if not any(serving_with(world, tier, concerned) for _, tier in known):
+        return None
+    if wrong:
+        return false(kind, *wrong)
     closed = [tier.name for _, tier in known if not all(map(tier.spec.admits, levels))]
     if closed:
-        return false(
-            kind,
-            PolicyReason.CLASSIFICATION_NOT_ALLOWED,
+        message = (
             f"the budget on CacheTier {', '.join(closed)} is not used: the classification keeps data off it, see "
-            "condition TiersAdmitted",
+            "condition TiersAdmitted"
         )
-    concerned = list(models)
-    silent: dict[Medium, set[str]] = {medium: set() for medium in Medium}
-    for _, tier in known:
-        silent[tier.spec.medium] |= {pod.name for pod in silent_pods(world, tier, concerned)}
-    if silent[Medium.CPU]:
-        return unknown(
-            kind,
-            PolicyReason.MEMORY_NOT_GOVERNED,
-            not_reporting(silent[Medium.CPU], "keep their memory within budgets"),
+        return false(kind, SharedReason.CLASSIFICATION_NOT_ALLOWED, message)
+    exceeded = above_limit(world, keyspace, (budget for budget, _ in known), [model.name for model in concerned])
+    if exceeded:
+        name, used_bytes, limit_bytes = exceeded[0]
+        where = " in one pod" if world.tiers[name].spec.per_pod else ""
+        others = f", and {len(exceeded) - 1} more tiers" if len(exceeded) > 1 else ""
+        message = (
+            f"CacheTier {name}: {readable(used_bytes)} used{where}, limit "
+            f"{readable(limit_bytes)}{others}; pods evict the rest as soon as no request reads it"
         )
-    if silent[Medium.NVME]:
-        return unknown(
-            kind,
-            PolicyReason.BUDGETS_NOT_ENFORCED,
-            not_reporting(silent[Medium.NVME], "keep their files within budgets"),
-        )
-    if silent[Medium.REDIS]:
-        return unknown(
-            kind,
-            PolicyReason.BUDGETS_NOT_ENFORCED,
-            not_reporting(silent[Medium.REDIS], "divide the capacity of Redis tiers"),
-        )
-    cut = sorted(
-        {tier.name: tier for budget, tier in known if budget.guaranteed_bytes and overcommitted(tier.status)}.items()
-    )
+        return false(kind, SharedReason.USED_ABOVE_LIMIT, message)
+    for medium, (reason, what) in _KEEPING.items():
+        tiers = (tier for _, tier in known if tier.spec.medium is medium)
+        silent = {pod.name for tier in tiers for pod in silent_pods(world, tier, concerned)}
+        if silent:
+            return unknown(kind, reason, not_reporting(silent, what))
+    cut = {tier.name: tier for budget, tier in known if budget.guaranteed_bytes and overcommitted(tier.status)}
     if cut:
-        return false(
-            kind,
-            PolicyReason.GUARANTEES_EXCEED_CAPACITY,
-            f"all guarantees on CacheTier {', '.join(name for name, _ in cut)} together are more than it can keep: "
-            f"{_consequence(cut[0][1])}",
-        )
-    return true(kind, PolicyReason.BUDGETS_ENFORCED, "every serving pod keeps within the budgets that it acknowledged")
+        names = sorted(cut)
+        message = f"all guarantees on CacheTier {', '.join(names)} together are more than it can keep"
+        return false(kind, SharedReason.GUARANTEES_EXCEED_CAPACITY, f"{message}: {_consequence(cut[names[0]])}")
+    return true(kind, SharedReason.BUDGETS_ENFORCED, "every serving pod keeps within the budgets that it acknowledged")
 
 
 def not_reporting(pods: set[str], what: str) -> str:
@@ -177,12 +174,7 @@ def _consequence(tier: CacheTier) -> str:
     return "the server refuses blocks for want of memory, also some that are guaranteed"
 
 
-def _answer_of(world: World, uid: str) -> PodState | None:
-    verified = world.states.get(uid)
-    return verified.state if verified is not None else None
-
-
 def overcommitted(status: CacheTierStatus) -> bool:
     """Whether a tier's status reports that pods hold more guarantees than fit."""
     reported = status.condition(ConditionType.CAPACITY_COMMITTED)
-    return reported is not None and reported.reason == TierReason.GUARANTEES_EXCEED_CAPACITY
+    return reported is not None and reported.reason == SharedReason.GUARANTEES_EXCEED_CAPACITY

@@ -7,22 +7,19 @@ strict data alone. The engine's own memory is not restricted.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
-from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.conditions import Finding, false, some_of, true
 from kvstrata.plan.scopes import is_member, scope_in_force
-
-NAMED = 3
 
 
 class Snapshot:
@@ -41,7 +38,7 @@ class Snapshot:
 
 def restricted_tiers(world: World) -> tuple[CacheTier, ...]:
     """Return the tiers that admit some classifications only and can be closed to others, by name."""
-    return tuple(tier for _, tier in sorted(world.tiers.items()) if _restricts(tier))
+    return tuple(tier for _, tier in sorted(world.tiers.items()) if tier.spec.allowed_classifications is not None)
 
 
 def levels_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[Classification, ...]:
@@ -93,17 +90,15 @@ def affected_sharers(world: World, *policies: TenantCachePolicy) -> frozenset[st
 
 
 def tiers_admitted(
-    world: World,
-    levels: Sequence[Classification],
-    because: Callable[[Classification], str],
-    models: Iterable[CachedModel],
-) -> tuple[Finding, ...]:
-    """Return whether all tiers of `models` admit these classifications; `because` explains a classification. Empty if
-    no tier is restricted or there are no classifications."""
+    world: World, scope: Scope, models: Iterable[CachedModel], policy: TenantCachePolicy | None = None
+) -> Finding | None:
+    """Return whether all tiers of `models` admit the classifications in `scope`, for its own status or that of a
+    `policy` in it. None if no tier is restricted or there are no classifications."""
     restricted = restricted_tiers(world)
+    levels = shared_levels(world, scope) if policy is None else levels_of(world, policy, scope)
     if not restricted or not levels:
-        return ()
-    listed = {name for model in models for name in model.spec.tier_names}
+        return None
+    listed = {name for model in models for name in model.tier_names}
     left_out = [
         (tier.name, refused)
         for tier in restricted
@@ -111,41 +106,25 @@ def tiers_admitted(
     ]
     kind = ConditionType.TIERS_ADMITTED
     if not left_out:
-        return (true(kind, PolicyReason.TIERS_ADMITTED, f"every tier of the models takes data of {levels[0]}"),)
-    names, level = ", ".join(name for name, _ in left_out[:NAMED]), left_out[0][1]
-    rest = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
-    return (
-        false(
-            kind,
-            PolicyReason.CLASSIFICATION_NOT_ALLOWED,
-            f"pods keep this data off CacheTier {names}{rest}, because it is of classification {level}: "
-            f"{because(level)}",
-        ),
-    )
+        return true(kind, SharedReason.TIERS_ADMITTED, f"every tier of the models takes data of {levels[0]}")
+    names, level = some_of([name for name, _ in left_out]), left_out[0][1]
+    because = _because(world, scope, level) if policy is None else _because_to(policy, scope, level)
+    message = f"pods keep this data off CacheTier {names}, because it is of classification {level}: {because}"
+    return false(kind, SharedReason.CLASSIFICATION_NOT_ALLOWED, message)
 
 
-def because_of(world: World, scope: Scope) -> Callable[[Classification], str]:
-    def explain(level: Classification) -> str:
-        names = _shared(world)[scope][level]
-        unsaid = "" if world.policies[names[0]].spec.classification else ", which sets none"
-        return f"that of TenantCachePolicy {names[0]}{unsaid}"
-
-    return explain
+def _because(world: World, scope: Scope, level: Classification) -> str:
+    first = world.policies[_shared(world)[scope][level][0]]
+    unsaid = "" if first.spec.classification else ", which sets none"
+    return f"that of TenantCachePolicy {first.name}{unsaid}"
 
 
-def because_of_policy(policy: TenantCachePolicy, scope: Scope) -> Callable[[Classification], str]:
-    def explain(level: Classification) -> str:
-        if level == policy.spec.effective_classification:
-            unsaid = policy.spec.classification is None
-            return "data counts as such while spec.classification is absent" if unsaid else "spec.classification"
-        where = f"TenantGroup {scope.name}" if scope.kind is ScopeKind.GROUP else "the CacheDomain"
-        return f"that of another tenant that shares blocks with this one; the status of {where} names it"
-
-    return explain
-
-
-def _restricts(tier: CacheTier) -> bool:
-    return tier.spec.allowed_classifications is not None
+def _because_to(policy: TenantCachePolicy, scope: Scope, level: Classification) -> str:
+    if level == policy.spec.effective_classification:
+        unsaid = policy.spec.classification is None
+        return "data counts as such while spec.classification is absent" if unsaid else "spec.classification"
+    where = f"TenantGroup {scope.name}" if scope.kind is ScopeKind.GROUP else "the CacheDomain"
+    return f"that of another tenant that shares blocks with this one; the status of {where} names it"
 
 
 def _strictest_first(levels: Iterable[Classification]) -> tuple[Classification, ...]:
@@ -153,16 +132,16 @@ def _strictest_first(levels: Iterable[Classification]) -> tuple[Classification, 
 
 
 def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:
-    return world.memo.get(Classification, world.namespace, (Snapshot(world),), lambda: _of_shared_scopes(world))
+    """Return the policies in each shared scope, by classification."""
 
+    def find() -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:
+        found: dict[Scope, dict[Classification, list[str]]] = {}
+        for name, policy in sorted(world.policies.items()):
+            for scope in _shared_scopes(world, policy) if not policy.metadata.deleting else ():
+                found.setdefault(scope, {}).setdefault(policy.spec.effective_classification, []).append(name)
+        return found
 
-def _of_shared_scopes(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:
-    found: dict[Scope, dict[Classification, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name, policy in sorted(world.policies.items()):
-        if not policy.metadata.deleting:
-            for scope in _shared_scopes(world, policy):
-                found[scope][policy.spec.effective_classification].append(name)
-    return {scope: dict(by_level) for scope, by_level in found.items()}
+    return world.memo.get(Classification, world.namespace, (Snapshot(world),), find)
 
 
 def _shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:
@@ -170,5 +149,5 @@ def _shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:
     new one is invalid."""
     scopes, reported = {scope_in_force(world, policy)}, policy.status.scope
     if reported is not None and (reported.kind != ScopeKind.GROUP or is_member(world, policy, reported.name)):
-        scopes.add(Scope(ScopeKind(reported.kind), reported.name))
+        scopes.add(Scope(reported.kind, reported.name))
     return {scope for scope in scopes if scope.kind is not ScopeKind.TENANT}

@@ -7,14 +7,18 @@ of memory is known before that of Redis and would delay it for minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import chain
+from math import inf
 from typing import Any
 
-from kvstrata.api.cachetier import Medium
-from kvstrata.api.common import Usage
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.common import Budget
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.scalars import Quantity, format_timestamp
+from kvstrata.api.status import Usage
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, EnforcedBudget
@@ -22,6 +26,7 @@ from kvstrata.contract.policy.keyspace import SCOPE_DIGITS, ScopeKind
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import binary
+from kvstrata.plan.actions import key_of
 
 REPORTED_EVERY_S = 300.0
 FORGOTTEN_AFTER_S = 3600.0
@@ -30,9 +35,6 @@ FORGOTTEN_AFTER_S = 3600.0
 OFF_PERCENT = 25
 SMALLEST_BYTES = 1 << 16
 MOST_TIERS = 64
-
-_PER_POD = (Medium.CPU, Medium.NVME)
-"""Media for which a pod reports all scopes at once."""
 
 Held = Mapping[str, Mapping[str, int]]
 """Bytes by scope digits and tier."""
@@ -50,14 +52,13 @@ def usage_status(
     none; `models` are those with pods that may hold its blocks."""
     concerned = tuple(models)
     shown_bytes = _bytes_shown(shown)
-    held: Mapping[str, int] = _held(world, concerned).get(keyspace[:SCOPE_DIGITS], {}) if keyspace else {}
-    held = {**_emptied(world, concerned, shown_bytes.keys() - held.keys()), **held}
-    seen_at = shown.observed_at if shown else None
-    age_s = (now - seen_at).total_seconds() if seen_at is not None else None
-    gone: frozenset[str] = frozenset()
-    if age_s is not None and age_s > FORGOTTEN_AFTER_S and _all_speak(world, concerned):
-        gone = frozenset(shown_bytes.keys() - held.keys())
-    due = age_s is None or age_s >= REPORTED_EVERY_S or _is_first(shown_bytes, held)
+    held = _of_scope([_of_model(world, model) for model in concerned], keyspace)
+    held |= _emptied(world, concerned, shown_bytes.keys() - held.keys())
+    age_s = _age_s(shown, now)
+    gone: Set[str] = frozenset()
+    if FORGOTTEN_AFTER_S < age_s < inf and _all_speak(world, concerned):
+        gone = shown_bytes.keys() - held.keys()
+    due = age_s >= REPORTED_EVERY_S or _is_first(shown_bytes, held)
     if not due or not (gone or _is_off(shown, held)):
         held = {}
     known = {
@@ -65,16 +66,12 @@ def usage_status(
         for name in {*held, *shown_bytes, *(budget.tier for budget in budgets)}
     }
     by_tier = {budget.tier: budget for budget in budgets}
-    rows = [
-        _row(name, known[name], by_tier.get(name))
-        for name in sorted(known)[:MOST_TIERS]
-        if known[name] is not None or name in by_tier
-    ]
+    rows = [_row(name, known[name], by_tier.get(name)) for name in sorted(known)[:MOST_TIERS]]
     rows = [row for row in rows if len(row) > 1]
     if not rows:
         return None
     used = [size for size in known.values() if size is not None]
-    observed_at = now if held else (seen_at if used else None)
+    observed_at = now if held else (shown.observed_at if shown and used else None)
     return {
         "used": binary(sum(used)) if used else None,
         "limit": _total(budget.limit_bytes for budget in budgets),
@@ -84,25 +81,45 @@ def usage_status(
     }
 
 
+def above_limit(
+    world: World, keyspace: str | None, budgets: Iterable[Budget], models: Iterable[str]
+) -> list[tuple[str, int, int]]:
+    """Return (tier, used bytes, limit bytes) of each limit that the newest report of a serving pod exceeds. `keyspace`
+    and `models` as in `usage_status`."""
+    held = _of_scope([_of_model(world, model) for model in models], keyspace)
+    return [
+        (budget.tier, held[budget.tier], limit_bytes)
+        for budget in budgets
+        if (limit_bytes := budget.limit_bytes) is not None and held.get(budget.tier, 0) > limit_bytes
+    ]
+
+
 def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
+    """Return the objects whose status is off: its usage, or whether usage is above a limit."""
     committed = world.bundles.get(model)
     if committed is None:
         return frozenset()
     shown_now, by_model = _of_model(world, model), [_of_model(world, name) for name in world.models]
     found = set()
     for keyspace, holder in _holders(world, committed.bundle):
-        scope = keyspace[:SCOPE_DIGITS]
-        if scope not in shown_now:
+        if holder is None:
             continue
-        # Status shows the highest report of all models.
-        sizes = _highest(held[scope] for held in by_model if scope in held)
-        shown: Usage | None = holder.status.usage if holder is not None else None
-        at = shown.observed_at if shown else None
-        shown_bytes = _bytes_shown(shown)
-        due = at is None or (now - at).total_seconds() >= REPORTED_EVERY_S or _is_first(shown_bytes, sizes)
-        if holder is not None and due and _is_off(shown, sizes):
-            found.add(Key(holder.INFO.kind, world.namespace, holder.name))
+        is_news = _excess_changed(world, keyspace, holder)
+        if not is_news and keyspace[:SCOPE_DIGITS] in shown_now:
+            # Status shows the highest report of all models.
+            sizes, shown = _of_scope(by_model, keyspace), holder.status.usage
+            due = _age_s(shown, now) >= REPORTED_EVERY_S or _is_first(_bytes_shown(shown), sizes)
+            is_news = due and _is_off(shown, sizes)
+        if is_news:
+            found.add(key_of(holder))
     return frozenset(found)
+
+
+def _excess_changed(world: World, keyspace: str, holder: Any) -> bool:
+    reported = holder.status.condition(ConditionType.WITHIN_BUDGET)
+    is_shown = reported is not None and reported.reason == SharedReason.USED_ABOVE_LIMIT
+    budgets = holder.spec.public_budgets if isinstance(holder, CacheDomain) else getattr(holder.spec, "budgets", ())
+    return is_shown != bool(above_limit(world, keyspace, budgets, world.models))
 
 
 def _holders(world: World, bundle: Bundle) -> Iterator[tuple[str, Any]]:
@@ -121,38 +138,35 @@ def _holders(world: World, bundle: Bundle) -> Iterator[tuple[str, Any]]:
             yield version.keyspace, world.pools.get(name)
 
 
-def _held(world: World, models: Iterable[str]) -> Held:
-    """Return the usage of scopes: the highest report of any pod. Pods read scopes on Redis in turns, so a report may be
-    some minutes old."""
-    by_scope: dict[str, list[Mapping[str, int]]] = {}
-    for model in models:
-        for scope, by_tier in _of_model(world, model).items():
-            by_scope.setdefault(scope, []).append(by_tier)
-    return {scope: _highest(words) for scope, words in by_scope.items()}
+def _of_scope(reports: Iterable[Held], keyspace: str | None) -> dict[str, int]:
+    """Return the bytes of a scope by tier: the highest report of any pod. Pods read scopes on Redis in turns, so a
+    report may be some minutes old."""
+    scope = (keyspace or "")[:SCOPE_DIGITS]
+    return highest(held[scope] for held in reports if scope in held)
 
 
-def _highest(words: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    highest: dict[str, int] = {}
-    for by_tier in words:
-        for tier, size in by_tier.items():
-            highest[tier] = max(size, highest.get(tier, 0))
-    return highest
+def highest(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the largest size under each name."""
+    found: dict[str, int] = {}
+    for by_name in sizes:
+        for name, size in by_name.items():
+            found[name] = max(size, found.get(name, 0))
+    return found
 
 
 def _of_model(world: World, model: str) -> Held:
-    shown_bytes = tuple(rows for state in _states(world, model) for rows in (state.usage, state.tier_usage))
-
-    tiers = frozenset(world.models[model].spec.tier_names) if model in world.models else frozenset()
+    reported = tuple(rows for state in _states(world, model) for rows in (state.usage, state.tier_usage))
+    tiers = frozenset(world.models[model].tier_names) if model in world.models else frozenset()
 
     def add_up() -> Held:
         most: dict[str, dict[str, int]] = {}
-        for row in chain.from_iterable(shown_bytes):
+        for row in chain.from_iterable(reported):
             if row.scope and row.tier in tiers:  # a pod's word is shown
                 by_tier = most.setdefault(row.scope, {})
                 by_tier[row.tier] = max(row.used_bytes, by_tier.get(row.tier, 0))
         return most
 
-    return world.memo.get(ScopeUsage, model, (tiers, *shown_bytes), add_up)
+    return world.memo.get(ScopeUsage, model, (tiers, *reported), add_up)
 
 
 def _states(world: World, model: str) -> list[PodState]:
@@ -160,8 +174,8 @@ def _states(world: World, model: str) -> list[PodState]:
 
 
 def _emptied(world: World, models: Sequence[str], tiers: Iterable[str]) -> dict[str, int]:
-    """Return 0 for per-pod tiers that complete reports do not mention."""
-    own = [name for name in tiers if name in world.tiers and world.tiers[name].spec.medium in _PER_POD]
+    """Return 0 for per-pod tiers, of which a pod reports all scopes at once, if whole reports do not mention them."""
+    own = [name for name in tiers if name in world.tiers and world.tiers[name].spec.per_pod]
     states = list(chain.from_iterable(_states(world, model) for model in models)) if own else []
     whole = bool(states) and not any(state.usage_left_out for state in states) and _all_speak(world, models)
     return dict.fromkeys(own, 0) if whole else {}
@@ -173,6 +187,11 @@ def _all_speak(world: World, models: Iterable[str]) -> bool:
         for model in models
         for pod in world.serving_pods(model)
     )
+
+
+def _age_s(shown: Usage | None, now: datetime) -> float:
+    at = shown.observed_at if shown is not None else None
+    return (now - at).total_seconds() if at is not None else inf
 
 
 def _bytes_shown(shown: Usage | None) -> dict[str, int]:

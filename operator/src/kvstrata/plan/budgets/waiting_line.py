@@ -7,7 +7,7 @@ that waits for the same place. A *place* is where guarantees add up: all of a sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nlargest
 
 from kvstrata.model.refs import Key
@@ -35,12 +35,8 @@ class CapacityRequest:
     is_current: bool = True
     is_eligible: bool = True
 
-    @property
-    def reserved_bytes(self) -> int:
-        return max(self.admitted_bytes, self.pending_bytes)
-
     def reserved_in(self, place: str) -> int:
-        return self.reserved_bytes if place in self.charged_places else 0
+        return max(self.admitted_bytes, self.pending_bytes) if place in self.charged_places else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +52,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    largest: tuple[tuple[Key, int], ...] = ()
-    count: int = 0
+    """Objects with bytes of one place: those with most of them, and how many there are."""
+
+    largest: tuple[tuple[Key, int], ...]
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class WaitingLine:
     waiting: tuple[Waiting, ...]
     lost: frozenset[Key]
     capacity_bytes: Mapping[str, int]
-    holders: Mapping[str, Holders] = field(default_factory=dict)
+    holders: Mapping[str, Holders]
 
     def position(self, holder: Key) -> tuple[int, Waiting] | None:
         """Return the position of a waiting object, from 0, and the reason; None if it does not wait."""

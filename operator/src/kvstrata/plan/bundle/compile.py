@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.cachedomain import AuditNames
-from kvstrata.api.cachetier import Medium
-from kvstrata.api.common import Budget
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import Budget, RateLimit
+from kvstrata.api.status import ScopeStatus
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy, TenantCachePolicySpec
 from kvstrata.contract.policy.budget import EnforcedBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
 from kvstrata.contract.policy.data_key import BundledKey
-from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.rate import UNLIMITED
+from kvstrata.contract.policy.rate import RateLimit as EnforcedRateLimit
+from kvstrata.contract.policy.tiers import Server, TierAccess, TierRules
 from kvstrata.model.guarantees import Holder
 from kvstrata.model.refs import BUNDLE
 from kvstrata.model.world import World
+from kvstrata.objects.sizing import stored_bytes
+from kvstrata.objects.tier_link import RedisLink, redis_link
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.admission import admitted_bytes, is_undecided, lost_everywhere
-from kvstrata.plan.budgets.classification import denied_tiers, shared_classifications
-from kvstrata.plan.bundle.paused import paused_epochs, pauses
+from kvstrata.plan.budgets.classification import Snapshot, denied_tiers, shared_classifications
 from kvstrata.plan.isolation import is_fenced
-from kvstrata.plan.keys.data_keys import as_held, keys_of
-from kvstrata.plan.pools.readers import may_read, of_model
+from kvstrata.plan.keys.data_keys import keys_of, seals
+from kvstrata.plan.pools.readers import may_read
+from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as model_chain
 from kvstrata.plan.rules import policy as chain
-from kvstrata.plan.scopes import Epoch, epoch_of, scope_in_force
+from kvstrata.plan.rules import tier as tier_chain
+from kvstrata.plan.scopes import epoch_of, keyspace_of, scope_in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,8 @@ class PolicyInputs:
 
     `declared` are the budgets of `scope`, by the policy, its group or the domain, and `admitted_bytes` the guarantees
     of that object; `undecided`: these are not decided yet. `longest_s` are retention limits by tier, `in_memory` the
-    CPU tiers among them. `denied` are the tiers that the scope's data is kept off. `epoch` is None while not drawn, or
-    if the tenant may no longer use the scope.
+    CPU tiers among them. `denied` are the tiers that the scope's data is kept off. `epoch` and `keyspace` are None
+    while not drawn, or if the tenant may no longer use the scope.
     """
 
     name: str
@@ -46,8 +53,8 @@ class PolicyInputs:
     spec: TenantCachePolicySpec
     blocked: Decision | None
     scope: Scope
-    epoch: Epoch | None
-    domain_key: bytes | None
+    epoch: ScopeStatus | None
+    keyspace: str | None
     declared: tuple[Budget, ...]
     longest_s: dict[str, int]
     in_memory: tuple[str, ...]
@@ -57,12 +64,6 @@ class PolicyInputs:
     pools: tuple[str, ...]
     undecided: bool
     admitted_bytes: dict[str, int]
-
-    @property
-    def keyspace(self) -> str | None:
-        if self.epoch is None or self.domain_key is None:
-            return None
-        return derive_keyspace(self.domain_key, self.scope, self.epoch.value)
 
 
 def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) -> PolicyInputs:
@@ -78,13 +79,13 @@ def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) 
         blocked=first(chain.BLOCKING, world, policy),
         scope=scope,
         epoch=epoch,
-        domain_key=world.domain_key,
+        keyspace=keyspace_of(world.domain_key, epoch),
         declared=declared,
         longest_s=longest_s,
         in_memory=tuple(name for name in longest_s if world.tiers[name].spec.medium is Medium.CPU),
         denied=denied_tiers(world, policy, scope),
         keys=keys_of(world, epoch) if epoch is not None else (),
-        paused=pauses(world, epoch),
+        paused=epoch is not None and epoch.epoch in paused_epochs(world),
         pools=may_read(world, policy.spec.tenant, policy.spec.pool_names),
         undecided=is_undecided(holder),
         admitted_bytes=admitted_bytes(world, holder),
@@ -108,7 +109,7 @@ def inputs_of_all(world: World, model: CachedModel) -> tuple[Any, ...]:
         tuple((name, p.spec.readers, p.spec.model_ref, p.metadata.deleting) for name, p in sorted(world.pools.items())),
         frozenset(world.models),
         model.metadata.labels,
-        model.spec.tier_names,
+        model.tier_names,
         shared_classifications(world),
         paused_epochs(world),
         # Policies for the same tenant read each other.
@@ -116,37 +117,26 @@ def inputs_of_all(world: World, model: CachedModel) -> tuple[Any, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """Result of compiling a policy: its entry, None while its epoch is not drawn, or the problem that keeps the last
-    one."""
-
-    entry: Entry | None = None
-    blocked: Decision | None = None
-
-
-def compile_policy(world: World, inputs: PolicyInputs) -> Compiled:
-    """Return the bundle entry of a policy, without its `since`."""
+def compile_policy(world: World, inputs: PolicyInputs) -> Entry | None:
+    """Return the bundle entry of a policy, without its `since`; None while it is blocked, or its epoch or guarantees
+    are not decided."""
     return world.memo.get(PolicyInputs, inputs.name, (inputs,), lambda: _compile(inputs))
 
 
-def _compile(inputs: PolicyInputs) -> Compiled:
-    if inputs.blocked:
-        return Compiled(blocked=inputs.blocked)
-    if (keyspace := inputs.keyspace) is None or inputs.undecided:
-        return Compiled()
-    return Compiled(
-        Entry(
-            tenant=inputs.spec.tenant,
-            keyspace=keyspace,
-            scope=inputs.scope,
-            policy=inputs.uid,
-            suspended=inputs.spec.is_suspended,
-            budgets=_reduced(inputs, map(enforced, inputs.declared)),
-            keys=inputs.keys,
-            pools=inputs.pools,
-        ).paused(inputs.paused)
-    )
+def _compile(inputs: PolicyInputs) -> Entry | None:
+    if inputs.blocked or inputs.keyspace is None or inputs.undecided:
+        return None
+    return Entry(
+        tenant=inputs.spec.tenant,
+        keyspace=inputs.keyspace,
+        scope=inputs.scope,
+        policy=inputs.uid,
+        suspended=inputs.spec.suspend,
+        budgets=_reduced(inputs, map(enforced, inputs.declared)),
+        keys=inputs.keys,
+        pools=inputs.pools,
+        rate=enforced_rate(inputs.spec.rate_limit),
+    ).paused(inputs.paused)
 
 
 def desired_entries(world: World, model: CachedModel, current: Bundle | None) -> tuple[Entry, ...]:
@@ -155,15 +145,14 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
     entries: dict[str, Entry] = {}
     committed = current.entries if current else {}
     for share in _shares(world, model):
+        tenant = share.policy.spec.tenant
         if share.entry is not None:
             # Of several policies for a tenant, the one that is not blocked counts.
-            entries[share.tenant] = share.as_committed(committed.get(share.tenant), share.entry)
-        elif not share.absent:
-            kept = _kept(current, share.policy)
-            if kept is not None and share.compiled.blocked:
+            entries[tenant] = share.as_committed(committed.get(tenant), share.entry)
+        elif not share.absent and (kept := held_entry(current, share.policy)) is not None:
+            if share.blocked:
                 kept = share.as_committed(kept, entry_in(world, model, still_allowed(world, share.policy, kept)))
-            if kept is not None:
-                entries.setdefault(share.tenant, kept)
+            entries.setdefault(tenant, kept)
     return tuple([entries[tenant] for tenant in sorted(entries)])
 
 
@@ -173,12 +162,11 @@ class _Share:
     is none, regardless of committed ones. `secret` is the data key of `epoch`, or its id, at compile time."""
 
     policy: TenantCachePolicy
-    tenant: str
-    compiled: Compiled
+    blocked: bool
     entry: Entry | None
     absent: bool
-    epoch: str = ""
-    secret: bytes | str | None = field(default=None, repr=False)
+    epoch: str
+    secret: bytes | str | None = field(repr=False)
     _same: Entry | None = None
 
     def stands(self, world: World, policy: TenantCachePolicy) -> bool:
@@ -214,21 +202,24 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
 def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
     inputs = gather(world, policy)
     compiled = compile_policy(world, inputs)
-    absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
-    entry = None if absent or compiled.entry is None else entry_in(world, model, compiled.entry)
-    epoch = inputs.epoch.value if inputs.epoch is not None else ""
-    return _Share(policy, policy.spec.tenant, compiled, entry, absent, epoch, world.data_keys.get(epoch))
+    absent = policy.metadata.deleting or not (inputs.blocked or selects(policy, model))
+    entry = None if absent or compiled is None else entry_in(world, model, compiled)
+    epoch = inputs.epoch.epoch if inputs.epoch is not None else ""
+    return _Share(policy, inputs.blocked is not None, entry, absent, epoch, world.data_keys.get(epoch))
 
 
-def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
-    """Return the entry of a policy in the bundle; its tenant never changes."""
-    own = current.entries.get(policy.spec.tenant) if current else None
+def held_entry(bundle: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
+    """Return the entry of a policy in a bundle; its tenant never changes."""
+    own = bundle.entries.get(policy.spec.tenant) if bundle else None
     return own if own is not None and own.policy == policy.uid else None
 
 
 def entry_in(world: World, model: CachedModel, entry: Entry) -> Entry:
     """Return a policy's entry for the bundle of `model`: with its pools, and with data keys if its pods encrypt."""
-    return of_model(world, model, as_held(world, model, entry))
+    pools = (world.pools.get(name) for name in entry.pools)
+    own = tuple(pool.name for pool in pools if pool is not None and pool.spec.model_ref.name == model.name)
+    keys = entry.keys if seals(world, model) else ()
+    return entry if (own, keys) == (entry.pools, entry.keys) else replace(entry, pools=own, keys=keys)
 
 
 def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry:
@@ -255,6 +246,11 @@ def enforced(budget: Budget) -> EnforcedBudget:
     )
 
 
+def enforced_rate(limit: RateLimit | None) -> EnforcedRateLimit:
+    """Return rate limits as gates enforce them."""
+    return EnforcedRateLimit(limit.requests_per_minute, limit.tokens_per_minute) if limit is not None else UNLIMITED
+
+
 def as_admitted(admitted_bytes: Mapping[str, int], budget: EnforcedBudget) -> EnforcedBudget:
     """Return a budget with its guarantee as far as it is admitted."""
     if not budget.guaranteed_bytes:
@@ -265,7 +261,7 @@ def as_admitted(admitted_bytes: Mapping[str, int], budget: EnforcedBudget) -> En
 
 def _reduced(inputs: PolicyInputs, budgets: Iterable[EnforcedBudget]) -> tuple[EnforcedBudget, ...]:
     """Reduce budgets by admission, retention limits and closed tiers. The retention of a CPU tier is limited without a
-    budget too; for Redis tiers pods have that limit as a parameter."""
+    budget too; those of Redis tiers are in the bundle's rules of tiers."""
     by_tier = {name: EnforcedBudget(name) for name in inputs.in_memory}
     by_tier |= {budget.tier: as_admitted(inputs.admitted_bytes, budget) for budget in budgets}
     for name, budget in by_tier.items():
@@ -294,20 +290,85 @@ def rules_of(world: World, model: CachedModel) -> Rules:
     Disabled always applies. A model fenced after a failed isolation probe has none."""
     domain = world.domain_spec
     committed = world.bundles.get(model.name)
-    reuse = str(model.spec.reuse_mode)
+    reuse = str(model.spec.reuse.mode)
     if reuse != ReuseMode.DISABLED and first(model_chain.RULES, world, model):
         reuse = committed.bundle.root.rules.reuse if committed else str(ReuseMode.DISABLED)
     if is_fenced(model):
         reuse = str(ReuseMode.DISABLED)
     return Rules(
-        stale_after_s=domain.stale_after_s,
-        drain_timeout_s=domain.drain_timeout_s,
-        on_stale=str(domain.effective_on_stale),
-        unknown_tenants=str(domain.effective_unknown_tenants),
+        stale_after_s=domain.stale_after.in_seconds,
+        drain_timeout_s=domain.drain_timeout.in_seconds,
+        on_stale=str(domain.on_stale),
+        unknown_tenants=str(domain.unknown_tenants),
         reuse=reuse,
-        audit_tenants=domain.effective_audit_names is AuditNames.TENANTS,
+        audit_tenants=domain.audit_names is AuditNames.TENANTS,
+        rate=enforced_rate(model.spec.gate.rate_limit),
     )
+
+
+def usable_tiers(world: World, model: CachedModel) -> tuple[CacheTier, ...]:
+    """Return the tiers that a model's pods use, from fast to slow, with the servers in force."""
+    listed = (world.tiers[name] for name in model.tier_names if name in world.tiers)
+    valid = (tier for tier in listed if not first(tier_chain.RULES, world, tier))
+    return tuple(using for tier in valid if (using := in_force(tier)) is not None)
+
+
+def tiers_of(world: World, model: CachedModel) -> tuple[TierRules, ...]:
+    """Return the rules of a model's Redis tiers, from fast to slow."""
+    return tuple(
+        TierRules(
+            tier.name,
+            tuple(Server(host, port) for host, port in link.endpoints),
+            stored_bytes(tier.spec),
+            tier.spec.max_retention_s,
+            cluster=tier.spec.is_cluster,
+            username=link.username,
+            password=link.password is not None,
+            tls=link.ca is not None,
+            encrypts=tier.spec.encryption_required,
+        )
+        for tier, link in _linked(world, model)
+    )
+
+
+def access_of(world: World, model: CachedModel, current: Bundle | None) -> dict[str, TierAccess]:
+    """Return the access to a model's Redis tiers. The bundle keeps values that this process has not read."""
+    held, found = current.root.access if current else {}, dict[str, TierAccess]()
+    for tier, link in _linked(world, model):
+        known, before = world.access.get(tier.name, {}), held.get(tier.name, TierAccess())
+        password = known.get(link.password, before.password) if link.password is not None else None
+        authority = known.get(link.ca, before.authority) if link.ca is not None else None
+        if password or authority:
+            found[tier.name] = TierAccess(password or None, authority or None)
+    return found
+
+
+def _linked(world: World, model: CachedModel) -> Iterator[tuple[CacheTier, RedisLink]]:
+    for tier in usable_tiers(world, model):
+        if (link := redis_link(tier)) is not None:
+            yield tier, link
 
 
 def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
     return policy.spec.covers(model.name, model.metadata.labels)
+
+
+def paused_epochs(world: World) -> frozenset[str]:
+    """Return the epochs of scopes that pause: while one of their prefixes is erased, no pod reuses or stores anything
+    under them.
+
+    They are treated as suspended: pods drop and erase their copies. Data on servers stays, except for the prefix, and
+    is used again afterwards. The invalidation's status lists the paused scopes, so that a new leader knows them before
+    it writes a bundle.
+    """
+
+    def find() -> frozenset[str]:
+        return frozenset(
+            scope.old_epoch
+            for invalidation in world.invalidations.values()
+            if invalidation.spec.scope.prefix is not None and not invalidation.finished
+            for scope in invalidation.status.scopes
+            if scope.old_epoch
+        )
+
+    return world.memo.get(paused_epochs, world.namespace, (Snapshot(world),), find)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.policy.bundle import Bundle, Entry, Root
-from kvstrata.model.pods import Pod
+from kvstrata.contract.policy.bundle import Entry
 from kvstrata.model.world import World
-from kvstrata.plan.bundle.compile import entry_in, rules_of, selects
-from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.bundle.compile import entry_in, held_entry, rules_of, selects, tiers_of
+from kvstrata.plan.conditions import Finding, false, some_of, true, unknown
 from kvstrata.plan.keys.data_keys import seals
 
 ENFORCED = "Enforced"
@@ -47,9 +46,21 @@ def rules_are_committed(world: World, model: CachedModel) -> bool:
     return committed is not None and committed.bundle.root.rules == rules_of(world, model)
 
 
+def tiers_are_committed(world: World, model: CachedModel) -> bool:
+    committed = world.bundles.get(model.name)
+    return committed is not None and committed.bundle.root.tiers == tiers_of(world, model)
+
+
+def is_committed(world: World, model: CachedModel, desired: Entry) -> bool:
+    """Whether the model's bundle has a policy's entry as desired."""
+    committed = world.bundles.get(model.name)
+    entry = committed.bundle.entries.get(desired.tenant) if committed is not None else None
+    return entry is not None and entry.enforces_the_same_as(entry_in(world, model, desired))
+
+
 def coverage(world: World, model: str, revision: int) -> Coverage:
     pods = world.serving_pods(model)
-    missing = tuple(pod.name for pod in pods if not _enforces(world, pod, revision))
+    missing = tuple(pod.name for pod in pods if world.acked_revision(pod) < revision)
     return Coverage(len(pods) - len(missing), len(pods), missing)
 
 
@@ -57,10 +68,6 @@ def unenforced(world: World, models: Iterable[str]) -> Coverage:
     """Return the coverage of something that no pod of `models` enforces."""
     names = tuple(pod.name for model in models for pod in world.serving_pods(model))
     return Coverage(0, len(names), names)
-
-
-def _enforces(world: World, pod: Pod, revision: int) -> bool:
-    return world.acked_revision(pod) >= revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,61 +88,37 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
     """
     models = [model for _, model in sorted(world.models.items()) if selects(policy, model)]
     if not models:
-        return Enforcement(
-            unknown(ENFORCED, PolicyReason.NO_MODELS, "no CachedModel of this namespace is selected by spec.models"),
-            committed=True,
-        )
+        none = unknown(ENFORCED, SharedReason.NO_MODELS, "no CachedModel of this namespace is selected by spec.models")
+        return Enforcement(none, committed=True)
     settled = policy.status.enforced_generation == policy.generation
+    chosen = {model.name for model in models}
+    others = {name: one for name, one in sorted(world.bundles.items()) if name in world.models and name not in chosen}
+    uncommitted = [name for name, one in others.items() if not one.whole or held_entry(one.bundle, policy) is not None]
     total, left = Coverage(), Coverage()
-    keyless = [model.name for model in models if not (desired.keys or desired.suspended) and seals(world, model)]
-    uncommitted = _bundles_that_still_hold(world, policy, frozenset(model.name for model in models))
     for model in models:
         committed = world.bundles.get(model.name)
-        entry = committed.bundle.entries.get(desired.tenant) if committed else None
-        current = rules_are_committed(world, model)
-        if (
-            committed is None
-            or entry is None
-            or not current
-            or replace(entry, since=0) != entry_in(world, model, desired)
-        ):
+        if committed is None or not (rules_are_committed(world, model) and is_committed(world, model, desired)):
             uncommitted.append(model.name)
             total += unenforced(world, [model.name])
             continue
-        since = max(entry.since, committed.bundle.root.rules_since)
+        since = max(committed.bundle.entries[desired.tenant].since, committed.bundle.root.rules_since)
         if not settled:
             # The generation may have removed an entry, which leaves no `since`.
             since = max(since, committed.holds_since(policy.uid, policy.generation))
         total += coverage(world, model.name, since)
-    if not settled:
+    for name, committed in others.items() if not settled else ():
         # Former contents must be gone everywhere, also from models that the policy no longer selects.
-        chosen = {model.name for model in models}
-        for name, committed in sorted(world.bundles.items()):
-            if name in world.models and name not in chosen:
-                left += coverage(world, name, committed.holds_since(policy.uid, policy.generation))
+        left += coverage(world, name, committed.holds_since(policy.uid, policy.generation))
     if uncommitted:
-        names = ", ".join(uncommitted)
-        return Enforcement(
-            false(
-                ENFORCED,
-                PolicyReason.NOT_COMMITTED,
-                f"the bundle of CachedModel {names} is not up to date with this policy yet",
-            ),
-            committed=False,
-            coverage=total,
-        )
+        message = f"the bundle of CachedModel {', '.join(uncommitted)} is not up to date with this policy yet"
+        return Enforcement(false(ENFORCED, SharedReason.NOT_COMMITTED, message), committed=False, coverage=total)
+    keyless = [model.name for model in models if not (desired.keys or desired.suspended) and seals(world, model)]
     if keyless:
-        names = ", ".join(keyless)
-        return Enforcement(
-            false(
-                ENFORCED,
-                PolicyReason.AWAITING_KEYS,
-                f"the scope's data key is being drawn; until pods of CachedModel {names} have it, tiers that encrypt "
-                "refuse its blocks",
-            ),
-            committed=False,
-            coverage=total,
+        message = (
+            f"the scope's data key is being drawn; until pods of CachedModel {', '.join(keyless)} have it, tiers that "
+            "encrypt refuse its blocks"
         )
+        return Enforcement(false(ENFORCED, SharedReason.AWAITING_KEYS, message), committed=False, coverage=total)
     return Enforcement(enforced_finding(total + left), committed=True, coverage=total)
 
 
@@ -149,37 +132,11 @@ def bundles_lack(world: World, keyspaces: Set[str]) -> bool:
     )
 
 
-def needed_revision(root: Root, since: int, *, settled: bool) -> int:
-    """Return the revision that pods must enforce for something that last changed in revision `since`. While its
-    generation is not settled, the newest one: a removed entry leaves no `since`."""
-    return max(since, root.rules_since) if settled else root.revision
-
-
-def _bundles_that_still_hold(world: World, policy: TenantCachePolicy, chosen: frozenset[str]) -> list[str]:
-    return [
-        name
-        for name, committed in sorted(world.bundles.items())
-        if name in world.models and name not in chosen and not (committed.whole and not holds(committed.bundle, policy))
-    ]
-
-
-def holds(bundle: Bundle, policy: TenantCachePolicy) -> bool:
-    """Whether the bundle has an entry of this policy; its tenant never changes."""
-    own = bundle.entries.get(policy.spec.tenant)
-    return own is not None and own.policy == policy.uid
-
-
 def enforced_finding(total: Coverage) -> Finding:
     if not total.live:
-        return unknown(
-            ENFORCED, PolicyReason.NO_LIVE_PODS, "no pod of these models serves: there is nothing to enforce"
-        )
+        message = "no pod of these models serves: there is nothing to enforce"
+        return unknown(ENFORCED, SharedReason.NO_LIVE_PODS, message)
     if total.complete:
-        return true(ENFORCED, PolicyReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces it")
-    return false(ENFORCED, PolicyReason.AWAITING_ACKS, f"{total} enforce it; waiting for {_some(total.missing)}")
-
-
-def _some(names: Iterable[str], most: int = 3) -> str:
-    ordered = sorted(names)
-    rest = len(ordered) - most
-    return ", ".join(ordered[:most]) + (f" and {rest} more" if rest > 0 else "")
+        return true(ENFORCED, SharedReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces it")
+    message = f"{total} enforce it; waiting for {some_of(sorted(total.missing))}"
+    return false(ENFORCED, SharedReason.AWAITING_ACKS, message)

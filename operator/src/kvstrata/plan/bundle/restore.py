@@ -16,15 +16,15 @@ from typing import Any
 
 from kvstrata.api.cachedomain import CacheDomain, Restored
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import DomainReason
+from kvstrata.api.reasons import DomainReason, SharedReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Root
 from kvstrata.model.world import World
 from kvstrata.objects import names
-from kvstrata.plan.actions import Decision
 from kvstrata.plan.bundle.enforcement import Coverage, coverage
 from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.keys.data_keys import last_restore
 
 MAX_LEAD = 1 << 32
 """Maximum lead of a pod over the API server: at ten commits a second, more than a decade."""
@@ -91,7 +91,7 @@ def claims(world: World) -> tuple[Claim, ...]:
 def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, Any] | None:
     """Return the record of a new restore in API form; None if there is none."""
     known = domain.status.restored
-    fresh = [claim for claim in claims(world) if not _covered(claim, known) and _objection(claim, known, now) is None]
+    fresh = _believed(world, known, now)
     if not fresh:
         return None
     held = [claim.revision for claim in fresh]
@@ -124,39 +124,28 @@ def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, An
 
 
 def key_is_old(world: World) -> bool:
-    restored = world.domain.status.restored if world.domain is not None else None
-    secret = world.secrets.get(names.DOMAIN_KEY_SECRET)
+    restored, secret = last_restore(world), world.secrets.get(names.DOMAIN_KEY_SECRET)
     return restored is not None and (secret is None or secret.drawn_for != restored.id)
 
 
-def holds_back(world: World, now: datetime | None = None) -> bool:
-    if key_is_old(world):
-        return True
-    known = world.domain.status.restored if world.domain is not None else None
-    return any(not _covered(claim, known) and _objection(claim, known, now) is None for claim in claims(world))
+def holds_back(world: World) -> bool:
+    """Whether no bundle may be written, because of a restore that is not in the domain's status or key yet."""
+    return key_is_old(world) or bool(_believed(world, last_restore(world), None))
 
 
-def least_revision(world: World) -> int:
-    restored = world.domain.status.restored if world.domain is not None else None
-    return restored.revision if restored is not None else 0
-
-
-def least_term(world: World) -> int:
-    restored = world.domain.status.restored if world.domain is not None else None
-    return restored.term if restored is not None else 0
-
-
-def restored_finding(world: World, domain: CacheDomain, now: datetime) -> tuple[Finding, ...]:
-    """Return the progress after the last restore; empty without one."""
-    known = domain.status.restored
-    doubted = [(claim, why) for claim in claims(world) if (why := _objection(claim, known, now)) is not None]
-    unheard = [(claim, why) for claim, why in doubted if not _covered(claim, known)]
-    if unheard:
-        claim, why = unheard[0]
-        message = f"{_reported(claim)}; it is not believed, because {why}: delete the pod"
-        return (false(ConditionType.RESTORED, DomainReason.WITNESS_NOT_BELIEVED, message),)
+def restored_finding(world: World, domain: CacheDomain, now: datetime) -> Finding | None:
+    """Return the progress after the last restore; None without one."""
+    kind, known = ConditionType.RESTORED, domain.status.restored
+    for claim in claims(world):
+        why = _objection(claim, known, now)
+        if why is not None and not _covered(claim, known):
+            message = (
+                f"pod {claim.pod} reports revision {claim.revision} of the bundle of CachedModel {claim.model}, and "
+                f"the API server has {claim.known_revision}; it is not believed, because {why}: delete the pod"
+            )
+            return false(kind, DomainReason.WITNESS_NOT_BELIEVED, message)
     if known is None:
-        return ()
+        return None
     behind = sorted(
         name
         for name, model in world.models.items()
@@ -165,29 +154,20 @@ def restored_finding(world: World, domain: CacheDomain, now: datetime) -> tuple[
     )
     if behind:
         message = f"the bundle of CachedModel {', '.join(behind[:3])} is being written under the new key"
-        return (false(ConditionType.RESTORED, DomainReason.NOT_COMMITTED, message),)
+        return false(kind, SharedReason.NOT_COMMITTED, message)
     total = sum((coverage(world, name, known.revision) for name in world.models), Coverage())
     if known.settled_at is None and not total.complete:
         message = f"{total} enforce the new bundles; the others refuse all reuse until they do"
-        return (false(ConditionType.RESTORED, DomainReason.AWAITING_ACKS, message),)
-    return (true(ConditionType.RESTORED, DomainReason.KEY_REPLACED, story_of(known)),)
+        return false(kind, SharedReason.AWAITING_ACKS, message)
+    return true(kind, DomainReason.KEY_REPLACED, story_of(known))
 
 
-def record(domain: CacheDomain, finding: tuple[Finding, ...], now: datetime) -> dict[str, Any] | None:
+def record(domain: CacheDomain, finding: Finding | None, now: datetime) -> dict[str, Any] | None:
     known = domain.status.restored
     if known is None:
         return None
-    settled = known.settled_at is None and any(found.status == "True" for found in finding)
+    settled = known.settled_at is None and finding is not None and finding.status == "True"
     return known.to_kubernetes() | ({"settledAt": format_timestamp(now)} if settled else {})
-
-
-def is_doubted(finding: tuple[Finding, ...]) -> bool:
-    """Whether a pod is distrusted for now and must be read again later."""
-    return any(found.reason == DomainReason.WITNESS_NOT_BELIEVED for found in finding)
-
-
-def announcement(found: dict[str, Any]) -> Decision:
-    return Decision(DomainReason.RESTORE_DETECTED, story_of(Restored.model_validate(found)))
 
 
 def story_of(known: Restored) -> str:
@@ -202,11 +182,8 @@ def story_of(known: Restored) -> str:
     )
 
 
-def _reported(claim: Claim) -> str:
-    return (
-        f"pod {claim.pod} reports revision {claim.revision} of the bundle of CachedModel {claim.model}, and "
-        f"the API server has {claim.known_revision}"
-    )
+def _believed(world: World, known: Restored | None, now: datetime | None) -> list[Claim]:
+    return [claim for claim in claims(world) if not _covered(claim, known) and _objection(claim, known, now) is None]
 
 
 def _covered(claim: Claim, known: Restored | None) -> bool:

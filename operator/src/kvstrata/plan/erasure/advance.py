@@ -13,13 +13,16 @@ from datetime import datetime
 from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict
-from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Observed, TierNow
+from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Observed, StoredRecord, TierNow
 from kvstrata.plan.erasure import orders
 from kvstrata.plan.erasure.deletions import begun, running
-from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S, Conclude, ErasureStep, next_step
+from kvstrata.plan.erasure.next_step import ErasureStep, next_step
 
 RETRY_S = 1.0
 """Pause after a failure, and between looks at a running Job."""
+
+LOOK_AGAIN_S = 5.0
+"""Pause before the custody of keys is asked again."""
 
 SERVERS_EVERY_S = 5.0
 SHORTEST_PAUSE_S = 1.0
@@ -60,58 +63,32 @@ class OrderFailed:
     refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RecordWritten:
-    record: ErasureRecord
-    version: str
-
-
-Event = Woken | OrderDone | OrderFailed | RecordWritten
+Event = Woken | OrderDone | OrderFailed | StoredRecord
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRecord:
-    record: ErasureRecord
+class Effects:
+    """What to do, in this order. A record to `write` comes alone, and only that may fail. `show` is for plans."""
 
-
-@dataclass(frozen=True, slots=True)
-class StartOrder:
-    order: orders.Order
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Show the erasure to plans."""
-
-    now: ErasureNow
-
-
-@dataclass(frozen=True, slots=True)
-class EmitEvent:
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAfter:
-    seconds: float
-
-
-Effect = WriteRecord | StartOrder | Publish | EmitEvent | WakeAfter
+    write: ErasureRecord | None = None
+    show: ErasureNow | None = None
+    start: tuple[orders.Order, ...] = ()
+    wake_after_s: float | None = None
+    announce: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureState:
     """An erasure in the leading process.
 
-    `record` is stored, as `version`; `known` has the facts reported since, too. `running` orders are being executed.
+    `record` is stored; `known` has the facts reported since, too. `running` orders are being executed.
     `pauses` have the start and the seconds of an order's pause before it is repeated. `problems` are results of orders
     that did not succeed, with whether the custody or the chain refused them. `strays` are names of values without an
     index that a look found, by tier. `shown` is the last published state, and `announced` whether the verdict was
     published.
     """
 
-    record: ErasureRecord
-    version: str
+    stored: StoredRecord
     known: ErasureRecord
     observed: Observed
     running: frozenset[orders.Order] = frozenset()
@@ -124,44 +101,48 @@ class ErasureState:
     idle_s: float = SHORTEST_PAUSE_S
 
     @classmethod
-    def of(cls, record: ErasureRecord, version: str, observed: Observed) -> ErasureState:
+    def of(cls, stored: StoredRecord, observed: Observed) -> ErasureState:
         """Return the state of a stored record. Its verdict, if any, was announced by the process that reached it."""
-        return cls(record, version, record, observed, announced=record.erasure.only(Verdict) is not None)
+        announced = stored.record.erasure.only(Verdict) is not None
+        return cls(stored, stored.record, observed, announced=announced)
+
+    @property
+    def record(self) -> ErasureRecord:
+        return self.stored.record
 
     @property
     def over(self) -> bool:
         return self.shown is not None and self.record.erasure.only(ReceiptWritten) is not None
 
 
-def advance(state: ErasureState, event: Event, now: datetime) -> tuple[ErasureState, tuple[Effect, ...]]:
-    """Return the state after an event, and the effects to execute in order. Only a WriteRecord may fail."""
+def advance(state: ErasureState, event: Event, now: datetime) -> tuple[ErasureState, Effects]:
+    """Return the state after an event, and the effects to execute."""
     match event:
         case OrderDone():
-            return _done(state, event, now), ()
+            return _done(state, event, now), Effects()
         case OrderFailed():
-            return _over(state, event.order, now, RETRY_S, event.problem, refused=event.refused), ()
+            return _over(state, event.order, now, RETRY_S, event.problem, refused=event.refused), Effects()
         case Woken():
             observed, going = event.observed, event.observed.unattended and state.observed.unattended
             observed = replace(observed, unattended=going or observed.unattended)
             state = replace(state, known=state.known.with_facts(*event.facts), observed=observed)
-        case RecordWritten():
-            known = event.record.merged_with(state.known)
-            state = replace(state, record=event.record, version=event.version, known=known)
+        case StoredRecord(record):
+            state = replace(state, stored=event, known=record.merged_with(state.known))
     state, effects = _follow(state, now)
-    if state.known != state.record and any(not isinstance(effect, WriteRecord) for effect in effects):
+    if state.known != state.record and effects != Effects(write=state.known):
         raise RuntimeError("something would follow from facts that are not stored")
     return state, effects
 
 
-def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, tuple[Effect, ...]]:
+def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, Effects]:
     if state.known != state.record:
-        return state, (WriteRecord(state.known),)
+        return state, Effects(write=state.known)
     observed = _with_problems(state)
     # A chain that refused a receipt is tried again: it may have been repaired.
     step = next_step(state.record.erasure, replace(observed, receipt_problem=""), now)
     known = state.known.with_facts(*_concluded(state, step, now))
     if known is not state.known:
-        return replace(state, known=known), (WriteRecord(known),)
+        return replace(state, known=known), Effects(write=known)
     wanted = tuple(_wanted(state, step))
     pauses = {order: state.pauses[order] for order in wanted if order in state.pauses}
     left_s = {order: _left_s(*pause, now) for order, pause in pauses.items()}
@@ -172,15 +153,12 @@ def _follow(state: ErasureState, now: datetime) -> tuple[ErasureState, tuple[Eff
     news = (shown := (erasure, step.phase, step.decision)) != state.shown
     idle_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * state.idle_s)
     # Some changes cause no wake-up.
-    waits_s = [idle_s, *(rest_s for rest_s in left_s.values() if rest_s)]
-    if step.again_s is not None and step.again_s != LOOK_AGAIN_S:
-        waits_s.append(step.again_s)
-    verdict = erasure.record.erasure.only(Verdict)
-    effects: list[Effect] = [Publish(erasure)] if news else []
-    effects += [*map(StartOrder, due), WakeAfter(min(waits_s))]
-    effects += [EmitEvent(verdict)] if verdict is not None and not state.announced else []
+    waits_s = [idle_s, *(rest_s for rest_s in (*left_s.values(), step.again_s) if rest_s)]
+    verdict = state.record.erasure.only(Verdict)
+    announced = None if state.announced else verdict
+    effects = Effects(show=erasure if news else None, start=due, announce=announced, wake_after_s=min(waits_s))
     state = replace(state, running=state.running | set(due), pauses=pauses, problems=problems)
-    return replace(state, shown=shown, announced=verdict is not None, idle_s=idle_s), tuple(effects)
+    return replace(state, shown=shown, announced=verdict is not None, idle_s=idle_s), effects
 
 
 def _left_s(since: datetime, pause_s: float, now: datetime) -> float:
@@ -201,7 +179,8 @@ def _with_problems(state: ErasureState) -> Observed:
 
 def _concluded(state: ErasureState, step: ErasureStep, now: datetime) -> Iterator[Fact]:
     """Yield facts that follow from the step itself: a verdict, or deletions whose Jobs are to be created."""
-    yield from (order.verdict for order in step.orders if isinstance(order, Conclude))
+    if step.verdict is not None:
+        yield step.verdict
     named = {tier for tier in _emptied(step) if _is_named(state, tier)}
     yield from begun(state.record.erasure, named, state.servers, now)
 
@@ -218,7 +197,7 @@ def _is_named(state: ErasureState, tier: str) -> bool:
 
 def _wanted(state: ErasureState, step: ErasureStep) -> Iterator[orders.Order]:
     erasure = state.record.erasure
-    yield from (order for order in step.orders if not isinstance(order, Conclude | orders.StartDeletion))
+    yield from (order for order in step.orders if not isinstance(order, orders.StartDeletion))
     yield from (orders.NameChunks(tier) for tier in _emptied(step) if not _is_named(state, tier))
     if erasure.only(Verdict) is not None:
         return

@@ -8,10 +8,9 @@ totals since the keyspaces were revoked; a fact holds its own Job's part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import Erased, Line, PrimaryEnd, totals
 from kvstrata.contract.receipt.facts import NOTHING, Amount
 from kvstrata.model.erasure.facts import Deletion, JobState
@@ -19,27 +18,6 @@ from kvstrata.model.erasure.record import Erasure, TierNow
 
 NOT_MADE = "not-made"
 """Stands for the uid of a Job that is about to be created."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierDeletion:
-    """The deletion of keyspaces from all primaries of a tier by one Job.
-
-    `erasure` is the uid of the order, `round` counts the Jobs for this tier from 1; with the tier's name they name the
-    Job. `domain` is the domain's id; since `revision` no bundle of it has the keyspaces. `strays` are names of values
-    without an index, found by a look. With `identities` the keyspaces stay in use, and only blocks of these cache
-    identities are deleted; with `chunks` they are in use again afterwards, and only these chunks are deleted.
-    """
-
-    erasure: str
-    tier: CacheTier
-    round: int
-    domain: str
-    revision: int
-    keyspaces: tuple[str, ...]
-    strays: tuple[str, ...] = ()
-    identities: tuple[str, ...] = ()
-    chunks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +47,14 @@ def begun(erasure: Erasure, ordered: Iterable[str], tiers: Mapping[str, TierNow]
     """Yield facts of new deletions: one Job for each of the ordered tiers, unless one runs there."""
     for tier in sorted(set(ordered) - {tier for tier, _ in running(erasure)}):
         primaries = tiers[tier].primaries
-        round = 1 + max((one.round for one in erasure.of(Deletion) if one.tier == tier), default=0)
+        round = 1 + max((one.round for one in erasure.of(Deletion, tier)), default=0)
         for node in primaries:
             yield Deletion(tier, node, round, NOT_MADE, JobState.RUNNING, now, len(primaries))
 
 
 def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetime) -> Iterator[Deletion]:
     """Yield the results of a finished Job, for each primary that it was to empty and each that it reports."""
-    begun = {one.node: one for one in erasure.of(Deletion) if (one.tier, one.round) == (tier, round)}
+    begun = {one.node: one for one in erasure.of(Deletion, tier) if one.round == round}
     if not begun:
         return
     began = min(one.began for one in begun.values())
@@ -89,9 +67,7 @@ def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetim
     for node in sorted(begun.keys() - ends.keys()):
         yield _failed(begun[node], run, now, "its deletion does not report it: it has lost its slots")
     for node, end in sorted(ends.items()):
-        before = [
-            one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node) and one.state is JobState.DONE
-        ]
+        before = [one for one in erasure.of(Deletion, tier, node) if one.state is JobState.DONE]
         found, deleted, remaining = totals(lines, node)
         # Where keyspaces stay in use, no tombstone remembers the deletions of earlier runs.
         earlier = sum((one.deleted for one in before), NOTHING) if erasure.order.prefix is None else NOTHING
@@ -103,10 +79,7 @@ def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetim
 
 
 def _failed(one: Deletion, run: DeletionRun, now: datetime, problem: str) -> Deletion:
-    return Deletion(
-        one.tier, one.node, one.round, run.job or NOT_MADE, JobState.FAILED, one.began, one.primaries, now,
-        problem=problem,
-    )  # fmt: skip
+    return replace(one, job=run.job or NOT_MADE, state=JobState.FAILED, ended=now, problem=problem)
 
 
 def _less(amount: Amount, earlier: Amount) -> Amount:

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.cacheinvalidation import RolledScope
-from kvstrata.api.common import ScopeStatus
 from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.status import ScopeStatus
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind

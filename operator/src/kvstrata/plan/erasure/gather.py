@@ -14,7 +14,7 @@ from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, Invali
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.policy.data_key import key_fingerprint
+from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Component, Fence, Revoked, Subject, Target
 from kvstrata.contract.receipt.vocabulary import (
@@ -28,16 +28,10 @@ from kvstrata.contract.receipt.vocabulary import (
     epoch_commitment,
     prefix_commitment,
 )
+from kvstrata.contract.store.redis_keys import resolved
 from kvstrata.model.erasure.evidence import has_acknowledged, standing_of, tiers_at_hand, witnesses
 from kvstrata.model.erasure.facts import HeldKey, HeldTier, PodSeen, Rolled, ServersSeen, TierLost, Witness
-from kvstrata.model.erasure.record import (
-    ErasedPrefix,
-    Erasure,
-    ErasureOrder,
-    ErasureRecord,
-    LeftEpoch,
-    SharedTier,
-)
+from kvstrata.model.erasure.record import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
@@ -50,7 +44,8 @@ from kvstrata.plan.witnesses import Witness as Held
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
 
-OPERATOR = Component("operator", __version__, 1)
+MAX_IDENTITIES = 64
+"""Most identities of models in a receipt."""
 
 OWN_MEMORY = ""
 """Pods' name for the memory of a cache server without a CPU tier."""
@@ -64,34 +59,31 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         return None
     domain_key, domain = world.identity
     prefix = invalidation.spec.scope.prefix
-    chunks = prefix_chunks(world, invalidation, started).chunks if prefix is not None else ()
-    if prefix is not None and not chunks:
-        return None
+    erased_prefix: ErasedPrefix | None = None
+    if prefix is not None:
+        chunks = prefix_chunks(world, invalidation, started).chunks
+        if not chunks:
+            return None
+        erased_prefix = ErasedPrefix(prefix.model_ref.name, chunks, _prefix_commitment(domain_key, prefix))
     epochs = tuple(
         LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, _successor(world, one))
         for one in status.scopes
         if one.old_epoch
     )
     chosen = {tier.name for tier in invalidation.spec.tiers}
-
-    def is_meant(tier: CacheTier) -> bool:
-        return not chosen or tier.name in chosen
-
+    meant = {name: tier for name, tier in world.tiers.items() if not chosen or name in chosen}
     keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
-    erased_prefix: ErasedPrefix | None = None
-    if prefix is not None:
-        erased_prefix = ErasedPrefix(prefix.model_ref.name, chunks, _prefix_commitment(domain_key, prefix))
     order = ErasureOrder(
         subject=_subject(invalidation),
         started=started,
         keyspaces=tuple(sorted(keyspaces)),
-        tiers=shared_tiers(tier for tier in world.tiers.values() if is_meant(tier) and not tier.metadata.deleting),
-        excluded_tiers=tuple(sorted(tier.name for tier in world.tiers.values() if not is_meant(tier))),
+        tiers=shared_tiers(tier for tier in meant.values() if not tier.metadata.deleting),
+        excluded_tiers=tuple(sorted(world.tiers.keys() - meant.keys())),
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
-        allow_residue=invalidation.spec.residue_allowed,
+        allow_residue=invalidation.spec.allow_residue,
         prefix=erased_prefix,
-        versions=(OPERATOR,),
+        versions=versions(world, invalidation.spec.scope.model),
     )
     # The rest of a keyspace stays readable with the same keys.
     keys = keys_held(world, domain, epochs if prefix is None else ())
@@ -103,6 +95,18 @@ def shared_tiers(tiers: Iterable[CacheTier]) -> tuple[SharedTier, ...]:
     """Return the Redis tiers among these, whether or not a model lists them."""
     rows = sorted((tier.name, tier.spec.encryption_required) for tier in tiers if tier.spec.medium is Medium.REDIS)
     return tuple(SharedTier(name, encrypted) for name, encrypted in rows)
+
+
+def versions(world: World, model: str | None = None) -> tuple[Component, ...]:
+    """Return the versions at the beginning of an erasure: the operator's, and identities under which pods of the
+    namespace serve, or which are kept for a rollback, those of `model` first. Keyspaces hold blocks of all of them."""
+    models = sorted({**world.ending.models, **world.models}.values(), key=lambda one: (one.name != model, one.name))
+    found: list[Component] = []
+    for one in models:
+        name, status = f"{one.INFO.kind} {one.name}", one.status
+        found += [Component(name, resolved(row.identity, row.fingerprint), row.pods) for row in status.fingerprints]
+        found += [Component(name, former.identity, 0) for former in status.former_identities]
+    return (Component("operator", __version__, 1), *found[:MAX_IDENTITIES])
 
 
 def servers_seen(world: World, order: ErasureOrder) -> Iterator[ServersSeen]:
@@ -125,7 +129,7 @@ def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[H
     return tuple(
         HeldKey(key, _commitment(domain, one), KeyCustody.KMS)
         if isinstance(key, str)
-        else HeldKey(key_fingerprint(key), _commitment(domain, one), KeyCustody.SECRET)
+        else HeldKey(key_id(key), _commitment(domain, one), KeyCustody.SECRET)
         for one, key in found
     )
 
@@ -133,10 +137,9 @@ def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[H
 def lacks_keys(world: World, record: ErasureRecord) -> bool:
     """Whether keys to erase are still being unwrapped, so that their ids are unknown. Without its CacheDomain a
     namespace has no KMS, so none will come. The keys of a prefix stay."""
-    going = world.domain is not None and record.erasure.order.prefix is None
-    return going and any(
-        left.old in world.keys_unwrapping and left.old not in world.data_keys for left in record.epochs
-    )
+    if world.domain is None or record.erasure.order.prefix is not None:
+        return False
+    return any(left.old in world.keys_unwrapping and left.old not in world.data_keys for left in record.epochs)
 
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
@@ -232,11 +235,6 @@ def tier_away(world: World, tier: CacheTier) -> str:
     return "" if report.reachable else report.message
 
 
-def not_probed_yet(world: World, tier: CacheTier) -> bool:
-    """Whether this process has no report of a tier's servers yet: it just became leader, or they are new."""
-    return report_of(world, tier) is None
-
-
 def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:
     revoked = next((key.revoked for key in record.keys if key.fingerprint == fingerprint), None)
     return next((one for one in record.epochs if _commitment(record.domain, one) == revoked), None)
@@ -272,7 +270,7 @@ def _subject(invalidation: CacheInvalidation) -> Subject:
         scope_name=name,
         tenants=spec.scope.named_tenants if spec.scope.prefix is not None else (),
         mode=Mode.EAGER,
-        hbm=spec.effective_hbm,
+        hbm=spec.hbm,
         tiers=tuple(tier.name for tier in spec.tiers),
         reason=spec.reason or "",
     )
@@ -317,7 +315,7 @@ def inside(
     model: CachedModel | None, tiers: Mapping[str, CacheTier], chosen: Set[str] = frozenset()
 ) -> tuple[HeldTier, ...]:
     """Return the tiers in a model's pods that an order includes; an empty `chosen` means all."""
-    listed = [tiers[name] for name in (model.spec.tier_names if model else ()) if name in tiers]
+    listed = [tiers[name] for name in (model.tier_names if model else ()) if name in tiers]
     held = tuple(
         HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, tier.spec.outlives_pods)
         for tier in listed

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from kvstrata.api.cacheinvalidation import Phase
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
@@ -21,7 +22,7 @@ from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
 from kvstrata.model.erasure.record import Erasure, Observed
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.conditions import Finding, false, listed, true
 from kvstrata.plan.erasure import orders as work
 
 PATIENCE_S = 600
@@ -37,23 +38,16 @@ and looks are repeated when slots move."""
 ENDING_LIMIT_S = 900
 """Limit of an erasure in a namespace under deletion, which waits for it."""
 
-LOOK_AGAIN_S = 5.0
-"""When to check again without notification."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conclude:
-    verdict: Verdict
-
 
 @dataclass(frozen=True, slots=True)
 class ErasureStep:
-    """Orders, their reason, and when to check again without events. Slots of the tiers in `pinned_tiers` must not move
-    meanwhile."""
+    """Orders or the `verdict` to record, the reason, and when time alone changes the step. Slots of the tiers in
+    `pinned_tiers` must not move meanwhile."""
 
     phase: Phase
     decision: Decision
-    orders: tuple[work.Order | work.StartDeletion | Conclude, ...] = ()
+    orders: tuple[work.Order | work.StartDeletion, ...] = ()
+    verdict: Verdict | None = None
     again_s: float | None = None
     pinned_tiers: frozenset[str] = frozenset()
     findings: tuple[Finding, ...] = ()
@@ -62,7 +56,7 @@ class ErasureStep:
 def next_step(erasure: Erasure, seen: Observed, now: datetime) -> ErasureStep:
     case = work.case_of(erasure, seen, now)
     step = next(step for rule in RULES if (step := rule(case)) is not None)
-    if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
+    if step.verdict is None and erasure.only(Verdict) is None:
         step = _cut_short(case, step)
     return replace(step, findings=tuple(_findings(case, step)))
 
@@ -75,27 +69,25 @@ def finish(case: work.ErasureCase) -> ErasureStep | None:
         phase = Phase.COMPLETE if verdict.complete else Phase.FAILED
         return ErasureStep(phase, Decision(verdict.reason, verdict.message))
     if case.seen.receipt_problem:
-        return _waiting(Phase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
+        return ErasureStep(Phase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
     why = Decision(R.RECEIPTING, f"the receipt is being written; it ends so: {verdict.message}")
-    return ErasureStep(Phase.RECEIPTING, why, (work.IssueReceipt(case.facts),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.RECEIPTING, why, (work.IssueReceipt(case.facts),))
 
 
 def roll(case: work.ErasureCase) -> ErasureStep | None:
     """The plan of the invalidation rolls epochs, eager or not."""
     if case.erasure.only(Rolled) is not None:
         return None
-    return _waiting(Phase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
+    return ErasureStep(Phase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
 
 
 def await_pods(case: work.ErasureCase) -> ErasureStep | None:
     """Every witness acknowledged, ended, or is fenced."""
     if evidence.unreachable_at(case.erasure) is not None:
         return None
-    unsettled = sorted(witness.name for witness, pod in case.pods if pod.standing is Standing.OPEN)
-    more = f" and {len(unsettled) - 3} more" if len(unsettled) > 3 else ""
-    names = ", ".join(unsettled[:3]) + more
-    why = f"{names} neither acknowledged nor ended, and could not yet fence themselves off for certain"
-    return _waiting(Phase.AWAITING_ACKS, Decision(R.AWAITING_ACKS, why))
+    unsettled = listed(witness.name for witness, pod in case.pods if pod.standing is Standing.OPEN)
+    why = f"{unsettled} neither acknowledged nor ended, and could not yet fence themselves off for certain"
+    return ErasureStep(Phase.AWAITING_ACKS, Decision(SharedReason.AWAITING_ACKS, why))
 
 
 def revoke(case: work.ErasureCase) -> ErasureStep | None:
@@ -106,7 +98,7 @@ def revoke(case: work.ErasureCase) -> ErasureStep | None:
     why = Decision(R.REVOKING_KEYS, f"{len(kept)} data keys are removed from their custody")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(kept)} data keys are still in their custody: {case.seen.custody_problem}")
-    return ErasureStep(Phase.REVOKING, why, (work.RevokeKeys(kept),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.REVOKING, why, (work.RevokeKeys(kept),))
 
 
 def destroy(case: work.ErasureCase) -> ErasureStep | None:
@@ -117,7 +109,7 @@ def destroy(case: work.ErasureCase) -> ErasureStep | None:
     why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are being destroyed: every holder must release them")
     if case.seen.custody_problem:
         why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
-    return ErasureStep(Phase.REVOKING, why, (work.DestroyKeys(open_keys),), LOOK_AGAIN_S)
+    return ErasureStep(Phase.REVOKING, why, (work.DestroyKeys(open_keys),))
 
 
 def wait_out_writes(case: work.ErasureCase) -> ErasureStep | None:
@@ -137,15 +129,20 @@ def finish_verified(case: work.ErasureCase) -> ErasureStep | None:
         return None
     if ReceiptClaim.VERIFIED in case.holds:
         return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
-    inside = any(witness.tiers for witness in evidence.witnesses(case.erasure))
-    if ReceiptClaim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not inside:
-        return _judged(case, True, R.NOTHING_HELD, "nothing was held outside the engines' own memory")
+    left = any(
+        tier.outlives_pod or pod.standing is not Standing.ENDED for witness, pod in case.pods for tier in witness.tiers
+    )
+    if ReceiptClaim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not left:
+        inside = any(witness.tiers for witness, _ in case.pods)
+        ended = "all pods that held blocks in their memory ended"
+        message = ended if inside else "nothing was held outside the engines' own memory"
+        return _judged(case, True, R.NOTHING_HELD, message)
     return None
 
 
 def erase(case: work.ErasureCase) -> ErasureStep | None:
     """Each primary by a Job, a few at a time; each pod by itself."""
-    return _step(case, Phase.ERASING, R.ERASING, case.to_erase)
+    return _step(case, Phase.ERASING, SharedReason.ERASING, case.to_erase)
 
 
 def verify(case: work.ErasureCase) -> ErasureStep | None:
@@ -171,11 +168,11 @@ def finish_short(case: work.ErasureCase) -> ErasureStep:
             return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"all reachable copies are erased; left: {message}")
         return _judged(case, False, reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
-    left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
     # A holder of a key may have ended since.
     late_keys = _keys_not_destroyed(case, judged=True)
     again = (work.DestroyKeys(late_keys),) if late_keys else ()
-    return ErasureStep(Phase.ERASING, Decision(reason, until), again, left_s, _pinned_tiers(case))
+    left_s = (ends - case.now).total_seconds()
+    return ErasureStep(Phase.ERASING, Decision(reason, until), again, again_s=left_s, pinned_tiers=_pinned_tiers(case))
 
 
 RULES: tuple[Callable[[work.ErasureCase], ErasureStep | None], ...] = (
@@ -192,7 +189,9 @@ RULES: tuple[Callable[[work.ErasureCase], ErasureStep | None], ...] = (
 )
 
 
-def _step(case: work.ErasureCase, phase: Phase, reason: R, every: Iterable[work.Open]) -> ErasureStep | None:
+def _step(
+    case: work.ErasureCase, phase: Phase, reason: R | SharedReason, every: Iterable[work.Open]
+) -> ErasureStep | None:
     # Unusual reasons first.
     waiting = sorted((one for one in every if not one.blocked), key=lambda one: one.reason is reason)
     if not waiting:
@@ -201,7 +200,7 @@ def _step(case: work.ErasureCase, phase: Phase, reason: R, every: Iterable[work.
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     orders = tuple(one.order for one in every if one.order is not None)
     why = Decision(waiting[0].reason, "; ".join(shown[:3]) + more)
-    return ErasureStep(phase, why, orders, LOOK_AGAIN_S, _pinned_tiers(case))
+    return ErasureStep(phase, why, orders, pinned_tiers=_pinned_tiers(case))
 
 
 def _keys_not_destroyed(case: work.ErasureCase, *, judged: bool) -> tuple[str, ...]:
@@ -212,13 +211,9 @@ def _keys_not_destroyed(case: work.ErasureCase, *, judged: bool) -> tuple[str, .
     return tuple(key.fingerprint for key in left if (key.fingerprint in known) is judged)
 
 
-def _judged(case: work.ErasureCase, complete: bool, reason: str, message: str) -> ErasureStep:
-    verdict = Verdict(complete, reason, message, case.now)
-    return ErasureStep(Phase.RECEIPTING, Decision(reason, message), (Conclude(verdict),))
-
-
-def _waiting(phase: Phase, why: Decision) -> ErasureStep:
-    return ErasureStep(phase, why, again_s=LOOK_AGAIN_S)
+def _judged(case: work.ErasureCase, complete: bool, reason: str, message: str, abandoned: str = "") -> ErasureStep:
+    verdict = Verdict(complete, reason, message, case.now, abandoned)
+    return ErasureStep(Phase.RECEIPTING, Decision(reason, message), verdict=verdict)
 
 
 def _own_deadline(case: work.ErasureCase) -> datetime | None:
@@ -235,8 +230,7 @@ def _deadline(case: work.ErasureCase) -> datetime | None:
 def _cut_short(case: work.ErasureCase, step: ErasureStep) -> ErasureStep:
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
-        verdict = Verdict(False, R.ABANDONED, message, case.now, case.seen.abandoned)
-        return ErasureStep(Phase.RECEIPTING, Decision(R.ABANDONED, message), (Conclude(verdict),))
+        return _judged(case, False, R.ABANDONED, message, case.seen.abandoned)
     deadline = _deadline(case)
     if deadline is None:
         return step

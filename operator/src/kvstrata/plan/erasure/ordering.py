@@ -30,9 +30,6 @@ from kvstrata.plan.witnesses import witnesses_now
 
 Ordering = CacheInvalidation | TenantCachePolicy
 
-REMOVED = "the object that ordered it was removed"
-FAILED = "the object that ordered it had failed before the kept blocks were known"
-
 UNKNOWN = ""
 """Represents tiers that may have been removed unseen."""
 
@@ -40,12 +37,9 @@ UNKNOWN = ""
 def begin(world: World, key: Key, found: Ordering | None, now: datetime) -> ErasureRecord | None:
     """Return the initial record, stored before anything is done; None while it is incomplete. It waits for missing
     data keys, so that they are revoked with their data, unless the erasure is abandoned."""
-    record: ErasureRecord | None = None
-    match found:
-        case CacheInvalidation():
-            record = gather.begin(world, found)
-        case TenantCachePolicy():
-            record = _begin_of_policy(world, found, now)
+    if found is None:
+        return None
+    record = _begin_of_policy(world, found, now) if isinstance(found, TenantCachePolicy) else gather.begin(world, found)
     waits = record is not None and gather.lacks_keys(world, record) and not _abandoned(world, key, found)
     return None if waits else record
 
@@ -85,10 +79,11 @@ def _abandoned(world: World, key: Key, found: Ordering | None) -> str:
     """Return why the erasure is abandoned: by an annotation of the order or of the deleted policy, or because the order
     was removed or has finished. Empty if it is not."""
     if found is None:
-        return "" if key in world.unreadable else REMOVED
+        return "" if key in world.unreadable else "the object that ordered it was removed"
     policy = world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
     reported = [one.metadata.annotations.get(ABANDON, "").strip() for one in (found, policy) if one is not None]
-    return next(filter(None, reported), FAILED if _has_finished(found) else "")
+    failed = "the object that ordered it had failed before the kept blocks were known"
+    return next(filter(None, reported), failed if _has_finished(found) else "")
 
 
 def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime) -> Rolled | None:
@@ -117,7 +112,7 @@ def _begin_of_policy(world: World, policy: TenantCachePolicy, now: datetime) -> 
         excluded_scopes=gather.left_out(shared_by(world, policy)),
         deadline_s=ENDING_LIMIT_S,
         allow_residue=True,
-        versions=(gather.OPERATOR,),
+        versions=gather.versions(world),
     )
     erasure = Erasure(order).with_facts(*gather.servers_seen(world, order), *_lost(world, policy, now))
     keys = gather.keys_held(world, domain, (left,))

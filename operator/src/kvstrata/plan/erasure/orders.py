@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.api.reasons import SharedReason
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.facts import PodFact
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import Hbm, Standing
 from kvstrata.model.erasure import evidence
-from kvstrata.model.erasure.facts import Deletion, EngineKept, JobState, Witness
+from kvstrata.model.erasure.facts import Deletion, EngineKept, JobState, Look, Witness
 from kvstrata.model.erasure.record import Erasure, Observed, TierNow
 from kvstrata.plan.erasure.receipt import facts_of
 
@@ -116,7 +117,7 @@ class Open:
     """Work that is not done yet, and why. `order` does it. Without one the erasure waits, or the work is `blocked`: no
     order would change it."""
 
-    reason: R
+    reason: R | SharedReason
     message: str
     order: Order | StartDeletion | None = None
     blocked: bool = False
@@ -160,7 +161,7 @@ def _deletions(case: ErasureCase) -> Iterator[Open]:
         servers = seen.tiers.get(tier.name, UNKNOWN)
         if servers.reachable:
             for node in servers.primaries:
-                for one in _deletion(case, tier.name, node, room > 0):
+                if (one := _deletion(case, tier.name, node, room > 0)) is not None:
                     room -= one.order is not None
                     yield one
         elif not servers.primaries or not all(
@@ -186,7 +187,7 @@ def _copies(case: ErasureCase) -> Iterator[Open]:
 def _looks(case: ErasureCase) -> Iterator[Open]:
     """Every tier is read after all deletions, over an unchanged slot map."""
     for tier in evidence.tiers_at_hand(case.erasure):
-        servers, look = case.seen.tiers.get(tier.name, UNKNOWN), evidence.look_at(case.erasure, tier.name)
+        servers, look = case.seen.tiers.get(tier.name, UNKNOWN), case.erasure.only(Look, tier.name)
         if not servers.reachable:
             yield _away(tier.name, servers)
         elif look and look.slots_before != look.slots_after:
@@ -208,35 +209,30 @@ def _probes(case: ErasureCase) -> Iterator[Open]:
             yield _ask(case, witness, R.VERIFYING, AskPodToVerify(witness.uid, answer.round if answer else 0))
 
 
-def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Iterator[Open]:
+def _deletion(case: ErasureCase, tier: str, node: str, has_room: bool) -> Open | None:
     erasure, where = case.erasure, f"primary {node} of CacheTier {tier}"
     if evidence.last_whole(erasure, tier, node):
-        return
-    own = [one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)]
-    newest = max(own, key=lambda one: one.round, default=None)
+        return None
+    newest = max(erasure.of(Deletion, tier, node), key=lambda one: one.round, default=None)
     counted = evidence.rounds(erasure, tier, node)
     emptied = [one for one in counted if evidence.is_whole(one)]
-    reason, why = R.ERASING, f"{where} is emptied"
+    reason: R | SharedReason = SharedReason.ERASING
+    why = f"{where} is emptied"
     if newest is not None and newest.state is JobState.RUNNING:
-        yield Open(R.ERASING, f"{where} is being emptied")
-        return
+        return Open(reason, f"{where} is being emptied")
     if len(emptied) >= MAX_ROUNDS:
         times = f"{where} was emptied {len(emptied)} times, and blocks were found there each time after"
-        why = f"{times}: look for a program that writes there"
-        yield Open(R.LATE_COPIES, why, blocked=True)
-        return
+        return Open(R.LATE_COPIES, f"{times}: look for a program that writes there", blocked=True)
     if newest is not None and newest in counted and newest not in emptied:
         problem = newest.problem or f"{newest.remaining.keys} keys are left, or a replica is behind"
         why = f"{where}: {problem}; tried again"
         if newest.ended is not None and case.now < newest.ended + timedelta(seconds=BACKOFF_S):
-            yield Open(reason, why)
-            return
+            return Open(reason, why)
     elif emptied:
         reason, why = R.LATE_COPIES, f"{where} is emptied again"
-    if has_room:
-        yield Open(reason, why, StartDeletion(tier, node, evidence.next_round(erasure, tier, node)))
-    else:
-        yield Open(R.ERASING, f"{where} waits until fewer deletions run")
+    if not has_room:
+        return Open(SharedReason.ERASING, f"{where} waits until fewer deletions run")
+    return Open(reason, why, StartDeletion(tier, node, newest.round + 1 if newest is not None else 1))
 
 
 def _own_copies(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]:
@@ -248,7 +244,7 @@ def _own_copies(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[O
         yield Open(R.LATE_COPIES, f"pod {witness.name} erased {MAX_ROUNDS} times and still has something", blocked=True)
     else:
         order = AskPodToErase(witness.uid, turn, tuple(tier.name for tier in witness.tiers))
-        yield _ask(case, witness, R.ERASING, order)
+        yield _ask(case, witness, SharedReason.ERASING, order)
 
 
 def _engine(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]:
@@ -256,11 +252,11 @@ def _engine(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]
     is_due = pod.standing is Standing.ACKED and pod.engine_reset is None
     if case.facts.subject.hbm is not Hbm.RESET_ENGINE or not is_due:
         return
-    if any(one.uid == witness.uid for one in case.erasure.of(EngineKept)):
+    if case.erasure.only(EngineKept, witness.uid) is not None:
         why = f"the engine of pod {witness.name} cannot empty its prefix cache: the pod has to end"
         yield Open(R.ENGINE_NOT_RESET, why, blocked=True)
     else:
-        yield _ask(case, witness, R.ERASING, ResetEngine(witness.uid))
+        yield _ask(case, witness, SharedReason.ERASING, ResetEngine(witness.uid))
 
 
 def _files(witness: Witness, pod: PodFact) -> Iterator[Open]:
@@ -271,7 +267,7 @@ def _files(witness: Witness, pod: PodFact) -> Iterator[Open]:
             yield Open(R.COPY_UNREACHABLE, f"{where} stayed on its node, and no other pod erases them", blocked=True)
 
 
-def _ask(case: ErasureCase, witness: Witness, reason: R, order: Order) -> Open:
+def _ask(case: ErasureCase, witness: Witness, reason: R | SharedReason, order: Order) -> Open:
     boots = case.seen.pods.get(witness.uid)
     if boots is None:
         why = f"pod {witness.name} acknowledged and cannot be asked any more: it has to end, or to come back"

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import PolicyReason, SharedReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.receipt.vocabulary import SubjectKind
@@ -28,7 +29,6 @@ from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
 FINALIZER = "kvstrata.io/erase"
 ABANDON = "kvstrata.io/abandon-erasure"
 """Annotation by which a person abandons an erasure; its value is the reason, which the receipt repeats."""
-
 
 KEPT_FOR_S = 24 * 3600
 """How long a finished CacheInvalidation stays; its receipt stays."""
@@ -52,8 +52,10 @@ class DeletionCase:
     nameable: bool = True
 
     @property
-    def is_ours(self) -> bool:
-        return self.erasing is not None and self.erasing.metadata.annotations.get(ERASES) == self.policy.uid
+    def own(self) -> CacheInvalidation | None:
+        """The CacheInvalidation, if it erases this policy."""
+        uid = self.erasing.metadata.annotations.get(ERASES) if self.erasing is not None else None
+        return self.erasing if uid == self.policy.uid else None
 
     @property
     def abandoned(self) -> str:
@@ -70,14 +72,11 @@ class DeletionStep:
 
 
 def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bool:
-    """Whether deleting a policy erases something: data under an epoch that is not shared.
-
-    `draws` is the scope of an epoch about to be drawn; an unshared epoch in status counts until it is erased. Shared
-    data stays when a tenant leaves.
-    """
+    """Whether deleting a policy erases something: data under an unshared epoch, in status or about to be drawn for the
+    scope `draws`. Shared data stays when a tenant leaves."""
     reported = policy.status.scope
     kinds = {draws.kind if draws is not None else None, ScopeKind(reported.kind) if reported is not None else None}
-    return policy.spec.effective_deletion_policy is DeletionPolicy.ERASE and ScopeKind.TENANT in kinds
+    return policy.spec.deletion_policy is DeletionPolicy.ERASE and ScopeKind.TENANT in kinds
 
 
 def invalidation_name(policy: TenantCachePolicy) -> str:
@@ -114,9 +113,8 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
     policy = case.policy
     has = FINALIZER in policy.metadata.finalizers
     if not policy.metadata.deleting:
-        if needs_finalizer(policy, case.draws) == has:
-            return DeletionStep()
-        return DeletionStep(_drop(policy) if has else _finalizers(policy, (*policy.metadata.finalizers, FINALIZER)))
+        needs = needs_finalizer(policy, case.draws)
+        return DeletionStep() if needs == has else DeletionStep(_finalizers(policy, ours=needs))
     if not has:
         return DeletionStep()
     # No epoch of its own was ever used, or its owner changed the deletion policy.
@@ -127,16 +125,15 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
     if case.erasing is not None and policy.uid not in case.kept:
         return DeletionStep(decision=_stuck(case, case.erasing))
     if case.namespace_deleting or policy.uid in case.kept:
-        why = Decision(PolicyReason.ERASING, "it is erased without an object, because the namespace is deleted")
+        why = Decision(SharedReason.ERASING, "it is erased without an object, because the namespace is deleted")
         return DeletionStep(_carry_out(policy, policy.uid), why) if _can_be_named(case) else _unnamed(policy)
-    why = Decision(PolicyReason.ERASING, f"CacheInvalidation {invalidation_name(policy)} erases it")
+    why = Decision(SharedReason.ERASING, f"CacheInvalidation {invalidation_name(policy)} erases it")
     return DeletionStep(Create(build_invalidation(policy)), why)
 
 
 def _given_up(case: DeletionCase) -> DeletionStep:
     """Abandon the running erasure, or begin one just for the receipt."""
-    erasing = case.erasing if case.is_ours else None
-    uid = erasing.uid if erasing is not None and erasing.uid in case.kept else case.policy.uid
+    uid = case.own.uid if case.own is not None and case.own.uid in case.kept else case.policy.uid
     if uid == case.policy.uid and not _can_be_named(case):
         return _unnamed(case.policy)
     why = Decision(PolicyReason.ABANDONING, f"the receipt will state that it was given up: {case.abandoned}")
@@ -154,7 +151,7 @@ def _unnamed(policy: TenantCachePolicy) -> DeletionStep:
         "the namespace is being deleted, and the key and id of its domain went before an operator saw it: nothing "
         "can be erased by name, and no receipt is written"
     )
-    return DeletionStep(_drop(policy, unproven))
+    return DeletionStep(_finalizers(policy, ours=False, unproven=unproven))
 
 
 def _carry_out(policy: TenantCachePolicy, uid: str) -> CarryOutErasure:
@@ -164,26 +161,22 @@ def _carry_out(policy: TenantCachePolicy, uid: str) -> CarryOutErasure:
     return CarryOutErasure(CacheInvalidation.INFO.kind, invalidation_name(policy), uid)
 
 
-def _drop(policy: TenantCachePolicy, unproven: str = "") -> SetFinalizers:
-    return _finalizers(policy, tuple(one for one in policy.metadata.finalizers if one != FINALIZER), unproven)
-
-
-def _finalizers(policy: TenantCachePolicy, wanted: tuple[str, ...], unproven: str = "") -> SetFinalizers:
-    return SetFinalizers(wanted, policy.metadata.resource_version, unproven)
+def _finalizers(policy: TenantCachePolicy, *, ours: bool, unproven: str = "") -> SetFinalizers:
+    others = tuple(one for one in policy.metadata.finalizers if one != FINALIZER)
+    return SetFinalizers((*others, FINALIZER) if ours else others, policy.metadata.resource_version, unproven)
 
 
 def _last(case: DeletionCase) -> DeletionStep:
     """Release it, unless the erasure failed and was not abandoned."""
-    erasing = case.erasing if case.is_ours else None
     erases = needs_finalizer(case.policy) and not case.abandoned
-    if erases and erasing is not None and erasing.status.phase is Phase.FAILED:
-        return DeletionStep(decision=_stuck(case, erasing))
-    return DeletionStep(_drop(case.policy))
+    if erases and case.own is not None and case.own.status.phase is Phase.FAILED:
+        return DeletionStep(decision=_stuck(case, case.own))
+    return DeletionStep(_finalizers(case.policy, ours=False))
 
 
 def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:
     way_out = f"or annotate the policy with {ABANDON}: <reason> to give it up, which the receipt will state"
-    if not case.is_ours:
+    if case.own is None:
         why = f"CacheInvalidation {erasing.name} exists and does not erase this policy: delete it, {way_out}"
         return Decision(PolicyReason.NAME_TAKEN, why)
     match erasing.status.phase:
@@ -193,10 +186,8 @@ def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:
         case Phase.COMPLETE:
             why = f"CacheInvalidation {erasing.name} is complete and its receipt is not written yet"
             return Decision(PolicyReason.RECEIPT_MISSING, f"{why}: wait, {way_out}")
-    return Decision(PolicyReason.ERASING, f"CacheInvalidation {erasing.name} is running: its status shows the progress")
+    return Decision(SharedReason.ERASING, f"CacheInvalidation {erasing.name} is running: its status shows the progress")
 
-
-ERASES_ON_DELETION = "ErasesOnDeletion"
 
 LOOK_AGAIN_S = 5.0
 """When to check work in progress again."""
@@ -204,16 +195,10 @@ LOOK_AGAIN_S = 5.0
 LOOK_AGAIN_STUCK_S = 60.0
 """The same if a person must act; their change triggers a plan anyway."""
 
-STUCK = frozenset({PolicyReason.ERASURE_FAILED, PolicyReason.NAME_TAKEN})
-"""Reasons that need a person."""
-
 
 def finalizer_due(policy: TenantCachePolicy, draws: Scope | None) -> Plan | None:
-    """Return the plan that sets or drops the finalizer of a live policy; None if it is right.
-
-    `draws` is the scope of an epoch about to be drawn: the finalizer precedes anything cached under it, and is dropped
-    after the status names a shared epoch instead.
-    """
+    """Return the plan that sets or drops the finalizer of a live policy; None if it is right. It precedes anything
+    cached under an epoch that is about to be drawn, and is dropped after the status names a shared epoch instead."""
     action = plan_deletion(DeletionCase(policy, draws=draws)).action
     key = Key(policy.INFO.kind, policy.namespace, policy.name)
     return Plan(actions=(action,), enqueue=(key,)) if action is not None else None
@@ -227,7 +212,8 @@ def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Pl
     why = step.decision
     if why is None:
         return Plan(actions=actions, enqueue=bundles)
-    stuck = why.reason in STUCK
+    # These need a person.
+    stuck = why.reason in (PolicyReason.ERASURE_FAILED, PolicyReason.NAME_TAKEN)
     findings = (*(kstatus(why, None, why) if stuck else kstatus(None, why, why)), _no_access())
     return Plan(
         actions=actions,
@@ -269,9 +255,9 @@ def erases(policy: TenantCachePolicy) -> Finding:
     """Return whether deleting a policy whose deletion policy is Erase erases something."""
     if FINALIZER in policy.metadata.finalizers:
         sentence = "deleting this policy erases the tenant's cached blocks; it is removed when the receipt is written"
-        return true(ERASES_ON_DELETION, PolicyReason.ERASES, sentence)
+        return true(ConditionType.ERASES_ON_DELETION, PolicyReason.ERASES, sentence)
     return false(
-        ERASES_ON_DELETION,
+        ConditionType.ERASES_ON_DELETION,
         PolicyReason.SHARES_ALL,
         "all that the tenant caches it shares: deleting this policy ends its access and erases nothing; a "
         "CacheInvalidation with sharedScopes Roll erases it for everyone",
@@ -279,24 +265,17 @@ def erases(policy: TenantCachePolicy) -> Finding:
 
 
 def _case(world: World, policy: TenantCachePolicy) -> DeletionCase:
-    erasing = world.invalidations.get(invalidation_name(policy))
+    own = world.erasures.get(policy.uid)
+    written = own.record.erasure.only(ReceiptWritten) if own is not None else None
     case = DeletionCase(
         policy,
-        erasing=erasing,
+        erasing=world.invalidations.get(invalidation_name(policy)),
         kept=frozenset(world.erasures),
-        receipt=_receipt(world, policy),
+        receipt=written.digest if written is not None else None,
         namespace_deleting=policy.uid in world.ending.refused,
         nameable=world.identity is not None,
     )
-    if erasing is None or not case.is_ours:
-        return case
-    return replace(case, receipt=case.receipt or erasing.status.receipt_digest)
-
-
-def _receipt(world: World, policy: TenantCachePolicy) -> str | None:
-    found = world.erasures.get(policy.uid)
-    written = found.record.erasure.only(ReceiptWritten) if found is not None else None
-    return written.digest if written is not None else None
+    return case if case.own is None else replace(case, receipt=case.receipt or case.own.status.receipt_digest)
 
 
 def _no_access() -> Finding:

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation, PrefixScope
 from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.api.reasons import SharedReason
 from kvstrata.contract.messages.erase import MAX_VERIFIED_CHUNKS
 from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
 from kvstrata.contract.messages.prefix import PrefixSource
@@ -51,7 +52,7 @@ def chunks_of(world: World, invalidation: CacheInvalidation, now: datetime) -> P
     prefix = invalidation.spec.scope.prefix
     model = world.models.get(prefix.model_ref.name) if prefix is not None else None
     if prefix is None or model is None:
-        return Prefix(objection=Decision(R.MODEL_NOT_FOUND, "the prefix's CachedModel does not exist"))
+        return Prefix(objection=Decision(SharedReason.MODEL_NOT_FOUND, "the prefix's CachedModel does not exist"))
     source = source_of(prefix)
     size = len(source.encode())
     if size > MAX_SOURCE_BYTES:

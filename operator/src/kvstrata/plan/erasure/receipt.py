@@ -16,25 +16,26 @@ from kvstrata.contract.wire import MAX_CLOSED_TEXT
 from kvstrata.model.erasure import evidence, facts
 from kvstrata.model.erasure.record import Erasure, SharedTier
 
+_TIERS = "tiers on "
+
 
 def facts_of(erasure: Erasure) -> rows.Erasure:
     """Return the facts as in a receipt; final once there is a verdict."""
     rolled, verdict = erasure.only(facts.Rolled), erasure.only(facts.Verdict)
-    pods = tuple(_pod(erasure, witness) for witness in evidence.witnesses(erasure))
-    tiers = tuple(_tier(erasure, tier) for tier in erasure.order.tiers)
     keys = tuple(_keys(erasure))
     subject = erasure.order.subject
     if verdict is not None and verdict.abandoned:
         reasons = [subject.reason, f"abandoned: {verdict.abandoned}"]
         subject = replace(subject, reason="; ".join(filter(None, reasons))[:MAX_CLOSED_TEXT])
+    verification = _verification(erasure)
     receipt = rows.Erasure(
         subject=subject,
         revoked=rolled.revoked if rolled else (),
         targets=rolled.targets if rolled else (),
-        pods=pods,
+        pods=tuple(_pod(erasure, witness) for witness in evidence.witnesses(erasure)),
         keys=keys,
-        tiers=tiers,
-        verification=_verification(erasure),
+        tiers=tuple(_tier(erasure, tier) for tier in erasure.order.tiers),
+        verification=verification,
         residue=(),
         timings=rows.Timings(
             started=format_timestamp(erasure.order.started),
@@ -42,13 +43,11 @@ def facts_of(erasure: Erasure) -> rows.Erasure:
             unreachable=_text(evidence.unreachable_at(erasure)),
             keys_revoked=_keys_revoked(keys),
             erased=_text(evidence.erased_at(erasure)),
-            verified=None,
+            verified=verification.by.at if verification else None,
             issued=format_timestamp(verdict.at if verdict else evidence.last_moment(erasure)),
         ),
         versions=_versions(erasure),
     )
-    if receipt.verification is not None:
-        receipt = replace(receipt, timings=replace(receipt.timings, verified=receipt.verification.by.at))
     return replace(receipt, residue=_residue(erasure, receipt))
 
 
@@ -67,61 +66,62 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
 
 
 def _versions(erasure: Erasure) -> tuple[rows.Component, ...]:
-    """Return the version of the operator that began, and the number of tiers on each version of servers."""
+    """Return the versions at the beginning, and the number of tiers on each version of servers."""
     servers = Counter((one.software, one.version) for one in erasure.of(facts.ServersSeen))
-    tiers = (rows.Component(f"tiers on {software}", version, n) for (software, version), n in sorted(servers.items()))
-    return (*erasure.order.versions[:1], *tiers)
+    tiers = (rows.Component(f"{_TIERS}{software}", version, n) for (software, version), n in sorted(servers.items()))
+    return (*(one for one in erasure.order.versions if not one.name.startswith(_TIERS)), *tiers)
 
 
 def _owed(erasure: Erasure) -> Iterator[ResidueItem]:
     unanswered: dict[str, int] = {}
     for witness in evidence.witnesses(erasure):
-        seen = evidence.standing_of(erasure, witness.uid)
-        if seen is not None and seen.standing is Standing.ACKED and evidence.answer_of(erasure, witness.uid) is None:
+        acked = _seen(erasure, witness.uid).standing is Standing.ACKED
+        if acked and evidence.answer_of(erasure, witness.uid) is None:
             unanswered[witness.model] = unanswered.get(witness.model, 0) + len(witness.tiers)
     yield from (ResidueItem(Residue.COPY_UNREACHABLE, model, copies) for model, copies in unanswered.items() if copies)
+    tried = {one.tier for one in erasure.of(facts.Deletion) if evidence.rounds(erasure, one.tier, one.node)}
     for tier in evidence.tiers_at_hand(erasure):
-        if not any(
-            evidence.rounds(erasure, tier.name, one.node) for one in erasure.of(facts.Deletion) if one.tier == tier.name
-        ):
+        if tier.name not in tried:
             yield ResidueItem(Residue.SERVER_UNREACHABLE, tier.name, 0)
 
 
+def _seen(erasure: Erasure, uid: str) -> facts.PodSeen:
+    """Return the report about a witness that counts; it is open without one."""
+    return evidence.standing_of(erasure, uid) or facts.PodSeen(uid, Standing.OPEN, erasure.order.started)
+
+
 def _pod(erasure: Erasure, witness: facts.Witness) -> rows.PodFact:
-    seen = evidence.standing_of(erasure, witness.uid)
-    standing = seen.standing if seen else Standing.OPEN
-    reset = next((one.at for one in erasure.of(facts.EngineReset) if one.uid == witness.uid), None)
-    probe = evidence.probe_of(erasure, witness.uid)
-    acked = seen if seen and standing is Standing.ACKED else None
+    seen, probe = _seen(erasure, witness.uid), evidence.probe_of(erasure, witness.uid)
+    acked = seen.standing is Standing.ACKED
+    reset = erasure.only(facts.EngineReset, witness.uid)
     return rows.PodFact(
         model=witness.model,
         uid=witness.uid,
-        standing=standing,
-        gate_boot=acked.gate_boot if acked else "",
-        cache_boot=acked.cache_boot if acked else "",
-        revision=acked.revision if acked else 0,
-        at=_text(seen.at) if seen and standing is not Standing.FENCED else None,
-        fence=seen.fence if seen else None,
+        standing=seen.standing,
+        gate_boot=seen.gate_boot if acked else "",
+        cache_boot=seen.cache_boot if acked else "",
+        revision=seen.revision if acked else 0,
+        at=_text(seen.at) if acked or seen.standing is Standing.ENDED else None,
+        fence=seen.fence,
         tiers=tuple(
             rows.PodTier(tier.name, tier.medium, tier.encrypted, tier.outlives_pod, _copies(erasure, witness, tier))
             for tier in witness.tiers
         ),
-        engine_reset=_text(reset),
+        engine_reset=_text(reset.at if reset else None),
         probes=rows.Probes(probe.known, probe.asked, probe.missed) if probe and acked else None,
     )
 
 
 def _copies(erasure: Erasure, witness: facts.Witness, tier: facts.HeldTier) -> rows.Copies | None:
     newest = evidence.answer_of(erasure, witness.uid)
-    reported = [one for one in erasure.of(facts.PodErased) if one.uid == witness.uid and tier.name in one.copies]
     if newest is None or tier.name not in newest.copies:
         return None
     last = newest.copies[tier.name]
-    before = [one.copies[tier.name] for one in reported if one.round < newest.round]
+    former = [one for one in erasure.of(facts.PodErased, witness.uid) if one.round < newest.round]
+    before = [one.copies[tier.name] for one in former if tier.name in one.copies]
     earlier, erased_bytes = sum(one.erased for one in before), sum(one.bytes for one in before)
     left = max(last.remaining, 1) if evidence.leaks(erasure, newest) else last.remaining
-    seen = evidence.standing_of(erasure, witness.uid)
-    if left and seen is not None and seen.standing is Standing.ENDED and not tier.outlives_pod:
+    if left and not tier.outlives_pod and _seen(erasure, witness.uid).standing is Standing.ENDED:
         return None  # its memory ended with it
     return rows.Copies(earlier + last.found, earlier + last.erased, left, erased_bytes + last.bytes)
 
@@ -136,30 +136,25 @@ def _keys(erasure: Erasure) -> Iterator[rows.KeyFact]:
 
 
 def _keys_revoked(keys: Iterable[rows.KeyFact]) -> str | None:
-    words = [key.removed for key in keys]
-    moments = [word.at for word in words if word]
-    return max(moments, default=None) if len(moments) == len(words) else None
+    removed = [key.removed for key in keys]
+    return None if None in removed else max((word.at for word in removed if word), default=None)
 
 
-def _newest(erasure: Erasure, tier: str) -> list[facts.Deletion]:
-    nodes = {one.node for one in erasure.of(facts.Deletion) if one.tier == tier}
-    done = (_done(erasure, tier, node) for node in sorted(nodes))
-    return [own[-1] for own in done if own]
-
-
-def _done(erasure: Erasure, tier: str, node: str) -> list[facts.Deletion]:
-    return [one for one in evidence.rounds(erasure, tier, node) if one.state is facts.JobState.DONE]
+def _done(erasure: Erasure, tier: str) -> dict[str, list[facts.Deletion]]:
+    """Return the finished deletions that count, oldest first, by primary."""
+    nodes = sorted({one.node for one in erasure.of(facts.Deletion, tier)})
+    counting = {node: evidence.rounds(erasure, tier, node) for node in nodes}
+    return {node: [one for one in own if one.state is facts.JobState.DONE] for node, own in counting.items()}
 
 
 def _tier(erasure: Erasure, tier: SharedTier) -> rows.TierFact:
-    """Return a tier's row. Its primaries are those of the last look, else those of the deletions.
-
-    Deletions from a former primary are counted by its successor, because tombstones are replicated; without a successor
-    they are in no row.
-    """
-    look = evidence.look_at(erasure, tier.name)
+    """Return a tier's row. Its primaries are those of the last look, else those of the deletions. Deletions from a
+    former primary are counted by its successor, because tombstones are replicated; without a successor they are in no
+    row."""
+    look = erasure.only(facts.Look, tier.name)
     look = look if look and evidence.counts(erasure, look) else None
-    newest = _newest(erasure, tier.name)
+    done = _done(erasure, tier.name)
+    newest = [own[-1] for own in done.values() if own]
     since = evidence.unreachable_at(erasure)
     nodes = sorted(look.left) if look else [one.node for one in newest]
     waits = [(one.began - since).total_seconds() for one in newest if since and one.node in nodes]
@@ -170,12 +165,11 @@ def _tier(erasure: Erasure, tier: SharedTier) -> rows.TierFact:
         waited_s=int(max(0.0, min(waits, default=0.0))),
         slots_before=look.slots_before if look else None,
         slots_after=look.slots_after if look else None,
-        nodes=tuple(_node(erasure, tier.name, node, look) for node in nodes),
+        nodes=tuple(_node(node, done.get(node, []), look) for node in nodes),
     )
 
 
-def _node(erasure: Erasure, tier: str, node: str, look: facts.Look | None) -> rows.NodeFact:
-    done = _done(erasure, tier, node)
+def _node(node: str, done: list[facts.Deletion], look: facts.Look | None) -> rows.NodeFact:
     left = look.left.get(node) if look else None
     if not done:
         return rows.NodeFact(node, rows.NOTHING, rows.NOTHING, rows.NOTHING, 0, 0, None, left)
@@ -194,13 +188,9 @@ def _node(erasure: Erasure, tier: str, node: str, look: facts.Look | None) -> ro
 
 
 def _verification(erasure: Erasure) -> rows.Verification | None:
-    looks = [look for tier in evidence.tiers_at_hand(erasure) if (look := evidence.look_at(erasure, tier.name))]
+    looks = [look for tier in evidence.tiers_at_hand(erasure) if (look := erasure.only(facts.Look, tier.name))]
     since = evidence.erased_at(erasure)
-    acked = [
-        witness.uid
-        for witness in evidence.witnesses(erasure)
-        if (seen := evidence.standing_of(erasure, witness.uid)) and seen.standing is Standing.ACKED
-    ]
+    acked = [one.uid for one in evidence.witnesses(erasure) if _seen(erasure, one.uid).standing is Standing.ACKED]
     probes = [probe for uid in acked if (probe := evidence.probe_of(erasure, uid))]
     if since is None or len(looks) < len(erasure.order.tiers) or len(probes) < len(acked) or not (looks or probes):
         return None

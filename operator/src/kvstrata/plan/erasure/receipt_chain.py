@@ -24,6 +24,10 @@ class ChainState:
     stored: Sequence[Link]
     recorded: ReceiptChain | None = None
 
+    @property
+    def newest(self) -> Link | None:
+        return max(self.stored, key=lambda link: link.head.sequence, default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class KeysInUse:
@@ -95,7 +99,7 @@ def _place(chain: ChainState) -> _Place | ChainConflict:
         before = by_sequence.get(number - 1)
         if link.head.domain != chain.domain_id or (before is not None and link.head.previous != before.digest):
             return ChainConflict(f"stored receipt {number} does not follow the one before it in this domain's chain")
-    newest = by_sequence[max(by_sequence)] if by_sequence else None
+    newest = chain.newest
     recorded = chain.recorded if chain.recorded is not None and chain.recorded.count and chain.recorded.head else None
     if recorded is not None and recorded.count in by_sequence and by_sequence[recorded.count].digest != recorded.head:
         return ChainConflict(
@@ -109,11 +113,9 @@ def _place(chain: ChainState) -> _Place | ChainConflict:
 
 
 def _hand_over(chain: ChainState, place: _Place, keys: KeysInUse) -> Record | None:
-    """Return the record that hands the chain over to the current key, if another signs it.
-
-    The previous key signs it if it exists. If the newest record is lost, its signer is unknown and the current key
-    continues; a change of key is then visible.
-    """
+    """Return the record that hands the chain over to the current key, if another signs it. The previous key signs it if
+    it exists. If the newest record is lost, its signer is unknown and the current key continues; a change of key is
+    then visible."""
     if place.signer is None or place.signer == keys.current:
         return None
     kind = HandOverKind.ROTATED if place.signer == keys.previous else HandOverKind.LOST

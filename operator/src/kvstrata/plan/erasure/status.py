@@ -17,15 +17,13 @@ from kvstrata.plan.conditions import kstatus, write_status
 from kvstrata.plan.erasure.next_step import next_step
 from kvstrata.plan.erasure.receipt import facts_of
 
-MAX_TROUBLES = 3
-
 
 def status_writes(
     invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took: str
 ) -> tuple[StatusWrite, ...]:
     erasure = found.record.erasure
     step = next_step(erasure, found.seen, now)
-    message = "; ".join((step.decision.message, *found.troubles[:MAX_TROUBLES]))
+    message = "; ".join((step.decision.message, *found.troubles[:3]))
     why = Decision(step.decision.reason, message)
     facts = facts_of(erasure)
     receipt = erasure.only(ReceiptWritten)

@@ -18,7 +18,7 @@ from kvstrata.plan.conditions import Finding, false, true
 
 
 def custody_of(domain: CacheDomain) -> KeyCustody:
-    return KeyCustody(str(domain.spec.effective_key_custody))
+    return KeyCustody(str(domain.spec.key_custody))
 
 
 def active_custody(domain: CacheDomain) -> KeyCustody:
@@ -45,17 +45,17 @@ def refused_change(world: World, domain: CacheDomain) -> Decision | None:
     )
 
 
-def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding, ...]:
-    """Return whether the operator has every key, empty for keys in Secrets; `lost` counts unrecoverable ones."""
+def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> Finding | None:
+    """Return whether the operator has every key, None for keys in Secrets; `lost` counts unrecoverable ones."""
     if active_custody(domain) is KeyCustody.SECRET:
-        return ()
+        return None
     kind = ConditionType.KEYS_AT_HAND
     if world.keys_problem:
-        return (false(kind, DomainReason.KEY_CUSTODY_AWAY, world.keys_problem),)
+        return false(kind, DomainReason.KEY_CUSTODY_AWAY, world.keys_problem)
     if world.keys_unwrapping:
         message = f"{len(world.keys_unwrapping)} data keys are being unwrapped, because the operator restarted"
-        return (false(kind, DomainReason.KEYS_UNWRAPPING, message),)
+        return false(kind, DomainReason.KEYS_UNWRAPPING, message)
     if lost:
         message = f"the KMS cannot unwrap the data keys of {lost} epochs any more: they get new epochs and a cold cache"
-        return (false(kind, DomainReason.KEYS_LOST, message),)
-    return (true(kind, DomainReason.KEYS_AT_HAND, f"the operator has all {len(world.data_keys)} data keys"),)
+        return false(kind, DomainReason.KEYS_LOST, message)
+    return true(kind, DomainReason.KEYS_AT_HAND, f"the operator has all {len(world.data_keys)} data keys")

@@ -13,24 +13,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.common import ScopeStatus
-from kvstrata.contract.policy.bundle import Entry
+from kvstrata.api.cachedomain import CacheDomain, Restored
+from kvstrata.api.status import ScopeStatus
 from kvstrata.contract.policy.data_key import MAX_GENERATION, BundledKey, DataKey, KeyReference
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.vocabulary import KeyCustody
-from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
-from kvstrata.plan.actions import Action, EnsureSecret, KeepInKms, Material, Plan
+from kvstrata.plan.actions import Action, EnsureSecret, KeepInKms, Material, Plan, bundle_keys
 from kvstrata.plan.keys.custody import active_custody
-from kvstrata.plan.scopes import Epoch
 from kvstrata.plan.witnesses import account_for, witnesses_now
 
 LOOK_AGAIN_S = 60.0
@@ -43,15 +39,15 @@ def encrypts(world: World) -> bool:
     return any(tier.spec.encryption_required for tier in world.tiers.values())
 
 
-def keys_of(world: World, epoch: Epoch) -> tuple[BundledKey, ...]:
+def keys_of(world: World, epoch: ScopeStatus) -> tuple[BundledKey, ...]:
     """Return the data keys of an epoch; empty while not drawn or not needed."""
-    kept = world.data_keys.get(epoch.value) if encrypts(world) else None
+    kept = world.data_keys.get(epoch.epoch) if encrypts(world) else None
     if not kept:
         return ()
     generation = epoch.rolls % (MAX_GENERATION + 1)
     if isinstance(kept, str):
         return (KeyReference(generation, kept),)
-    return (DataKey(generation, kept),) if not _came_back(world, names.data_keys_secret(epoch.value)) else ()
+    return (DataKey(generation, kept),) if not _came_back(world, names.data_keys_secret(epoch.epoch)) else ()
 
 
 def is_lost(world: World, epoch: str | None) -> bool:
@@ -59,13 +55,9 @@ def is_lost(world: World, epoch: str | None) -> bool:
     return epoch in world.keys_lost and encrypts(world)
 
 
-def as_held(world: World, model: CachedModel, entry: Entry) -> Entry:
-    """Return a policy's entry for the bundle of `model`, without keys if its pods do not encrypt."""
-    return entry if not entry.keys or seals(world, model) else replace(entry, keys=())
-
-
 def seals(world: World, model: CachedModel) -> bool:
-    return any(world.tiers[name].spec.encryption_required for name in model.spec.tier_names if name in world.tiers)
+    """Whether the pods of a model encrypt, and get keys."""
+    return any(world.tiers[name].spec.encryption_required for name in model.tier_names if name in world.tiers)
 
 
 def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
@@ -89,7 +81,7 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
         )
     return Plan(
         actions=actions,
-        enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in world.models) if wanted else (),
+        enqueue=bundle_keys(world) if wanted else (),
         wake_after_s=LOOK_AGAIN_S if unused else None,
     )
 
@@ -109,36 +101,37 @@ def by_secret(epochs: Iterable[str]) -> dict[str, set[str]]:
     return grouped
 
 
+def last_restore(world: World) -> Restored | None:
+    """Return the last detected restore of the API server from a backup."""
+    return world.domain.status.restored if world.domain is not None else None
+
+
 def _came_back(world: World, name: str) -> bool:
-    restored = world.domain.status.restored if world.domain is not None else None
-    secret = world.secrets.get(name)
+    restored, secret = last_restore(world), world.secrets.get(name)
     return restored is not None and secret is not None and secret.drawn_for != restored.id
 
 
 def epochs_in_use(world: World) -> set[str]:
-    of_pools = (epoch for pool in world.pools.values() for epoch in pool.status.epochs)
-    return {*(scope.epoch for scope in scopes_in_use(world)), *of_pools}
+    return {scope.epoch for scope in scopes_in_use(world)}
 
 
 def scopes_in_use(world: World) -> Iterator[ScopeStatus]:
-    """Yield the scopes in statuses; pools have theirs beside."""
+    """Yield the scopes in statuses."""
     scopes = chain(
         (policy.status.scope for policy in world.policies.values()),
         (group.status.scope for group in world.groups.values()),
         (domain.status.scope for domain in world.domains.values()),
+        (pool.status.scope for pool in world.pools.values()),
+        (pool.status.next.scope for pool in world.pools.values() if pool.status.next is not None),
     )
     return (scope for scope in scopes if scope is not None)
 
 
 def epochs_with_a_future(world: World) -> set[str]:
-    """Return the epochs in use that do not end with their policy: those that get a key."""
-    return epochs_in_use(world) - _ending(world)
-
-
-def _ending(world: World) -> set[str]:
-    """Return the epochs of policies under deletion: their erasure removes the keys."""
+    """Return the epochs in use that get a key: those of policies under deletion do not, their erasure removes it."""
     scopes = [policy.status.scope for policy in world.policies.values() if policy.metadata.deleting]
-    return {scope.epoch for scope in scopes if scope is not None and scope.kind == ScopeKind.TENANT}
+    ending = {scope.epoch for scope in scopes if scope is not None and scope.kind is ScopeKind.TENANT}
+    return epochs_in_use(world) - ending
 
 
 def _droppable(world: World, unused: Iterable[str], now: datetime) -> tuple[str, ...]:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from kvstrata.contract.policy.data_key import KeyReference
-from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.model.world import World
 from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future, scopes_in_use
-from kvstrata.plan.scopes import pool_scope
+from kvstrata.plan.scopes import keyspace_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,6 @@ def judge_unwrapped(work: KeyWork, needs: KeyNeeds, none: Set[str], refused: Set
 def named_in_bundles(world: World) -> dict[str, str]:
     """Return by epoch the key id in bundles, left by a former operator. Epochs without one are omitted; empty while the
     domain's key is unknown."""
-    if world.domain_key is None:
-        return {}
     named: dict[str, str] = {}
     for committed in world.bundles.values():
         held = [(entry.keyspace, entry.keys) for entry in committed.bundle.entries.values()]
@@ -95,9 +92,5 @@ def named_in_bundles(world: World) -> dict[str, str]:
         named |= {keyspace: key.id for keyspace, keys in held for key in keys[:1] if isinstance(key, KeyReference)}
     if not named:
         return {}
-    scopes = [
-        (Scope(ScopeKind(str(reported.kind)), reported.name), reported.epoch) for reported in scopes_in_use(world)
-    ]
-    scopes += [(pool_scope(pool.name), epoch) for pool in world.pools.values() for epoch in pool.status.epochs]
-    found = {epoch: derive_keyspace(world.domain_key, scope, epoch) for scope, epoch in scopes}
+    found = {scope.epoch: keyspace_of(world.domain_key, scope) for scope in scopes_in_use(world)}
     return {epoch: named[keyspace] for epoch, keyspace in found.items() if keyspace in named}

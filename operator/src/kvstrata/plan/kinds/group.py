@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 
-from kvstrata.api.reasons import GroupReason
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import GroupReason, SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.contract.policy.bundle import Entry
-from kvstrata.contract.policy.keyspace import derive_keyspace
-from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.refs import Key
 from kvstrata.model.world import World
-from kvstrata.plan.actions import Decision, Plan
-from kvstrata.plan.budgets.admission import admission_of, admitted_bytes
+from kvstrata.plan.actions import Decision, Plan, bundle_keys, key_of
+from kvstrata.plan.budgets.admission import AdmissionDecision, admission_of, admitted_bytes
 from kvstrata.plan.budgets.capacity import within_budget
-from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
+from kvstrata.plan.budgets.classification import shared_levels, tiers_admitted
 from kvstrata.plan.budgets.usage import usage_status
-from kvstrata.plan.bundle.compile import as_admitted, compile_policy, enforced, entry_in, gather, selects
-from kvstrata.plan.bundle.enforcement import (
-    ENFORCED,
-    Coverage,
-    coverage,
-    enforced_finding,
-    needed_revision,
-    unenforced,
-)
+from kvstrata.plan.bundle.compile import as_admitted, compile_policy, enforced, gather, selects
+from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, is_committed, unenforced
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
-from kvstrata.plan.kinds.applicable import applicable
 from kvstrata.plan.rules.policy import budget_problem, member_policies
-from kvstrata.plan.scopes import fresh_epoch, group_scope, held
-
-MEMBERS_RESOLVED = "MembersResolved"
+from kvstrata.plan.scopes import fresh_epoch, generation_due, group_scope, held, keyspace_of
 
 
 def plan_group(world: World, name: str, now: datetime) -> Plan:
@@ -42,71 +29,48 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     followers = _followers(world, name)
     if group is None or group.metadata.deleting:
         return Plan(enqueue=followers)
-    scope = group_scope(name)
-    previous = held(group.status.scope, scope)
-    due = (
-        group.status.cache_generation is not None
-        and group.status.cache_generation != group.spec.effective_cache_generation
-    )
+    previous = held(group.status.scope, group_scope(name))
+    draws = previous is None or generation_due(group) or is_lost(world, previous.epoch)
     stalled = budget_problem(world, group.spec.budgets, "spec.budgets")
-    due = due or (previous is not None and is_lost(world, previous.epoch))
     verdict = admission_of(world, group, stalled)
-    if previous is None or due or verdict.due:
-        of_epoch: dict[str, object] = {"admission": verdict.status(let_go=False)}
-        what = "its guarantees were decided on"
-        if previous is None or due:
-            epoch = fresh_epoch(world, scope, Key(group.INFO.kind, world.namespace, name), previous)
-            generation = group.spec.effective_cache_generation
-            of_epoch |= {"scope": epoch.to_status(), "cacheGeneration": generation, "usage": None}
-            what = "a new epoch was drawn"
-        waiting = Decision(GroupReason.NOT_COMMITTED, f"{what}; pods have not acknowledged it yet")
-        enforced = false(ENFORCED, waiting.reason, waiting.message)
-        drawn = (
-            *kstatus(stalled, waiting, waiting),
-            *verdict.findings,
-            enforced,
-            _members(world, group),
-            *_of_tiers(world, group, stalled),
-        )
-        return Plan(
-            statuses=write_status(group, now, applicable(world, group, drawn), of_epoch),
-            enqueue=(Key(group.INFO.kind, world.namespace, name), *followers),
-        )
-    enforced, total = _enforced(world, group)
-    pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
-    ready = Decision(enforced.reason, enforced.message)
-    findings = (
-        *kstatus(stalled, pending or verdict.waiting, ready),
-        *verdict.findings,
-        enforced,
-        _members(world, group),
-        *_of_tiers(world, group, stalled),
-    )
-    fields: dict[str, object] = {
+    if draws or verdict.due:
+        what = "a new epoch was drawn" if draws else "its guarantees were decided on"
+        waiting = Decision(SharedReason.NOT_COMMITTED, f"{what}; pods have not acknowledged it yet")
+        fields: dict[str, object] = {"admission": verdict.status(let_go=False)}
+        if draws:
+            scope = fresh_epoch(world, group_scope(name), previous).to_kubernetes()
+            fields |= {"scope": scope, "cacheGeneration": group.spec.cache_generation, "usage": None}
+        judged = _findings(world, group, stalled, verdict, false(ENFORCED, *waiting))
+        statuses = write_status(group, now, (*kstatus(stalled, waiting), *judged), fields)
+        return Plan(statuses=statuses, enqueue=(key_of(group), *followers))
+    enforcement, total = _enforced(world, group)
+    pending = enforcement.failure
+    fields = {
         "joined": len(_joined(world, group)),
         "enforcedBy": total.shown if total is not None else unenforced(world, world.models).shown,
         "usage": _usage(world, group, now),
         "admission": verdict.status(let_go=total is not None),
     }
-    if enforced.status == "True" and not stalled:
+    if enforcement.status == "True" and not stalled:
         fields["enforcedGeneration"] = group.generation
+    findings = (
+        *kstatus(stalled, pending or verdict.waiting, enforcement.cause),
+        *_findings(world, group, stalled, verdict, enforcement),
+    )
     claims = group.status.is_true(ENFORCED) and group.status.observed_generation == group.generation
     can_wait = pending is not None and stalled is None and not claims
-    return Plan(
-        statuses=write_status(group, now, applicable(world, group, findings), fields, can_wait=can_wait),
-        enqueue=() if total is not None else followers,
-    )
+    statuses = write_status(group, now, findings, fields, can_wait=can_wait)
+    return Plan(statuses=statuses, enqueue=() if total is not None else followers)
 
 
 def _shares_blocks(group: TenantGroup) -> bool:
-    return group.spec.effective_sharing is Sharing.FULL
+    return group.spec.sharing is Sharing.FULL
 
 
 def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | None]:
     """Return the condition Enforced, and coverage, None while a bundle is out of date. With PoolsOnly, members are in
     scopes of their own: their entries hold the group's grants."""
-    scope = group_scope(group.name)
-    total = Coverage()
+    total, scope = Coverage(), group_scope(group.name)
     members = member_policies(world, group)
     joined = {policy.uid for policy in members}
     in_scope = joined if _shares_blocks(group) else set()
@@ -114,42 +78,41 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     for model, committed in sorted(world.bundles.items()):
         root, entries = committed.bundle.root, committed.bundle.entries
         inside = {entry.policy for entry in entries.values() if entry.scope == scope}
-        if (
-            not committed.whole
-            or inside - in_scope
-            or not all(_is_committed(world, model, policy, entries) for policy in members)
-        ):
-            return false(
-                ENFORCED, GroupReason.NOT_COMMITTED, f"the bundle of CachedModel {model} is being rewritten"
-            ), None
+        in_force = all(_is_in_force(world, model, policy) for policy in members)
+        if not committed.whole or inside - in_scope or not in_force:
+            message = f"the bundle of CachedModel {model} is being rewritten"
+            return false(ENFORCED, SharedReason.NOT_COMMITTED, message), None
         concerned = inside if _shares_blocks(group) else joined
         since = max((entry.since for entry in entries.values() if entry.policy in concerned), default=0)
-        total += coverage(world, model, needed_revision(root, since, settled=settled))
+        # An entry that the present generation removed leaves no `since`.
+        total += coverage(world, model, max(since, root.rules_since) if settled else root.revision)
     if not joined:
-        return unknown(ENFORCED, GroupReason.NO_MEMBERS, _no_members(group)), total
+        named = "no TenantCachePolicy of a member names this group"
+        message = named if _shares_blocks(group) else "no member has a TenantCachePolicy"
+        return unknown(ENFORCED, GroupReason.NO_MEMBERS, message), total
     return enforced_finding(total), total
 
 
-def _of_tiers(world: World, group: TenantGroup, stalled: Decision | None) -> tuple[Finding, ...]:
+def _findings(
+    world: World, group: TenantGroup, stalled: Decision | None, verdict: AdmissionDecision, enforcement: Finding
+) -> tuple[Finding | None, ...]:
+    """Return the conditions besides Ready. Enforced applies while a member has a policy and a pod serves."""
     scope, models = group_scope(group.name), world.models.values()
-    levels = shared_levels(world, scope)
-    budgets = within_budget(world, group.spec.budgets, models, stalled, levels)
-    if not _shares_blocks(group):
-        return (budgets,)
-    return (budgets, *tiers_admitted(world, levels, because_of(world, scope), models))
-
-
-def _no_members(group: TenantGroup) -> str:
-    named = "no TenantCachePolicy of a member names this group"
-    return named if _shares_blocks(group) else "no member has a TenantCachePolicy"
+    keyspace = keyspace_of(world.domain_key, group.status.scope)
+    acts = bool(member_policies(world, group)) and any(map(world.serving_pods, world.models))
+    return (
+        verdict.finding,
+        enforcement if acts else None,
+        _members(world, group),
+        within_budget(world, group.spec.budgets, models, stalled, shared_levels(world, scope), keyspace),
+        tiers_admitted(world, scope, models) if _shares_blocks(group) else None,
+    )
 
 
 def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object] | None:
     if not _shares_blocks(group):
         return None
-    scope, reported = group_scope(group.name), group.status.scope
-    keyspace = derive_keyspace(world.domain_key, scope, reported.epoch) if reported and world.domain_key else None
-    admitted = admitted_bytes(world, group)
+    admitted, keyspace = admitted_bytes(world, group), keyspace_of(world.domain_key, group.status.scope)
     budgets = [as_admitted(admitted, enforced(budget)) for budget in group.spec.budgets]
     return usage_status(world, keyspace, budgets, world.models, group.status.usage, now)
 
@@ -158,34 +121,27 @@ def _joined(world: World, group: TenantGroup) -> frozenset[str]:
     return frozenset(policy.spec.tenant for policy in member_policies(world, group))
 
 
-def _is_committed(world: World, model: str, policy: TenantCachePolicy, entries: Mapping[str, Entry]) -> bool:
+def _is_in_force(world: World, model: str, policy: TenantCachePolicy) -> bool:
     """Whether a bundle holds a member's compiled policy; a blocked policy reports that itself."""
-    selected = world.models.get(model)
-    compiled = compile_policy(world, gather(world, policy))
-    if selected is None or compiled.blocked or not selects(policy, selected):
+    selected, inputs = world.models.get(model), gather(world, policy)
+    if selected is None or inputs.blocked or not selects(policy, selected):
         return True
-    held_entry = entries.get(policy.spec.tenant)
-    if held_entry is None or compiled.entry is None:
-        return False
-    return replace(held_entry, since=0) == entry_in(world, selected, compiled.entry)
+    entry = compile_policy(world, inputs)
+    return entry is not None and is_committed(world, selected, entry)
 
 
 def _members(world: World, group: TenantGroup) -> Finding:
-    joined = _joined(world, group)
+    kind, joined = ConditionType.MEMBERS_RESOLVED, _joined(world, group)
     absent = sorted(set(group.spec.members) - joined)
-    if absent:
-        named = ", ".join(absent[:5])
-        sentence = f"no TenantCachePolicy names this group for {named}; they share nothing until one does"
-        if not _shares_blocks(group):
-            sentence = f"no TenantCachePolicy speaks for {named}; they read no pool until one does and lists it"
-        return false(MEMBERS_RESOLVED, GroupReason.MEMBERS_WITHOUT_POLICY, sentence)
-    return true(MEMBERS_RESOLVED, GroupReason.ALL_MEMBERS_JOINED, f"{len(joined)} members have joined")
+    if not absent:
+        return true(kind, GroupReason.ALL_MEMBERS_JOINED, f"{len(joined)} members have joined")
+    named = ", ".join(absent[:5])
+    message = f"no TenantCachePolicy names this group for {named}; they share nothing until one does"
+    if not _shares_blocks(group):
+        message = f"no TenantCachePolicy speaks for {named}; they read no pool until one does and lists it"
+    return false(kind, GroupReason.MEMBERS_WITHOUT_POLICY, message)
 
 
 def _followers(world: World, name: str) -> tuple[Key, ...]:
-    policies = tuple(
-        Key("TenantCachePolicy", world.namespace, policy.name)
-        for policy in world.policies.values()
-        if policy.spec.group_name == name
-    )
-    return (*policies, *(Key(BUNDLE, world.namespace, model) for model in sorted(world.models)))
+    members = (policy for policy in world.policies.values() if policy.spec.group_name == name)
+    return (*map(key_of, members), *bundle_keys(world))

@@ -7,35 +7,33 @@ without the old keyspaces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from math import inf
 from typing import Any
 
-from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase
-from kvstrata.api.reasons import InvalidationReason
+from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase, SharedScopes
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import InvalidationReason, SharedReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace, epoch_from_random
 from kvstrata.contract.receipt.vocabulary import Mode
 from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
-from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
-from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Remove, StatusWrite
+from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Remove, bundle_keys, key_of
 from kvstrata.plan.bundle.enforcement import bundles_lack
-from kvstrata.plan.conditions import false, kstatus, true, write_status
+from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
 from kvstrata.plan.erasure import status as erasurestatus
 from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from kvstrata.plan.erasure.prefix import Prefix
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
+from kvstrata.plan.rules import first
 from kvstrata.plan.rules import invalidation as chain
 from kvstrata.plan.witnesses import Witness, account_for, witnesses_now
-
-LOGICALLY_INVALID = "LogicallyInvalid"
-COMPLETE = "Complete"
-FAILED = "Failed"
 
 LOOK_AGAIN_S = 5.0
 """When to repeat orders about an erasure."""
@@ -46,13 +44,13 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
     invalidation = world.invalidations.get(name)
     held = invalidation is not None and FINALIZER in invalidation.metadata.finalizers
     if invalidation is None or (invalidation.metadata.deleting and not held):
-        return Plan(enqueue=_followers(world))  # objects that paused for it resume
+        return Plan(enqueue=bundle_keys(world))  # objects that paused for it resume
     phase = invalidation.status.phase or Phase.PENDING
     if phase.finished:
         return _end(world, invalidation) if held else _expire(invalidation, now)
     if invalidation.spec.mode is Mode.EAGER and phase is not Phase.PENDING:
         return _erase(world, invalidation, now)
-    if _past_deadline(invalidation, now):
+    if _left_s(invalidation, now) < 0:
         late = Decision(
             InvalidationReason.DEADLINE_EXCEEDED,
             f"not complete within {invalidation.spec.deadline}; epochs that were rolled stay rolled, and pods "
@@ -84,10 +82,11 @@ def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
         # Otherwise its keyspaces and the rest of the prefix would be in use again.
         writes = tuple(epoch_writes(world, invalidation.status.scopes))
         if writes:
-            return Plan(actions=(order,), statuses=writes, enqueue=(*_followers(world), _key(invalidation)))
+            return Plan(actions=(order,), statuses=writes, enqueue=(*bundle_keys(world), key_of(invalidation)))
     reported = erasurestatus.status_writes(invalidation, found, now, _took(invalidation, now))
     # Its own status does not wake it, and its record may be removed.
-    over = (*_followers(world), _key(invalidation)) if _finishes(reported) else ()
+    is_over = any("completionTime" in write.status for write in reported)
+    over = (*bundle_keys(world), key_of(invalidation)) if is_over else ()
     return Plan(actions=(order,), statuses=reported, enqueue=over)
 
 
@@ -96,17 +95,12 @@ def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datet
     if invalidation.spec.scope.prefix is not None and invalidation.status.rolled_time is None:
         named = prefix_chunks(world, invalidation, now)
         why = named.objection
-        if why is None and _past_deadline(invalidation, now):
-            why = Decision(
-                InvalidationReason.DEADLINE_EXCEEDED, "pods did not name the chunks in time: nothing was done"
-            )
+        if why is None and _left_s(invalidation, now) < 0:
+            late = "pods did not name the chunks in time: nothing was done"
+            why = Decision(InvalidationReason.DEADLINE_EXCEEDED, late)
         if why is not None:
-            return replace(_fail(invalidation, now, why), enqueue=(*_followers(world), _key(invalidation)))
+            return replace(_fail(invalidation, now, why), enqueue=(*bundle_keys(world), key_of(invalidation)))
     return Plan(actions=(order, *named.questions), wake_after_s=LOOK_AGAIN_S)
-
-
-def _finishes(reported: tuple[StatusWrite, ...]) -> bool:
-    return any("completionTime" in write.status for write in reported)
 
 
 def _end(world: World, invalidation: CacheInvalidation) -> Plan:
@@ -118,18 +112,15 @@ def _end(world: World, invalidation: CacheInvalidation) -> Plan:
 
 
 def _awake_at_deadline(step: Plan, invalidation: CacheInvalidation, now: datetime) -> Plan:
-    start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
-    if start is None or limit_s is None:
-        return step
-    left_s = max(0.0, limit_s - (now - start).total_seconds()) + 1
-    return replace(step, wake_after_s=left_s if step.wake_after_s is None else min(left_s, step.wake_after_s))
+    left_s = max(0.0, _left_s(invalidation, now)) + 1
+    wake_after_s = min(left_s, step.wake_after_s if step.wake_after_s is not None else inf)
+    return replace(step, wake_after_s=wake_after_s if wake_after_s < inf else None)
 
 
 def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     if world.domain_key is None:
-        waiting = Decision(InvalidationReason.WAITING_FOR_DOMAIN, "the domain's key is being drawn")
-        return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
-    refused = chain.refusal(world, invalidation)
+        return _wait_for_domain(invalidation, now, "the domain's key is being drawn")
+    refused = first(chain.RULES, world, invalidation)
     if refused:
         return _fail(invalidation, now, refused)
     if invalidation.spec.scope.prefix is not None:
@@ -142,46 +133,49 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     scopes = chain.scopes_to_roll(world, invalidation) if leaving is None else ()
     missing = [scope for scope in scopes if holder_of(world, scope)[1] is None]
     if missing:
-        waiting = Decision(
-            InvalidationReason.WAITING_FOR_DOMAIN, f"scope {missing[0]} has not drawn its first epoch yet"
-        )
-        return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
+        return _wait_for_domain(invalidation, now, f"scope {missing[0]} has not drawn its first epoch yet")
     rolled = [intent for scope in scopes for intent in _intents(world, scope)] if leaving is None else _ends(leaving)
     if not rolled and invalidation.spec.mode is Mode.EAGER:
         nothing = (
             f"{invalidation.spec.scope.summary} has no scope of its own that was ever cached under: nothing was done"
         )
         return _fail(invalidation, now, Decision(InvalidationReason.NOTHING_TO_ERASE, nothing))
-    what = "get a new epoch" if invalidation.spec.scope.prefix is None else "pause"
-    waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes {what}")
+    message = f"{len(scopes)} scopes {'get a new epoch' if invalidation.spec.scope.prefix is None else 'pause'}"
     if leaving is not None:
-        waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"TenantCachePolicy {leaving.name} leaves every bundle")
-    fields = {
-        "phase": str(Phase.ROLLING),
-        "startTime": format_timestamp(invalidation.status.start_time or now),
-        "scopeSummary": invalidation.spec.scope.summary,
-        "scopes": rolled,
-        "message": waiting.message,
-    }
-    findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
-    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+        message = f"TenantCachePolicy {leaving.name} leaves every bundle"
+    waiting = Decision(InvalidationReason.ROLLING_EPOCHS, message)
+    fields = {**_started(invalidation, now), "phase": str(Phase.ROLLING), "scopes": rolled}
+    return _go_on(invalidation, now, waiting, fields)
+
+
+def _started(invalidation: CacheInvalidation, now: datetime) -> dict[str, Any]:
+    start = format_timestamp(invalidation.status.start_time or now)
+    return {"startTime": start, "scopeSummary": invalidation.spec.scope.summary}
+
+
+def _wait_for_domain(invalidation: CacheInvalidation, now: datetime, message: str) -> Plan:
+    waiting = kstatus(pending=Decision(SharedReason.WAITING_FOR_DOMAIN, message))
+    return Plan(statuses=write_status(invalidation, now, waiting, {}), wake_after_s=1)
+
+
+def _go_on(invalidation: CacheInvalidation, now: datetime, waiting: Decision, fields: Mapping[str, Any]) -> Plan:
+    """Return the plan that reports progress, and plans the invalidation again."""
+    findings = (*kstatus(pending=waiting), false(ConditionType.LOGICALLY_INVALID, *waiting))
+    statuses = write_status(invalidation, now, findings, {**fields, "message": waiting.message})
+    return Plan(statuses=statuses, enqueue=(key_of(invalidation),))
 
 
 def _ends(policy: TenantCachePolicy) -> list[dict[str, Any]]:
     """Return the epoch of a deleted policy, which stays in its status so that a retry erases the same."""
     reported = policy.status.scope
-    if reported is None or reported.kind != ScopeKind.TENANT:
+    if reported is None or reported.kind is not ScopeKind.TENANT:
         return []
     return [{"kind": str(reported.kind), "name": reported.name, "oldEpoch": reported.epoch}]
 
 
 def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Prefix, why: Decision) -> Plan:
-    fields = {
-        "startTime": format_timestamp(invalidation.status.start_time or now),
-        "scopeSummary": invalidation.spec.scope.summary,
-        "message": why.message,
-    }
-    statuses = write_status(invalidation, now, kstatus(None, why, why), fields)
+    fields = {**_started(invalidation, now), "message": why.message}
+    statuses = write_status(invalidation, now, kstatus(pending=why), fields)
     return Plan(actions=named.questions, statuses=statuses, wake_after_s=named.again_s or LOOK_AGAIN_S)
 
 
@@ -202,10 +196,9 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     of this invalidation."""
     writes = tuple(epoch_writes(world, invalidation.status.scopes)) if invalidation.spec.scope.prefix is None else ()
     if writes:
-        followers = _followers(world)
-        return Plan(statuses=writes, enqueue=(*followers, _key(invalidation)))
+        return Plan(statuses=writes, enqueue=(*bundle_keys(world), key_of(invalidation)))
     if not _bundles_follow(world, invalidation):
-        return Plan(enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models)), wake_after_s=1)
+        return Plan(enqueue=bundle_keys(world), wake_after_s=1)
     targets = [
         {"model": model, "revision": committed.bundle.root.revision}
         for model, committed in sorted(world.bundles.items())
@@ -220,16 +213,14 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
         }
         for witness in witnesses_now(world, now)
     ][:MAX_AWAITING]
-    waiting = Decision(InvalidationReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
+    waiting = Decision(SharedReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
     fields = {
         "phase": str(Phase.AWAITING_ACKS),
         "targets": targets,
         "awaiting": awaiting,
         "rolledTime": format_timestamp(now),
-        "message": waiting.message,
     }
-    findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
-    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+    return _go_on(invalidation, now, waiting, fields)
 
 
 def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
@@ -237,7 +228,7 @@ def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
         return False
     domain_key, _ = world.identity
     gone = {
-        derive_keyspace(domain_key, Scope(ScopeKind(rolled.kind), rolled.name), rolled.old_epoch)
+        derive_keyspace(domain_key, Scope(rolled.kind, rolled.name), rolled.old_epoch)
         for rolled in invalidation.status.scopes
         if rolled.old_epoch
     }
@@ -249,57 +240,48 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     witnesses = tuple(Witness(pod.model, pod.pod, pod.uid, pod.fenced_by) for pod in invalidation.status.awaiting)
     account = account_for(world, witnesses, revisions, now)
     pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
-    if account.open:
-        names = ", ".join(sorted(witness.pod for witness in account.open)[:3])
-        message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
-        moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
-        if len(moments) < len(account.open):
-            message += "; a pod that runs under onStale ServeStale, or under older rules, is never counted as fenced"
-        waiting = Decision(InvalidationReason.AWAITING_ACKS, message)
-        findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, message))
-        wake = max(1.0, (min(moments) - now).total_seconds()) if moments else None
-        return Plan(
-            statuses=write_status(invalidation, now, findings, {"pods": pods, "message": message}), wake_after_s=wake
-        )
-    return _complete(invalidation, now, pods, account.fenced)
+    if not account.open:
+        return _complete(invalidation, now, pods)
+    names = ", ".join(sorted(witness.pod for witness in account.open)[:3])
+    message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
+    moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
+    if len(moments) < len(account.open):
+        message += "; a pod that runs under onStale ServeStale, or under older rules, is never counted as fenced"
+    step = _go_on(invalidation, now, Decision(SharedReason.AWAITING_ACKS, message), {"pods": pods})
+    wake_after_s = max(1.0, (min(moments) - now).total_seconds()) if moments else None
+    return replace(step, enqueue=(), wake_after_s=wake_after_s)
 
 
-def _complete(invalidation: CacheInvalidation, now: datetime, pods: Mapping[str, int], fenced: int) -> Plan:
-    residue = chain.residue(invalidation)
+def _complete(invalidation: CacheInvalidation, now: datetime, pods: Mapping[str, int]) -> Plan:
     message = f"{pods['acked']} pods acknowledged that the old epochs are gone"
-    if fenced:
-        message += f"; {fenced} could not be reached and have fenced themselves off"
-    if residue:
-        message += f"; left as asked: {residue}"
+    if pods["fenced"]:
+        message += f"; {pods['fenced']} could not be reached and have fenced themselves off"
+    if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE:
+        message += "; left as asked: scopes shared with others"
     done = Decision(InvalidationReason.LOGICALLY_INVALID, message)
+    complete = "unreachable now; the bytes age out of each tier"
     findings = (
-        *kstatus(None, None, done),
-        true(LOGICALLY_INVALID, done.reason, message),
-        true(COMPLETE, InvalidationReason.LAZY_COMPLETE, "unreachable now; the bytes age out of each tier"),
+        *kstatus(ready=done),
+        true(ConditionType.LOGICALLY_INVALID, *done),
+        true(ConditionType.COMPLETE, InvalidationReason.LAZY_COMPLETE, complete),
     )
-    fields = {
-        "phase": str(Phase.COMPLETE),
-        "completionTime": format_timestamp(now),
-        "took": _took(invalidation, now),
-        "pods": dict(pods),
-        "awaiting": None,
-        "message": message,
-    }
-    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+    fields = {"phase": str(Phase.COMPLETE), "pods": dict(pods), "awaiting": None}
+    return _finish(invalidation, now, findings, fields, message)
 
 
 def _fail(invalidation: CacheInvalidation, now: datetime, why: Decision) -> Plan:
-    findings = (*kstatus(why, None, why), true(FAILED, why.reason, why.message))
-    fields = {
-        "phase": str(Phase.FAILED),
-        "startTime": format_timestamp(invalidation.status.start_time or now),
-        "completionTime": format_timestamp(now),
-        "took": _took(invalidation, now),
-        "scopeSummary": invalidation.spec.scope.summary,
-        "message": why.message,
-    }
+    findings = (*kstatus(why), true(ConditionType.FAILED, *why))
+    fields = {**_started(invalidation, now), "phase": str(Phase.FAILED)}
+    return _finish(invalidation, now, findings, fields, why.message)
+
+
+def _finish(
+    invalidation: CacheInvalidation, now: datetime, findings: Iterable[Finding], fields: Mapping[str, Any], message: str
+) -> Plan:
+    end = {"completionTime": format_timestamp(now), "took": _took(invalidation, now), "message": message}
     # Its own status does not wake it, and its time to live has begun.
-    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+    statuses = write_status(invalidation, now, findings, {**fields, **end})
+    return Plan(statuses=statuses, enqueue=(key_of(invalidation),))
 
 
 def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
@@ -313,19 +295,12 @@ def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
     return Plan(actions=(Remove(invalidation.INFO.kind, invalidation.name, invalidation.uid),))
 
 
-def _past_deadline(invalidation: CacheInvalidation, now: datetime) -> bool:
+def _left_s(invalidation: CacheInvalidation, now: datetime) -> float:
+    """Return the seconds until the deadline, negative after it."""
     start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
-    return start is not None and limit_s is not None and (now - start).total_seconds() > limit_s
+    return limit_s - (now - start).total_seconds() if start is not None and limit_s is not None else inf
 
 
 def _took(invalidation: CacheInvalidation, now: datetime) -> str:
     start = invalidation.status.start_time or now
     return f"{max(0, int((now - start).total_seconds()))}s"
-
-
-def _key(invalidation: CacheInvalidation) -> Key:
-    return Key(invalidation.INFO.kind, invalidation.namespace, invalidation.name)
-
-
-def _followers(world: World) -> tuple[Key, ...]:
-    return tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models))

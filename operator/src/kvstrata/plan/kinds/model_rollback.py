@@ -1,5 +1,7 @@
 """Former identities of a model: kept for a rollback, then their blocks are deleted from Redis tiers.
 
+A declared identity is former once the model has another one, and stands for all of its blocks; a fingerprint of the
+present one once every serving pod has another one.
 Every name in a tier holds the identity that computed the block, so pods of another identity never find it; deletion
 only frees space. Therefore it waits for `rollbackWindow`, and blocks that it cannot find may expire. Status records
 each step first, so that a new leader continues.
@@ -16,12 +18,14 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_status import MAX_FORMER_IDENTITIES, FormerIdentity, FormerPhase
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.store.redis_keys import declared, resolved
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
+from kvstrata.plan.kinds.model_identity import fingerprints, left_fingerprints
 from kvstrata.plan.redis.backend import in_force
 
 FIRST_PAUSE_S = 30.0
@@ -35,14 +39,13 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class FormerCaches:
-    """Former identities for status, in API form, and the resulting actions. `ends` are deletions to stop. `urgent`:
-    status has something on which others depend."""
+    """Former identities for status, in API form, and the resulting actions. `urgent`: status has something on which
+    others depend."""
 
     fields: Mapping[str, Any]
-    questions: tuple[ReclaimQuestion, ...] = ()
-    ends: tuple[EndReclaim, ...] = ()
-    wake_after_s: float | None = None
-    urgent: bool = False
+    actions: tuple[EndReclaim | ReclaimQuestion, ...]
+    wake_after_s: float | None
+    urgent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,17 @@ def former_caches(world: World, model: CachedModel, identity: str, now: datetime
     template, and by the Deployment no others are left."""
     reported = {one.identity: one for one in model.status.former_identities}
     shared = any(tier.spec.medium is Medium.REDIS for tier in world.tiers.values())
-    known = _known(world, model, reported) - {identity} if shared else set[str]()
+    rows = fingerprints(world, model)
+    left = left_fingerprints(world, model, rows) if rolled_out else []
+    used = [row for row in rows if row not in left]
+    known = (_known(world, model, reported) | {_resolved(row) for row in left}) - {identity, *map(_resolved, used)}
+    known = {name for name in known if shared and declared(name) in (name, identity)}
     judged = [_judge(world, model, name, reported.get(name), now, rolled_out) for name in sorted(known)]
     stays = [one for one in judged if one.phase is not None]
     stays = sorted(stays, key=lambda one: one.since or _NEVER, reverse=True)[:MAX_FORMER_IDENTITIES]
     entries = [one.to_kubernetes() for one in sorted(stays, key=lambda one: one.identity)]
     done = [one for one in judged if one.phase is None]
-    fields: dict[str, Any] = {"formerIdentities": entries}
+    fields: dict[str, Any] = {"formerIdentities": entries, "fingerprints": used}
     if done:
         fields["reclaimed"] = {
             "identity": done[-1].identity,
@@ -89,17 +96,12 @@ def former_caches(world: World, model: CachedModel, identity: str, now: datetime
             "blocks": done[-1].blocks,
             "bytes": done[-1].bytes,
         }
-    questions: list[ReclaimQuestion] = [one.question for one in stays if one.question is not None]
-    if reported or entries:
-        questions.append(ReportFormer(model.name, len(entries)))
+    ends = (EndReclaim(cache) for cache in _ends(world, model, reported.values(), judged))
+    questions = (one.question for one in stays if one.question is not None)
+    exported = (ReportFormer(model.name, len(entries)),) if reported or entries else ()
     wakes = [one.wake_after_s for one in judged if one.wake_after_s is not None]
-    return FormerCaches(
-        fields,
-        tuple(questions),
-        tuple(EndReclaim(cache) for cache in _ends(world, model, reported.values(), judged)),
-        min(wakes, default=None),
-        urgent=_marks(entries) != _marks(one.to_kubernetes() for one in reported.values()),
-    )
+    urgent = _marks(entries) != _marks(one.to_kubernetes() for one in reported.values())
+    return FormerCaches(fields, (*ends, *questions, *exported), min(wakes, default=None), urgent)
 
 
 def reclaimable_tiers(tiers: Iterable[CacheTier]) -> tuple[CacheTier, ...]:
@@ -138,7 +140,7 @@ def _judge(
     if holder is not None:
         message = f"CachedModel {holder} has it, too"
         return _Judged(name, FormerPhase.IN_USE, message, since, wake_after_s=LOOK_AGAIN_S)
-    until = since + timedelta(seconds=model.spec.rollback_window_s)
+    until = since + timedelta(seconds=model.spec.rollback_window.in_seconds)
     if now < until:
         left_s = max(SOON_S, (until - now).total_seconds())
         message = f"a rollback finds it until {format_timestamp(until)}"
@@ -199,12 +201,17 @@ def _holder(world: World, model: CachedModel, name: str, now: datetime) -> str |
     for other in world.models.values():
         if other.uid == model.uid or other.metadata.deleting:
             continue
-        kept = next((one for one in other.status.former_identities if one.identity == name), None)
-        window = timedelta(seconds=other.spec.rollback_window_s)
-        waits = kept is not None and (kept.unused_since is None or now < kept.unused_since + window)
-        if waits or other.status.identity == name or name in _of_pods(world, other.name):
+        kept = [one for one in other.status.former_identities if one.identity in (name, declared(name))]
+        window = timedelta(seconds=other.spec.rollback_window.in_seconds)
+        waits = any(one.unused_since is None or now < one.unused_since + window for one in kept)
+        serving = {resolved(row.identity, row.fingerprint) for row in other.status.fingerprints}
+        if waits or name in {other.status.identity, *serving, *_of_pods(world, other.name)}:
             return other.name
     return None
+
+
+def _resolved(row: Mapping[str, Any]) -> str:
+    return resolved(row["identity"], row["fingerprint"])
 
 
 def _of_pods(world: World, model: str) -> set[str]:

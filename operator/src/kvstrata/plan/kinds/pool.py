@@ -2,39 +2,46 @@
 
 New content gets a new epoch, written into status first and alone, as for policies. Beside published content it waits in
 `status.next`, so that readers keep the old; with `invalidation: Eager`, or without readers, it replaces the old at
-once.
+once. It takes over when every pod directs readers to it, and is computed again before it expires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.common import Budget
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.prefixpool import NextContent, PoolInvalidation, PrefixPool, PrefixPoolStatus
-from kvstrata.api.reasons import PoolReason
-from kvstrata.contract.policy.keyspace import epoch_from_random
+from kvstrata.api.prefixpool import PoolInvalidation, PrefixPool
+from kvstrata.api.reasons import PoolReason, SharedReason
+from kvstrata.api.scalars import Quantity
+from kvstrata.api.status import ScopeStatus
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
-from kvstrata.plan.actions import Decision, Plan, Question
+from kvstrata.objects.quantities import binary
+from kvstrata.plan.actions import Decision, Plan, Question, key_of
 from kvstrata.plan.budgets.admission import admission_of
+from kvstrata.plan.budgets.capacity import within_budget
 from kvstrata.plan.budgets.usage import usage_status
-from kvstrata.plan.conditions import Finding, false, kstatus, write_status
+from kvstrata.plan.bundle.enforcement import coverage
+from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.keys.data_keys import is_lost
-from kvstrata.plan.kinds.applicable import applicable
-from kvstrata.plan.kinds.pool_publish import promotion, published, renewal, renewal_due, within_guarantee
-from kvstrata.plan.kinds.pool_warming import as_recorded, live
-from kvstrata.plan.pools.content import Content, read_sources
+from kvstrata.plan.kinds.pool_warming import Step, as_recorded, cold, live
+from kvstrata.plan.pools.content import Content, Sources, read_sources
 from kvstrata.plan.pools.rendering import Agreed, Renderings, newest_render_id, render
-from kvstrata.plan.pools.shards import committed_version, contents, keyspace_of
+from kvstrata.plan.pools.shards import committed_version, contents, has_replaced_versions, keyspace_of_slot, newest_of
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import pool as chain
-from kvstrata.plan.scopes import Epoch, pool_scope
+from kvstrata.plan.scopes import fresh_epoch, generation_due, pool_scope
+
+RENEW_AFTER = 3, 4
+"""Fraction of its retention after which a pool's content is recomputed."""
 
 _RENDERED = ("renderID", "manifestDigest", "tokens", "chunks", "prefixes")
-_WARMED = ("published", "warmedAt", "tiers")
+_OF_A_CONTENT = ("contentDigest", *_RENDERED)
+_WARMED = ("published", "warmedAt", "identities", "tiers")
 _COMPUTED = (*_WARMED, "bytes", "usage", "next")
 
 
@@ -43,124 +50,167 @@ def plan_pool(world: World, name: str, now: datetime) -> Plan:
     pool = world.pools.get(name)
     if pool is None or pool.metadata.deleting:
         return Plan()
+    step = _next_step(world, pool, now)
+    statuses = write_status(pool, now, _findings(world, pool, step), step.fields, can_wait=step.can_wait)
+    return Plan(step.questions, statuses=statuses, enqueue=step.enqueue, wake_after_s=step.again_s)
+
+
+def _next_step(world: World, pool: PrefixPool, now: datetime) -> Step:
     if not world.domain_id or world.domain_key is None:
-        waiting = Decision(PoolReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
-        return Plan(statuses=write_status(pool, now, _findings(world, pool, None, waiting), {}, can_wait=True))
+        waiting = Decision(SharedReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
+        return Step(pending=waiting, can_wait=True)
     stalled = first(chain.RULES, world, pool)
     if stalled is not None:
-        return Plan(statuses=write_status(pool, now, _findings(world, pool, stalled, None), {}))
+        return Step(stalled=stalled)
     model = world.models[pool.spec.model_ref.name]
     sources = read_sources(world, pool, now)
-    if sources.content is None:
-        reading = Decision(PoolReason.RENDERING, "the ConfigMaps that it names are being read")
-        made = Renderings(objection=sources.objection, pending=reading)
-        return _report(world, pool, model, None, made, now, sources.questions, sources.again_s)
-    drawn = _drawn(world, pool, sources.content)
-    if drawn is not None:
-        rendering = Decision(PoolReason.RENDERING, "a new epoch was drawn; pods are asked to make tokens of it")
-        return Plan(
-            actions=sources.questions,
-            statuses=write_status(pool, now, _findings(world, pool, None, rendering), drawn),
-            enqueue=_next_step(world, pool),
-            wake_after_s=sources.again_s,
-        )
-    made = render(world, model, name, sources.content, now)
-    return _report(world, pool, model, sources.content, made, now, sources.questions, sources.again_s)
+    reading = Decision(PoolReason.RENDERING, "the ConfigMaps that it names are being read")
+    made = Renderings(objection=sources.objection, pending=reading)
+    if sources.content is not None:
+        if (drawn := _drawn(world, pool, sources.content)) is not None:
+            why = Decision(PoolReason.RENDERING, "a new epoch was drawn; pods are asked to make tokens of it")
+            step = Step(pending=why, fields=drawn, enqueue=_followers(world, pool))
+            return replace(step, questions=sources.questions, again_s=sources.again_s)
+        made = render(world, model, pool.name, sources.content, now)
+    return _rendered(world, pool, model, sources, made, now)
 
 
-def _report(
-    world: World,
-    pool: PrefixPool,
-    model: CachedModel,
-    content: Content | None,
-    made: Renderings,
-    now: datetime,
-    questions: Iterable[Question],
-    again_s: float | None,
-) -> Plan:
+def _rendered(
+    world: World, pool: PrefixPool, model: CachedModel, sources: Sources, made: Renderings, now: datetime
+) -> Step:
+    questions: tuple[Question, ...] = (*sources.questions, *made.questions)
     objection = made.objection
-    rendered: dict[str, Any] = {}
-    if made.agreed is not None and content is not None:
+    taken: dict[str, Any] | None = None
+    if made.agreed is not None and sources.content is not None:
         objection = _instability(world, pool, model, made.agreed)
-        rendered = {} if objection else _rendered_fields(world, pool, model, content, made.agreed)
-    actions = (*questions, *made.questions)
-    taken = rendered or (_succession(world, pool, model, now) if objection is None else None)
+        if objection is None:
+            taken = _rendered_fields(world, pool, model, sources.content, made.agreed)
+    if objection is None:
+        taken = taken or _promotion(world, model, pool) or _renewal(world, model, pool, now)
     if taken:
-        waiting = Decision(PoolReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
-        findings = _findings(world, pool, None, waiting)
-        return Plan(actions, statuses=write_status(pool, now, findings, taken), enqueue=_next_step(world, pool))
-    waits = [
-        wait_s
-        for wait_s in (again_s, made.again_s, _left_s(renewal_due(world, model, pool), now))
-        if wait_s is not None
-    ]
-    if objection is not None or not _is_rendered(pool):
-        pending = None if objection is not None else made.pending
-        statuses = write_status(pool, now, _findings(world, pool, objection, pending), {}, can_wait=objection is None)
-        return Plan(actions, statuses=statuses, wake_after_s=_soonest(waits))
+        waiting = Decision(SharedReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
+        return Step(pending=waiting, fields=taken, questions=questions, enqueue=_followers(world, pool))
+    if objection is not None or newest_of(pool).manifest_digest is None:
+        pending = made.pending if objection is None else None
+        step = Step(stalled=objection, pending=pending, can_wait=objection is None)
+    elif (verdict := admission_of(world, pool, None)).due:
+        message = "its guarantees were decided on; pods have not acknowledged them yet"
+        waiting = Decision(SharedReason.NOT_COMMITTED, message)
+        fields: dict[str, Any] = {"admission": verdict.status()}
+        step = Step(as_recorded(pool), pending=waiting, fields=fields, enqueue=_followers(world, pool))
+    else:
+        step = live(world, model, pool, sources.content, now)
+        fields = {**step.fields, "usage": _usage(world, pool, model, now), "admission": verdict.status()}
+        step = replace(step, fields=fields, can_wait=step.pending is not None and not step.fields)
+    due = _renewal_due(world, model, pool)
+    left_s = (due - now).total_seconds() if due is not None else None
+    waits = [wait_s for wait_s in (sources.again_s, made.again_s, left_s, step.again_s) if wait_s is not None]
+    again_s = max(1.0, min(waits)) if waits else None
+    return replace(step, questions=(*questions, *step.questions), again_s=again_s)
+
+
+def _followers(world: World, pool: PrefixPool) -> tuple[Key, ...]:
+    return key_of(pool), Key(BUNDLE, world.namespace, pool.spec.model_ref.name)
+
+
+def _findings(world: World, pool: PrefixPool, step: Step) -> tuple[Finding | None, ...]:
+    model = world.models.get(pool.spec.model_ref.name)
     verdict = admission_of(world, pool, None)
-    if verdict.due:
-        waiting = Decision(
-            PoolReason.NOT_COMMITTED, "its guarantees were decided on; pods have not acknowledged them yet"
-        )
-        findings = _findings(world, pool, None, waiting, as_recorded(pool))
-        reported = write_status(pool, now, findings, {"admission": verdict.status()})
-        return Plan(actions, statuses=reported, enqueue=_next_step(world, pool), wake_after_s=_soonest(waits))
-    step = live(world, model, pool, content, now)
-    waits += [step.again_s] if step.again_s is not None else []
-    fields = {**step.fields, "usage": _usage(world, pool, model, now), "admission": verdict.status()}
-    findings = _findings(world, pool, step.stalled, step.pending, step.warm)
-    reported = write_status(pool, now, findings, fields, can_wait=step.pending is not None and not step.fields)
-    return Plan((*actions, *step.questions), statuses=reported, enqueue=step.enqueue, wake_after_s=_soonest(waits))
+    cause = step.stalled or step.pending or Decision(PoolReason.RENDERING, "pods make tokens of its prefixes")
+    published = _published(world, model, pool)
+    awaited = published.failure if published is not None else None
+    if published is None:
+        published = false(ConditionType.PUBLISHED, cause.reason, f"no reader is sent to it: {cause.message}")
+    ready, pending = published.cause, step.pending
+    if pending is not None and pending.reason == SharedReason.NO_LIVE_PODS:
+        ready, pending = pending, None
+    serves = bool(world.serving_pods(pool.spec.model_ref.name))
+    return (
+        *kstatus(step.stalled, pending or awaited or verdict.waiting, ready),
+        (step.warm or cold(newest_of(pool), pool, cause)) if serves else None,
+        published if serves else None,
+        verdict.finding,
+        within_budget(world, _guarantees(pool), [model] if model is not None else []),
+    )
 
 
-def _left_s(moment: datetime | None, now: datetime) -> float | None:
-    return (moment - now).total_seconds() if moment is not None else None
+def _published(world: World, model: CachedModel | None, pool: PrefixPool) -> Finding | None:
+    """Return whether every serving pod knows the published content and no replaced one; None if none is published."""
+    kind = ConditionType.PUBLISHED
+    slots = [slot for slot in contents(pool) if slot.published]
+    if not slots or model is None:
+        return None
+    found = [committed_version(world, model, pool, slot) for slot in slots]
+    versions = [one for one in found if one is not None and one[1].published]
+    if len(versions) < len(slots) or has_replaced_versions(world, model, pool):
+        return false(kind, SharedReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
+    total = coverage(world, model.name, versions[0][0].since)
+    if not total.live:
+        message = f"no pod of CachedModel {model.name} serves: no content is stored or read"
+        return unknown(kind, SharedReason.NO_LIVE_PODS, message)
+    if total.complete:
+        return true(kind, PoolReason.PUBLISHED, "every serving pod knows it")
+    message = f"{total} know it; waiting for {', '.join(sorted(total.missing)[:3])}"
+    return false(kind, SharedReason.AWAITING_ACKS, message)
 
 
-def _soonest(waits: list[float]) -> float | None:
-    return max(1.0, min(waits)) if waits else None
+def _promotion(world: World, model: CachedModel, pool: PrefixPool) -> dict[str, Any] | None:
+    """Return the status fields that promote the next content; None before it is time. It is time when every pod directs
+    readers to the new content, and no pod renders the old one."""
+    following = pool.status.next
+    if following is None or not following.published:
+        return None
+    found = committed_version(world, model, pool, following)
+    if found is None or not found[1].published or not coverage(world, model.name, found[0].since).complete:
+        return None
+    newest = newest_render_id(world, model)
+    if any(pod.render_id != newest for pod in world.live_pods(model.name)):
+        return None
+    reported = following.to_kubernetes()
+    size = max((tier.bytes for tier in following.tiers), default=0)
+    fields = {name: reported.get(name) for name in (*_OF_A_CONTENT, *_WARMED, "scope")}
+    return fields | {"bytes": binary(size), "usage": None, "next": None}
 
 
-def _next_step(world: World, pool: PrefixPool) -> tuple[Key, ...]:
-    own = Key(pool.INFO.kind, world.namespace, pool.name)
-    return own, Key(BUNDLE, world.namespace, pool.spec.model_ref.name)
+def _renewal_due(world: World, model: CachedModel, pool: PrefixPool) -> datetime | None:
+    """Return when the published content must be recomputed before it expires; None for never."""
+    status = pool.status
+    found = committed_version(world, model, pool, status)
+    if found is None or status.next is not None or not status.published or status.warmed_at is None:
+        return None
+    bounds = [b.retention_s for b in found[1].budgets if b.tier in found[1].tiers and b.retention_s is not None]
+    if not bounds:
+        return None
+    return status.warmed_at + timedelta(seconds=min(bounds) * RENEW_AFTER[0] / RENEW_AFTER[1])
 
 
-def _succession(world: World, pool: PrefixPool, model: CachedModel, now: datetime) -> dict[str, Any] | None:
-    promoted = promotion(world, model, pool)
-    if promoted is not None:
-        return promoted
-    return renewal(pool, _fresh_epoch(world, pool)) if _renewal_is_due(world, pool, model, now) else None
+def _renewal(world: World, model: CachedModel, pool: PrefixPool, now: datetime) -> dict[str, Any] | None:
+    """Return the status fields that begin to recompute the published content; None before it is time."""
+    due = _renewal_due(world, model, pool)
+    if due is None or now < due:
+        return None
+    reported, scope = pool.status.to_kubernetes(), _fresh_epoch(world, pool).to_kubernetes()
+    return {"next": {name: reported.get(name) for name in _OF_A_CONTENT} | {"scope": scope}}
 
 
-def _renewal_is_due(world: World, pool: PrefixPool, model: CachedModel, now: datetime) -> bool:
-    due = renewal_due(world, model, pool)
-    return due is not None and now >= due
+def _guarantees(pool: PrefixPool) -> list[Budget]:
+    """Return the guarantees of published content; none unless the pool is pinned."""
+    slot = next((slot for slot in contents(pool) if slot.published), None)
+    rows = slot.tiers if pool.spec.pinned and slot is not None else ()
+    return [Budget(tier=row.name, guaranteed=Quantity(str(row.bytes))) for row in rows if row.bytes]
 
 
 def _usage(world: World, pool: PrefixPool, model: CachedModel, now: datetime) -> dict[str, Any] | None:
     slot = contents(pool)[0]
     found = committed_version(world, model, pool, slot)
-    keyspace = keyspace_of(world, pool, slot)
-    budgets = found[1].budgets if found is not None else ()
-    bounded = [budget for budget in budgets if budget.guaranteed_bytes]
-    return usage_status(world, keyspace, bounded, (model.name,), pool.status.usage, now)
-
-
-def _slot(pool: PrefixPool) -> PrefixPoolStatus | NextContent:
-    return pool.status.next or pool.status
-
-
-def _is_rendered(pool: PrefixPool) -> bool:
-    return _slot(pool).manifest_digest is not None
+    bounded = [budget for budget in found[1].budgets if budget.guaranteed_bytes] if found is not None else []
+    return usage_status(world, keyspace_of_slot(world, pool, slot), bounded, (model.name,), pool.status.usage, now)
 
 
 def _drawn(world: World, pool: PrefixPool, content: Content) -> dict[str, Any] | None:
-    status, generation = pool.status, pool.spec.effective_cache_generation
-    due = status.cache_generation is not None and status.cache_generation != generation
-    due = due or any(is_lost(world, epoch) for epoch in status.epochs)
-    if status.scope is not None and not due and _slot(pool).content_digest == content.digest:
+    status = pool.status
+    due = generation_due(pool) or any(is_lost(world, epoch) for epoch in status.epochs)
+    if status.scope is not None and not due and newest_of(pool).content_digest == content.digest:
         return None
     if status.next is not None and not due and status.content_digest == content.digest:
         # The sources are back at the published content.
@@ -170,27 +220,23 @@ def _drawn(world: World, pool: PrefixPool, content: Content) -> dict[str, Any] |
 
 def _fresh_slot(world: World, pool: PrefixPool, content: Content) -> dict[str, Any]:
     status = pool.status
-    scope = _fresh_epoch(world, pool).to_status()
-    acted_on = {"cacheGeneration": pool.spec.effective_cache_generation}
+    acted_on = {"cacheGeneration": pool.spec.cache_generation}
+    drawn = {"scope": _fresh_epoch(world, pool).to_kubernetes(), "contentDigest": content.digest}
     readable = status.scope is not None and status.published and not is_lost(world, status.scope.epoch)
-    if readable and pool.spec.effective_invalidation is PoolInvalidation.LAZY:
-        # A patch merges: fields that are not cleared would keep the old content's values.
-        cleared = dict.fromkeys((*_RENDERED, *_WARMED))
-        return acted_on | {"next": {**cleared, "scope": scope, "contentDigest": content.digest}}
-    cleared = dict.fromkeys((*_RENDERED, *_COMPUTED))
-    return cleared | acted_on | {"scope": scope, "contentDigest": content.digest}
+    # A patch merges: fields that are not cleared would keep the old content's values.
+    if readable and pool.spec.invalidation is PoolInvalidation.LAZY:
+        return acted_on | {"next": {**dict.fromkeys((*_RENDERED, *_WARMED)), **drawn}}
+    return {**dict.fromkeys((*_RENDERED, *_COMPUTED)), **acted_on, **drawn}
 
 
-def _fresh_epoch(world: World, pool: PrefixPool) -> Epoch:
-    known = [slot.scope for slot in (pool.status, pool.status.next) if slot is not None and slot.scope is not None]
-    rolls = max((scope.rolls for scope in known), default=-1) + 1
-    holder = Key(pool.INFO.kind, world.namespace, pool.name)
-    return Epoch(pool_scope(pool.name), epoch_from_random(world.entropy[:16]), rolls, holder)
+def _fresh_epoch(world: World, pool: PrefixPool) -> ScopeStatus:
+    known = [scope for slot in contents(pool) if (scope := slot.scope) is not None]
+    return fresh_epoch(world, pool_scope(pool.name), max(known, key=lambda scope: scope.rolls, default=None))
 
 
 def _instability(world: World, pool: PrefixPool, model: CachedModel, agreed: Agreed) -> Decision | None:
     """Return an objection if all pods now render the same content differently than before."""
-    slot = _slot(pool)
+    slot = newest_of(pool)
     before = slot.manifest_digest
     if before is None or before == agreed.manifest or slot.render_id != newest_render_id(world, model):
         return None
@@ -206,7 +252,7 @@ def _rendered_fields(
 ) -> dict[str, Any]:
     """Return the status fields of the rendering; empty if unchanged. Another template with the same tokens changes only
     its name; other tokens make new content."""
-    slot = _slot(pool)
+    slot = newest_of(pool)
     rendered: dict[str, Any] = {
         "renderID": newest_render_id(world, model),
         "manifestDigest": agreed.manifest,
@@ -225,25 +271,3 @@ def _rendered_fields(
     if pool.status.next is not None:
         return {"next": pool.status.next.to_kubernetes() | rendered}
     return rendered
-
-
-def _findings(
-    world: World, pool: PrefixPool, stalled: Decision | None, pending: Decision | None, warm: Finding | None = None
-) -> tuple[Finding, ...]:
-    model = world.models.get(pool.spec.model_ref.name)
-    verdict = admission_of(world, pool, None)
-    cause = stalled or pending or Decision(PoolReason.RENDERING, "pods make tokens of its prefixes")
-    known, awaited = published(world, model, pool, cause)
-    shown = Decision(known.reason, known.message)
-    if pending is not None and pending.reason == PoolReason.NO_LIVE_PODS:
-        shown, pending = pending, None
-    if warm is None:
-        warm = as_recorded(pool) if _slot(pool).published else false(ConditionType.WARM, cause.reason, cause.message)
-    findings = (
-        *kstatus(stalled, pending or awaited or verdict.waiting, shown),
-        warm,
-        known,
-        *verdict.findings,
-        within_guarantee(world, pool),
-    )
-    return applicable(world, pool, findings)

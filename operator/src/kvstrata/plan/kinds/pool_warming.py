@@ -6,7 +6,7 @@ pods are read repeatedly (`Case.inspections`) and not stored as intent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -14,8 +14,8 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.prefixpool import NextContent, PrefixPool
-from kvstrata.api.reasons import PoolReason
+from kvstrata.api.prefixpool import MAX_IDENTITIES, NextContent, PrefixPool
+from kvstrata.api.reasons import PoolReason, SharedReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.pools import PoolTierState, PoolVersionState, WarmOutcome
 from kvstrata.contract.messages.prefix import PrefixSource
@@ -27,12 +27,13 @@ from kvstrata.model.pools import WarmReport
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import binary
-from kvstrata.plan.actions import Decision, InspectPool, WarmPool
-from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.actions import Decision, InspectPool, Question, WarmPool, key_of
+from kvstrata.plan.conditions import Finding, false, repeated, true, unknown
 from kvstrata.plan.keys.data_keys import seals
+from kvstrata.plan.kinds.model_identity import identity_of, why_without_reuse
 from kvstrata.plan.pools.content import Content
 from kvstrata.plan.pools.rendering import can_be_asked, newest_render_id
-from kvstrata.plan.pools.shards import Slot, committed_version
+from kvstrata.plan.pools.shards import Slot, committed_version, newest_of
 from kvstrata.plan.rules import pool as chain
 
 LOOK_AGAIN_S = 300.0
@@ -53,38 +54,39 @@ AGAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    warm: Finding
+    """The next step of a pool: its condition Warm, if known, why it waits or a person must act, the status fields in
+    API form, and the rest of the plan."""
+
+    warm: Finding | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     stalled: Decision | None = None
     pending: Decision | None = None
-    questions: tuple[InspectPool | WarmPool, ...] = ()
+    questions: tuple[Question, ...] = ()
     enqueue: tuple[Key, ...] = ()
     again_s: float | None = None
+    can_wait: bool = False
 
 
 def live(world: World, model: CachedModel, pool: PrefixPool, content: Content | None, now: datetime) -> Step:
-    slot = pool.status.next or pool.status
+    slot = newest_of(pool)
     found = committed_version(world, model, pool, slot)
     # Holdings of other tiers do not apply to the present ones.
     if found is None or found[1].tiers != chain.tiers_of(world, pool):
-        waiting = Decision(PoolReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
-        return Step(_cold(slot, pool, waiting), pending=waiting, enqueue=(Key(BUNDLE, world.namespace, model.name),))
+        waiting = Decision(SharedReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
+        return Step(pending=waiting, enqueue=(Key(BUNDLE, world.namespace, model.name),))
     ref, version = found
     if seals(world, model) and not version.keys:
-        waiting = Decision(PoolReason.AWAITING_KEYS, "the data key of its epoch is being drawn")
-        return Step(_cold(slot, pool, waiting), pending=waiting)
+        return Step(pending=Decision(SharedReason.AWAITING_KEYS, "the data key of its epoch is being drawn"))
     pods, no_pod = _able(world, model, ref.since)
     if no_pod is not None:
-        if no_pod.reason == PoolReason.NO_LIVE_PODS:
-            reported = unknown(ConditionType.WARM, no_pod.reason, no_pod.message)
-        else:
-            reported = _cold(slot, pool, no_pod)
-        return Step(reported, pending=None if slot.published else no_pod)
+        is_unread = no_pod.reason in (SharedReason.NO_LIVE_PODS, SharedReason.FINGERPRINT_MISSING)
+        is_served = slot.published and no_pod.reason != SharedReason.FINGERPRINT_MISSING
+        reported = unknown(ConditionType.WARM, *no_pod) if is_unread else cold(slot, pool, no_pod)
+        return Step(reported, pending=None if is_served else no_pod)
     case = Case(world, model, pool, slot, version, tuple(pods), content, now)
-    questions, again_s = case.inspections()
+    inspections, again_s = case.inspections()
     step = case.step()
-    waits = [again_s] if step.again_s is None else [again_s, step.again_s]
-    return replace(step, questions=(*questions, *step.questions), again_s=min(waits))
+    return replace(step, questions=(*inspections, *step.questions), again_s=min(again_s, step.again_s or again_s))
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,11 @@ class Case:
     content: Content | None
     now: datetime
 
+    @property
+    def scope(self) -> str:
+        """The digits of the version's scope."""
+        return self.version.keyspace[:SCOPE_DIGITS]
+
     @cached_property
     def reports(self) -> Mapping[str, PoolVersionState]:
         """The holdings of the version by UID of the pod that reports them."""
@@ -108,15 +115,20 @@ class Case:
         return {uid: report for uid, report in found.items() if report is not None}
 
     @cached_property
+    def groups(self) -> Mapping[str, Sequence[Pod]]:
+        """The pods by resolved identity. Each has chunks of its own in every tier."""
+        groups: dict[str, list[Pod]] = {}
+        for pod in self.pods:
+            groups.setdefault(identity_of(self.world, pod), []).append(pod)
+        return dict(sorted(groups.items()))
+
+    @cached_property
     def rows(self) -> Mapping[str, PoolTierState | None]:
-        """The holdings by tier: the best report of a shared tier, the lowest of a per-pod tier; None if unknown."""
+        """The holdings by tier, of the identity with the fewest chunks; None if those of one are unknown."""
         rows: dict[str, PoolTierState | None] = {}
         for name in self.version.tiers:
-            reported = [row for report in self.reports.values() for row in report.tiers if row.name == name]
-            per_pod = self._is_per_pod(name)
-            known = reported and not (per_pod and len(reported) < len(self.pods))
-            choose = min if per_pod else max
-            rows[name] = choose(reported, key=lambda row: (row.stored, -row.expected)) if known else None
+            known = [row for row in (self._holding(name, pods) for pods in self.groups.values()) if row is not None]
+            rows[name] = min(known, key=_held) if len(known) == len(self.groups) else None
         return rows
 
     @property
@@ -132,7 +144,8 @@ class Case:
         """Return the pods to ask now for their holdings, and seconds until the next is due."""
         every_s = LOOK_AGAIN_S if self.is_complete else WATCH_S
         per_pod = any(map(self._is_per_pod, self.version.tiers))
-        ages = {pod: self._age_s(pod) for pod in (self.pods if per_pod else self._best()[:1])}
+        asked = self.pods if per_pod else [self._best(pods) for pods in self.groups.values()]
+        ages = {pod: self._age_s(pod) for pod in asked}
         due = [pod for pod, age in ages.items() if age is None or age >= every_s]
         left_s = min((every_s - age for age in ages.values() if age is not None and age < every_s), default=every_s)
         return tuple(InspectPool(self.pool.name, self.pool.uid, pod) for pod in due), left_s
@@ -140,41 +153,44 @@ class Case:
     def step(self) -> Step:
         slot, pool = self.slot, self.pool
         if None in self.rows.values():
-            asking = Decision(PoolReason.WARMING, "pods are asked for their holdings of it")
-            reported = _cold(slot, pool, asking)
-            return Step(
-                reported, pending=Decision(reported.reason, reported.message) if reported.status == "False" else None
-            )
+            reported = cold(slot, pool, Decision(PoolReason.WARMING, "pods are asked for their holdings of it"))
+            return Step(reported, pending=reported.failure)
         sizes = {tier.name: tier.bytes for tier in slot.tiers} if slot.published else {}
-        rows = {"tiers": [_row(row, sizes.get(row.name, 0)) for row in self.rows.values() if row is not None]}
+        known = [row for row in self.rows.values() if row is not None]
+        rows: dict[str, Any] = {"tiers": [_row(row, sizes.get(row.name, 0)) for row in known]}
         if not self.is_complete:
             return replace(self._warming(), fields=self._written(rows))
+        rows["identities"] = [*self.groups][:MAX_IDENTITIES]
         warm = true(ConditionType.WARM, PoolReason.WARM, "every tier holds every chunk")
         if slot.published:
             return Step(warm, self._written(rows))
-        if pool.spec.is_pinned and not is_whole_content(slot):
+        if pool.spec.pinned and not is_whole_content(slot):
             # The measured size must be admitted before readers are directed to it.
             measured = Decision(PoolReason.WARMING, "every chunk is stored; their size is being recorded")
-            own = Key(pool.INFO.kind, self.world.namespace, pool.name)
-            return Step(warm, self._written(rows), pending=measured, enqueue=(own,))
+            return Step(warm, self._written(rows), pending=measured, enqueue=(key_of(pool),))
         done = {**rows, "published": True, "warmedAt": format_timestamp(self.now)}
-        publishing = Decision(PoolReason.NOT_COMMITTED, "every chunk is stored; pods have not acknowledged it yet")
+        publishing = Decision(SharedReason.NOT_COMMITTED, "every chunk is stored; pods have not acknowledged it yet")
         return Step(warm, self._written(done), pending=publishing)
 
     def _warming(self) -> Step:
-        """Return the pods that compute missing chunks: one for shared tiers, and each that lacks some of its own."""
+        """Return the pods that compute missing chunks: one of each identity for shared tiers, and each that lacks some
+        of its own."""
         refused = self._refusal()
         why = refused or self._why_cold()
-        warm = false(ConditionType.WARM, why.reason, why.message)
+        warm = false(ConditionType.WARM, *why)
         if refused is not None or self.content is None or not self.can_be_computed:
             return Step(warm, stalled=refused, pending=None if refused else why)
-        shared = any(not (self._is_per_pod(name) or _is_whole(row)) for name, row in self.rows.items())
-        chosen = dict.fromkeys(self._best()[:1] if shared else ())
+        shared = [name for name in self.rows if not self._is_per_pod(name)]
+        lacking = (
+            pods for pods in self.groups.values() if not all(_is_whole(self._holding(name, pods)) for name in shared)
+        )
+        chosen = dict.fromkeys(map(self._best, lacking))
         for pod in self.pods:
             report = self.reports.get(pod.uid)
             if report is not None and any(self._is_per_pod(r.name) and not _is_whole(r) for r in report.tiers):
                 chosen[pod] = None
-        warmup, orders, waits = self.pool.spec.effective_warmup, [], []
+        pool, manifest, warmup = self.pool, self.version.manifest, self.pool.spec.warmup
+        timeout_s, orders, waits = float(warmup.timeout.in_seconds), [], []
         for pod in chosen:
             missing = self._missing(pod, self.content)
             due = {digest: _wait_s(self._warmed(pod).get(digest), self.now) for digest in missing}
@@ -182,16 +198,7 @@ class Case:
             prefixes = tuple(missing[digest] for digest, wait_s in due.items() if wait_s <= 0)
             if prefixes:
                 orders.append(
-                    WarmPool(
-                        self.pool.name,
-                        self.pool.uid,
-                        pod,
-                        self.version.keyspace[:SCOPE_DIGITS],
-                        self.version.manifest,
-                        prefixes,
-                        float(warmup.timeout_s),
-                        warmup.effective_max_concurrent,
-                    )
+                    WarmPool(pool.name, pool.uid, pod, self.scope, manifest, prefixes, timeout_s, warmup.max_concurrent)
                 )
         return Step(warm, pending=why, questions=tuple(orders), again_s=min(waits, default=None))
 
@@ -200,10 +207,11 @@ class Case:
         state = self.world.states[pod.uid].state
         if answer is None or answer.report is None:
             return None
-        if (answer.report.gate_boot, answer.report.cache_boot) != (state.gate_boot, state.cache_boot):
+        report = answer.report
+        processes = report.gate_boot, report.cache_boot, report.fingerprint
+        if processes != (state.gate_boot, state.cache_boot, state.fingerprint):
             return None
-        scope = self.version.keyspace[:SCOPE_DIGITS]
-        return next((one for one in answer.report.versions if one.scope == scope and one.known), None)
+        return next((one for one in report.versions if one.scope == self.scope and one.known), None)
 
     def _age_s(self, pod: Pod) -> float | None:
         """Return the seconds since a pod was asked; None to ask now."""
@@ -214,27 +222,36 @@ class Case:
         return None if pod.uid not in self.reports and age_s >= RETRY_S else age_s
 
     def _warmed(self, pod: Pod) -> dict[str, WarmReport]:
-        scope = self.version.keyspace[:SCOPE_DIGITS]
-        return {
-            digest: reported for (of, digest), reported in self.world.warmed.get(pod.uid, {}).items() if of == scope
-        }
+        known = self.world.warmed.get(pod.uid, {})
+        return {digest: reported for (scope, digest), reported in known.items() if scope == self.scope}
 
-    def _best(self) -> list[Pod]:
-        """Sort pods: fewest failures first, then by chunks held."""
+    def _holding(self, tier: str, pods: Sequence[Pod]) -> PoolTierState | None:
+        """Return a tier's holdings for pods of one identity: the best report of a shared tier, the lowest of a per-pod
+        tier; None if unknown."""
+        reports = [self.reports[pod.uid] for pod in pods if pod.uid in self.reports]
+        rows = [row for report in reports for row in report.tiers if row.name == tier]
+        per_pod = self._is_per_pod(tier)
+        if not rows or (per_pod and len(rows) < len(pods)):
+            return None
+        return min(rows, key=_held) if per_pod else max(rows, key=_held)
+
+    def _best(self, pods: Sequence[Pod]) -> Pod:
+        """Return the pod with the fewest failures; of several the one that holds most chunks."""
 
         def rank(pod: Pod) -> tuple[int, int, str]:
             report = self.reports.get(pod.uid)
             failures = max((one.failures for one in self._warmed(pod).values()), default=0)
             return failures, -sum(row.stored for row in report.tiers) if report is not None else 0, pod.name
 
-        return sorted(self.pods, key=rank)
+        return min(pods, key=rank)
 
     def _is_per_pod(self, tier: str) -> bool:
         return tier in self.world.tiers and self.world.tiers[tier].spec.per_pod
 
     def _missing(self, pod: Pod, content: Content) -> Mapping[str, PrefixSource]:
-        """Return the prefixes with missing chunks, by digest; all if unknown."""
-        lost = {bytes.fromhex(one) for report in self.reports.values() for one in report.missing}
+        """Return the prefixes of which pods of this one's identity miss chunks, by digest; all if unknown."""
+        alike = (self.reports.get(one.uid) for one in self.groups[identity_of(self.world, pod)])
+        lost = {bytes.fromhex(one) for report in alike if report is not None for one in report.missing}
         found = {}
         for digest, source in content.distinct.items():
             report = self.world.renders.get(pod.uid, {}).get(digest)
@@ -272,20 +289,26 @@ class Case:
                 return Decision(
                     PoolReason.CHUNKS_LOST,
                     f"chunks are stored: {counts}; lost chunks cannot be computed again before their source can be "
-                    f"read",
+                    "read",
+                )
+            if slot.identities and (others := [one for one in self.groups if one not in slot.identities]):
+                pods = self.groups[others[0]]
+                return Decision(
+                    PoolReason.FINGERPRINT_CHANGED,
+                    f"pod {pods[0].name}, with identity {others[0]}, finds no chunk of {slot.identities[0]} and "
+                    f"computes its own: {counts}",
                 )
             newest = newest_render_id(self.world, self.model)
             if any(pod.render_id != newest for pod in self.world.serving_pods(self.model.name)):
-                return Decision(PoolReason.ROLLING_OUT, f"pods of the newest template compute it again: {counts}")
+                return Decision(SharedReason.ROLLING_OUT, f"pods of the newest template compute it again: {counts}")
             return Decision(PoolReason.CHUNKS_LOST, f"chunks were lost and are computed again: {counts}")
         if isinstance(slot, NextContent) and slot.manifest_digest == pool.status.manifest_digest:
             return Decision(PoolReason.RENEWING, f"pods compute its chunks again, readers keep the old ones: {counts}")
-        reported, longest_s = pool.status.condition(ConditionType.WARM), pool.spec.effective_warmup.timeout_s
+        reported, longest_s = pool.status.condition(ConditionType.WARM), pool.spec.warmup.timeout.in_seconds
         is_cold = reported is not None and reported.status != "True"
         if reported is not None and is_cold and (self.now - reported.last_transition_time).total_seconds() > longest_s:
-            return Decision(
-                PoolReason.WARMING_TIMED_OUT, f"not warm within {longest_s} s, and tried again at times: {counts}"
-            )
+            message = f"not warm within {longest_s} s, and tried again at times: {counts}"
+            return Decision(PoolReason.WARMING_TIMED_OUT, message)
         return Decision(PoolReason.WARMING, f"pods compute its chunks: {counts}")
 
     def _written(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,18 +321,22 @@ def _able(world: World, model: CachedModel, since: int) -> tuple[list[Pod], Deci
     serving = [pod for pod in world.serving_pods(model.name) if not pod.deleting]
     newest = [pod for pod in serving if pod.render_id == newest_render_id(world, model)]
     if not serving:
-        return [], Decision(PoolReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves")
+        return [], Decision(SharedReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves")
     if not newest:
-        return [], Decision(
-            PoolReason.ROLLING_OUT, f"no pod with the newest template of CachedModel {model.name} serves yet"
-        )
+        message = f"no pod with the newest template of CachedModel {model.name} serves yet"
+        return [], Decision(SharedReason.ROLLING_OUT, message)
     reported = [pod for pod in newest if world.acked_revision(pod) >= since]
     if not reported:
-        return [], Decision(PoolReason.AWAITING_ACKS, f"waiting for {newest[0].name} to acknowledge it")
+        return [], Decision(SharedReason.AWAITING_ACKS, f"waiting for {newest[0].name} to acknowledge it")
     able = [pod for pod in reported if can_be_asked(world, pod)]
     if not able:
         return [], Decision(PoolReason.WARMING, f"pod {reported[0].name} has no engine or no cache server at present")
-    return able, None
+    reusing = [pod for pod in able if identity_of(world, pod)]
+    if not reusing:
+        state = world.states[able[0].uid].state
+        why = f"pod {able[0].name} serves without reuse: {why_without_reuse(state)}"
+        return [], Decision(SharedReason.FINGERPRINT_MISSING, why)
+    return reusing, None
 
 
 def _wait_s(reported: WarmReport | None, now: datetime) -> float:
@@ -320,19 +347,24 @@ def _wait_s(reported: WarmReport | None, now: datetime) -> float:
     return pause_s - (now - reported.at).total_seconds()
 
 
-def _cold(slot: Slot, pool: PrefixPool, why: Decision) -> Finding:
-    return as_recorded(pool) if slot.published else false(ConditionType.WARM, why.reason, why.message)
+def cold(slot: Slot, pool: PrefixPool, why: Decision) -> Finding:
+    """Return condition Warm while holdings are unknown: published content stays as recorded."""
+    return as_recorded(pool) if slot.published else false(ConditionType.WARM, *why)
 
 
 def as_recorded(pool: PrefixPool) -> Finding:
     reported = pool.status.condition(ConditionType.WARM)
     if reported is None:
         return unknown(ConditionType.WARM, PoolReason.WARMING, "pods are asked for their holdings of it")
-    return Finding(reported.type, reported.status, reported.reason, reported.message)
+    return repeated(reported)
 
 
 def _is_whole(row: PoolTierState | None) -> bool:
     return row is not None and 0 < row.expected <= row.stored
+
+
+def _held(row: PoolTierState) -> tuple[int, int]:
+    return row.stored, -row.expected
 
 
 def _row(row: PoolTierState, size: int) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from kvstrata.api.base import Resource
-from kvstrata.api.reasons import CHILD_REFUSED
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan, StatusWrite
-from kvstrata.plan.conditions import READY, STALLED, kstatus, status_from_nothing, write_status
+from kvstrata.plan.conditions import kstatus, status_from_nothing, write_status
 from kvstrata.plan.erasure.policy_deletion import plan_creation_refused
 
 MOST_CHARACTERS = 4000
@@ -31,12 +31,8 @@ def plan_refused(world: World, key: Key, child: str, sentence: str, now: datetim
     owner: Resource | None = world.objects(key.kind).get(key.name) if key.kind in ("CacheTier", "CachedModel") else None
     if owner is None or owner.metadata.deleting:
         return Plan()
-    refused = Decision(CHILD_REFUSED, f"{child}: {sentence}"[:MOST_CHARACTERS])
-    status = getattr(owner, "status")  # noqa: B009  (declared by each kind)
-    return Plan(statuses=write_status(owner, now, kstatus(refused, None, refused), {}, kept=status.conditions))
-
-
-REASON = "InvalidSpec"
+    refused = Decision(SharedReason.CHILD_REFUSED, f"{child}: {sentence}"[:MOST_CHARACTERS])
+    return Plan(statuses=write_status(owner, now, kstatus(refused), {}, keeps_others=True))
 
 
 def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
@@ -45,5 +41,6 @@ def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
     if found.reported:
         return Plan()
     message = f"this version cannot read the object, so its last readable policy stays in force: {found.problem}"
-    status = status_from_nothing({READY: "False", STALLED: "True"}, REASON, message[:4000], found.generation, now)
+    problem = Decision(SharedReason.INVALID_SPEC, message[:MOST_CHARACTERS])
+    status = status_from_nothing(kstatus(problem), found.generation, now)
     return Plan(statuses=(StatusWrite(key, found.resource_version, status),))

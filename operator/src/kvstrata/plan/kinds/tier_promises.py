@@ -5,84 +5,87 @@ File tiers are judged by reports of the pods that use them.
 
 from __future__ import annotations
 
-from kvstrata.api.cachetier import CacheTier, Medium
+from collections.abc import Sequence
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier, Medium, Restores
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import TierReason
-from kvstrata.contract.messages.adapter import TierState
+from kvstrata.api.reasons import SharedReason, TierReason
+from kvstrata.contract.messages.adapter import RestoreState, TierState
 from kvstrata.model.pods import BackendReport, Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import binary, readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.budgets.capacity import capacity_committed, not_reporting, serving_with, silent_pods
 from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.redis.backend import in_force
+from kvstrata.plan.rules import first
+from kvstrata.plan.rules import tier as chain
 
 
-def promises(world: World, tier: CacheTier, report: BackendReport | None = None) -> tuple[Finding, ...]:
+def promises(world: World, tier: CacheTier, report: BackendReport | None = None) -> tuple[Finding | None, ...]:
     """Return the conditions about a tier's blocks in pods that use it. `report` is the server's last answer."""
+    is_usable = in_force(tier) is not None and first(chain.RULES, world, tier) is None
+    pods = serving_with(world, tier, world.models.values()) if is_usable else []
     return (
-        _encrypted(world, tier),
-        capacity_committed(world, tier),
-        _eviction(world, tier, report),
-        _retention(world, tier),
+        _encrypted(world, tier, pods),
+        capacity_committed(world, tier) if is_usable else None,
+        _eviction(world, tier, report) if pods and tier.spec.medium is Medium.REDIS else None,
+        # Redis expires blocks by itself.
+        _retention(world, tier) if pods and tier.spec.max_retention and tier.spec.medium is not Medium.REDIS else None,
+        _restoring(world, tier) if pods and measured(world, tier) else None,
     )
 
 
-def _encrypted(world: World, tier: CacheTier) -> Finding:
-    """Return whether stored blocks are encrypted, as reported by every serving pod of the models that list the tier.
+def _encrypted(world: World, tier: CacheTier, pods: Sequence[Pod]) -> Finding | None:
+    """Return whether stored blocks are encrypted, as reported by every pod that uses the tier; None if it stores
+    nothing at rest.
 
     A pod that requires encryption stores nothing else, at any revision. One without a report may run an earlier
     adapter.
     """
     kind = ConditionType.ENCRYPTED
+    if tier.spec.medium not in (Medium.REDIS, Medium.NVME):
+        return None
     if not tier.spec.encryption_required:
         return false(kind, TierReason.ENCRYPTION_DISABLED, "spec.encryption is Disabled")
-    pods = serving_with(world, tier, world.models.values())
-    lacking = sorted(pod.name for pod in pods if not _has_keys(world, pod, tier.name))
+    if not pods:
+        return None
+    answers = ((pod.name, world.states.get(pod.uid)) for pod in pods)
+    enforcing = {name: found.state for name, found in answers if found is not None and found.state.acked > 0}
+    shown = {name: [one for one in state.tiers if one.name == tier.name] for name, state in enforcing.items()}
+    holding = {name for name, rows in shown.items() if any(one.encrypted and one.keyless == 0 for one in rows)}
+    lacking = sorted(pod.name for pod in pods if pod.name not in holding)
     if lacking:
-        return false(
-            kind,
-            TierReason.AWAITING_KEYS,
-            f"{len(lacking)} of {len(pods)} pods have not reported that they encrypt and have a key for each "
-            f"keyspace of "
-            f"their policy, without which they use the tier for none: {', '.join(lacking[:3])}",
+        message = (
+            f"{len(lacking)} of {len(pods)} pods have not reported that they encrypt and have a key for each keyspace "
+            f"of their policy, without which they use the tier for none: {', '.join(lacking[:3])}"
         )
-    reading = sorted(pod.name for pod in pods if any(one.recovering for one in _answer_of(world, pod, tier.name)))
+        return false(kind, SharedReason.AWAITING_KEYS, message)
+    reading = sorted(name for name, rows in shown.items() if any(one.recovering for one in rows))
     if tier.spec.outlives_pods and reading:
-        return false(
-            kind,
-            TierReason.PLAINTEXT_LEFT,
+        message = (
             f"{len(reading)} pods still read the files in their folders, where a tier of this name that was deleted "
-            f"may "
-            f"have left plain files, and delete these: {', '.join(reading[:3])}",
+            f"may have left plain files, and delete these: {', '.join(reading[:3])}"
         )
+        return false(kind, TierReason.PLAINTEXT_LEFT, message)
     return true(kind, TierReason.KEYS_HELD, f"{len(pods)} pods encrypt all that they store")
 
 
-def _has_keys(world: World, pod: Pod, tier: str) -> bool:
-    reported = world.states.get(pod.uid)
-    return (
-        reported is not None
-        and reported.state.acked > 0
-        and any(one.encrypted and one.keyless == 0 for one in _answer_of(world, pod, tier))
-    )
-
-
-def _answer_of(world: World, pod: Pod, tier: str) -> list[TierState]:
-    reported = world.states.get(pod.uid)
-    return [one for one in reported.state.tiers if one.name == tier] if reported is not None else []
-
-
 def _eviction(world: World, tier: CacheTier, report: BackendReport | None) -> Finding:
-    """Return whether a full Redis tier evicts; in pods the cache server does."""
-    kind = ConditionType.EVICTS_WHEN_FULL
-    stored = stored_bytes(tier.spec)
+    """Return whether a full Redis tier evicts."""
+    kind, stored = ConditionType.EVICTS_WHEN_FULL, stored_bytes(tier.spec)
+    divided = stored_bytes((in_force(tier) or tier).spec)
+    behind = {pod for pod, state in _reported(world, tier).items() if state.capacity_bytes not in (0, divided)}
+    if behind:
+        sentence = not_reporting(behind, f"divide {readable(divided)}, the newest capacity")
+        return unknown(kind, SharedReason.BUDGETS_NOT_ENFORCED, sentence)
     if report is not None and 0 < report.max_bytes < stored and not tier.spec.has_several_primaries:
-        return false(
-            kind,
-            TierReason.SERVER_TOO_SMALL,
+        sentence = (
             f"the server's maxmemory is {readable(report.max_bytes)}, and scopes make room when together they have "
-            f"{readable(stored)}: raise it, or lower capacity",
+            f"{readable(stored)}: raise it, or lower capacity"
         )
+        return false(kind, TierReason.SERVER_TOO_SMALL, sentence)
     sentence = f"each scope makes room among its own blocks when together they have {readable(stored)}"
     kept = true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence)
     return _if_pods_confirm(world, tier, "divide the tier's capacity among scopes", kept)
@@ -90,28 +93,68 @@ def _eviction(world: World, tier: CacheTier, report: BackendReport | None) -> Fi
 
 def _retention(world: World, tier: CacheTier) -> Finding:
     """Return whether pods respect the tier's maxRetention, which is in every bundle entry."""
-    kind = ConditionType.RETENTION_KEPT
     sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
-    kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
+    kept = true(ConditionType.RETENTION_KEPT, TierReason.REMOVED_IN_TIME, sentence)
     content = "memory" if tier.spec.medium is Medium.CPU else "files"
     return _if_pods_confirm(world, tier, f"keep their {content} under the policy", kept)
+
+
+def _restoring(world: World, tier: CacheTier) -> Finding:
+    """Return whether pods load the tier's hits rather than compute them, by their own measurements."""
+    kind, reported = ConditionType.RESTORE_PAYS, _reported(world, tier)
+    declining = {pod: state for pod, state in reported.items() if state.declining}
+    if declining:
+        sentence = (
+            f"{_some(declining, reported)} compute most hits of the tier, because loading them takes longer: give "
+            "the tier's servers, disks or network more bandwidth, or take it off the models' tiers"
+        )
+        return false(kind, TierReason.SLOWER_THAN_PREFILL, sentence)
+    return true(kind, TierReason.FASTER_THAN_PREFILL, "pods load the tier's hits in less time than prefill takes")
+
+
+def measured(world: World, tier: CacheTier) -> list[RestoreState]:
+    """Return the figures of pods that know the speeds of both loads and prefill."""
+    found = [state.restore for state in _reported(world, tier).values() if state.restore is not None]
+    return [one for one in found if one.prefill_tokens_per_s]
+
+
+def restores(world: World, tier: CacheTier) -> dict[str, Any] | None:
+    """Return `restores` of status; rounded, so that it is seldom written."""
+    found = measured(world, tier)
+    if not found:
+        return None
+    return Restores(
+        loaded=_rounded(sum(one.restored for one in found)),
+        declined=_rounded(sum(one.declined for one in found)),
+        saved_seconds=_rounded(sum(one.saved_ms for one in found) // 1000),
+        avoided_seconds=_rounded(sum(one.avoided_ms for one in found) // 1000),
+        bytes_per_second=_rounded(min(one.bytes_per_s for one in found)),
+        tokens_per_second=_rounded(min(one.tokens_per_s for one in found)),
+        prefill_tokens_per_second=_rounded(min(one.prefill_tokens_per_s for one in found)),
+    ).to_kubernetes()
+
+
+def _rounded(number: int) -> int:
+    """Round to two significant digits."""
+    return round(number, 2 - len(str(number)))
 
 
 def _if_pods_confirm(world: World, tier: CacheTier, what: str, kept: Finding) -> Finding:
     """Return `kept` if every serving pod of the tier reports that it does `what`, else unknown."""
     silent = silent_pods(world, tier, world.models.values())
     if silent:
-        return unknown(kept.type, TierReason.BUDGETS_NOT_ENFORCED, not_reporting({pod.name for pod in silent}, what))
+        return unknown(kept.type, SharedReason.BUDGETS_NOT_ENFORCED, not_reporting({pod.name for pod in silent}, what))
     return kept
 
 
 OFF_SHARE = 20
 """`used` is rewritten when it is off by this part of the capacity, a twentieth: a busy tier has few writes."""
 
-_NAMED = 3
 
-
-def file_findings(world: World, tier: CacheTier) -> tuple[Finding, Finding]:
+def file_findings(world: World, tier: CacheTier) -> tuple[Finding, ...]:
+    """Return BackendReachable and HasRoom of a tier of files; empty while no pod uses it."""
+    if not serving_with(world, tier, world.models.values()):
+        return ()
     reported = _reported(world, tier)
     if not reported:
         sentence = "no pod has reported its files yet"
@@ -178,4 +221,4 @@ def _reported(world: World, tier: CacheTier) -> dict[str, TierState]:
 
 
 def _some(some: dict[str, TierState], reported: dict[str, TierState]) -> str:
-    return f"{len(some)} of {len(reported)} pods ({', '.join(list(some)[:_NAMED])})"
+    return f"{len(some)} of {len(reported)} pods ({', '.join(list(some)[:3])})"

@@ -68,16 +68,14 @@ def sources_of(pool: PrefixPool) -> tuple[tuple[str, str], ...]:
 
 def read_sources(world: World, pool: PrefixPool, now: datetime) -> Sources:
     named = sources_of(pool)
-    reports = {where: world.sources.get(where) for where in named}
-    ages = {where: (now - found.at).total_seconds() for where, found in reports.items() if found is not None}
+    ages = {where: (now - world.sources[where].at).total_seconds() for where in named if where in world.sources}
     edited = pool.status.observed_generation != pool.generation
     due_s = READ_AT_AN_EDIT_S if edited else READ_AGAIN_S
-    questions = tuple(ReadSource(*where) for where in reports if ages.get(where, READ_AGAIN_S) >= due_s)
+    questions = tuple(ReadSource(*where) for where in named if ages.get(where, READ_AGAIN_S) >= due_s)
     again_s = READ_AGAIN_S - max((age for age in ages.values() if age < READ_AGAIN_S), default=0.0) if named else None
     made = content_of(world, pool)
-    if isinstance(made, Decision):
-        return Sources(None, made, questions, again_s)
-    return Sources(made, None, questions, again_s)
+    content, objection = (None, made) if isinstance(made, Decision) else (made, None)
+    return Sources(content, objection, questions, again_s)
 
 
 def _content(pool: PrefixPool, texts: Mapping[tuple[str, str], str]) -> Content | Decision:
@@ -88,20 +86,16 @@ def _content(pool: PrefixPool, texts: Mapping[tuple[str, str], str]) -> Content 
             source = _source(prefix, texts)
         except ContractError as error:
             return Decision(PoolReason.SOURCE_REFUSED, f"prefix {prefix.name}: {error}")
-        if source is None:
-            return Decision(PoolReason.SOURCE_REFUSED, f"prefix {prefix.name}: its ConfigMap's key holds no text")
         size = len(source.encode())
         if size > MAX_SOURCE_BYTES:
-            return Decision(
-                PoolReason.PREFIX_TOO_LONG,
-                f"prefix {prefix.name} has {size} bytes, and no more than {MAX_SOURCE_BYTES} are rendered: shorten it",
-            )
+            most = f"no more than {MAX_SOURCE_BYTES} are rendered: shorten it"
+            return Decision(PoolReason.PREFIX_TOO_LONG, f"prefix {prefix.name} has {size} bytes, and {most}")
         prefixes[prefix.name], digests[prefix.name] = source, source.digest
     return Content(prefixes, digests, digest(sorted(set(digests.values()))))
 
 
-def _source(prefix: Prefix, texts: Mapping[tuple[str, str], str]) -> PrefixSource | None:
-    """Return a prefix's source, None if empty. Raises ContractError for a document that is no chat."""
+def _source(prefix: Prefix, texts: Mapping[tuple[str, str], str]) -> PrefixSource:
+    """Return a prefix's source. Raises ContractError for an empty one, and for a document that is no chat."""
     if prefix.text is not None:
         return PrefixSource(text=prefix.text)
     if prefix.token_ids is not None:
@@ -116,5 +110,5 @@ def _source(prefix: Prefix, texts: Mapping[tuple[str, str], str]) -> PrefixSourc
     where = prefix.config_map_key_ref
     text = texts.get((where.name, where.key), "") if where is not None else ""
     if not text:
-        return None
-    return PrefixSource.from_document(text) if prefix.effective_format is SourceFormat.CHAT else PrefixSource(text=text)
+        raise ContractError("its ConfigMap's key holds no text")
+    return PrefixSource.from_document(text) if prefix.format is SourceFormat.CHAT else PrefixSource(text=text)

@@ -7,23 +7,22 @@ too (`effective_pools`); here affected tenants get a condition.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.reasons import PolicyReason, SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.cache_view import effective_pools
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.conditions import Finding, false, some_of, true
 
-POOLS_RESOLVED = "PoolsResolved"
+KIND = ConditionType.POOLS_RESOLVED
 
-Lacking = Mapping[str, Mapping[str, tuple[str, ...]]]
+Lacking = Mapping[str, Mapping[str, list[str]]]
 """By keyspace and pool: the tenants that may not read it, so that no tenant of the keyspace does."""
 
 
@@ -35,34 +34,28 @@ def present(world: World, name: str) -> PrefixPool | None:
 
 def lists(world: World, pool: PrefixPool, tenant: str) -> bool:
     readers = pool.spec.readers
-    return bool(readers.public) or tenant in readers.tenants or any(_has(world, g, tenant) for g in readers.groups)
+    groups = (world.groups.get(name) for name in readers.groups)
+    members = (group.spec.members for group in groups if group is not None and not group.metadata.deleting)
+    return bool(readers.public) or tenant in readers.tenants or any(tenant in listed for listed in members)
 
 
 def may_read(world: World, tenant: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if (pool := present(world, name)) and lists(world, pool, tenant))
 
 
-def of_model(world: World, model: CachedModel, entry: Entry) -> Entry:
-    """Return an entry with only the pools of `model`."""
-    if not entry.pools:
-        return entry
-    own = tuple(n for n in entry.pools if n in world.pools and world.pools[n].spec.model_ref.name == model.name)
-    return entry if own == entry.pools else replace(entry, pools=own)
-
-
-def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding:
+def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding | None:
+    """Return whether the tenant may read the pools of its policy; None without pools."""
     names = policy.spec.pool_names
+    if not names:
+        return None
     if blocked:
-        return false(POOLS_RESOLVED, blocked.reason, blocked.message)
+        return false(KIND, *blocked)
     for rule in (_exists, _is_of_a_model_of_the_policy, _lists_the_tenant, _is_read_by_all_of_the_scope):
         found = next((reported for name in names if (reported := rule(world, policy, name)) is not None), None)
         if found is not None:
-            return false(POOLS_RESOLVED, found.reason, found.message)
-    return true(
-        POOLS_RESOLVED,
-        PolicyReason.POOLS_RESOLVED,
-        f"the tenant may read {len(names)} {'pool' if len(names) == 1 else 'pools'}",
-    )
+            return false(KIND, *found)
+    message = f"the tenant may read {len(names)} {'pool' if len(names) == 1 else 'pools'}"
+    return true(KIND, PolicyReason.POOLS_RESOLVED, message)
 
 
 def with_narrowed_pools(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> frozenset[str]:
@@ -88,17 +81,12 @@ def _reads(entry: Entry) -> tuple[Any, ...]:
     return entry.keyspace, entry.suspended, entry.pools
 
 
-def _has(world: World, group: str, tenant: str) -> bool:
-    found = world.groups.get(group)
-    return found is not None and not found.metadata.deleting and tenant in found.spec.members
-
-
 def _exists(world: World, _policy: TenantCachePolicy, name: str) -> Decision | None:
     if present(world, name) is not None:
         return None
     known = ", ".join(sorted(world.pools)[:8]) or "none"
     return Decision(
-        PolicyReason.POOL_NOT_FOUND,
+        SharedReason.POOL_NOT_FOUND,
         f"PrefixPool {name} does not exist in namespace {world.namespace} (there: {known}): create it or correct "
         "spec.pools; the tenant computes its prefixes itself",
     )
@@ -135,10 +123,9 @@ def _is_read_by_all_of_the_scope(world: World, policy: TenantCachePolicy, name: 
     tenants = _lacking(world, of).get(own.keyspace, {}).get(name, ())
     if not tenants:
         return None
-    rest = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
     return Decision(
         PolicyReason.NARROWED_BY_SCOPE,
-        f"no tenant of scope {own.scope} reads PrefixPool {name}, because {', '.join(tenants[:3])}{rest} of the same "
+        f"no tenant of scope {own.scope} reads PrefixPool {name}, because {some_of(sorted(tenants))} of the same "
         "scope may not: let every tenant of the scope read it, or isolate those that may not",
     )
 
@@ -153,19 +140,11 @@ def _lacking(world: World, model: str) -> Lacking:
         for entry in entries:
             if entry.pools:
                 wished.setdefault(entry.keyspace, set()).update(entry.pools)
-        narrowed = {
-            keyspace: lost
-            for keyspace, names in wished.items()
-            if (lost := names.difference(effective.get(keyspace, ())))
-        }
-        found: dict[str, dict[str, list[str]]] = {keyspace: {} for keyspace in narrowed}
+        narrowed = {keyspace: names.difference(effective.get(keyspace, ())) for keyspace, names in wished.items()}
+        found: dict[str, dict[str, list[str]]] = {}
         for entry in entries:
-            for name in narrowed.get(entry.keyspace, ()):
-                if name not in entry.pools:
-                    found[entry.keyspace].setdefault(name, []).append(entry.tenant)
-        return {
-            keyspace: {name: tuple(sorted(tenants)) for name, tenants in by_pool.items()}
-            for keyspace, by_pool in found.items()
-        }
+            for name in narrowed.get(entry.keyspace, set()).difference(entry.pools):
+                found.setdefault(entry.keyspace, {}).setdefault(name, []).append(entry.tenant)
+        return found
 
-    return world.memo.get(POOLS_RESOLVED, model, (committed.resource_version,), find)
+    return world.memo.get(KIND, model, (committed.resource_version,), find)

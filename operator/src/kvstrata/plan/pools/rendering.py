@@ -13,7 +13,7 @@ from datetime import datetime
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.api.reasons import PoolReason
+from kvstrata.api.reasons import PoolReason, SharedReason
 from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, Rendered, RenderRefusal, manifest_hashes
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
@@ -23,6 +23,7 @@ from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.world import World
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.plan.actions import Decision, RenderPool
+from kvstrata.plan.conditions import some_of
 from kvstrata.plan.pools.content import Content, content_of
 
 ASK_AGAIN_S = 10.0
@@ -120,22 +121,19 @@ def rendered_manifest(world: World, pool: PrefixPool, digest: str) -> bytes | No
 
 def _no_pod(model: CachedModel, serving: list[Pod]) -> Decision:
     if not serving:
-        return Decision(PoolReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves, so no pod can render")
+        return Decision(SharedReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves, so no pod can render")
     if not any(pod.render_id for pod in serving):
-        return Decision(
-            PoolReason.PODS_TOO_OLD, f"the pods of CachedModel {model.name} run a version that cannot render prefixes"
-        )
-    return Decision(
-        PoolReason.ROLLING_OUT,
-        f"no pod with the newest template of CachedModel {model.name} serves yet: see its rollout",
-    )
+        message = f"the pods of CachedModel {model.name} run a version that cannot render prefixes"
+        return Decision(PoolReason.PODS_TOO_OLD, message)
+    message = f"no pod with the newest template of CachedModel {model.name} serves yet: see its rollout"
+    return Decision(SharedReason.ROLLING_OUT, message)
 
 
 def _differing(model: CachedModel, pods: list[Pod], wanted: str) -> Decision:
     others = [pod for pod in pods if pod.render_id != wanted]
     more = " and others have" if others[1:] else " has"
     return Decision(
-        PoolReason.ROLLING_OUT,
+        SharedReason.ROLLING_OUT,
         f"{others[0].name}{more} another template than the newest of CachedModel {model.name}, and may make other "
         "chunks of it: waiting for the rollout to end",
     )
@@ -254,11 +252,10 @@ def _manifests(content: Content, rendered_by_pod: Mapping[Pod, Mapping[str, Rend
 
 def _disagreement(manifests: Mapping[Pod, str]) -> Decision:
     reported = [f"{pod.name} ({manifest[:_SHOWN]})" for pod, manifest in manifests.items()]
-    more = f" and {len(reported) - _SHOWN} more" if len(reported) > _SHOWN else ""
     return Decision(
         PoolReason.REPLICAS_DISAGREE,
-        f"pods make different tokens of the same prefixes: {', '.join(reported[:_SHOWN])}{more}: name a fixed revision "
-        "of the weights and the tokenizer",
+        f"pods make different tokens of the same prefixes: {some_of(reported, _SHOWN)}: name a fixed revision of the "
+        "weights and the tokenizer",
     )
 
 

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 from kvstrata.api.cachetier import CacheTier, Redis, RedisExternal
-from kvstrata.api.common import Condition
 from kvstrata.api.conditions import ConditionType
-from kvstrata.model.pods import BackendReport
+from kvstrata.api.reasons import TierReason
+from kvstrata.api.status import Condition
+from kvstrata.model.pods import BackendAccess, BackendReport
 from kvstrata.model.world import World
-from kvstrata.objects.tier_link import RedisLink, redis_link, servers
+from kvstrata.objects.tier_link import redis_link, servers
+from kvstrata.plan.conditions import Finding, unknown
 
 
 def report_of(world: World, tier: CacheTier) -> BackendReport | None:
     """Return the last answer, if it came from a server in the present spec with the same parameters."""
-    report, link = world.backends.get(tier.name), redis_link(tier)
-    if report is None or link is None or report.endpoint not in addresses(link):
-        return None
-    asked = (report.username, report.password_secret, report.authority_secret, report.cluster)
-    return report if asked == (*asked_as(link), tier.spec.is_cluster) else None
+    report = world.backends.get(tier.name)
+    return report if report is not None and report.access in accesses(tier) else None
 
 
-def asked_as(link: RedisLink) -> tuple[str | None, tuple[str, str] | None, tuple[str, str] | None]:
-    """Return user, password and certificate authority of the operator's requests, the latter as (Secret, key)."""
+def accesses(tier: CacheTier) -> list[BackendAccess]:
+    """Return how the operator asks each server that the spec of a Redis tier names; nothing for another medium."""
+    link = redis_link(tier)
+    if link is None:
+        return []
+    user = (link.username, link.password)
     if link.operator_username is not None:
-        return link.operator_username, link.operator_password, link.ca
-    return link.username, link.password, link.ca
+        user = (link.operator_username, link.operator_password)
+    is_cluster = tier.spec.is_cluster
+    return [BackendAccess(address(host, port), host, *user, link.ca, is_cluster) for host, port in link.endpoints]
 
 
-def addresses(link: RedisLink) -> list[str]:
-    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in link.endpoints]
+def address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def previous_condition(tier: CacheTier, condition: ConditionType = ConditionType.BACKEND_REACHABLE) -> Condition | None:
-    """Return the last condition of this spec's generation, which a new leader repeats until it has an answer."""
+def previous_condition(tier: CacheTier, condition: str = ConditionType.BACKEND_REACHABLE) -> Condition | None:
+    """Return the last condition of this spec's generation."""
     found = tier.status.condition(condition)
     return found if found is not None and found.observed_generation == tier.generation else None
+
+
+def as_recorded(tier: CacheTier, otherwise: Finding) -> Finding:
+    """Return the last condition of this type and generation, which a new leader repeats until it has an answer."""
+    before = previous_condition(tier, otherwise.type)
+    return Finding(before.type, before.status, before.reason, before.message) if before is not None else otherwise
+
+
+def not_asked(tier: CacheTier, kind: str, message: str = "the server has not been asked yet") -> Finding:
+    return as_recorded(tier, unknown(kind, TierReason.PROGRESSING, message))
 
 
 def external_of(tier: CacheTier) -> RedisExternal | None:

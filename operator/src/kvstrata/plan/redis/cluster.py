@@ -10,37 +10,35 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.cachetier_managed import RedisManaged
+from kvstrata.api.cachetier import CacheTier, SlotLoss
+from kvstrata.api.cachetier_managed import Rebalance, RedisManaged
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.model.pods import ClusterReport, Loss
+from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal, ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects import names, paths, sizing
-from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.actions import Decision, ManagedServer, ReconcileCluster
 from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.pod_trouble import of_events, requested
 from kvstrata.plan.redis import topology
-from kvstrata.plan.redis.backend import addresses, asked_as, previous_condition
+from kvstrata.plan.redis.backend import accesses, address, not_asked, previous_condition
 from kvstrata.plan.redis.topology import Step, Verdict
 
 STUCK_AFTER_S = 60.0
 """Delay after its deadline before a pod is stuck: a live kubelet reports its end within seconds."""
 
 
-def server_pods(world: World, tier: CacheTier) -> Collection[ServerPod]:
-    return world.servers.get(tier.name, {}).values()
+def server_pods(world: World, tier: CacheTier) -> list[ServerPod]:
+    return sorted(world.servers.get(tier.name, {}).values(), key=lambda pod: pod.name)
 
 
 def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
-    """Return the decision about a pod that should have ended long before `at`, and the remedy for a person.
-
-    On a lost node nothing confirms the end of its server, so no other pod may take its name. The operator does not
-    force the deletion: a person must vouch for it.
-    """
-    pods = sorted(server_pods(world, tier), key=lambda pod: pod.name)
+    """Return the decision about a pod that should have ended long before `at`, and the remedy for a person. On a lost
+    node nothing confirms the end of its server, so no other pod may take its name. The operator does not force the
+    deletion: a person must vouch for it."""
+    pods = server_pods(world, tier)
     stuck = [pod for pod in pods if pod.ends_by and (at - pod.ends_by).total_seconds() > STUCK_AFTER_S]
     if not stuck:
         return None
@@ -57,11 +55,25 @@ def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
 
 def hindrance(world: World, tier: CacheTier) -> str:
     """Return which server's pod does not start, why, and how many more; empty if none is known."""
-    hindered = sorted((pod for pod in server_pods(world, tier) if pod.trouble), key=lambda pod: pod.name)
+    hindered = [pod for pod in server_pods(world, tier) if pod.trouble]
     if not hindered:
-        return ""
+        looks = ((child, world.event_looks.get(child["metadata"]["uid"])) for child in without_pods(world, tier))
+        refused = ((child["metadata"]["name"], of_events(look.warnings)) for child, look in looks if look is not None)
+        return next((f"{name}: {found.message}" for name, found in refused if found is not None), "")
+    first = hindered[0]
+    shard = world.children.get(("StatefulSet", names.redis_shard(tier.name, first.shard)))
+    asked = requested(shard["spec"]["template"], first.trouble) if shard is not None else ""
+    size = f". {asked}: lower spec.capacity, raise redis.managed.shards, or add a node" if asked else ""
     more = f" ({len(hindered) - 1} more do not come up)" if len(hindered) > 1 else ""
-    return f"{hindered[0].name}: {hindered[0].trouble}{more}"
+    return f"{first.name}: {first.trouble}{size}{more}"
+
+
+def without_pods(world: World, tier: CacheTier) -> list[Mapping[str, Any]]:
+    """Return the StatefulSets of a tier that lack pods; only events show the cause."""
+    owned = sorted(world.owned.get(tier.uid, ()))
+    shards = [world.children[slot] for slot in owned if slot[0] == "StatefulSet"]
+    seen = [child for child in shards if (child.get("status") or {}).get("observedGeneration")]
+    return [child for child in seen if (child["status"].get("replicas") or 0) < child["spec"]["replicas"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +89,46 @@ class ClusterState:
     order: ReconcileCluster
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A tier after the last look at its cluster. `locked` is why servers cannot be asked, `stuck` why a pod stays."""
+
+    tier: CacheTier
+    goal: Goal
+    report: ClusterReport | None
+    verdict: Verdict | None
+    locked: Decision | None
+    stuck: Decision | None
+
+    @property
+    def loss(self) -> SlotLoss | None:
+        """The newest known loss."""
+        known = (self.tier.status.last_loss, self.report.lost if self.report else None)
+        return max((loss for loss in known if loss), key=lambda loss: loss.at, default=None)
+
+    @property
+    def formed_again(self) -> bool:
+        return _lost_everything(self.tier, self.loss)
+
+
 def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     managed = tier.spec.managed
     if managed is None:
         return None
     goal = _goal(world, tier, managed)
     report = world.clusters.get(tier.name)
-    cluster = report.cluster if report is not None else None
     pods = server_pods(world, tier)
     step, judged = _judged(world, tier.name, report, goal)
     stuck = stuck_pod(world, tier, report.at) if report is not None else None
     verdict = _hindered(judged, hindrance(world, tier), stuck) if judged is not None else None
-    locked = _why_locked(goal, len(pods))
+    case = _Case(tier, goal, report, verdict, _why_locked(goal, len(pods)), stuck)
     return ClusterState(
-        members=_members(goal, pods, step, cluster),
-        findings=(_slots(tier, report, verdict, locked, stuck), _replication(tier, verdict, locked, stuck)),
-        fields={**_fields(tier, goal, verdict, report), **_history(tier, report, verdict)},
-        pending=_pending(tier, report, verdict, locked, stuck),
+        members=_members(goal, pods, step, is_settled=judged is not None and step is None),
+        findings=(_slots(case), _replication(case)),
+        fields={**_fields(case), **_history(case)},
+        pending=_pending(case),
         servers=_servers(tier, pods),
-        order=_order(tier, goal),
+        order=ReconcileCluster(tier.name, goal, paths.REDIS_PORT, accesses(tier)[0]),
     )
 
 
@@ -108,19 +141,18 @@ def _judged(world: World, tier: str, report: ClusterReport | None, goal: Goal) -
 
 
 def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
-    shards = managed.effective_shards
+    erasures = world.erasures.values()
+    shards = managed.shards
     return Goal(
         shards=shards,
-        replicas=managed.effective_replicas_per_shard,
+        replicas=managed.replicas_per_shard,
         max_bytes_each=sizing.redis_maxmemory_bytes(tier.spec),
         revisions={shard: revision for shard in range(shards) if (revision := _revision(world, tier, shard))},
-        drops=managed.drops_moved_blocks,
-        movable_bytes=managed.movable_bytes,
+        drops=managed.rebalance is Rebalance.DROP,
+        movable_bytes=managed.migrate_max_bytes.in_bytes,
         locked_out=_locked_out(world, tier),
         doomed=_doomed(world, tier),
-        erased_by=tuple(
-            sorted(one.record.invalidation for one in world.erasures.values() if tier.name in one.pinned_tiers)
-        ),
+        erased_by=tuple(sorted(one.record.invalidation for one in erasures if tier.name in one.pinned_tiers)),
     )
 
 
@@ -136,9 +168,8 @@ def _doomed(world: World, tier: CacheTier) -> frozenset[str]:
 
 def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:
     look = world.credentials.get(tier.name)
-    refused = (
-        {name for name, seen in look.servers.items() if seen.reason == TierReason.WRONG_PASSWORD} if look else set()
-    )
+    servers = look.servers if look is not None else {}
+    refused = {name for name, seen in servers.items() if seen.reason == TierReason.WRONG_PASSWORD}
     return frozenset(pod.uid for pod in server_pods(world, tier) if known_as(pod) in refused)
 
 
@@ -151,44 +182,24 @@ def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
     return status.get("updateRevision")
 
 
-def _members(goal: Goal, pods: Collection[ServerPod], step: Step | None, cluster: Cluster | None) -> Mapping[int, int]:
+def _members(goal: Goal, pods: Collection[ServerPod], step: Step | None, *, is_settled: bool) -> Mapping[int, int]:
     """Return the number of servers for each shard. Kubernetes removes the highest ordinals, regardless of their
     content: so nothing shrinks before all steps are done, and an unwanted shard goes when its servers report no
     slots."""
     members = dict.fromkeys(range(goal.shards), 1 + goal.replicas)
-    settled = cluster is not None and step is None
     drained = step.drained if step is not None else ()
     for pod in pods:
-        if pod.shard in drained or (settled and pod.shard < goal.shards):
+        if pod.shard in drained or (is_settled and pod.shard < goal.shards):
             continue
         members[pod.shard] = max(members.get(pod.shard, 0), 1 + pod.ordinal)
     return members
 
 
-def _order(tier: CacheTier, goal: Goal) -> ReconcileCluster:
-    link = redis_link(tier)
-    if link is None or link.operator_username is None or link.operator_password is None:
-        raise ValueError(f"CacheTier {tier.name} has no servers that the operator runs")
-    username, password, authority = asked_as(link)
-    return ReconcileCluster(
-        tier=tier.name,
-        goal=goal,
-        port=paths.REDIS_PORT,
-        username=username or "",
-        password_secret=password or link.operator_password,
-        authority_secret=authority,
-        server_name=names.redis_host(tier.name, tier.namespace),
-        endpoint=addresses(link)[0],
-    )
-
-
 def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServer, ...]:
     host = names.redis_host(tier.name, tier.namespace)
     return tuple(
-        ManagedServer(
-            known_as(pod), f"[{pod.ip}]:{paths.REDIS_PORT}" if ":" in pod.ip else f"{pod.ip}:{paths.REDIS_PORT}", host
-        )
-        for pod in sorted(pods, key=lambda pod: pod.name)
+        ManagedServer(known_as(pod), address(pod.ip, paths.REDIS_PORT), host)
+        for pod in pods
         if pod.ip and not pod.deleting
     )
 
@@ -221,36 +232,26 @@ def _why_locked(goal: Goal, pods: int) -> Decision | None:
     )
 
 
-def _slots(
-    tier: CacheTier,
-    report: ClusterReport | None,
-    verdict: Verdict | None,
-    locked: Decision | None,
-    stuck: Decision | None,
-) -> Finding:
-    kind = ConditionType.SLOTS_COVERED
+def _slots(case: _Case) -> Finding:
+    kind, verdict, loss = ConditionType.SLOTS_COVERED, case.verdict, case.loss
     if verdict is None:
-        return _unasked(tier, kind)
+        return not_asked(case.tier, kind, "the servers have not been asked yet")
     if verdict.slots_covered:
-        loss = _newest_loss(tier, report)
         since = f"; the content of {loss.slots} slots was lost at {format_timestamp(loss.at)}" if loss else ""
         return true(kind, TierReason.SLOTS_COVERED, f"every slot has a primary that answers{since}")
-    if locked is not None:
-        return unknown(kind, locked.reason, locked.message)
-    lost = _everything_lost(tier, report, verdict)
-    why = lost or _why(tier, report, verdict, stuck, verdict.slots_message)
+    if case.locked is not None:
+        return unknown(kind, case.locked.reason, case.locked.message)
+    why = _everything_lost(case, verdict) or _why(case, verdict, verdict.slots_message)
     return false(kind, why.reason, why.message)
 
 
-def _why(
-    tier: CacheTier, report: ClusterReport | None, verdict: Verdict, stuck: Decision | None, message: str
-) -> Decision:
-    if stuck is not None:
-        return Decision(stuck.reason, message)
-    cluster = report.cluster if report is not None else None
-    if cluster is not None and cluster.silent and not tier.spec.has_several_primaries and not cluster.servers:
+def _why(case: _Case, verdict: Verdict, message: str) -> Decision:
+    if case.stuck is not None:
+        return Decision(case.stuck.reason, message)
+    cluster = case.report.cluster if case.report is not None else None
+    if cluster is not None and cluster.silent and not case.tier.spec.has_several_primaries and not cluster.servers:
         return Decision(*next(iter(cluster.silent.values())))
-    forming = verdict.empty or (verdict.uncovered == SLOTS and not was_formed(tier))
+    forming = verdict.empty or (verdict.uncovered == SLOTS and not was_formed(case.tier))
     return Decision(TierReason.PROGRESSING if forming or not verdict.uncovered else TierReason.SLOTS_UNCOVERED, message)
 
 
@@ -261,25 +262,18 @@ def was_formed(tier: CacheTier) -> bool:
 
 def holds_anything(tier: CacheTier) -> bool:
     """Whether the tier's cluster has served since it last lost everything, so that its slots may hold blocks."""
-    formed, loss = tier.status.formed_at, tier.status.last_loss
-    return formed is not None and not (loss is not None and loss.slots == SLOTS and loss.at > formed)
+    return was_formed(tier) and not _lost_everything(tier, tier.status.last_loss)
 
 
-def _newest_loss(tier: CacheTier, report: ClusterReport | None) -> Loss | None:
-    reported = tier.status.last_loss
-    known = [Loss(reported.at, reported.slots)] if reported is not None else []
-    known += [report.lost] if report is not None and report.lost is not None else []
-    return max(known, key=lambda loss: loss.at, default=None)
-
-
-def _formed_again(tier: CacheTier, report: ClusterReport | None) -> bool:
-    formed, loss = tier.status.formed_at, _newest_loss(tier, report)
+def _lost_everything(tier: CacheTier, loss: SlotLoss | None) -> bool:
+    """Whether this loss is one of everything, after the tier's cluster was formed."""
+    formed = tier.status.formed_at
     return formed is not None and loss is not None and loss.slots == SLOTS and loss.at > formed
 
 
-def _everything_lost(tier: CacheTier, report: ClusterReport | None, verdict: Verdict) -> Decision | None:
-    formed = tier.status.formed_at
-    if formed is None or not (verdict.empty or _formed_again(tier, report)):
+def _everything_lost(case: _Case, verdict: Verdict) -> Decision | None:
+    formed = case.tier.status.formed_at
+    if formed is None or not (verdict.empty or case.formed_again):
         return None
     return Decision(
         TierReason.EVERYTHING_LOST,
@@ -288,73 +282,59 @@ def _everything_lost(tier: CacheTier, report: ClusterReport | None, verdict: Ver
     )
 
 
-def _history(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Mapping[str, Any]:
+def _history(case: _Case) -> Mapping[str, Any]:
     """Return the status fields of formations and losses, which no look can know."""
     fields: dict[str, Any] = {}
-    if (loss := _newest_loss(tier, report)) is not None:
-        fields["lastLoss"] = {"at": format_timestamp(loss.at), "slots": loss.slots}
-    serves = report is not None and verdict is not None and verdict.slots_covered
-    if report is not None and serves and (not was_formed(tier) or _formed_again(tier, report)):
-        fields["formedAt"] = format_timestamp(report.at)
+    if case.loss is not None:
+        fields["lastLoss"] = {"at": format_timestamp(case.loss.at), "slots": case.loss.slots}
+    serves = case.verdict is not None and case.verdict.slots_covered
+    if case.report is not None and serves and (not was_formed(case.tier) or case.formed_again):
+        fields["formedAt"] = format_timestamp(case.report.at)
     return fields
 
 
-def _replication(tier: CacheTier, verdict: Verdict | None, locked: Decision | None, stuck: Decision | None) -> Finding:
-    kind = ConditionType.REPLICATION_HEALTHY
+def _replication(case: _Case) -> Finding:
+    kind, verdict = ConditionType.REPLICATION_HEALTHY, case.verdict
     if verdict is None:
-        return _unasked(tier, kind)
+        return not_asked(case.tier, kind, "the servers have not been asked yet")
     if not verdict.replication_healthy:
-        why = locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.replication_message)
+        why = _lacking(case, verdict.replication_message)
         return false(kind, why.reason, why.message)
     return true(kind, TierReason.REPLICAS_IN_STEP, "every primary has all its replicas in step")
 
 
-def _unasked(tier: CacheTier, kind: ConditionType) -> Finding:
-    before = previous_condition(tier, kind)
-    if before is not None:
-        return Finding(before.type, before.status, before.reason, before.message)
-    return unknown(kind, TierReason.PROGRESSING, "the servers have not been asked yet")
+def _lacking(case: _Case, message: str) -> Decision:
+    """Return why replicas are not in step."""
+    return case.locked or Decision(case.stuck.reason if case.stuck else TierReason.REPLICAS_MISSING, message)
 
 
-def _pending(
-    tier: CacheTier,
-    report: ClusterReport | None,
-    verdict: Verdict | None,
-    locked: Decision | None,
-    stuck: Decision | None,
-) -> Decision | None:
+def _pending(case: _Case) -> Decision | None:
+    report, verdict = case.report, case.verdict
     if report is None or verdict is None:
-        before = previous_condition(tier, ConditionType.READY)
-        if report is None and before is not None and not tier.status.is_true(ConditionType.STALLED):
+        before = previous_condition(case.tier, ConditionType.READY)
+        if report is None and before is not None and not case.tier.status.is_true(ConditionType.STALLED):
             # An operator that has just started repeats the last condition until it has an answer.
             return None if before.status == "True" else Decision(before.reason, before.message)
         if report is not None and report.reason:
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
     if not verdict.slots_covered:
-        lost = _everything_lost(tier, report, verdict)
-        return locked or lost or _why(tier, report, verdict, stuck, verdict.progress)
-    if not verdict.replication_healthy:
-        return locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.progress)
-    return None
+        return case.locked or _everything_lost(case, verdict) or _why(case, verdict, verdict.progress)
+    return None if verdict.replication_healthy else _lacking(case, verdict.progress)
 
 
-def _fields(tier: CacheTier, goal: Goal, verdict: Verdict | None, report: ClusterReport | None) -> Mapping[str, Any]:
-    if report is None and previous_condition(tier) is not None:
-        known = tier.status
-        return {
-            "shards": goal.shards,
-            "shardsReady": known.shards_ready,
-            "replicas": known.replicas,
-            "progress": known.progress,
-        }
+def _fields(case: _Case) -> Mapping[str, Any]:
+    report, verdict, shards, known = case.report, case.verdict, case.goal.shards, case.tier.status
+    if report is None and previous_condition(case.tier) is not None:
+        recorded = {"shardsReady": known.shards_ready, "replicas": known.replicas, "progress": known.progress}
+        return {"shards": shards, **recorded}
     if verdict is None or report is None or report.cluster is None:
-        return {"shards": goal.shards, "progress": None}
+        return {"shards": shards, "progress": None}
     in_step = sum(not server.is_primary and server.link_up for server in report.cluster.servers.values())
-    hindered = f"; {report.message}" if report.reason else ""
+    progress = verdict.progress + (f"; {report.message}" if report.reason else "")
     return {
-        "shards": goal.shards,
+        "shards": shards,
         "shardsReady": verdict.shards_ready,
         "replicas": in_step,
-        "progress": None if verdict.settled else verdict.progress + hindered,
+        "progress": None if verdict.settled else progress,
     }

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import TierReason
+from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.contract.wire import digest
 from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.world import World
@@ -31,8 +32,9 @@ from kvstrata.plan.actions import (
 )
 from kvstrata.plan.conditions import Finding, false, unknown
 from kvstrata.plan.redis import certificates, passwords
-from kvstrata.plan.redis.certificates import ASK_AGAIN_S, CertificateCase, CertificateTerms, certificate_finding
-from kvstrata.plan.redis.passwords import ROTATE_EVERY_S, PasswordCase, PasswordTerms, Step, password_finding
+from kvstrata.plan.redis.backend import as_recorded
+from kvstrata.plan.redis.certificates import ASK_AGAIN_S, CertificateCase, certificate_finding
+from kvstrata.plan.redis.passwords import ROTATE_EVERY_S, PasswordCase, Step, password_finding
 
 LOOK_EVERY_S = 30.0
 """Maximum age of a good look: a server that started with older files is found within this time."""
@@ -75,49 +77,24 @@ def restart_token(world: World, tier: CacheTier) -> str:
 
 def missing_secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -> tuple[EnsureSecret, ...]:
     wanted = []
-    users = world.secrets.get(names.redis_auth(tier.name))
+    auth, own = names.redis_auth(tier.name), names.redis_tls(tier.name)
+    users, certificate = world.secrets.get(auth), world.secrets.get(own)
     # An earlier version had other rights, and a recreated domain has other keys.
     broken = users is not None and (
         users.users != what_users_may(users_acl(domain_id, {})) or users.passwords is None or not users.passwords.whole
     )
     if users is None or broken:
-        wanted.append(
-            EnsureSecret(
-                name=names.redis_auth(tier.name),
-                material=Material.REDIS_USERS,
-                labels=labels.of_tier(tier.name),
-                owner=tier.owner_reference(),
-                domain=domain_id,
-                renew=broken,
-                honours=_asked(tier),
-            )
-        )
-    own = names.redis_tls(tier.name)
-    if redis_tls_secret(tier) == own:
-        certificate = world.secrets.get(own)
-        broken = certificate is not None and (certificate.tls is None or bool(certificate.tls.problem))
-        if certificate is None or broken:
-            wanted.append(
-                EnsureSecret(
-                    name=own,
-                    material=Material.SERVER_CERTIFICATE,
-                    labels=labels.of_tier(tier.name),
-                    owner=tier.owner_reference(),
-                    dns_names=_dns_names(ctx, tier),
-                    for_peers=True,
-                    renew=broken,
-                )
-            )
+        about = (auth, Material.REDIS_USERS, *_owned(tier))
+        wanted.append(EnsureSecret(*about, renew=broken, domain=domain_id, honours=_asked(tier)))
+    broken = certificate is not None and (certificate.tls is None or bool(certificate.tls.problem))
+    if redis_tls_secret(tier) == own and (certificate is None or broken):
+        about = (own, Material.SERVER_CERTIFICATE, *_owned(tier))
+        wanted.append(EnsureSecret(*about, dns_names=_dns_names(ctx, tier), for_peers=True, renew=broken))
     return tuple(wanted)
 
 
 def tend_credentials(
-    world: World,
-    ctx: BuildContext,
-    tier: CacheTier,
-    domain_id: str,
-    servers: tuple[ManagedServer, ...],
-    now: datetime,
+    world: World, ctx: BuildContext, tier: CacheTier, domain_id: str, servers: tuple[ManagedServer, ...], now: datetime
 ) -> Tending:
     """Return the actions for passwords and certificate of all running servers. `domain_id` limits the users' keys."""
     look = world.credentials.get(tier.name)
@@ -139,12 +116,12 @@ def tend_credentials(
     waits = [step.again_s for step in steps if step.again_s is not None]
     wake = TURNED_S if turns else min([*waits, due_s if due_s > 0 else ASK_AGAIN_S])
     findings = tuple(part.finding for part in parts)
-    reported = findings if look is not None else tuple(_as_recorded(tier, finding) for finding in findings)
+    reported = findings if look is not None else tuple(as_recorded(tier, finding) for finding in findings)
     hindrances = (Decision(one.reason, one.message) for one in reported if one.reason in _HINDER_A_START)
     return Tending(actions, reported, wake, next(hindrances, None))
 
 
-_HINDER_A_START = (TierReason.INVALID_TLS_SECRET, TierReason.SECRET_NOT_FOUND)
+_HINDER_A_START = (TierReason.INVALID_TLS_SECRET, SharedReason.SECRET_NOT_FOUND)
 """Missing Secrets or keys that prevent a start; running servers continue."""
 
 
@@ -156,86 +133,43 @@ class _Part:
 
 
 def _on_users(
-    world: World,
-    tier: CacheTier,
-    domain_id: str,
-    running: tuple[str, ...],
-    look: CredentialLook,
-    now: datetime,
+    world: World, tier: CacheTier, domain_id: str, running: tuple[str, ...], look: CredentialLook, now: datetime
 ) -> _Part:
     name = names.redis_auth(tier.name)
     secret = world.secrets.get(name)
     if secret is None or secret.passwords is None:
         return _Part(unknown(ConditionType.PASSWORDS_CURRENT, TierReason.PROGRESSING, f"Secret {name} is being made"))
     every = tier.spec.managed.rotate_passwords_every if tier.spec.managed is not None else None
-    terms = PasswordTerms(
-        running,
-        asked=_asked(tier),
-        rotate_every_s=every.in_seconds if every is not None else ROTATE_EVERY_S,
-    )
-    case = PasswordCase(secret.passwords, terms, look.servers, now)
+    every_s = every.in_seconds if every is not None else ROTATE_EVERY_S
+    case = PasswordCase(running, look.servers, now, secret.passwords, _asked(tier), every_s)
     step = passwords.next_step(case)
     turn = None
     if step is not None and step.turn is not None:
-        turn = TurnSecret(
-            name,
-            step.turn,
-            secret.resource_version,
-            labels.of_tier(tier.name),
-            tier.owner_reference(),
-            domain=domain_id,
-            honours=_asked(tier),
-        )
+        about = (name, step.turn, secret.resource_version, *_owned(tier))
+        turn = TurnSecret(*about, domain=domain_id, honours=_asked(tier))
     return _Part(password_finding(case, step), step, turn)
 
 
 def _on_certificate(
-    world: World,
-    ctx: BuildContext,
-    tier: CacheTier,
-    running: tuple[str, ...],
-    look: CredentialLook,
-    now: datetime,
+    world: World, ctx: BuildContext, tier: CacheTier, running: tuple[str, ...], look: CredentialLook, now: datetime
 ) -> _Part | None:
-    name = redis_tls_secret(tier)
+    name, kind = redis_tls_secret(tier), ConditionType.CERTIFICATE_CURRENT
     if name is None:
         return None
     issued = name == names.redis_tls(tier.name)
     secret = world.secrets.get(name) if issued else None
     facts = secret.tls if secret is not None else look.tls
+    if facts is None and look.unread:
+        return _Part(false(kind, SharedReason.SECRET_NOT_FOUND, look.unread))
     if facts is None:
-        reported = _unread(name, look)
-        return _Part(reported)
-    terms = CertificateTerms(running, name, issued, _dns_names(ctx, tier))
-    case = CertificateCase(facts, terms, look.servers, now)
+        return _Part(unknown(kind, TierReason.PROGRESSING, f"Secret {name} has not been read yet"))
+    case = CertificateCase(running, look.servers, now, facts, name, issued, _dns_names(ctx, tier))
     step = certificates.next_step(case)
     turn = None
     if step is not None and step.turn is not None and secret is not None:
-        turn = TurnSecret(
-            name,
-            step.turn,
-            secret.resource_version,
-            labels.of_tier(tier.name),
-            tier.owner_reference(),
-            dns_names=_dns_names(ctx, tier),
-            for_peers=True,
-        )
+        about = (name, step.turn, secret.resource_version, *_owned(tier))
+        turn = TurnSecret(*about, dns_names=case.names, for_peers=True)
     return _Part(certificate_finding(case, step), step, turn)
-
-
-def _unread(secret: str, look: CredentialLook) -> Finding:
-    if look.unread:
-        return false(ConditionType.CERTIFICATE_CURRENT, TierReason.SECRET_NOT_FOUND, look.unread)
-    sentence = f"Secret {secret} has not been read yet"
-    return unknown(ConditionType.CERTIFICATE_CURRENT, TierReason.PROGRESSING, sentence)
-
-
-def _as_recorded(tier: CacheTier, finding: Finding) -> Finding:
-    """Return the last condition: a new leader repeats it until its first look."""
-    reported = tier.status.condition(finding.type)
-    if reported is None or reported.observed_generation != tier.generation:
-        return finding
-    return Finding(reported.type, reported.status, reported.reason, reported.message)
 
 
 def _merged(steps: list[Step]) -> dict[str, tuple[Order, ...]]:
@@ -262,6 +196,11 @@ def _due_s(
 def _own_secrets(tier: CacheTier) -> tuple[str, ...]:
     own = names.redis_tls(tier.name)
     return (names.redis_auth(tier.name), *([own] if redis_tls_secret(tier) == own else []))
+
+
+def _owned(tier: CacheTier) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the labels and the owner of a tier's Secrets."""
+    return labels.of_tier(tier.name), tier.owner_reference()
 
 
 def _asked(tier: CacheTier) -> str:

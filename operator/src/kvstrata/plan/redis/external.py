@@ -18,14 +18,11 @@ from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
-from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.conditions import Finding, false, true, unknown
-from kvstrata.plan.redis.backend import external_of, in_force, is_external, previous_condition
-from kvstrata.plan.rules import first
-from kvstrata.plan.rules import tier as tier_chain
+from kvstrata.plan.conditions import Finding, false, listed, true, unknown
+from kvstrata.plan.redis.backend import external_of, in_force, is_external, not_asked
 
 OLDEST_REDIS = (7, 0)
 """Redis 6.2 has ZMSCORE and ZRANGE with BYSCORE; 7.0 has the script semantics for full memory and rights, and is the
@@ -44,7 +41,7 @@ class Checked:
         if not self.tier.spec.is_cluster:
             return "the server"
         named = sorted(server.address for server in servers)
-        return named[0] if len(named) == 1 else f"{len(named)} servers ({_some(named)})"
+        return named[0] if len(named) == 1 else f"{len(named)} servers ({listed(named, MAX_NAMED)})"
 
 
 Check = Callable[[Checked], Decision | None]
@@ -90,13 +87,13 @@ def user_may(checked: Checked) -> Decision | None:
     lacking = [one for one in checked.report.answering if one.refused or one.keys_refused or one.unknown]
     if not lacking:
         return None
-    refused = sorted({name for one in lacking for name in one.refused})
-    keys_refused = sorted({name for one in lacking for name in one.keys_refused})
-    absent = sorted({name for one in lacking for name in one.unknown})
+    refused = listed({name for one in lacking for name in one.refused}, MAX_NAMED)
+    keys_refused = listed({name for one in lacking for name in one.keys_refused}, MAX_NAMED)
+    absent = listed({name for one in lacking for name in one.unknown}, MAX_NAMED)
     parts = [
-        *([f"its user may not run {_some(refused)}"] if refused else []),
-        *([f"its user may not run {_some(keys_refused)} on keys ~{checked.domain}"] if keys_refused else []),
-        *([f"it has no command {_some(absent)}"] if absent else []),
+        *([f"its user may not run {refused}"] if refused else []),
+        *([f"its user may not run {keys_refused} on keys ~{checked.domain}"] if keys_refused else []),
+        *([f"it has no command {absent}"] if absent else []),
     ]
     return Decision(
         TierReason.MISSING_PERMISSIONS,
@@ -164,14 +161,7 @@ def is_bounded(checked: Checked) -> Decision | None:
     )
 
 
-REQUIRED: tuple[Check, ...] = (
-    modes_agree,
-    takes_writes,
-    is_new_enough,
-    user_may,
-    slots_are_covered,
-    is_large_enough,
-)
+REQUIRED: tuple[Check, ...] = (modes_agree, takes_writes, is_new_enough, user_may, slots_are_covered, is_large_enough)
 """Required before pods use the servers, in the order of reporting."""
 
 WARNINGS: tuple[Check, ...] = (makes_no_room_itself, is_bounded)
@@ -193,8 +183,10 @@ def suitability(
     if not is_external(tier):
         return ()
     kinds = [ConditionType.SERVERS_SUITABLE, *([ConditionType.SLOTS_COVERED] if tier.spec.is_cluster else [])]
-    if report is None or away is not None:
-        return tuple(_untold(tier, kind, away) for kind in kinds)
+    if away is not None:
+        return tuple(unknown(kind, away.reason, away.message) for kind in kinds)
+    if report is None:
+        return tuple(not_asked(tier, kind) for kind in kinds)
     checked = _checked(tier, report, domain)
     failed = _first(REQUIRED, checked) or _first(WARNINGS, checked)
     suitable = true(ConditionType.SERVERS_SUITABLE, TierReason.SUITABLE, "the servers passed every check")
@@ -213,15 +205,6 @@ def servers_to_use(tier: CacheTier, report: BackendReport | None, domain: str) -
     return {**dict.fromkeys(_FIELDS), **chosen.to_kubernetes()} if chosen is not None else None
 
 
-def is_awaited(world: World, tier: CacheTier) -> bool:
-    """Whether pods use nothing of the tier yet and its check is pending. It lasts seconds, and saves new pods a start
-    without the tier."""
-    if tier.metadata.deleting or in_force(tier) is not None or first(tier_chain.RULES, world, tier):
-        return False
-    before = previous_condition(tier, ConditionType.SERVERS_SUITABLE)
-    return before is None or before.reason == TierReason.PROGRESSING
-
-
 _FIELDS = tuple(field.alias or name for name, field in RedisExternal.model_fields.items())
 """Field names of the API; absent ones are set to None, because a status is merged."""
 
@@ -238,23 +221,11 @@ def _first(checks: Iterable[Check], checked: Checked | None) -> Decision | None:
     return next((failed for check in checks if (failed := check(checked)) is not None), None)
 
 
-def _untold(tier: CacheTier, kind: ConditionType, away: Decision | None) -> Finding:
-    if away is not None:
-        return unknown(kind, away.reason, away.message)
-    before = previous_condition(tier, kind)
-    if before is not None:
-        return Finding(before.type, before.status, before.reason, before.message)
-    return unknown(kind, TierReason.PROGRESSING, "the server has not been asked yet")
-
-
 def _coverage(checked: Checked) -> Finding:
     kind = ConditionType.SLOTS_COVERED
     if not checked.report.mapped:
-        why = _first(REQUIRED, checked)
-        reason, sentence = (
-            (why.reason, why.message) if why else (TierReason.ERROR, "no server reported the owners of slots")
-        )
-        return unknown(kind, reason, sentence)
+        why = _first(REQUIRED, checked) or Decision(TierReason.ERROR, "no server reported the owners of slots")
+        return unknown(kind, why.reason, why.message)
     failed = slots_are_covered(checked)
     if failed is not None:
         return false(kind, failed.reason, failed.message)
@@ -265,8 +236,3 @@ def _coverage(checked: Checked) -> Finding:
 def _is_old(version: str) -> bool:
     parts = version.split(".")[:2]
     return len(parts) == 2 and all(part.isdigit() for part in parts) and tuple(map(int, parts)) < OLDEST_REDIS
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more

@@ -15,8 +15,8 @@ older file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from kvstrata.api.conditions import ConditionType
@@ -25,7 +25,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.model.redis.credentials import PasswordFacts, ServerCredentials, Stage
 from kvstrata.objects.redis.users import REPLICATION_USER
 from kvstrata.plan.actions import Decision, Order, Turn
-from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.conditions import Finding, false, listed, true, unknown
 
 SETTLE_S = 120
 """Time for files of Secrets to reach all pods: kubelets sync once a minute, with jitter and a cache."""
@@ -37,48 +37,44 @@ ROTATE_EVERY_S = 90 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class PasswordTerms:
-    """Requirements of a tier's passwords. `servers` are the running ones, `asked` is the present rotation request,
-    empty for none."""
-
-    servers: tuple[str, ...]
-    asked: str = ""
-    rotate_every_s: int = ROTATE_EVERY_S
-    settle_s: int = SETTLE_S
-    overlap_s: int = OVERLAP_S
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """The next step: orders to servers or one turn of the Secret, and when to check again without events. Without both,
     `decision` is the reason for waiting."""
 
     decision: Decision
-    orders: Mapping[str, tuple[Order, ...]]
+    orders: Mapping[str, tuple[Order, ...]] = field(default_factory=dict)
     turn: Turn | None = None
     again_s: float | None = None
 
 
-Looks = Mapping[str, ServerCredentials]
-
-
 @dataclass(frozen=True, slots=True)
-class PasswordCase:
-    facts: PasswordFacts
-    terms: PasswordTerms
-    looks: Looks
+class ServersCase:
+    """`servers` are the running ones, `looks` their reports by name."""
+
+    servers: tuple[str, ...]
+    looks: Mapping[str, ServerCredentials]
     now: datetime
 
     @property
     def answering(self) -> tuple[ServerCredentials, ...]:
-        return tuple(
-            self.looks[name] for name in self.terms.servers if name in self.looks and self.looks[name].answered
-        )
+        return tuple(self.looks[name] for name in self.servers if name in self.looks and self.looks[name].answered)
 
     @property
     def silent(self) -> tuple[str, ...]:
-        answered = {server.server for server in self.answering}
-        return tuple(name for name in self.terms.servers if name not in answered)
+        return tuple(name for name in self.servers if name not in self.looks or not self.looks[name].answered)
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordCase(ServersCase):
+    """`asked` is the present rotation request, empty for none."""
+
+    facts: PasswordFacts
+    asked: str = ""
+    rotate_every_s: int = ROTATE_EVERY_S
+
+    @property
+    def due_at(self) -> datetime:
+        return self.facts.rotated_at + timedelta(seconds=self.rotate_every_s)
 
 
 def next_step(case: PasswordCase) -> Step | None:
@@ -88,20 +84,21 @@ def next_step(case: PasswordCase) -> Step | None:
 
 def send_to_servers(case: PasswordCase) -> Step | None:
     differing = [server.server for server in case.answering if not _has_users(case.facts, server)]
-    if not differing:
-        return None
-    why = Decision(TierReason.SETTING_USERS, f"{listed(differing)} get the users and passwords of the Secret")
-    return Step(why, dict.fromkeys(differing, (Order.SET_USERS,)))
+    return _send(differing, Order.SET_USERS, "the users and passwords of the Secret")
 
 
 def send_to_followers(case: PasswordCase) -> Step | None:
     """Servers follow their primary with the current password, which every server admits at this step."""
     wanted = case.facts.current.get(REPLICATION_USER)
     behind = [server.server for server in case.answering if server.master != wanted]
-    if not behind:
+    return _send(behind, Order.FOLLOW, "the password for following a primary")
+
+
+def _send(servers: list[str], order: Order, what: str) -> Step | None:
+    if not servers:
         return None
-    why = Decision(TierReason.SETTING_USERS, f"{listed(behind)} get the password for following a primary")
-    return Step(why, dict.fromkeys(behind, (Order.FOLLOW,)))
+    why = Decision(TierReason.SETTING_USERS, f"{listed(servers)} get {what}")
+    return Step(why, dict.fromkeys(servers, (order,)))
 
 
 def promote(case: PasswordCase) -> Step | None:
@@ -109,7 +106,7 @@ def promote(case: PasswordCase) -> Step | None:
     if case.facts.stage is not Stage.STAGED:
         return None
     why = "the following passwords are admitted beside the current ones, and used once every server has them"
-    return _turn(case, Turn.PROMOTE, Decision(TierReason.ROTATING_PASSWORDS, why), case.terms.settle_s)
+    return _turn(case, Turn.PROMOTE, Decision(TierReason.ROTATING_PASSWORDS, why), SETTLE_S)
 
 
 def retire(case: PasswordCase) -> Step | None:
@@ -117,39 +114,23 @@ def retire(case: PasswordCase) -> Step | None:
     if case.facts.stage is not Stage.OVERLAP:
         return None
     why = "the previous passwords are still admitted, because pods read the new ones late"
-    return _turn(case, Turn.RETIRE, Decision(TierReason.PASSWORDS_OVERLAP, why), case.terms.overlap_s)
+    return _turn(case, Turn.RETIRE, Decision(TierReason.PASSWORDS_OVERLAP, why), OVERLAP_S)
 
 
 def begin(case: PasswordCase) -> Step | None:
-    why = due(case)
-    if why is None:
+    if case.asked and case.asked != case.facts.honoured:
+        why = "a rotation of the passwords was asked for"
+    elif case.due_at <= case.now:
+        why = f"the passwords are older than {case.rotate_every_s // 3600} h"
+    else:
         return None
     if case.silent:
         waiting = f"{why}; a rotation begins when {listed(case.silent)} can be reached"
-        return Step(Decision(TierReason.PASSWORDS_OVERDUE, waiting), {})
-    return Step(Decision(TierReason.ROTATING_PASSWORDS, why), {}, Turn.STAGE)
+        return Step(Decision(TierReason.PASSWORDS_OVERDUE, waiting))
+    return Step(Decision(TierReason.ROTATING_PASSWORDS, why), turn=Turn.STAGE)
 
 
-RULES: tuple[Callable[[PasswordCase], Step | None], ...] = (
-    send_to_servers,
-    send_to_followers,
-    promote,
-    retire,
-    begin,
-)
-
-
-def due(case: PasswordCase) -> str | None:
-    """Return why the passwords must be rotated, or None."""
-    if case.terms.asked and case.terms.asked != case.facts.honoured:
-        return "a rotation of the passwords was asked for"
-    if due_at(case.facts, case.terms) <= case.now:
-        return f"the passwords are older than {case.terms.rotate_every_s // 3600} h"
-    return None
-
-
-def due_at(facts: PasswordFacts, terms: PasswordTerms) -> datetime:
-    return facts.rotated_at + timedelta(seconds=terms.rotate_every_s)
+RULES: tuple[Callable[[PasswordCase], Step | None], ...] = (send_to_servers, send_to_followers, promote, retire, begin)
 
 
 def password_finding(case: PasswordCase, step: Step | None) -> Finding:
@@ -167,40 +148,29 @@ def password_finding(case: PasswordCase, step: Step | None) -> Finding:
     if step is not None and step.decision.reason != TierReason.PASSWORDS_OVERLAP:
         return false(condition, step.decision.reason, step.decision.message)
     if case.silent:
-        return unheard(condition, case.silent, case.looks)
-    since = format_timestamp(case.facts.rotated_at)
+        return unheard(condition, case)
+    current = f"every server has the passwords of {format_timestamp(case.facts.rotated_at)}"
     if step is not None:
-        message = f"every server has the passwords of {since}; {step.decision.message}"
-        return true(condition, TierReason.PASSWORDS_OVERLAP, message)
-    return true(
-        condition,
-        TierReason.PASSWORDS_SET,
-        f"every server has the passwords of {since}; the next are due at "
-        f"{format_timestamp(due_at(case.facts, case.terms))}",
-    )
+        return true(condition, TierReason.PASSWORDS_OVERLAP, f"{current}; {step.decision.message}")
+    return true(condition, TierReason.PASSWORDS_SET, f"{current}; the next are due at {format_timestamp(case.due_at)}")
 
 
-def unheard(condition: ConditionType, silent: Iterable[str], looks: Looks) -> Finding:
-    failed = [looks[name] for name in sorted(silent) if name in looks]
+def unheard(condition: ConditionType, case: ServersCase) -> Finding:
+    failed = [case.looks[name] for name in sorted(case.silent) if name in case.looks]
     if not failed:
-        return unknown(condition, TierReason.PROGRESSING, f"{listed(silent)} has not been asked yet")
+        return unknown(condition, TierReason.PROGRESSING, f"{listed(case.silent)} has not been asked yet")
     return unknown(condition, failed[0].reason, f"{failed[0].server}: {failed[0].message}")
-
-
-def listed(servers: Iterable[str]) -> str:
-    several = sorted(servers)
-    return ", ".join(several[:3]) + (f" and {len(several) - 3} more" if len(several) > 3 else "")
 
 
 def _turn(case: PasswordCase, turn: Turn, why: Decision, pause_s: int) -> Step:
     """Return the turn if its time has come and every server answered, else the reason for waiting."""
     left_s = (case.facts.changed_at - case.now).total_seconds() + pause_s
     if left_s > 0:
-        return Step(why, {}, again_s=left_s)
+        return Step(why, again_s=left_s)
     if case.silent:
         waiting = f"{why.message}; the rotation continues when {listed(case.silent)} can be reached"
-        return Step(Decision(TierReason.ROTATING_PASSWORDS, waiting), {})
-    return Step(why, {}, turn)
+        return Step(Decision(TierReason.ROTATING_PASSWORDS, waiting))
+    return Step(why, turn=turn)
 
 
 def _has_users(facts: PasswordFacts, server: ServerCredentials) -> bool:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from kvstrata.api.cacheinvalidation import MAX_SCOPES, CacheInvalidation, SharedScopes
-from kvstrata.api.reasons import InvalidationReason
+from kvstrata.api.cacheinvalidation import MAX_SCOPES, CacheInvalidation, InvalidationScope, SharedScopes
+from kvstrata.api.reasons import InvalidationReason, SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.contract.receipt.vocabulary import Mode
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.rules import first
+from kvstrata.plan.rules import absent
 from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, scope_in_force, tenant_scope
 
 MAX_ERASED_SCOPES = 2_048
@@ -54,35 +52,26 @@ def names_something_that_exists(world: World, invalidation: CacheInvalidation) -
             "cached under a policy; correct the name",
         )
     if scope.group is not None and scope.group not in world.groups:
-        return Decision(
-            InvalidationReason.GROUP_NOT_FOUND,
-            f"TenantGroup {scope.group} does not exist in namespace {world.namespace}: correct the name",
-        )
+        return absent(world, InvalidationReason.GROUP_NOT_FOUND, f"TenantGroup {scope.group}", "correct the name")
     if scope.pool is not None and scope.pool not in world.pools:
-        return Decision(
-            InvalidationReason.POOL_NOT_FOUND,
-            f"PrefixPool {scope.pool} does not exist in namespace {world.namespace}: correct the name",
-        )
-    model = scope.prefix.model_ref.name if scope.prefix is not None else scope.model
+        return absent(world, SharedReason.POOL_NOT_FOUND, f"PrefixPool {scope.pool}", "correct the name")
+    model = _model(scope)
     if model is not None and model not in world.models:
-        return Decision(
-            InvalidationReason.MODEL_NOT_FOUND,
-            f"CachedModel {model} does not exist in namespace {world.namespace}: correct the name; of a model "
-            "that was deleted, name the tenants that used it",
-        )
+        remedy = "correct the name; of a model that was deleted, name the tenants that used it"
+        return absent(world, SharedReason.MODEL_NOT_FOUND, f"CachedModel {model}", remedy)
     return None
 
 
 def handles_shared_scopes(world: World, invalidation: CacheInvalidation) -> Decision | None:
     """Other tenants read a sharing tenant's blocks: the user must choose between their hits and its traces."""
-    shared = _shared_with_others(world, invalidation)
+    named = invalidation.spec.scope.named_tenants
+    shared = shared_by(world, *_policies(world, invalidation)) if named else ()
     if not shared or invalidation.spec.shared_scopes is not None:
         return None
     return Decision(
         InvalidationReason.SHARED_SCOPE_CHOICE_REQUIRED,
-        f"tenant {', '.join(invalidation.spec.scope.named_tenants[:3])} shares or shared scope "
-        f"{', '.join(map(str, shared))}: create one "
-        "with sharedScopes Roll (invalidate it for everyone) or Exclude (leave it, named as residue)",
+        f"tenant {', '.join(named[:3])} shares or shared scope {', '.join(map(str, shared))}: create one with "
+        "sharedScopes Roll (invalidate it for everyone) or Exclude (leave it, named as residue)",
     )
 
 
@@ -111,33 +100,21 @@ RULES = (
 )
 
 
-def refusal(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    return first(RULES, world, invalidation)
-
-
 def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
     """Return the scopes to roll, sorted and unique; for a prefix those to pause."""
-    scope = invalidation.spec.scope
+    scope, choice = invalidation.spec.scope, invalidation.spec.shared_scopes
     if scope.group is not None:
         return (group_scope(scope.group),)
-    # A pool without an epoch has computed nothing.
-    pools = {pool_scope(name) for name, pool in world.pools.items() if pool.status.scope is not None}
     if scope.pool is not None:
-        return tuple(pools & {pool_scope(scope.pool)})
+        return tuple(_pools(world) & {pool_scope(scope.pool)})
+    policies = _policies(world, invalidation)
+    chosen = {tenant_scope(policy) for policy in policies if _has_own_scope(world, policy)}
     if scope.all:
-        tenants = _own_scopes(world, world.policies.values())
-        return tuple(sorted({*tenants, *pools, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
+        chosen |= {PUBLIC_SCOPE, *map(group_scope, world.groups), *_pools(world)}
+    elif choice is SharedScopes.ROLL or (choice is None and not scope.named_tenants):
+        chosen |= {*shared_by(world, *policies)}
     if scope.model is not None:
-        users = _policies_of_model(world, scope.model)
-        pools = {one for one in pools if world.pools[one.name].spec.model_ref.name == scope.model}
-        return tuple(sorted({*_own_scopes(world, users), *_shared_scopes(world, users), *pools}))
-    if scope.prefix is not None and not scope.named_tenants:
-        users = _policies_of_model(world, scope.prefix.model_ref.name)
-        left = invalidation.spec.shared_scopes is SharedScopes.EXCLUDE
-        return tuple(sorted({*_own_scopes(world, users), *(() if left else _shared_scopes(world, users))}))
-    chosen = _own_scopes(world, _policies_of_tenant(world, invalidation))
-    if invalidation.spec.shared_scopes is SharedScopes.ROLL:
-        chosen |= set(_shared_with_others(world, invalidation))
+        chosen |= _pools(world, scope.model)
     return tuple(sorted(chosen))
 
 
@@ -153,31 +130,22 @@ def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scop
     """Return excluded scopes with possible data of the order's tenants: by choice of the user, and for a prefix the
     pools of its model, which have their own content."""
     prefix = invalidation.spec.scope.prefix
-    pools: set[Scope] = set()
-    if prefix is not None:
-        pools = {
-            pool_scope(name)
-            for name, pool in world.pools.items()
-            if pool.status.scope is not None and pool.spec.model_ref.name == prefix.model_ref.name
-        }
-    if invalidation.spec.shared_scopes is not SharedScopes.EXCLUDE:
-        return tuple(sorted(pools))
-    if prefix is not None and prefix.tenants is None:
-        return tuple(sorted({*pools, *_shared_scopes(world, _policies_of_model(world, prefix.model_ref.name))}))
-    return tuple(sorted({*pools, *_shared_with_others(world, invalidation)}))
+    left = _pools(world, prefix.model_ref.name) if prefix is not None else set()
+    if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE:
+        left |= {*shared_by(world, *_policies(world, invalidation))}
+    return tuple(sorted(left))
 
 
-def residue(invalidation: CacheInvalidation) -> str:
-    return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""
+def shared_by(world: World, *policies: TenantCachePolicy) -> tuple[Scope, ...]:
+    """Return the shared scopes that a tenant with these policies is in or has left, and may have written to."""
+    scopes = {scope_in_force(world, policy) for policy in policies}
+    scopes |= {Scope(left.kind, left.name) for policy in policies for left in former_scopes(world, policy)}
+    return tuple(sorted(scope for scope in scopes if scope.kind is not ScopeKind.TENANT))
 
 
 def _kept_on_nodes(world: World) -> list[str]:
-    listed = {name for model in world.models.values() for name in model.spec.tier_names}
+    listed = {name for model in world.models.values() for name in model.tier_names}
     return sorted(name for name in listed if (tier := world.tiers.get(name)) is not None and tier.spec.outlives_pods)
-
-
-def _own_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
-    return {tenant_scope(policy) for policy in policies if _has_own_scope(world, policy)}
 
 
 def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
@@ -185,15 +153,30 @@ def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
     return scope_in_force(world, policy) == own or held(policy.status.scope, own) is not None
 
 
-def _policies_of_tenant(world: World, invalidation: CacheInvalidation) -> list[TenantCachePolicy]:
+def _pools(world: World, model: str | None = None) -> set[Scope]:
+    """Return the scopes of pools, of `model` or all; one without an epoch has computed nothing."""
+    return {
+        pool_scope(name)
+        for name, pool in world.pools.items()
+        if pool.status.scope is not None and model in (None, pool.spec.model_ref.name)
+    }
+
+
+def _model(scope: InvalidationScope) -> str | None:
+    return scope.prefix.model_ref.name if scope.prefix is not None else scope.model
+
+
+def _policies(world: World, invalidation: CacheInvalidation) -> list[TenantCachePolicy]:
+    """Return the policies of the tenants that an invalidation is about."""
+    scope = invalidation.spec.scope
     if ERASES in invalidation.metadata.annotations:
         policy = erased_policy(world, invalidation)
         return [policy] if policy is not None else []
-    named = invalidation.spec.scope.named_tenants
-    return [world.policies[name] for tenant in named for name in world.policies_of_tenant.get(tenant, ())]
-
-
-def _policies_of_model(world: World, name: str) -> list[TenantCachePolicy]:
+    if scope.named_tenants:
+        names = (name for tenant in scope.named_tenants for name in world.policies_of_tenant.get(tenant, ()))
+        return [world.policies[name] for name in names]
+    if (name := _model(scope)) is None:
+        return [*world.policies.values()]
     model, committed = world.models[name], world.bundles.get(name)
     served = {entry.policy for entry in committed.bundle.entries.values()} if committed else set()
     return [
@@ -201,19 +184,3 @@ def _policies_of_model(world: World, name: str) -> list[TenantCachePolicy]:
         for policy in world.policies.values()
         if policy.uid in served or policy.spec.covers(model.name, model.metadata.labels)
     ]
-
-
-def _shared_with_others(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
-    return shared_by(world, *_policies_of_tenant(world, invalidation))
-
-
-def shared_by(world: World, *policies: TenantCachePolicy) -> tuple[Scope, ...]:
-    """Return the shared scopes that a tenant with these policies is in or has left, and may have written to."""
-    return tuple(sorted(_shared_scopes(world, policies)))
-
-
-def _shared_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
-    listed = list(policies)
-    scopes = {scope_in_force(world, policy) for policy in listed}
-    scopes |= {Scope(ScopeKind(f.kind), f.name) for policy in listed for f in former_scopes(world, policy)}
-    return {scope for scope in scopes if scope.kind is not ScopeKind.TENANT}

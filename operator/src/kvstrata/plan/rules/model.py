@@ -8,38 +8,29 @@ from itertools import combinations
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import ModelReason
+from kvstrata.api.reasons import ModelReason, SharedReason
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.rules import absent_tier
 
 
 def tiers_exist(world: World, model: CachedModel) -> Decision | None:
-    missing = [name for name in model.spec.tier_names if name not in world.tiers]
-    if not missing:
-        return None
-    known = ", ".join(sorted(world.tiers)) or "none"
-    return Decision(
-        ModelReason.TIER_NOT_FOUND,
-        f"CacheTier {missing[0]} does not exist in namespace {world.namespace} (there: {known}): create it or correct "
-        "spec.tiers",
-    )
+    return absent_tier(world, model.tier_names, "spec.tiers")
 
 
 def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
-    names = [name for name in model.spec.tier_names if world.tiers[name].spec.medium is Medium.CPU]
+    names = [name for name in model.tier_names if world.tiers[name].spec.medium is Medium.CPU]
     if len(names) <= 1:
         return None
-    return Decision(
-        ModelReason.TIERS_CONFLICT,
-        f"CacheTiers {' and '.join(names)} are all of medium CPU, and a pod has one such tier: leave one in spec.tiers",
-    )
+    what = f"CacheTiers {' and '.join(names)} are all of medium CPU"
+    return Decision(SharedReason.TIERS_CONFLICT, f"{what}, and a pod has one such tier: leave one in spec.tiers")
 
 
 def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | None:
     """Warmup needs a memory tier and a source tier."""
-    media = {world.tiers[name].spec.medium for name in model.spec.tier_names}
+    media = {world.tiers[name].spec.medium for name in model.tier_names}
     if model.spec.cache_server.warmup is None or (Medium.CPU in media and media & {Medium.NVME, Medium.REDIS}):
         return None
     return Decision(
@@ -48,16 +39,15 @@ def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | N
     )
 
 
-RULES = (
-    tiers_exist,
-    tiers_fit_a_pod,
-    warms_memory_up_from_tiers,
-)
+RULES = (tiers_exist, tiers_fit_a_pod, warms_memory_up_from_tiers)
 
 
-def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
-    """Return the warning TiersOrdered for `tiers` in the order of spec.tiers; pods work regardless."""
+def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding | None:
+    """Return the warning TiersOrdered for `tiers` in the order of spec.tiers; pods work regardless. Pods share Redis
+    and their own tiers overlap, so Redis must only hold as much as one pod."""
     kind = ConditionType.TIERS_ORDERED
+    if len(tiers) < 2:
+        return None
     for faster, slower in combinations(tiers, 2):
         if _rank(slower) < _rank(faster):
             return false(
@@ -68,7 +58,7 @@ def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
             )
     for faster, slower in combinations(sorted(tiers, key=_rank), 2):
         larger, smaller = faster.spec.capacity_bytes, slower.spec.capacity_bytes
-        if _comparable(faster, slower) and smaller < larger:
+        if smaller < larger:
             return false(
                 kind,
                 ModelReason.LOWER_TIER_SMALLER,
@@ -76,20 +66,13 @@ def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding:
                 f" {readable(larger)}{_where(faster)}: it has mostly evicted the blocks that {faster.name} has no "
                 f"room for",
             )
-    return true(
-        kind, ModelReason.TIERS_ORDERED, "tiers are listed from fast to slow, and none is smaller than a faster"
-    )
+    ordered = "tiers are listed from fast to slow, and none is smaller than a faster"
+    return true(kind, ModelReason.TIERS_ORDERED, ordered)
 
 
 def _rank(tier: CacheTier) -> int:
-    """Return the serving order of media: CPU, then NVMe and Redis in the order of the spec."""
-    return 0 if tier.spec.medium is Medium.CPU else 1
-
-
-def _comparable(faster: CacheTier, slower: CacheTier) -> bool:
-    """Whether sizes show which tier holds more. Pods share Redis and their own tiers overlap, so Redis must only hold
-    as much as one pod; file tiers behind Redis are not comparable."""
-    return faster.spec.per_pod or not slower.spec.per_pod
+    """Return the serving order of media. Tiers of one medium serve in the order of the spec."""
+    return [Medium.CPU, Medium.NVME, Medium.REDIS].index(tier.spec.medium)
 
 
 def _where(tier: CacheTier) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Budget
-from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.reasons import PolicyReason, SharedReason
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.actions import Decision
+from kvstrata.plan.rules import absent, absent_tier, age_of
 
 
 def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
@@ -40,14 +41,8 @@ def budget_problem(
     world: World, budgets: Sequence[Budget], field: str, policy: TenantCachePolicy | None = None
 ) -> Decision | None:
     """Return the first problem of budgets that `field` declares; those of a `policy` must admit its classification."""
-    for budget in budgets:
-        if budget.tier not in world.tiers:
-            known = ", ".join(sorted(world.tiers)) or "none"
-            return Decision(
-                PolicyReason.TIER_NOT_FOUND,
-                f"CacheTier {budget.tier} does not exist in namespace {world.namespace} (there: {known}): "
-                f"create it or correct {field}",
-            )
+    if missing := absent_tier(world, (budget.tier for budget in budgets), field):
+        return missing
     for budget in budgets:
         tier = world.tiers[budget.tier]
         found = _misfit(budget, tier) or (_not_admitted(tier, policy) if policy is not None else None)
@@ -61,14 +56,14 @@ def _misfit(budget: Budget, tier: CacheTier) -> Decision | None:
     room_bytes = stored_bytes(tier.spec)
     if budget.guaranteed_bytes > room_bytes:
         return Decision(
-            PolicyReason.GUARANTEE_EXCEEDS_CAPACITY,
+            SharedReason.GUARANTEE_EXCEEDS_CAPACITY,
             f"guaranteed {budget.guaranteed} on CacheTier {tier.name} is more than the {readable(room_bytes)} of its "
             "capacity that blocks may take: lower it",
         )
     longest_s = tier.spec.max_retention_s
     if longest_s is not None and budget.retention_s is not None and budget.retention_s > longest_s:
         return Decision(
-            PolicyReason.RETENTION_EXCEEDS_TIER,
+            SharedReason.RETENTION_EXCEEDS_TIER,
             f"retention {budget.retention} on CacheTier {tier.name} is longer than its maxRetention "
             f"{tier.spec.max_retention}: shorten it",
         )
@@ -81,7 +76,7 @@ def _not_admitted(tier: CacheTier, policy: TenantCachePolicy) -> Decision | None
         return None
     unsaid = "" if policy.spec.classification else ", as which data counts while spec.classification is absent"
     return Decision(
-        PolicyReason.CLASSIFICATION_NOT_ALLOWED,
+        SharedReason.CLASSIFICATION_NOT_ALLOWED,
         f"CacheTier {tier.name} does not allow data of classification {level}{unsaid}: pods keep it off; choose "
         "another tier in spec.budgets",
     )
@@ -92,21 +87,16 @@ def models_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
     chosen = policy.spec.models
     for name in (chosen.names if chosen else None) or ():
         if name not in world.models:
-            return Decision(
-                PolicyReason.MODEL_NOT_FOUND,
-                f"CachedModel {name} does not exist in namespace {world.namespace}: create it or correct spec.models",
-            )
+            remedy = "create it or correct spec.models"
+            return absent(world, SharedReason.MODEL_NOT_FOUND, f"CachedModel {name}", remedy)
     return None
 
 
 def group_exists(world: World, policy: TenantCachePolicy) -> Decision | None:
     if policy.spec.isolation is not Isolation.GROUP or policy.spec.group_name in world.groups:
         return None
-    return Decision(
-        PolicyReason.GROUP_NOT_FOUND,
-        f"TenantGroup {policy.spec.group_name} does not exist in namespace {world.namespace}: create it or correct "
-        "spec.groupRef; until then the tenant is isolated",
-    )
+    remedy = "create it or correct spec.groupRef; until then the tenant is isolated"
+    return absent(world, PolicyReason.GROUP_NOT_FOUND, f"TenantGroup {policy.spec.group_name}", remedy)
 
 
 def group_lists_the_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
@@ -131,14 +121,13 @@ def by_seniority(world: World, tenant: str) -> list[TenantCachePolicy]:
 
 
 def seniority(policy: TenantCachePolicy) -> tuple[bool, float, str]:
-    created = policy.metadata.creation_timestamp
-    return (policy.metadata.deleting, created.timestamp() if created else 0.0, policy.uid)
+    return (policy.metadata.deleting, *age_of(policy))
 
 
 def member_policies(world: World, group: TenantGroup) -> tuple[TenantCachePolicy, ...]:
     """Return the policies of members: to share blocks each must name the group, to read pools it need not."""
     members = set(group.spec.members)
-    if group.spec.effective_sharing is not Sharing.FULL:
+    if group.spec.sharing is not Sharing.FULL:
         standing = (by_seniority(world, tenant)[:1] for tenant in sorted(members))
         return tuple(policy for found in standing for policy in found if not policy.metadata.deleting)
     return tuple(

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.api.reasons import PoolReason
+from kvstrata.api.reasons import PoolReason, SharedReason
 from kvstrata.contract.messages.prefix import refused_argument
 from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
+from kvstrata.plan.rules import absent, absent_tier, age_of
 
 
 def model_exists(world: World, pool: PrefixPool) -> Decision | None:
     name = pool.spec.model_ref.name
     if name in world.models:
         return None
-    return Decision(
-        PoolReason.MODEL_NOT_FOUND,
-        f"CachedModel {name} does not exist in namespace {world.namespace}: create it, or another pool with the right "
-        "spec.modelRef",
-    )
+    remedy = "create it, or another pool with the right spec.modelRef"
+    return absent(world, SharedReason.MODEL_NOT_FOUND, f"CachedModel {name}", remedy)
 
 
 def tiers_exist(world: World, pool: PrefixPool) -> Decision | None:
-    for tier in pool.spec.tiers:
-        if tier.name not in world.tiers:
-            known = ", ".join(sorted(world.tiers)) or "none"
-            return Decision(
-                PoolReason.TIER_NOT_FOUND,
-                f"CacheTier {tier.name} does not exist in namespace {world.namespace} (there: {known}): create it or "
-                "correct spec.tiers",
-            )
-    return None
+    return absent_tier(world, (tier.name for tier in pool.spec.tiers), "spec.tiers")
 
 
 def tiers_are_the_models(world: World, pool: PrefixPool) -> Decision | None:
     model = world.models[pool.spec.model_ref.name]
     for tier in pool.spec.tiers:
-        if tier.name not in model.spec.tier_names:
+        if tier.name not in model.tier_names:
             return Decision(
                 PoolReason.TIER_NOT_IN_MODEL,
                 f"CacheTier {tier.name} is not listed by CachedModel {model.name}: add it there or correct spec.tiers",
@@ -92,13 +82,13 @@ def tiers_of(world: World, pool: PrefixPool) -> tuple[str, ...]:
     if pool.spec.tiers:
         return tuple(tier.name for tier in pool.spec.tiers)
     model = world.models.get(pool.spec.model_ref.name)
-    listed = model.spec.tier_names if model is not None else ()
+    listed = model.tier_names if model is not None else ()
     return tuple([name for name in listed if name in world.tiers][-1:])
 
 
 def is_usable(world: World, model: CachedModel, tier: str) -> bool:
     found = world.tiers.get(tier)
-    return found is not None and tier in model.spec.tier_names and found.spec.allowed_classifications is None
+    return found is not None and tier in model.tier_names and found.spec.allowed_classifications is None
 
 
 RULES = (
@@ -114,9 +104,4 @@ RULES = (
 def pools_of(world: World, model: CachedModel) -> tuple[PrefixPool, ...]:
     """Return the pools of a model that fit into its bundle, oldest first."""
     own = [p for p in world.pools.values() if p.spec.model_ref.name == model.name and not p.metadata.deleting]
-    return tuple(sorted(own, key=seniority)[:MAX_POOLS])
-
-
-def seniority(pool: PrefixPool) -> tuple[float, str]:
-    created = pool.metadata.creation_timestamp
-    return (created.timestamp() if created else 0.0, pool.uid)
+    return tuple(sorted(own, key=age_of)[:MAX_POOLS])

@@ -1,22 +1,20 @@
-"""Problems of a CacheTier that schema and CEL cannot see.
-
-No pod uses a tier with a decision.
-"""
+"""Problems of a CacheTier that schema and CEL cannot see; no pod uses a tier with one."""
 
 from __future__ import annotations
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.reasons import TierReason
+from kvstrata.api.reasons import SharedReason
 from kvstrata.model.world import World
 from kvstrata.objects.tier_link import servers
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.redis.backend import servers_held
+from kvstrata.plan.rules import age_of
 
 
 def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
     """Two tiers on one server would count, limit and expire each other's blocks, which carry no tier name. All adapters
     use database 0. The older tier keeps its servers, regardless of the models that list it."""
-    own, age = servers(tier), seniority(tier)
+    own, age = servers(tier), age_of(tier)
     for name, other in sorted(world.tiers.items()):
         if name == tier.name or (tier.spec.managed and other.spec.managed):
             continue  # Servers that the operator runs are named after their tier.
@@ -24,7 +22,7 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
         if others_age < age and (shared := own & held):
             named = sorted(".".join(host) + f":{port}" for host, port in shared)
             return Decision(
-                TierReason.TIERS_CONFLICT,
+                SharedReason.TIERS_CONFLICT,
                 f"CacheTier {name} was there before and is on the same server ({named[0]}): give one another server, "
                 "or delete it and list the other in models",
             )
@@ -34,12 +32,7 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
 def _held(world: World, name: str) -> tuple[frozenset[tuple[tuple[str, ...], int]], tuple[float, str]]:
     """Return the servers that a tier holds, and its age; memoized because every tier's plan reads all others."""
     tier = world.tiers[name]
-    return world.memo.get(servers_held, name, (tier,), lambda: (servers_held(tier), seniority(tier)))
-
-
-def seniority(tier: CacheTier) -> tuple[float, str]:
-    created = tier.metadata.creation_timestamp
-    return (created.timestamp() if created else 0.0, tier.uid)
+    return world.memo.get(servers_held, name, (tier,), lambda: (servers_held(tier), age_of(tier)))
 
 
 RULES = (has_servers_of_its_own,)

@@ -10,7 +10,6 @@ former cache, tier and round, so that a new leader finds running and finished Jo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
@@ -23,8 +22,9 @@ from kvstrata.contract.receipt.facts import NOTHING
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
+from kvstrata.objects.erasure.delete_job import TierDeletion
 from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, ReportFormer
-from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import RETRY_S, Background
@@ -81,11 +81,11 @@ class Reclaims(Background):
         if question.waiting:
             metrics.FORMER_IDENTITIES.labels(namespace, question.model).set(question.waiting)
             return
-        with contextlib.suppress(KeyError):
-            metrics.FORMER_IDENTITIES.remove(namespace, question.model)
+        metrics.FORMER_IDENTITIES.remove(namespace, question.model)
         if question.model not in self._store.domain(namespace).objects["CachedModel"]:
             self._forget(namespace, lambda known: known.model == question.model)
-            _forget_counts(namespace, question.model)
+            for counter in (metrics.RECLAIMED_BLOCKS, metrics.RECLAIMED_BYTES, metrics.RECLAIMS):
+                counter.remove_by_labels({"namespace": namespace, "model": question.model})
 
     async def _reclaim(self, namespace: str, question: ReclaimFormer) -> None:
         cache = question.cache
@@ -114,9 +114,8 @@ class Reclaims(Background):
         keyspaces = keyspaces_in_force(domain.bundles.values())
         for tier in reclaimable_tiers(domain.objects["CacheTier"].values()):
             reported = f"its blocks are being deleted from CacheTier {tier.name}"
-            domain.reclaims[(cache.order, question.round)] = ReclaimReport(
-                cache, JobState.RUNNING, self._now(), reported
-            )
+            running = ReclaimReport(cache, JobState.RUNNING, self._now(), reported)
+            domain.reclaims[(cache.order, question.round)] = running
             self._queue.add(Key("CachedModel", namespace, cache.model))
             for order in self._orders(namespace, question, tier, keyspaces):
                 run = await self._over(namespace, cache, order)
@@ -166,12 +165,3 @@ class Reclaims(Background):
         facts = self._store.domain(namespace).reclaims
         for key in [key for key, report in facts.items() if which(report.cache)]:
             del facts[key]
-
-
-def _forget_counts(namespace: str, model: str) -> None:
-    for counter in (metrics.RECLAIMED_BLOCKS, metrics.RECLAIMED_BYTES):
-        with contextlib.suppress(KeyError):
-            counter.remove(namespace, model)
-    for outcome in (RECLAIMED, FAILED):
-        with contextlib.suppress(KeyError):
-            metrics.RECLAIMS.remove(namespace, model, outcome)

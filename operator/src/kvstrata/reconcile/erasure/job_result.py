@@ -8,7 +8,7 @@ in the pod could print anything, so only counts are taken from a report, and the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, decode_line
 from kvstrata.model.erasure.facts import JobState
+from kvstrata.model.pods import Warned
 from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.plan.erasure.deletions import DeletionRun
+from kvstrata.plan.pod_trouble import of_events, of_status
 
 WHOLE, MALFORMED, STOPPED = 0, 2, 3
 """Exit codes, as `kvstrata_sidecar.delete_job` documents them."""
 
-OUT_OF_MEMORY = "OOMKilled"
 MAX_PROBLEM = 512
 """Characters."""
 
@@ -66,7 +67,7 @@ def judged(job: str, ended: Ended, lines: tuple[Line, ...]) -> DeletionRun:
 def crashed(job: str, pod: str, ended: Ended) -> DeletionRun:
     if ended.code == MALFORMED:
         why = f"the program could not read its order: see the log of pod {pod}"
-    elif ended.reason == OUT_OF_MEMORY:
+    elif ended.reason == "OOMKilled":
         why = f"pod {pod} ran out of memory"
     else:
         why = f"the program exited with {ended.code} ({ended.reason}): see the log of pod {pod}"
@@ -90,15 +91,14 @@ def lost(pod: Mapping[str, Any]) -> str:
     return readable(f"its pod was ended: {status.get('reason') or status['phase']} {status.get('message') or ''}")
 
 
-def held_up(pod: Mapping[str, Any]) -> str:
+def has_begun(pod: Mapping[str, Any]) -> bool:
+    return "running" in _state(pod) or "terminated" in _state(pod)
+
+
+def held_up(pod: Mapping[str, Any], warnings: Sequence[Warned] = ()) -> str:
     """Return why a pod does not start; empty if it runs or no cause is known."""
-    waiting = _state(pod).get("waiting") or {}
-    if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-        return readable(f"its pod waits: {waiting['reason']} {waiting.get('message') or ''}")
-    for condition in (pod.get("status") or {}).get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return readable(f"its pod cannot be scheduled: {condition.get('message') or condition.get('reason')}")
-    return ""
+    found = None if has_begun(pod) else of_status(pod.get("status") or {}) or of_events(warnings)
+    return readable(f"pod {pod['metadata']['name']}: {found.message}") if found is not None else ""
 
 
 def over(job: Mapping[str, Any]) -> str:

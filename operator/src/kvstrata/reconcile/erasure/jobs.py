@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,11 +18,15 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import JOB, NETWORK_POLICY, POD, SECRET, Resource
 from kvstrata.model.erasure.facts import JobState
+from kvstrata.model.pods import Warned
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure import delete_job
-from kvstrata.plan.erasure.deletions import DeletionRun, TierDeletion
+from kvstrata.objects.erasure.delete_job import TierDeletion
+from kvstrata.plan.erasure.deletions import DeletionRun
+from kvstrata.plan.pod_trouble import of_events
 from kvstrata.reconcile.erasure import job_result
+from kvstrata.reconcile.events import warnings_about
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import require_lead
 
@@ -37,32 +42,25 @@ RESUMES = 5
 """Attempts to resume a Job that its controller writes at the same time."""
 
 
+@dataclass(frozen=True, slots=True)
 class Jobs:
     """`may_write` is checked before every write; `now` is the wall clock in UTC."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        ctx: BuildContext,
-        now: Callable[[], datetime],
-        may_write: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._kube, self._ctx, self._now, self._may_write = kube, ctx, now, may_write
+    kube: Kube
+    ctx: BuildContext
+    now: Callable[[], datetime]
+    may_write: Callable[[], bool] = lambda: True
 
     async def start(self, order: TierDeletion) -> DeletionRun:
         """Start the Job of an order, or resume or return an existing one. Raises KubeError; LookupError, which names
         the object, if a Secret of the tier or a key in it is missing; ValueError for more keyspaces than one Job
         takes; NotLeadingError."""
         tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
-        job = await self._kube.get(JOB, self._namespace, name)
+        job = await self.kube.get(JOB, self._namespace, name)
         if job is None or _is_suspended(job):
-            what = delete_job.deletion_order(
-                tier, order.domain, order.revision, order.keyspaces, order.strays, order.identities, order.chunks
-            )
-            files = await self._files(tier)
+            what, files = delete_job.deletion_order(order), await self._files(tier)
             if job is None:
-                built = delete_job.build_deletion_job(self._ctx, tier, order.erasure, order.round, len(order.keyspaces))
-                job = await self._make(JOB, built)
+                job = await self._make(JOB, delete_job.build_deletion_job(self.ctx, order))
             if _is_suspended(job):
                 await self._make(SECRET, delete_job.build_deletion_secret(job, what, files))
                 await self._make(NETWORK_POLICY, delete_job.build_deletion_networkpolicy(job, tier))
@@ -72,18 +70,18 @@ class Jobs:
 
     async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
         """Return a Job's state; None if there is none. Raises KubeError."""
-        job = await self._kube.get(JOB, self._namespace, names.deletion_job(erasure, tier, round))
+        job = await self.kube.get(JOB, self._namespace, names.deletion_job(erasure, tier, round))
         return None if job is None else await self._run(job, erasure)
 
     async def remove(self, erasure: str) -> None:
         """Delete every Job of an erasure, with the objects that it owns. Raises KubeError and NotLeadingError."""
-        async for job in self._kube.list(JOB, self._namespace, f"{labels.ERASURE}={erasure}"):
-            require_lead(self._may_write)
-            await self._kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
+        async for job in self.kube.list(JOB, self._namespace, f"{labels.ERASURE}={erasure}"):
+            require_lead(self.may_write)
+            await self.kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
 
     @property
     def _namespace(self) -> str:
-        return self._ctx.operator_namespace
+        return self.ctx.operator_namespace
 
     async def _run(self, job: Mapping[str, Any], erasure: str) -> DeletionRun:
         uid = job["metadata"]["uid"]
@@ -94,30 +92,39 @@ class Jobs:
         if pod is None:
             if answer:
                 return DeletionRun(uid, JobState.FAILED, problem=f"its pod is gone, and its report with it; {answer}")
-            return DeletionRun(uid, JobState.RUNNING, problem="its pod has not been created yet")
+            refused = of_events(await self._warnings(uid))
+            problem = job_result.readable(refused.message) if refused else "its pod has not been created yet"
+            return DeletionRun(uid, JobState.RUNNING, problem=problem)
         ended = job_result.ended_of(pod)
         if ended is None:
             problem = job_result.lost(pod) or answer
             if problem:
                 return DeletionRun(uid, JobState.FAILED, problem=problem)
-            return DeletionRun(uid, JobState.RUNNING, problem=job_result.held_up(pod))
+            warnings = () if job_result.has_begun(pod) else await self._warnings(pod["metadata"]["uid"])
+            return DeletionRun(uid, JobState.RUNNING, problem=job_result.held_up(pod, warnings))
         name = pod["metadata"]["name"]
         if ended.code not in (job_result.WHOLE, job_result.STOPPED):
             return job_result.crashed(uid, name, ended)
         try:
             lines = job_result.read_report(
-                await self._kube.container_log(self._namespace, name, delete_job.CONTAINER, MAX_REPORT_BYTES)
+                await self.kube.container_log(self._namespace, name, delete_job.CONTAINER, MAX_REPORT_BYTES)
             )
         except (KubeError, job_result.ReportError) as error:
             problem = job_result.readable(f"the report of pod {name} cannot be read: {error}")
-            waits = self._now() < ended.at + REPORT_PATIENCE
+            waits = self.now() < ended.at + REPORT_PATIENCE
             return DeletionRun(uid, JobState.RUNNING if waits else JobState.FAILED, ended.at, problem=problem)
         return job_result.judged(uid, ended, lines)
+
+    async def _warnings(self, about: str) -> tuple[Warned, ...]:
+        try:
+            return await warnings_about(self.kube, self._namespace, about)
+        except KubeError:
+            return ()  # they only explain
 
     async def _pod(self, job: str, erasure: str) -> dict[str, Any] | None:
         own = [
             pod
-            async for pod in self._kube.list(POD, self._namespace, f"{labels.ERASURE}={erasure}")
+            async for pod in self.kube.list(POD, self._namespace, f"{labels.ERASURE}={erasure}")
             if any(owner["uid"] == job for owner in pod["metadata"].get("ownerReferences") or ())
         ]
         return max(own, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]), default=None)
@@ -126,7 +133,7 @@ class Jobs:
         """Return the tier's credentials, by file name. Raises LookupError for missing ones."""
         files = {}
         for file, (secret, key) in delete_job.needed_secrets(tier).items():
-            value = decode(await self._kube.get(SECRET, tier.namespace, secret) or {}).get(key)
+            value = decode(await self.kube.get(SECRET, tier.namespace, secret) or {}).get(key)
             if value is None:
                 raise LookupError(f"Secret {secret} of CacheTier {tier.name} does not exist or has no key {key}")
             files[file] = value
@@ -134,15 +141,15 @@ class Jobs:
 
     async def _make(self, resource: Resource, built: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object, or return the existing one of an earlier attempt."""
-        require_lead(self._may_write)
+        require_lead(self.may_write)
         try:
-            return await self._kube.create(resource, self._namespace, built)
+            return await self.kube.create(resource, self._namespace, built)
         except KubeError as error:
             if not error.is_conflict:
                 raise
         if resource is not JOB:
             return {}  # an earlier attempt for this very Job wrote it
-        found = await self._kube.get(resource, self._namespace, built["metadata"]["name"])
+        found = await self.kube.get(resource, self._namespace, built["metadata"]["name"])
         if found is None:
             raise KubeError(409, "Conflict", f"Job {built['metadata']['name']} was removed at this moment")
         return found
@@ -151,15 +158,15 @@ class Jobs:
         name, uid = job["metadata"]["name"], job["metadata"]["uid"]
         attempts = 0
         while True:
-            found = await self._kube.get(JOB, self._namespace, name)
+            found = await self.kube.get(JOB, self._namespace, name)
             if found is None or found["metadata"]["uid"] != uid:
                 raise KubeError(409, "Conflict", f"Job {name} was removed at this moment")
             if not _is_suspended(found):
                 return found
-            require_lead(self._may_write)
+            require_lead(self.may_write)
             begun = {**found, "spec": {**found["spec"], "suspend": False}}
             try:
-                return await self._kube.replace(JOB, self._namespace, begun)
+                return await self.kube.replace(JOB, self._namespace, begun)
             except KubeError as error:
                 attempts += 1
                 if not error.is_conflict or attempts == RESUMES:

@@ -14,8 +14,7 @@ from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.signing import SigningError
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.erasure import receipt_count
-from kvstrata.reconcile.erasure.receipt_chain import Chains, HandedOver
+from kvstrata.reconcile.erasure.receipt_chain import Chains, HandedOver, record_chain, recorded_chain
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
@@ -62,10 +61,10 @@ class KeyRotation:
             log.info("every chain of receipts was handed over to the current key")
 
     def _reported(self, namespace: str, domain: str) -> ReceiptChain | None:
-        return receipt_count.counted(self._store, namespace, domain) if namespace else None
+        return recorded_chain(self._store, namespace, domain) if namespace else None
 
     async def _publish(self, one: HandedOver) -> None:
-        found = await receipt_count.count(self._kube, self._store, one.namespace, one.domain, one.count, one.head)
+        found = await record_chain(self._kube, self._store, one.namespace, one.domain, one.count, one.head)
         if found is not None:
             message = f"receipt {one.count} hands the chain over to the new signing key"
             await self._events.publish(found, "ReceiptsKeyRotated", message)

@@ -17,7 +17,6 @@ from kvstrata.contract.messages.erase import (
     EraseRequest,
     VerifyRequest,
 )
-from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, PodErased, PodProbed
 from kvstrata.model.erasure.record import ErasureRecord
@@ -94,9 +93,8 @@ class Pods:
     async def _believed(
         self, record: ErasureRecord, pod: Pod, ask: Callable[[str, str, Q], Awaitable[tuple[T, str]]], request: Q
     ) -> T:
-        asked = ask(pod.ip or "", gate_server_name(pod.model, record.namespace), request)
         try:
-            return await self._tokens.answer_of(record.namespace, pod, asked)
+            return await self._tokens.answer_of(record.namespace, pod, ask, request)
         except ContractError as error:
             raise PodAnswerError(f"pod {pod.name} could not be asked") from error
 

@@ -23,10 +23,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from kvstrata.api.cachedomain import ReceiptChain
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain, ReceiptChain
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.resources import CONFIG_MAP, SECRET
+from kvstrata.clients.resources import BY_KIND, CONFIG_MAP, SECRET
 from kvstrata.clients.signing import SigningError, SigningKeys, generate, is_signed
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import Link, ReceiptError, Record, check_signatures, read_link
@@ -38,6 +38,7 @@ from kvstrata.plan.erasure import receipt_chain
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, ChainState, KeysInUse, Receipted
 from kvstrata.reconcile.audit import record_secret
 from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import require_lead
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Chains:
     async def issue(
         self, namespace: str, domain: str, recorded: ReceiptChain | None, facts: Erasure
     ) -> Receipted | ChainConflict:
-        """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `told` is the
+        """Append an erasure's receipt to the chain of a domain (its id), or find the existing one. `recorded` is the
         chain in the CacheDomain's status. A chain that only an administrator can repair is a conflict, without any
         write. Raises KubeError and NotLeadingError; a retry finds the written record."""
         async with self._lock:
@@ -156,10 +157,9 @@ class Chains:
         step, chain = await self._append(domain, receipt_chain.plan_hand_over, recorded)
         if step is not None:
             raise _CannotGoOnError(step.message)
-        newest = max(chain.stored, key=lambda link: link.head.sequence, default=None)
-        if newest is None or newest.subject_uid is not None:
+        if chain.newest is None or chain.newest.subject_uid is not None:
             return None
-        return HandedOver(chain.namespace, domain, newest.head.sequence, newest.digest)
+        return HandedOver(chain.namespace, domain, chain.newest.head.sequence, chain.newest.digest)
 
     async def _append(
         self, domain: str, plan: Plan[S], recorded: RecordedChain, namespace: str = ""
@@ -202,8 +202,7 @@ class Chains:
 
     async def _require_first(self, public: Mapping[str, Any] | None) -> None:
         """Raise unless there never was a key or its loss is accepted: a new key would hide the loss."""
-        about = (public or {}).get("metadata") or {}
-        if labels.ACCEPT_LOST_KEY in (about.get("annotations") or {}):
+        if labels.ACCEPT_LOST_KEY in _annotations(public):
             log.warning("a new key signs receipts, because the one before is lost")
             return
         used = bool((public or {}).get("data"))
@@ -239,12 +238,11 @@ class Chains:
         if public is None:
             require_lead(self._may_write)
             public = await self._kube.create(CONFIG_MAP, self._namespace, built)
-        data, about = public.get("data") or {}, public["metadata"]
-        lost_is_accepted = labels.ACCEPT_LOST_KEY in (about.get("annotations") or {})
-        if not built["data"].items() <= data.items() or lost_is_accepted:
-            annotations = (about.get("annotations") or {}).items()
-            kept = {name: text for name, text in annotations if name != labels.ACCEPT_LOST_KEY}
-            body = {**public, "metadata": {**about, "annotations": kept}, "data": {**data, **built["data"]}}
+        data, annotations = public.get("data") or {}, _annotations(public)
+        if not built["data"].items() <= data.items() or labels.ACCEPT_LOST_KEY in annotations:
+            kept = {name: text for name, text in annotations.items() if name != labels.ACCEPT_LOST_KEY}
+            metadata = {**public["metadata"], "annotations": kept}
+            body = {**public, "metadata": metadata, "data": {**data, **built["data"]}}
             require_lead(self._may_write)
             public = await self._kube.replace(CONFIG_MAP, self._namespace, body)
         return frozenset(name.removesuffix(".pem") for name in public["data"])
@@ -268,13 +266,14 @@ class Chains:
             except ReceiptError as error:
                 raise _CannotGoOnError(_not_ours(name, str(error))) from None
             links.append(link)
-        newest = max(links, key=lambda link: link.head.sequence, default=None)
+        namespace = namespace or (links[-1].head.namespace if links else "")
+        chain = ChainState(domain, namespace, links, recorded(namespace, domain))
+        newest = chain.newest
         # It commits to all records before it.
         if newest is not None and newest.next_signer not in published | keys.public_pems().keys():
             name = names.receipt(domain, newest.head.sequence)
             raise _CannotGoOnError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
-        namespace = namespace or (links[-1].head.namespace if links else "")
-        return keys, ChainState(domain, namespace, links, recorded(namespace, domain))
+        return keys, chain
 
     async def _write(self, receipt: bytes, found: ConfigMaps) -> None:
         """Create a receipt's objects, the decisive one last; record existing ones in `found`."""
@@ -295,8 +294,8 @@ def _in_use(keys: SigningKeys) -> KeysInUse:
     return KeysInUse(keys.current_id, keys.since, keys.previous_id)
 
 
-def _annotations(raw: Mapping[str, Any]) -> Mapping[str, str]:
-    return raw["metadata"].get("annotations") or {}
+def _annotations(raw: Mapping[str, Any] | None) -> Mapping[str, str]:
+    return (raw["metadata"].get("annotations") or {}) if raw is not None else {}
 
 
 def _not_ours(name: str, why: str) -> str:
@@ -304,3 +303,34 @@ def _not_ours(name: str, why: str) -> str:
         f"the chain is not continued behind ConfigMap {name}: {why}. Keep a copy as evidence, and delete it: "
         "the chain continues, and shows the gap"
     )
+
+
+def recorded_chain(store: Store, namespace: str, domain: str) -> ReceiptChain | None:
+    """Return the chain in the status of a domain's CacheDomain."""
+    found = _domain(store, namespace, domain)
+    return found.status.receipts if found is not None else None
+
+
+async def record_chain(
+    kube: Kube, store: Store, namespace: str, domain: str, number: int, head: str
+) -> CacheDomain | None:
+    """Write number and digest of a domain's newest receipt into the status of its CacheDomain. Return that, or None if
+    it is gone or counts as much already. Raises KubeError."""
+    found, resource = _domain(store, namespace, domain), BY_KIND[CacheDomain.INFO.kind]
+    if found is None or (found.status.receipts is not None and found.status.receipts.count >= number):
+        return None
+    status, version = {"receipts": {"count": number, "head": head}}, found.metadata.resource_version
+    try:
+        written = await kube.patch_status(resource, namespace, DOMAIN_NAME, status, version)
+    except KubeError as error:
+        if error.is_not_found:
+            return None
+        raise
+    store.observe(written)
+    return found
+
+
+def _domain(store: Store, namespace: str, domain: str) -> CacheDomain | None:
+    """Return the CacheDomain with this domain id; a successor has another chain."""
+    found: CacheDomain | None = store.domain(namespace).objects["CacheDomain"].get(DOMAIN_NAME)
+    return found if found is not None and found.status.domain_id == domain else None

@@ -14,15 +14,15 @@ import base64
 import logging
 import lzma
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, get_args
+from dataclasses import fields
+from typing import Any, get_args
 
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError, wire
-from kvstrata.contract.wire import Wire, canonical_json, from_wire, to_wire
+from kvstrata.contract.wire import canonical_json, from_wire, to_wire, wired
 from kvstrata.model.erasure.facts import Fact, HeldKey
-from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, StoredRecord
 from kvstrata.objects import labels
 from kvstrata.objects.secret import build_secret
 
@@ -32,12 +32,6 @@ COMPONENT = "erasure"
 ATTEMPTS = 5
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
-    record: ErasureRecord
-    version: str
 
 
 class RecordStore:
@@ -125,10 +119,8 @@ VERSION = 1
 _KINDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(Fact)}
 
 
-@dataclass(frozen=True, slots=True)
+@wired("a record of an erasure", camel=True)
 class _Stored:
-    WIRE: ClassVar[Wire] = Wire("a record of an erasure", camel=True)
-
     version: int
     namespace: str
     invalidation: str

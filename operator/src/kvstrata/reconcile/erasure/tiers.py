@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import Kube
 from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
-from kvstrata.clients.resources import SECRET
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import Look
 from kvstrata.model.erasure.record import ErasureRecord, TierNow
-from kvstrata.objects.tier_link import RedisLink, redis_link
-from kvstrata.plan.redis.backend import addresses, asked_as, in_force
-from kvstrata.reconcile.secrets import decode
+from kvstrata.plan.redis.backend import accesses, in_force
+from kvstrata.reconcile.secrets import SecretMissingError, secret_value
 
 
 class LookError(Exception):
@@ -26,17 +25,14 @@ class LookError(Exception):
         self.why = why
 
 
+@dataclass(frozen=True, slots=True)
 class Looks:
     """`operator` is named in the looks, `now` is the wall clock in UTC."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        operator: str,
-        now: Callable[[], datetime],
-        verifier: Callable[..., TierVerifier] = TierVerifier,
-    ) -> None:
-        self._kube, self._operator, self._now, self._verifier = kube, operator, now, verifier
+    kube: Kube
+    operator: str
+    now: Callable[[], datetime]
+    verifier: Callable[..., TierVerifier] = TierVerifier
 
     async def servers(self, record: ErasureRecord, tier: CacheTier) -> TierNow:
         try:
@@ -52,7 +48,7 @@ class Looks:
         """Check every server of a tier, for all of the keyspaces or only blocks of the order's chunks. Raises LookError
         if the look proves nothing, and KubeError."""
         verifier = await self._enter(tier)
-        began, order = self._now(), record.erasure.order
+        began, order = self.now(), record.erasure.order
         found = await verifier.look(record.domain, order.keyspaces, order.chunks)
         moved = found.slots_before != found.slots_after
         others = [one for one in found.problems if not (moved and one.reason == SLOT_MAP_CHANGED)]
@@ -66,38 +62,26 @@ class Looks:
             left = f"still has {behind[0].values + behind[0].index} keys"
             raise LookError(tier.name, f"{what} {behind[0].address} {left}")
         look = Look(
-            tier.name, self._operator, began, self._now(), found.slots_before, found.slots_after,
+            tier.name, self.operator, began, self.now(), found.slots_before, found.slots_after,
             len(primaries), primaries,
         )  # fmt: skip
         return look, _names(found)
 
     async def _enter(self, tier: CacheTier) -> TierVerifier:
-        used = in_force(tier) or tier
-        link = redis_link(used)
-        if link is None:
+        asked = next(iter(accesses(in_force(tier) or tier)), None)
+        if asked is None:
             raise LookError(tier.name, "it has no servers")
-        access = await self._access(tier, link)
-        host, _ = link.endpoints[0]
-        return self._verifier(addresses(link)[0], host, access, cluster=used.spec.is_cluster)
-
-    async def _access(self, tier: CacheTier, link: RedisLink) -> Access:
-        username, password, authority = asked_as(link)
-        word = await self._value(tier, password)
         try:
-            text = word.decode() if word is not None else None
+            word = await secret_value(self.kube, tier.namespace, asked.password)
+            password = word.decode() if word is not None else None
+            authority = await secret_value(self.kube, tier.namespace, asked.authority)
+        except SecretMissingError as error:
+            raise LookError(tier.name, str(error)) from None
         except UnicodeDecodeError:
-            why = f"the password in Secret {(password or ('',))[0]} is not UTF-8 text"
+            why = f"the password in Secret {(asked.password or ('',))[0]} is not UTF-8 text"
             raise LookError(tier.name, why) from None
-        return Access(text, await self._value(tier, authority), username)
-
-    async def _value(self, tier: CacheTier, where: tuple[str, str] | None) -> bytes | None:
-        if where is None:
-            return None
-        raw = await self._kube.get(SECRET, tier.namespace, where[0])
-        value = decode(raw).get(where[1]) if raw else None
-        if value is None:
-            raise LookError(tier.name, f"Secret {where[0]} does not exist or has no key {where[1]}")
-        return value
+        access = Access(password, authority, asked.username)
+        return self.verifier(asked.endpoint, asked.server_name, access, cluster=asked.cluster)
 
 
 def _serves(one: NodeLook) -> bool:

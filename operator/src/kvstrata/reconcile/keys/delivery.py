@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
 
+from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
-from kvstrata.contract.messages.key_delivery import MAX_CARRIED, KeysLacking, overwrite, pack_keys
-from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.messages.key_delivery import MAX_CARRIED, overwrite, pack_keys
 from kvstrata.model.pods import Pod
 from kvstrata.reconcile import metrics
+from kvstrata.reconcile.background import Leads
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.pod_states import PodAnswerError, PodTokens
 from kvstrata.reconcile.store import Store
@@ -27,24 +27,16 @@ FOLLOW_S = 0.2
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 15.0)
 
 
-class Gates(Protocol):
-    """Gates of pods; see `clients.gate.GateClient`."""
-
-    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]: ...
-
-    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]: ...
-
-
 class KeyDelivery:
-    """Serves pods while this process leads. `leading` is checked before keys are sent; `sleep` takes seconds."""
+    """Serves pods. `leading` is checked before keys are sent; `sleep` takes seconds."""
 
     def __init__(
         self,
         kube: Kube,
-        gates: Gates,
+        gates: GateClient,
         store: Store,
         ring: KeyRing,
-        leading: Callable[[], bool],
+        leading: Leads,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._gates, self._store, self._ring, self._leading = gates, store, ring, leading
@@ -87,21 +79,19 @@ class KeyDelivery:
             except Exception:
                 log.exception("a pod was not brought data keys; this is a defect", extra={"pod": pod.name})
                 metrics.FAILURES.labels("CacheDomain", "Bug").inc()
-            metrics.KEYS_BROUGHT.inc(brought)
             failures = 0 if brought else failures + 1
             await self._sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
 
     async def _bring(self, namespace: str, pod: Pod) -> int:
         """Return the number of keys that the pod lacked and has now."""
-        ip, gate = pod.ip or "", gate_server_name(pod.model, namespace)
-        asked = sorted((await self._tokens.answer_of(namespace, pod, self._gates.keys(ip, gate))).ids)
+        asked = sorted((await self._tokens.answer_of(namespace, pod, self._gates.keys)).ids)
         lacking = {*asked}
         for first in range(0, len(asked), MAX_CARRIED):
             secrets = self._ring.secrets(namespace, asked[first : first + MAX_CARRIED])
             if secrets and self._leading():
                 message = pack_keys(secrets)
                 try:
-                    answer = await self._tokens.answer_of(namespace, pod, self._gates.bring_keys(ip, gate, message))
+                    answer = await self._tokens.answer_of(namespace, pod, self._gates.bring_keys, message)
                 finally:
                     overwrite(message)
                 lacking &= {*answer.ids}

@@ -2,10 +2,8 @@
 
 Each epoch's data key has a wrapping key of its own in the service, the smallest unit that the service can delete:
 without it, copies of the data key in etcd's history and backups are useless. The deletion is verified by asking the
-service again, and only its "no such key" counts; a refusal, a wrong mount or a service that was set up again do not.
-
-A restored backup of the service has its keys again: its answer describes its current state. Data keys in the memory of
-pods are outside this module.
+service again, and only its "no such key" counts; a refusal, a wrong mount or a service that was set up again do not. A
+restored backup of the service has its keys again.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -24,6 +21,7 @@ from kvstrata.contract.receipt.facts import Statement
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.plan.keys.kms import KeyRecords
+from kvstrata.reconcile.background import Clock
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, by_shard, wrapping_key
 
@@ -53,22 +51,19 @@ class Answers(Generic[T]):
         return self.found
 
 
-async def _never() -> str:
+WhyNot = Callable[[], Awaitable[str]]
+
+
+async def _nothing() -> str:
     return ""
 
 
 class KmsCustody:
-    """The keys of one domain. `now` is the wall clock in UTC; `operator` is this pod's name, for revocations.
-    `why_not` returns why no key may be drawn any more, empty if it may; keys drawn meanwhile end at once. Every call
-    may raise CustodyError."""
+    """The keys of one domain. `operator` is this pod's name, for revocations. `why_not` returns why no key may be drawn
+    any more, empty if it may. Every call may raise CustodyError."""
 
     def __init__(
-        self,
-        client: TransitClient,
-        stored: WrappedKeys,
-        now: Callable[[], datetime],
-        operator: str,
-        why_not: Callable[[], Awaitable[str]] = _never,
+        self, client: TransitClient, stored: WrappedKeys, now: Clock, operator: str, why_not: WhyNot = _nothing
     ) -> None:
         self._client, self._stored, self.domain, self._why_not = client, stored, stored.domain, why_not
         self._now, self._operator = now, operator
@@ -81,9 +76,8 @@ class KmsCustody:
     async def draw(self, epochs: Iterable[str]) -> None:
         """Create and wrap a key for each epoch without one. Existing keys of another operator stay, and new ones for
         the same epoch are dropped. Keys made before a failure are stored."""
-        wanted = tuple(epochs)
-        there = await self._stored.read(wanted)
-        missing = [epoch for epoch in wanted if epoch not in there]
+        wanted = frozenset(epochs)
+        missing = wanted - (await self._stored.read(wanted)).keys()
         if not missing:
             return
         service = await self._service()
@@ -170,9 +164,9 @@ class KmsCustody:
         try:
             return await self._client.unwrap(record.key, record.wrapped)
         except KmsError as error:
-            if error.reason is KmsFailure.NO_KEY:
-                return None
-            raise
+            if error.reason is not KmsFailure.NO_KEY:
+                raise
+            return None
 
     async def _destroyed(self, record: WrappedKey | None, service: Service) -> Destruction:
         if record is None:

@@ -4,18 +4,16 @@ Observes: CacheDomains, and notes of former ones (`kms_domains_store`). Writes: 
 and when its service's address changed; deletes a domain's Secrets of wrapped keys once the service has none of its
 keys. Runs again when: SETTLE_S has passed.
 
-A domain counts as gone when the API server lists its namespace's CacheDomains without it and the watch lost it, too, or
-when the namespace is ending. A domain that returns with its id continues. Its note stays while an erasure or
-invalidation is open, or a status names an epoch, because they may ask for its key's end.
+A domain counts as gone when list and watch lack it, or its namespace is ending. One that returns with its id continues.
+Its note stays while an erasure, an invalidation or a status may ask for the end of its key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
@@ -32,6 +30,7 @@ from kvstrata.objects import names
 from kvstrata.plan.keys.custody import active_custody
 from kvstrata.plan.keys.data_keys import HOLDERS, epochs_in_use
 from kvstrata.reconcile import metrics
+from kvstrata.reconcile.background import Clock, Leads
 from kvstrata.reconcile.erasure.record_store import RecordStore
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
@@ -45,25 +44,18 @@ log = logging.getLogger(__name__)
 _NAMING = HOLDERS | {"CacheInvalidation"}
 """Kinds whose status names epochs, including former ones."""
 
-SETTLE_S = 15.0
+_NO_RECORD = "and no record names the service that has the others"
 
+SETTLE_S = 15.0
 STRAYS_EVERY = 40
 """Every how many passes all Secrets of wrapped keys are listed."""
 
 
 class KmsDomains:
-    """`namespace` is the operator's, `operator` is named in revocations, `now` is the wall clock in UTC,
-    `leading` whether this process may write."""
+    """`namespace` is the operator's, `operator` is named in revocations."""
 
     def __init__(
-        self,
-        kube: Kube,
-        namespace: str,
-        store: Store,
-        services: KmsServices,
-        operator: str,
-        now: Callable[[], datetime],
-        leading: Callable[[], bool],
+        self, kube: Kube, namespace: str, store: Store, services: KmsServices, operator: str, now: Clock, leading: Leads
     ) -> None:
         self._kube, self._namespace, self._store, self._services = kube, namespace, store, services
         self._operator, self._now, self._leading = operator, now, leading
@@ -73,7 +65,7 @@ class KmsDomains:
         self._over: dict[str, set[str]] = {}
         """By domain, epochs whose keys' end the service confirmed to this process, and whose notes stay."""
         self._looks, self._strays = 0, 0
-        """Number of passes, and of missing domains with keys but without a note at the last listing."""
+        """Passes, and missing domains with keys but without a note at the last listing."""
 
     async def of_namespace(self, namespace: str) -> KmsCustody:
         """Return the custody that a namespace's CacheDomain names, after it is noted. Raises CustodyError."""
@@ -86,27 +78,24 @@ class KmsDomains:
         if known != kms_domain:
             # A wrong address must not replace the last note, which may still be right.
             await custody.leads_there()
-            self._require_leading()
+            self.require_leading()
             await self._stored.write(replace(kms_domain, version=known.version if known is not None else ""))
         return custody
 
     async def of_domain(self, namespace: str, domain_id: str) -> KmsCustody | None:
-        """Return the custody of a present or former domain of a namespace; None if nothing is stored. Raises
-        CustodyError."""
+        """Return the custody of a present or former domain; None if nothing is stored. Raises CustodyError."""
         kms_domain = await self._stored.of(domain_id)
         if kms_domain is not None and kms_domain.namespace != namespace:
             raise CustodyError("the domain was never in this namespace")
         domain = self._domain_of(namespace)
         if domain is not None and domain.status.domain_id == domain_id:
             return await self._custody(await self._kms_domain_of(namespace))
-        if kms_domain is None:
-            held = await WrappedKeys(self._kube, self._namespace, domain_id).held()
-            if held.unusable or any(record.wrapped for record in held.records.values()):
-                raise CustodyError(
-                    "there are wrapped keys of the domain, and no record names the service that has the others"
-                )
-            return None
-        return await self._custody(kms_domain)
+        if kms_domain is not None:
+            return await self._custody(kms_domain)
+        held = await WrappedKeys(self._kube, self._namespace, domain_id).held()
+        if held.unusable or any(record.wrapped for record in held.records.values()):
+            raise CustodyError(f"there are wrapped keys of the domain, {_NO_RECORD}")
+        return None
 
     async def revoke(self, namespace: str, domain_id: str, epochs: Iterable[str]) -> Mapping[str, Statement]:
         """Remove wrapped keys of a present or former domain from their Secrets. Raises CustodyError."""
@@ -137,14 +126,14 @@ class KmsDomains:
         except CustodyError as error:
             log.info("keys without a note could not be looked for", extra={"error": str(error)})
         try:
-            noted = await self._stored.all()
+            noted, unreadable = await self._stored.all()
         except CustodyError as error:
             log.info("the keys of deleted domains could not be checked", extra={"error": str(error)})
             return
-        if noted.unreadable:
-            log.warning("notes of services are unreadable", extra={"secrets": noted.unreadable})
-        waiting = len(noted.unreadable) + self._strays
-        for kms_domain in noted.kms_domains:
+        if unreadable:
+            log.warning("notes of services are unreadable", extra={"secrets": unreadable})
+        waiting = len(unreadable) + self._strays
+        for kms_domain in noted:
             about = {"namespace": kms_domain.namespace, "domain": kms_domain.domain}
             was_empty = kms_domain.domain in self._empty
             self._empty.discard(kms_domain.domain)
@@ -152,19 +141,23 @@ class KmsDomains:
                 if await self._is_gone(kms_domain):
                     waiting += not await self._ended(kms_domain, was_empty)
                 elif kms_domain.ending:
-                    self._require_leading()
+                    self.require_leading()
                     await self._stored.write(replace(kms_domain, ending=False))
                     self._over.pop(kms_domain.domain, None)
                     log.warning("a CacheDomain is there again: its keys are not ended any further", extra=about)
             except (CustodyError, KubeError) as error:
                 waiting += 1
-                problem = {"problem": str(error)}
-                log.warning("keys of a domain that may be gone are still in their service", extra=about | problem)
+                about["problem"] = str(error)
+                log.warning("keys of a domain that may be gone are still in their service", extra=about)
             except Exception as error:
                 waiting += 1
                 _report(error)
         metrics.KMS_DOMAINS_OPEN.set(waiting)
-        await self._renew({kms_domain.domain for kms_domain in noted.kms_domains})
+        await self._renew({kms_domain.domain for kms_domain in noted})
+
+    def require_leading(self) -> None:
+        if not self._leading():
+            raise CustodyError("this process no longer leads")
 
     async def close(self) -> None:
         await self._services.close()
@@ -172,7 +165,7 @@ class KmsDomains:
     async def _ended(self, kms_domain: KmsDomain, was_empty: bool) -> bool:
         """End all keys of a domain; return whether the service has none any more. `was_empty`: the last pass found
         nothing, so if this finds nothing either, it is the final one."""
-        self._require_leading()
+        self.require_leading()
         if not kms_domain.ending:
             # Before the keys are listed: keys drawn from now on are undone.
             await self._stored.write(replace(kms_domain, ending=True))
@@ -225,13 +218,12 @@ class KmsDomains:
         """Return the number of missing domains with records of keys, but without a note. Raises CustodyError."""
         # A note is written before the first key, and removed after the last.
         with_keys = await domains_with_keys(self._kube, self._namespace)
-        noted = await self._stored.all()
-        known = {*noted.unreadable, *(names.kms_domain(kms_domain.domain) for kms_domain in noted.kms_domains)}
+        noted, unreadable = await self._stored.all()
+        known = {*unreadable, *(names.kms_domain(kms_domain.domain) for kms_domain in noted)}
         there = {self._store.world(namespace).domain_id for namespace in self._store.namespaces}
         strays = sorted(domain for domain in with_keys - there if names.kms_domain(domain) not in known)
         if strays:
-            about = {"domains": strays}
-            log.warning("there are wrapped keys, and no record names the service that has the others", extra=about)
+            log.warning(f"there are wrapped keys, {_NO_RECORD}", extra={"domains": strays})
         return len(strays)
 
     async def _is_gone(self, kms_domain: KmsDomain) -> bool:
@@ -247,9 +239,8 @@ class KmsDomains:
             return False
         seen = self._store.world(kms_domain.namespace).domains.values()
         if any(kms_domain.uid == one.uid or kms_domain.domain == one.status.domain_id for one in seen):
-            raise CustodyError(
-                "the API server lists the CacheDomain no more, and its watch has not reported its deletion"
-            )
+            message = "the API server lists the CacheDomain no more, and its watch has not reported its deletion"
+            raise CustodyError(message)
         return True
 
     async def _asked(self, kms_domain: KmsDomain) -> frozenset[str] | None:
@@ -293,10 +284,6 @@ class KmsDomains:
         stored = WrappedKeys(self._kube, self._namespace, kms_domain.domain)
         client, why_not = await self._services.client(kms_domain), partial(self._stored.why_not, kms_domain.domain)
         return KmsCustody(client, stored, self._now, self._operator, why_not)
-
-    def _require_leading(self) -> None:
-        if not self._leading():
-            raise CustodyError("this process no longer leads")
 
 
 def is_unreadable(world: World) -> bool:

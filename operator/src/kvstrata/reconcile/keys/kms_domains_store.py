@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 from kvstrata.api.cachedomain import KeyManagement
 from kvstrata.clients.kube import Kube
 from kvstrata.objects import names
-from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.keys.custody_secrets import CustodySecrets
+from kvstrata.reconcile.keys import CustodyError, CustodySecrets
 
 DATA_KEY = "domain.json"
 COMPONENT = "kms-domain"
@@ -36,14 +35,6 @@ class KmsDomain:
 _NOTE = TypeAdapter(KmsDomain)
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """Notes of all domains, and the names of unreadable Secrets."""
-
-    kms_domains: tuple[KmsDomain, ...]
-    unreadable: tuple[str, ...]
-
-
 class KmsDomainStore:
     """Reads and writes notes. `namespace` is the operator's. Every call may raise CustodyError."""
 
@@ -52,16 +43,18 @@ class KmsDomainStore:
 
     async def of(self, domain: str) -> KmsDomain | None:
         """Return a domain's note, None if there is none. Raises CustodyError for an unreadable one, too."""
-        stored = await self._secrets.read(names.kms_domain(domain))
-        known = _decoded(stored) if stored is not None else None
-        if stored is not None and known is None:
-            raise CustodyError(f"Secret {names.kms_domain(domain)} has no content that this version can read")
+        name = names.kms_domain(domain)
+        if (stored := await self._secrets.read(name)) is None:
+            return None
+        if (known := _decoded(stored)) is None:
+            raise CustodyError(f"Secret {name} has no content that this version can read")
         return known
 
-    async def all(self) -> Noted:
+    async def all(self) -> tuple[tuple[KmsDomain, ...], tuple[str, ...]]:
+        """Return the notes of all domains, and the names of unreadable Secrets."""
         found = {raw["metadata"]["name"]: _decoded(raw) async for raw in self._secrets.list()}
         known = tuple(kms_domain for kms_domain in found.values() if kms_domain is not None)
-        return Noted(known, tuple(name for name, kms_domain in found.items() if kms_domain is None))
+        return known, tuple(name for name, kms_domain in found.items() if kms_domain is None)
 
     async def why_not(self, domain: str) -> str:
         """Return why no key of a domain may be drawn: its keys are ending, or it has no note. Empty if it may."""
@@ -76,8 +69,7 @@ class KmsDomainStore:
         await self._secrets.write(names.kms_domain(kms_domain.domain), {DATA_KEY: data}, kms_domain.version)
 
     async def remove(self, domain: str) -> None:
-        stored = await self._secrets.read(names.kms_domain(domain))
-        if stored is not None:
+        if (stored := await self._secrets.read(names.kms_domain(domain))) is not None:
             await self._secrets.delete(stored)
 
 

@@ -1,7 +1,7 @@
 """Clients of key management services, as CacheDomains name them and the operator's configuration allows.
 
-The operator sends its token to a service. A namespace must not choose the address or the authentication method freely:
-the owner of that place could take the token and impersonate the operator.
+The operator sends its token to a service. A namespace must not choose address and authentication method freely: their
+owner could take the token and impersonate the operator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Login = Callable[[KeyManagement], Tokens]
 
 def by_service_account(token_file: Path) -> Login:
     def login(kms: KeyManagement) -> Tokens:
-        return KubernetesLogin(kms.role, token_file, method=kms.effective_auth_mount)
+        return KubernetesLogin(kms.role, token_file, method=kms.auth_mount)
 
     return login
 
@@ -43,8 +43,7 @@ class KmsServices:
         self._closed = False
 
     async def client(self, kms_domain: KmsDomain) -> TransitClient:
-        """Return the client for a domain's keys. Raises CustodyError. A client that it replaces is closed: its users
-        get a KmsError, and retry."""
+        """Return the client for a domain's keys. Raises CustodyError. A client that it replaces is closed."""
         self._require_allowed(kms_domain.kms)
         owner, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, kms_domain.authority)
         known = self._clients.get(owner)
@@ -53,14 +52,10 @@ class KmsServices:
         if self._closed:
             raise CustodyError("the operator is ending")
         kms = kms_domain.kms
+        turns, namespace = self._turns[kms.address], kms.namespace or ""
         try:
             client = TransitClient(
-                kms.address,
-                kms_domain.authority,
-                self._login(kms),
-                mount=kms.mount or "transit",
-                namespace=kms.namespace or "",
-                turns=self._turns[kms.address],
+                kms.address, kms_domain.authority, self._login(kms), mount=kms.mount, namespace=namespace, turns=turns
             )
         except (ValueError, ssl.SSLError) as error:
             raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
@@ -93,5 +88,5 @@ class KmsServices:
         if not any(one.allows(kms) for one in self._allowed):
             raise CustodyError(
                 f"the operator's configuration does not allow {kms.address} with namespace {kms.namespace or 'none'}, "
-                f"authMount {kms.effective_auth_mount} and role {kms.role}: add it to kms.addresses of the chart"
+                f"authMount {kms.auth_mount} and role {kms.role}: add it to kms.addresses of the chart"
             )

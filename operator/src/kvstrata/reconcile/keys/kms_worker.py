@@ -4,15 +4,15 @@ Observes: the world, records of wrapped keys, and orders of the plan (`KeepInKms
 `kms_custody`; keys into the ring; their ids, lost epochs and problems into the store. Runs again when: a failure's
 pause has passed, or the plan orders another key. The task ends when nothing is due.
 
-A new leader has everything unwrapped; until then the plans see the keys that bundles name, so that pods continue. It
-finds the unfinished work of a former process in the Secrets. `kms_domains` ends the keys of deleted domains.
+A new leader has everything unwrapped; until then the plans see the keys that bundles name, so that pods continue.
+`kms_domains` ends the keys of deleted domains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -55,7 +55,6 @@ class NamespaceKeys:
     queue: WorkQueue
     ring: KeyRing
     kms_domains: KmsDomains
-    leading: Callable[[], bool]
     wanted: frozenset[str] = frozenset()
     spent: frozenset[str] = frozenset()
     settled: frozenset[str] = frozenset()
@@ -114,8 +113,8 @@ class NamespaceKeys:
         self._set_problem("")
 
     async def turn(self) -> bool:
-        """Do the due work, one Secret after the other, so that one failure delays no others for long. Returns whether
-        all is done. Raises the first CustodyError at the end."""
+        """Do the due work, one Secret after the other; return whether all is done. Raises the first CustodyError at the
+        end, so that one failure delays no others for long."""
         custody, domain = await self.kms_domains.of_namespace(self.namespace), self.domain
         records = await custody.records()
         # The scope of a lost key has a new epoch by now, or is ending.
@@ -123,7 +122,7 @@ class NamespaceKeys:
         due = plan_keys(self._needs(), records, self.ring.epochs(self.namespace), self.settled)
         if domain.keys_unwrapping - due.unwrap:
             domain.keys_unwrapping &= due.unwrap
-            self._enqueue(self.store.key_holders(self.namespace))
+            self.queue.add_all(self.store.key_holders(self.namespace))
         self._lose(due.lost)
         self.spent &= due.destroy
         portions, failures = by_shard(due.draw | due.unwrap | due.destroy), list[CustodyError]()
@@ -152,7 +151,7 @@ class NamespaceKeys:
             return
         failure: CustodyError | None = None
         if due.draw:
-            self._require_leading()
+            self.kms_domains.require_leading()
             try:
                 await custody.draw(due.draw)
             except CustodyError as error:
@@ -167,7 +166,7 @@ class NamespaceKeys:
         for epoch in found.keys() - self.settled:
             self.ring.add(self.namespace, epoch, found[epoch])
         lost, left = judge_unwrapped(due, self._needs(), none, refused)
-        record_data_keys(self.namespace, made=len(found.keys() - domain.data_keys), removed=0)
+        record_data_keys(self.namespace, made=len(found.keys() - domain.data_keys))
         domain.data_keys = {**domain.data_keys, **self.ring.ids(self.namespace, found)}
         domain.keys_unwrapping -= opened.found.keys()
         self.settled |= left
@@ -175,7 +174,7 @@ class NamespaceKeys:
         if refused & left:
             about = {"namespace": self.namespace, "why": str(opened.failure)}
             log.warning("unused data keys stay wrapped", extra=about)
-        self._enqueue(self.store.key_holders(self.namespace))
+        self.queue.add_all(self.store.key_holders(self.namespace))
         if failure := failure or (opened.failure if unknown - self.settled else None):
             raise failure
 
@@ -186,14 +185,14 @@ class NamespaceKeys:
             known = self.domain.data_keys.items()
             self.domain.data_keys = {epoch: key for epoch, key in known if epoch not in epochs}
             self.domain.keys_lost |= epochs
-            self._enqueue(self.store.keys_of(self.namespace))
+            self.queue.add_all(self.store.keys_of(self.namespace))
 
     async def _end(self, custody: KmsCustody, due: KeyWork) -> None:
         """Have the service delete the wrapping keys of unused keys, and remove their notes unless an erasure needs
         them. Keys that the service still has are retried; where it cannot know, the record stays as a note."""
         if not due.destroy or not self._is_of(custody):
             return
-        self._require_leading()
+        self.kms_domains.require_leading()
         spent = self.spent & due.destroy
         await custody.revoke(spent)
         ended = await custody.destroy(due.destroy)
@@ -203,16 +202,12 @@ class NamespaceKeys:
         record_unended(self.namespace, ended.found.values())
         self.give_up(answered)
         self.spent -= answered
-        record_data_keys(self.namespace, made=0, removed=len(spent & answered))
-        self._enqueue(self.store.key_holders(self.namespace))
+        record_data_keys(self.namespace, removed=len(spent & answered))
+        self.queue.add_all(self.store.key_holders(self.namespace))
         ended.whole()
 
     def _is_of(self, custody: KmsCustody) -> bool:
         return self.world.domain_id == custody.domain
-
-    def _require_leading(self) -> None:
-        if not self.leading():
-            raise CustodyError("this process no longer leads")
 
     def _set_problem(self, problem: str) -> None:
         if self.domain.keys_problem != problem:
@@ -220,21 +215,14 @@ class NamespaceKeys:
             if problem:
                 about = {"namespace": self.namespace, "problem": problem}
                 log.warning("the custody of data keys is away", extra=about)
-            self._enqueue([Key("CacheDomain", self.namespace, DOMAIN_NAME)])
-
-    def _enqueue(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self.queue.add(key)
+            self.queue.add(Key("CacheDomain", self.namespace, DOMAIN_NAME))
 
 
 class KmsKeys:
-    """The keys that services wrap; unwrapped ones are in `ring`. `leading` is whether this process may write. A context
-    manager, for one event loop; leaving it cancels running work."""
+    """The keys that services wrap; unwrapped ones are in `ring`. Leaving the context cancels running work."""
 
-    def __init__(
-        self, store: Store, queue: WorkQueue, ring: KeyRing, kms_domains: KmsDomains, leading: Callable[[], bool]
-    ) -> None:
-        self._store, self._kms_domains, self._shared = store, kms_domains, (store, queue, ring, kms_domains, leading)
+    def __init__(self, store: Store, queue: WorkQueue, ring: KeyRing, kms_domains: KmsDomains) -> None:
+        self._store, self._kms_domains, self._shared = store, kms_domains, (store, queue, ring, kms_domains)
         self._namespaces: dict[str, NamespaceKeys] = {}
         self._settling: asyncio.Task[None] | None = None
 
@@ -250,8 +238,7 @@ class KmsKeys:
         await self._kms_domains.close()
 
     def begin(self) -> None:
-        """Start unwrapping everything in use, after the world is known and before anything is planned. If the
-        CacheDomain cannot be read, this waits until it can."""
+        """Start unwrapping everything in use, once the world is known and before anything is planned."""
         for namespace in self._store.namespaces:
             keys = self._of(namespace)
             if not keys.uses_kms:
@@ -280,7 +267,6 @@ class KmsKeys:
         return await self._kms_domains.revoke(namespace, domain, wanted)
 
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
-        """Have the service delete the wrapping keys of revoked keys. Raises CustodyError."""
         custody = await self._kms_domains.of_domain(namespace, domain)
         return dict.fromkeys(epochs, UNRECORDED) if custody is None else (await custody.destroy(epochs)).whole()
 

@@ -10,7 +10,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
@@ -19,7 +18,7 @@ from kvstrata.clients.kube import Kube
 from kvstrata.contract.policy.keyspace import is_epoch
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import names
-from kvstrata.reconcile.keys.custody_secrets import CustodySecrets
+from kvstrata.reconcile.keys import CustodySecrets
 from kvstrata.reconcile.secrets import decode
 
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -81,15 +80,14 @@ class WrappedKeys:
 
     async def read(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
         wanted = frozenset(epochs)
-        held = await self.held(by_shard(wanted))
-        return {epoch: record for epoch, record in held.records.items() if epoch in wanted}
+        records = (await self.held(by_shard(wanted))).records
+        return {epoch: record for epoch, record in records.items() if epoch in wanted}
 
     async def held(self, shards: Iterable[str] = SHARDS) -> Held:
         records, unusable = dict[str, WrappedKey](), dict[str, str]()
         for shard in shards:
             stored = await self._stored(shard)
-            own = self._own(shard, stored)
-            records |= own
+            records |= (own := self._own(shard, stored))
             unusable |= dict.fromkeys((stored.get("data") or {}).keys() - own.keys(), self.name_of(shard))
         return Held(records, unusable)
 
@@ -124,8 +122,8 @@ class WrappedKeys:
     def _own(self, shard: str, stored: Mapping[str, Any]) -> dict[str, WrappedKey]:
         epochs = {epoch: value for epoch, value in decode(stored).items() if is_epoch(epoch) and epoch[:1] == shard}
         read = {epoch: WrappedKey.decode(value) for epoch, value in epochs.items()}
-        key_of = partial(wrapping_key, self.domain)
-        return {epoch: record for epoch, record in read.items() if record is not None and record.key == key_of(epoch)}
+        domain = self.domain
+        return {epoch: one for epoch, one in read.items() if one and one.key == wrapping_key(domain, epoch)}
 
 
 async def domains_with_keys(kube: Kube, namespace: str) -> frozenset[str]:

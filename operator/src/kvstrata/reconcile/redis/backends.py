@@ -1,4 +1,4 @@
-"""Probes of external Redis servers, beside the loop; reports go into the store."""
+"""Probes of external Redis servers, beside the loop; reports and values of their Secrets go into the store."""
 
 from __future__ import annotations
 
@@ -7,68 +7,66 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import TierReason
+from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.redis.external import check_external
-from kvstrata.clients.redis.probe import Access, RedisReason
-from kvstrata.clients.resources import SECRET
+from kvstrata.clients.redis.probe import Access
+from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ProbeBackend
 from kvstrata.plan.redis.external import missing
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.background import utc_now
+from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.secrets import secret_value
 from kvstrata.reconcile.store import Store
 
 MAX_CONNECTIONS = 32
 """Concurrent connections to external servers, over all tiers; hanging ones last for seconds."""
 
 
-class Backends:
+class Backends(Background):
     """Probes tiers' servers, one probe at a time for each tier."""
 
     def __init__(self, kube: Kube, store: Store, queue: WorkQueue) -> None:
-        self._kube, self._store, self._queue = kube, store, queue
-        self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
+        super().__init__(queue)
+        self._kube, self._store = kube, store
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     def begin(self, namespace: str, order: ProbeBackend) -> None:
         slot = (namespace, order.tier)
-        running = self._probes.get(slot)
-        if running is None or running.done():
-            self._probes[slot] = asyncio.create_task(self.ask(namespace, order), name=f"probe {order.tier}")
+        self._begin(slot, self.ask(namespace, order), "a probe of a tier failed", Key("CacheTier", *slot))
 
     async def ask(self, namespace: str, order: ProbeBackend) -> None:
         """Probe a tier, store the report, and enqueue the tier. Failures are reports, too."""
+        asked, read = order.access, dict[tuple[str, str], bytes]()
         try:
-            password = await self._secret_value(namespace, order.password_secret)
-            authority = await self._secret_value(namespace, order.authority_secret)
+            password = await self._secret_value(namespace, asked.password, MAX_PASSWORD_BYTES)
+            authority = await self._secret_value(namespace, asked.authority, MAX_AUTHORITY_BYTES)
             text = password.decode() if password else None
         except (KubeError, LookupError) as error:
-            report = _unasked(order, TierReason.SECRET_NOT_FOUND, str(error))
+            report = _report(order, False, SharedReason.SECRET_NOT_FOUND, str(error))
         except UnicodeDecodeError:
-            where = order.password_secret or ("", "")
+            where = asked.password or ("", "")
             sentence = f"the key {where[1]} of Secret {where[0]} is not UTF-8 text"
-            report = _unasked(order, TierReason.SECRET_UNREADABLE, sentence)
+            report = _report(order, False, TierReason.SECRET_UNREADABLE, sentence)
         else:
-            report = await self._checks(order, Access(text, authority, order.username))
+            pairs = ((asked.password, password), (asked.authority, authority))
+            read = {where: value for where, value in pairs if where is not None and value is not None}
+            report = await self._checks(order, Access(text, authority, asked.username))
         if not self._is_asked(namespace, order.tier):
             return
         self._store.domain(namespace).backends[order.tier] = report
+        self._queue.add_all(self._store.take_access(namespace, order.tier, read))
         self._count(namespace, order, report)
         self._queue.add(Key("CacheTier", namespace, order.tier))
 
     async def _checks(self, order: ProbeBackend, access: Access) -> BackendReport:
+        asked, limit = order.access, self._connections
         checked = await check_external(
-            order.endpoint,
-            order.server_name,
-            access,
-            order.domain,
-            cluster=order.cluster,
-            limit=self._connections,
+            asked.endpoint, asked.server_name, access, order.domain, cluster=asked.cluster, limit=limit
         )
         answering = checked.answering
         if not answering:
@@ -79,7 +77,7 @@ class Backends:
         return _report(
             order,
             True,
-            str(RedisReason.REACHABLE),
+            str(TierReason.REACHABLE),
             answering[0].message,
             used_bytes=sum(one.used_bytes for one in answering),
             max_bytes=sum(bounds) if all(bounds) else 0,
@@ -91,7 +89,9 @@ class Backends:
 
     def forget_unasked(self, namespace: str, tier: str) -> None:
         if not self._is_asked(namespace, tier):
-            self._store.domain(namespace).backends.pop(tier, None)
+            domain = self._store.domain(namespace)
+            domain.backends.pop(tier, None)
+            domain.access.pop(tier, None)
             for gauge in (metrics.BACKEND_UP, metrics.BACKEND_SUITABLE, metrics.SLOTS_UNCOVERED):
                 gauge.remove(namespace, tier)
 
@@ -107,13 +107,11 @@ class Backends:
         if report.external.mapped:
             metrics.SLOTS_UNCOVERED.labels(*where).set(SLOTS - report.external.answered)
 
-    async def _secret_value(self, namespace: str, where: tuple[str, str] | None) -> bytes | None:
-        if where is None:
-            return None
-        raw = await self._kube.get(SECRET, namespace, where[0])
-        value = decode(raw).get(where[1]) if raw else None
-        if value is None:
-            raise LookupError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+    async def _secret_value(self, namespace: str, where: tuple[str, str] | None, most: int) -> bytes | None:
+        """Raises LookupError if it is absent, or has more than `most` bytes."""
+        value = await secret_value(self._kube, namespace, where)
+        if where is not None and value is not None and len(value) > most:
+            raise LookupError(f"the key {where[1]} of Secret {where[0]} has more than {most} bytes")
         return value
 
     def _is_asked(self, namespace: str, tier: str) -> bool:
@@ -123,20 +121,5 @@ class Backends:
         return found.spec.medium is Medium.REDIS
 
 
-def _unasked(order: ProbeBackend, reason: TierReason, message: str) -> BackendReport:
-    return _report(order, False, reason, message)
-
-
 def _report(order: ProbeBackend, reachable: bool, reason: str, message: str, **figures: Any) -> BackendReport:
-    return BackendReport(
-        endpoint=order.endpoint,
-        username=order.username,
-        reachable=reachable,
-        reason=reason,
-        message=message,
-        at=utc_now(),
-        password_secret=order.password_secret,
-        authority_secret=order.authority_secret,
-        cluster=order.cluster,
-        **figures,
-    )
+    return BackendReport(order.access, reachable, reason, message, utc_now(), **figures)

@@ -1,4 +1,5 @@
-"""Passwords and certificates of managed servers, maintained beside the loop. Passwords are not kept."""
+"""Passwords and certificates of managed servers, maintained beside the loop. The store keeps the password of pods and
+no other."""
 
 from __future__ import annotations
 
@@ -8,18 +9,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.reasons import TierReason
+from kvstrata.api.reasons import SharedReason
 from kvstrata.clients import pki
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.redis.admin import CERTIFICATE_FILES, Admin, Admission, Entry, tend
 from kvstrata.clients.resources import SECRET
+from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words
 from kvstrata.plan.actions import ManagedServer, Order, TendServers
-from kvstrata.reconcile.background import utc_now
+from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import SecretStore, decode
 from kvstrata.reconcile.store import Store
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 Values = Mapping[str, bytes]
 
 
-class CredentialWorker:
+class CredentialWorker(Background):
     """Tends the servers of managed tiers, one round at a time for each tier. `leading` is whether this process may
     give orders. `files` are the servers' certificate files, `now` is the wall clock in UTC."""
 
@@ -44,16 +46,14 @@ class CredentialWorker:
         files: Mapping[str, str] = CERTIFICATE_FILES,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._kube, self._store, self._queue, self._secret_store = kube, store, queue, secret_store
+        super().__init__(queue)
+        self._kube, self._store, self._secret_store = kube, store, secret_store
         self._leading, self._files, self._now = leading, files, now
-        self._rounds: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def begin(self, namespace: str, order: TendServers) -> None:
         """Start a round for a tier, unless one is running: its look asks for the rest."""
         slot = (namespace, order.tier)
-        running = self._rounds.get(slot)
-        if running is None or running.done():
-            self._rounds[slot] = asyncio.create_task(self.tend(namespace, order), name=f"credentials {order.tier}")
+        self._begin(slot, self.tend(namespace, order), "a round over credentials failed", Key("CacheTier", *slot))
 
     async def tend(self, namespace: str, order: TendServers) -> None:
         tls: TlsFacts | None = None
@@ -65,12 +65,15 @@ class CredentialWorker:
                 tls = pki.describe(certificate, self._secret_store.authority.certificate_pem, self._now())
         except (KubeError, LookupError) as error:
             unread = str(error)
-            looks = [ServerCredentials(one.name, TierReason.SECRET_NOT_FOUND, unread) for one in order.servers]
+            looks = [ServerCredentials(one.name, SharedReason.SECRET_NOT_FOUND, unread) for one in order.servers]
         else:
             questions = (self._one(one, order, users, certificate) for one in order.servers)
             looks = list(await asyncio.gather(*questions))
         if not self._is_managed(namespace, order.tier):
             return
+        if not unread:
+            read = _for_pods(order, users, certificate or {})
+            self._queue.add_all(self._store.take_access(namespace, order.tier, read))
         look = CredentialLook(
             {one.server: one for one in looks}, self._now(), tls, updated=bool(order.orders), unread=unread
         )
@@ -117,3 +120,12 @@ class CredentialWorker:
     def _is_managed(self, namespace: str, tier: str) -> bool:
         found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
         return found is not None and not found.metadata.deleting and found.spec.managed is not None
+
+
+def _for_pods(order: TendServers, users: Values, certificate: Values) -> dict[tuple[str, str], bytes]:
+    """Return the password and the authority of pods, by Secret and key."""
+    found = (
+        (order.users_secret, names.PASSWORD_KEY, users.get(names.PASSWORD_KEY, b""), MAX_PASSWORD_BYTES),
+        (order.tls_secret or "", names.AUTHORITY_KEY, certificate.get(names.AUTHORITY_KEY, b""), MAX_AUTHORITY_BYTES),
+    )
+    return {(secret, key): value for secret, key, value, most in found if 0 < len(value) <= most}

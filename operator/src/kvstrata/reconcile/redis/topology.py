@@ -10,32 +10,31 @@ that no longer leads sends no command.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 
-from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.reasons import TierReason
+from kvstrata.api.cachetier import CacheTier, SlotLoss
+from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.redis.move_report import MoveReport
 from kvstrata.clients.redis.nodes import REFUSED, NodeAccess, RedisNodes, Sent
-from kvstrata.clients.redis.probe import RedisReason
 from kvstrata.clients.redis.slot_mover import SlotMover
-from kvstrata.clients.resources import POD, SECRET
-from kvstrata.model.pods import BackendReport, ClusterReport, Loss
+from kvstrata.clients.resources import POD
+from kvstrata.model.pods import BackendReport, ClusterReport
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod, SlotRange
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis import topology
 from kvstrata.plan.redis.topology import MoveOrder, Step, Verdict
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.background import utc_now
+from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis.topology_events import MoveCount, TopologyEvents
-from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.secrets import SecretMissingError, secret_value
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
@@ -53,26 +52,18 @@ REPORT_WITHIN_S = 5.0
 """How long forming a cluster that lost everything waits for its status to report the loss: a new leader must know of
 it, but an operator that cannot write must not block the tier."""
 
-_ACCESS_REFUSED = {RedisReason.WRONG_PASSWORD, RedisReason.PASSWORD_REQUIRED, RedisReason.CERTIFICATE_REFUSED}
+_ACCESS_REFUSED = {TierReason.WRONG_PASSWORD, TierReason.PASSWORD_REQUIRED, TierReason.CERTIFICATE_REFUSED}
 """Answers to credentials that are no longer, or not yet, valid."""
 
 
-class Topologies:
+class Topologies(Background):
     def __init__(self, kube: Kube, store: Store, queue: WorkQueue, may_write: Callable[[], bool]) -> None:
-        self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
-        self._events = Events(kube)
+        super().__init__(queue)
+        self._kube, self._store, self._may_write = kube, store, may_write
         self._tended: dict[tuple[str, str], _Tending] = {}
 
-    async def __aenter__(self) -> Topologies:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks = [tending.task for tending in self._tended.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
         for tending in self._tended.values():
             tending.events.leave()
 
@@ -80,16 +71,16 @@ class Topologies:
         slot = (namespace, order.tier)
         self._forget_predecessor(*slot)
         tending = self._tended.get(slot)
-        if tending is None or tending.task.done():
-            events = TopologyEvents(self._events, namespace, order.tier, lambda: self._tier(*slot))
-            found = self._tier(*slot)
-            tending = self._tended[slot] = _Tending(self, events, namespace, order, found.uid if found else "")
+        if tending is None or tending not in self._tasks:
+            tending = _Tending(self._kube, self._store, self._queue, self._may_write, namespace, order)
+            self._tended[slot] = tending
+            self._begin(tending, tending.run(), "a cluster is tended no more", Key("CacheTier", *slot))
         # A waiting task looks soon anyway; a look at every plan would find nothing new.
-        if not tending.waited or order != tending.order or self._pods(tending) != tending.pods:
+        if not tending.waited or order != tending.order or tending.pods_now() != tending.pods:
             tending.follow(order)
 
     def forget_untended(self, namespace: str, tier: str) -> None:
-        found = self._tier(namespace, tier)
+        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
         if found is not None and found.spec.managed is not None and not found.metadata.deleting:
             self._forget_predecessor(namespace, tier)
             return
@@ -97,129 +88,188 @@ class Topologies:
 
     def _forget_predecessor(self, namespace: str, tier: str) -> None:
         """Stop tending the cluster of a deleted tier with the same name."""
-        tending, found = self._tended.get((namespace, tier)), self._tier(namespace, tier)
-        if tending is not None and found is not None and found.uid != tending.tier_uid:
+        tending = self._tended.get((namespace, tier))
+        if tending is not None and (found := tending.tier()) is not None and found.uid != tending.tier_uid:
             self._forget(namespace, tier)
 
     def _forget(self, namespace: str, tier: str) -> None:
         tending = self._tended.pop((namespace, tier), None)
         if tending is not None:
-            tending.task.cancel()
+            if (task := self._tasks.get(tending)) is not None:
+                task.cancel()
             tending.events.forget()
         self._store.domain(namespace).clusters.pop(tier, None)
 
-    async def tend_for_ever(self, tending: _Tending) -> None:
+
+class _Tending:
+    """One tended cluster: the newest order, and the reported losses.
+
+    `pods` are those of the last look, `lost` is the last loss; `_reported_loss` is a loss of everything that the status
+    should report until `_report_until_s`. `_failed` is the error of the last step, kept while looks lead to the same
+    step; reporting it only at times would write the status twice per attempt.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        queue: WorkQueue,
+        may_write: Callable[[], bool],
+        namespace: str,
+        order: ReconcileCluster,
+    ) -> None:
+        self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
+        self._namespace, self.order = namespace, order
+        self._key = Key("CacheTier", namespace, order.tier)
+        self.events = TopologyEvents(Events(kube), namespace, order.tier, self.tier)
+        found = self.tier()
+        self.tier_uid = found.uid if found is not None else ""
+        self.lost: SlotLoss | None = None
+        self.waited = 0
+        self.pods: dict[str, ServerPod] = {}
+        self._reported: object = None
+        self._reported_loss: SlotLoss | None = None
+        self._report_until_s = 0.0
+        self._failed_step: Step | None = None
+        self._failed = ""
+        self._unclaimed: tuple[SlotRange, ...] = ()
+        self._access_read: tuple[ReconcileCluster, float] | None = None
+        self._woken = asyncio.Event()
+
+    def tier(self) -> CacheTier | None:
+        return self._store.domain(self._namespace).objects["CacheTier"].get(self.order.tier)
+
+    def pods_now(self) -> dict[str, ServerPod]:
+        return dict(self._store.domain(self._namespace).servers.get(self.order.tier, {}))
+
+    def follow(self, order: ReconcileCluster) -> None:
+        self.order = order
+        self._woken.set()
+
+    async def pause(self, at_most_s: float) -> None:
+        if at_most_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(at_most_s):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    async def run(self) -> None:
         nodes: RedisNodes | None = None
+        about = {"tier": f"{self._namespace}/{self.order.tier}"}
         try:
             while True:
                 try:
-                    nodes = await self._reached(tending, nodes)
-                    pause_s = await self._pass(tending, nodes)
+                    nodes = await self._reached(nodes)
+                    pause_s = await self._pass(nodes)
                 except KubeError as error:
-                    log.warning("a cluster cannot be tended", extra={"tier": tending.name, "error": str(error)})
+                    log.warning("a cluster cannot be tended", extra={**about, "error": str(error)})
                     pause_s = RETRY_S
-                except _SecretMissingError as error:
-                    tending.events.unasked()
-                    self._report(tending, ClusterReport(None, utc_now(), TierReason.SECRET_NOT_FOUND, str(error)))
+                except SecretMissingError as error:
+                    self.events.unasked()
+                    self._report(ClusterReport(None, utc_now(), SharedReason.SECRET_NOT_FOUND, str(error)))
                     pause_s = RETRY_S
                 except Exception:
-                    log.exception("tending a cluster failed; this is a defect", extra={"tier": tending.name})
+                    log.exception("tending a cluster failed; this is a defect", extra=about)
                     metrics.FAILURES.labels("CacheTier", "Bug").inc()
                     pause_s = LONGEST_WAIT_S
-                await tending.pause(pause_s)
+                await self.pause(pause_s)
         finally:
             if nodes is not None:
                 await nodes.close()
 
-    async def _reached(self, tending: _Tending, nodes: RedisNodes | None) -> RedisNodes:
-        """Return connections for the order and its Secrets, which are reread periodically. Raises
-        _SecretMissingError if a Secret or its key is missing."""
-        if nodes is not None and not tending.access_is_stale():
-            return nodes
-        access = await self._access(tending.namespace, tending.order)
-        tending.access_was_read()
+    async def _reached(self, nodes: RedisNodes | None) -> RedisNodes:
+        """Return connections for the order and its Secrets, which are reread periodically. Raises KubeError and
+        SecretMissingError."""
+        if nodes is not None and self._access_read is not None:
+            read, at_s = self._access_read
+            # The goal does not affect access.
+            if replace(read, goal=self.order.goal) == self.order and time.monotonic() - at_s <= LOOK_EVERY_S:
+                return nodes
+        order, asked = self.order, self.order.access
+        word = await secret_value(self._kube, self._namespace, asked.password)
+        password = word.decode() if word is not None else None
+        authority = await secret_value(self._kube, self._namespace, asked.authority)
+        access = NodeAccess(order.port, asked.username, password, authority, asked.server_name)
+        self._access_read = (order, time.monotonic())
         if nodes is not None and nodes.access == access:
             return nodes
         if nodes is not None:
             await nodes.close()
         return RedisNodes(access)
 
-    async def _pass(self, tending: _Tending, nodes: RedisNodes) -> float:
-        order, pods = tending.order, self._pods(tending)
-        if pods != tending.pods:
+    async def _pass(self, nodes: RedisNodes) -> float:
+        goal, pods = self.order.goal, self.pods_now()
+        if pods != self.pods:
             # After a change of pods, the wait starts short again.
-            tending.pods, tending.waited = pods, 0
-        cluster = replace(await nodes.look(pods.values()), unclaimed_before=tending.unclaimed)
-        tending.unclaimed = topology.View(cluster, order.goal).unowned
+            self.pods, self.waited = pods, 0
+        cluster = replace(await nodes.look(pods.values()), unclaimed_before=self._unclaimed)
+        self._unclaimed = topology.View(cluster, goal).unowned
         if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
-            tending.access_refused()
-        step, verdict = topology.look(cluster, order.goal)
-        if step != tending.failed_step:
-            tending.failed_step, tending.failed = None, ""
-        self._report(tending, _looked(tending, cluster), verdict)
-        await tending.events.looked(cluster, order.goal, verdict)
+            self._access_read = None
+        step, verdict = topology.look(cluster, goal)
+        if step != self._failed_step:
+            self._failed_step, self._failed = None, ""
+        self._report_look(cluster, verdict)
+        await self.events.looked(cluster, goal, verdict)
         if step is None:
-            tending.waited = 0
+            self.waited = 0
             return LOOK_EVERY_S
         if step.waits or not (step.commands or step.moves or step.remove_pod):
             # Some steps, as removing a shard, wait for a plan.
-            tending.waited += 1
-            return min(LONGEST_WAIT_S, WAIT_S * 1.2**tending.waited)
-        tending.waited = 0
+            self.waited += 1
+            return min(LONGEST_WAIT_S, WAIT_S * 1.2**self.waited)
+        self.waited = 0
         if not self._may_write():
             return RETRY_S
-        if tending.events.forms_again(step) and not self._loss_is_reported(tending, cluster, verdict):
+        if self.events.forms_again(step) and not self._loss_is_reported(cluster, verdict):
             return WAIT_S
-        log.info(
-            "a cluster's next step", extra={"tier": tending.name, "step": str(step.reason), "detail": step.message}
-        )
-        failed = await self._do(tending, nodes, cluster, step)
+        tier = f"{self._namespace}/{self.order.tier}"
+        log.info("a cluster's next step", extra={"tier": tier, "step": str(step.reason), "detail": step.message})
+        failed = await self._do(nodes, cluster, step)
         # Must not be cut short: the same step taken twice would undo the first one.
         await asyncio.sleep(step.pause_s)
         if failed:
-            tending.failed_step, tending.failed = step, failed
+            self._failed_step, self._failed = step, failed
             # The plan that follows brings nothing new, so the step is not retried at once.
-            tending.waited = 1
-            self._report(tending, _looked(tending, cluster), verdict)
+            self.waited = 1
+            self._report_look(cluster, verdict)
             return RETRY_S
         return 0.0
 
-    def _loss_is_reported(self, tending: _Tending, cluster: Cluster, verdict: Verdict) -> bool:
+    def _loss_is_reported(self, cluster: Cluster, verdict: Verdict) -> bool:
         """Whether the tier's status reports that everything was lost, or was waited for long enough."""
-        loss = tending.reported_loss
+        loss = self._reported_loss
         if loss is None:
-            now = utc_now()
-            loss = tending.reported_loss = tending.lost = Loss(now.replace(microsecond=0), SLOTS)
-            tending.report_until_s = cluster.at_s + REPORT_WITHIN_S
-            self._report(tending, _looked(tending, cluster), verdict)
-        tier = self._tier(tending.namespace, tending.order.tier)
+            loss = self._reported_loss = self.lost = SlotLoss(at=utc_now(), slots=SLOTS)
+            self._report_until_s = cluster.at_s + REPORT_WITHIN_S
+            self._report_look(cluster, verdict)
+        tier = self.tier()
         known = tier.status.last_loss if tier is not None else None
-        return (known is not None and known.at >= loss.at) or cluster.at_s >= tending.report_until_s
+        return (known is not None and known.at >= loss.at) or cluster.at_s >= self._report_until_s
 
-    async def _do(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
-        namespace, tier = tending.namespace, tending.order.tier
-        metrics.TOPOLOGY_STEPS.labels(namespace, tier, str(step.reason)).inc()
-        tending.events.sent(step)
+    async def _do(self, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
+        """Carry out a step; return why it failed, empty on success."""
+        self.events.sent(step)
         sent = await nodes.send(step.commands, cluster.pods, self._may_write)
-        tending.events.not_done(sent)
+        self.events.not_done(sent)
         failed = "; ".join(_failure(one, cluster) for one in sent if one.failure)
         if not failed and step.moves:
-            failed = await self._move(tending, nodes, cluster, step)
+            failed = await self._move(nodes, cluster, step)
         if not failed and step.remove_pod is not None:
             pod = cluster.pods[step.remove_pod]
-            failed = await self._evict(namespace, pod) if self._may_write() else f"{pod.name} is another leader's"
+            failed = await self._evict(pod) if self._may_write() else f"{pod.name} is another leader's"
         if not failed:
-            tending.reported_loss = None
-            if lost := tending.events.lost_with(step):
-                tending.lost = Loss(utc_now().replace(microsecond=0), lost)
-            await tending.events.done(step)
+            self._reported_loss = None
+            if lost := self.events.lost_with(step):
+                self.lost = SlotLoss(at=utc_now(), slots=lost)
+            await self.events.done(step)
         return failed
 
-    async def _move(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
+    async def _move(self, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
         """Carry out a step's orders in parallel; interrupted ones continue after the next look."""
         access = nodes.access
         mover = SlotMover(nodes.dial, lambda: (access.username or "default", access.password or ""), self._may_write)
-        count = MoveCount((tending.namespace, tending.order.tier), lambda slots: self._note_moved(tending, slots))
+        count = MoveCount((self._namespace, self.order.tier), self._note_moved)
 
         async def carry_out(order: MoveOrder) -> MoveReport:
             on_progress = count.of(order)
@@ -230,121 +280,39 @@ class Topologies:
         reports = await asyncio.gather(*map(carry_out, step.moves))
         return "; ".join(report.message for report in reports if not report.done)
 
-    def _note_moved(self, tending: _Tending, slots: int) -> None:
-        namespace, tier = tending.namespace, tending.order.tier
-        tending.events.moved(slots)
-        clusters = self._store.domain(namespace).clusters
-        if (known := clusters.get(tier)) is not None:
-            clusters[tier] = replace(known, moved=slots)
-            self._queue.add(Key("CacheTier", namespace, tier), REPORT_MOVES_S)
+    def _note_moved(self, slots: int) -> None:
+        self.events.moved(slots)
+        clusters = self._store.domain(self._namespace).clusters
+        if (known := clusters.get(self.order.tier)) is not None:
+            clusters[self.order.tier] = replace(known, moved=slots)
+            self._queue.add(self._key, REPORT_MOVES_S)
 
-    async def _evict(self, namespace: str, pod: ServerPod) -> str:
+    async def _evict(self, pod: ServerPod) -> str:
         """Evict a pod; a PodDisruptionBudget may refuse for now."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": namespace},
+            "metadata": {"name": pod.name, "namespace": self._namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            await self._kube.request("POST", POD.path(namespace, pod.name, "eviction"), body=body)
+            await self._kube.request("POST", POD.path(self._namespace, pod.name, "eviction"), body=body)
         except KubeError as error:
             return "" if error.is_not_found or error.is_conflict else f"{pod.name} may not go yet: {error.message}"
         return ""
 
-    def _tier(self, namespace: str, name: str) -> CacheTier | None:
-        return self._store.domain(namespace).objects["CacheTier"].get(name)
+    def _report_look(self, cluster: Cluster, verdict: Verdict) -> None:
+        reason = TierReason.COMMAND_FAILED if self._failed else ""
+        self._report(ClusterReport(cluster, utc_now(), reason, self._failed), verdict)
 
-    def _report(self, tending: _Tending, report: ClusterReport, verdict: Verdict | None = None) -> None:
-        namespace, tier = tending.namespace, tending.order.tier
-        report = replace(report, lost=tending.lost)
-        self._store.domain(namespace).clusters[tier] = report
-        self._store.domain(namespace).backends[tier] = _backend(tending.order, report)
-        outcome = (report.reason, report.message, report.lost, verdict)
-        if outcome != tending.reported:
-            tending.reported = outcome
-            self._queue.add(Key("CacheTier", namespace, tier))
-
-    def _pods(self, tending: _Tending) -> dict[str, ServerPod]:
-        return dict(self._store.domain(tending.namespace).servers.get(tending.order.tier, {}))
-
-    async def _access(self, namespace: str, order: ReconcileCluster) -> NodeAccess:
-        password = await self._secret(namespace, order.password_secret)
-        authority = await self._secret(namespace, order.authority_secret) if order.authority_secret else None
-        return NodeAccess(order.port, order.username, password.decode(), authority, order.server_name)
-
-    async def _secret(self, namespace: str, where: tuple[str, str]) -> bytes:
-        raw = await self._kube.get(SECRET, namespace, where[0])
-        value = decode(raw).get(where[1]) if raw else None
-        if value is None:
-            raise _SecretMissingError(f"Secret {where[0]} does not exist or has no key {where[1]}")
-        return value
-
-
-class _SecretMissingError(Exception):
-    """A Secret with the servers' credentials is missing. Not a LookupError, which a defect in a rule may raise."""
-
-
-class _Tending:
-    """One tended cluster: the newest order, and the reported losses.
-
-    `pods` are those of the last look, `lost` is the last loss; `loss_told` is a loss of everything that the status
-    should report until `tell_until_s`. `failed` is the error of the last step, kept while looks lead to the same step;
-    reporting it only at times would write the status twice per attempt.
-    """
-
-    def __init__(
-        self, topologies: Topologies, events: TopologyEvents, namespace: str, order: ReconcileCluster, tier_uid: str
-    ) -> None:
-        self.namespace, self.order, self.events, self.tier_uid = namespace, order, events, tier_uid
-        self.reported: object = None
-        self.lost: Loss | None = None
-        self.reported_loss: Loss | None = None
-        self.report_until_s = 0.0
-        self.failed_step: Step | None = None
-        self.failed = ""
-        self.waited = 0
-        self.unclaimed: tuple[SlotRange, ...] = ()
-        self.pods: dict[str, ServerPod] = {}
-        self._access_read: tuple[ReconcileCluster, float] | None = None
-        self._woken = asyncio.Event()
-        self.task = asyncio.create_task(topologies.tend_for_ever(self), name=f"tend {self.name}")
-
-    @property
-    def name(self) -> str:
-        return f"{self.namespace}/{self.order.tier}"
-
-    def access_is_stale(self) -> bool:
-        if self._access_read is None:
-            return True
-        order, at_s = self._access_read
-        # The goal does not affect access.
-        return replace(order, goal=self.order.goal) != self.order or time.monotonic() - at_s > LOOK_EVERY_S
-
-    def access_was_read(self) -> None:
-        self._access_read = (self.order, time.monotonic())
-
-    def access_refused(self) -> None:
-        self._access_read = None
-
-    def follow(self, order: ReconcileCluster) -> None:
-        self.order = order
-        self._woken.set()
-
-    async def pause(self, at_most_s: float) -> None:
-        if at_most_s <= 0:
-            return
-        try:
-            async with asyncio.timeout(at_most_s):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
-        self._woken.clear()
-
-
-def _looked(tending: _Tending, cluster: Cluster) -> ClusterReport:
-    reason = TierReason.COMMAND_FAILED if tending.failed else ""
-    return ClusterReport(cluster, utc_now(), reason, tending.failed)
+    def _report(self, report: ClusterReport, verdict: Verdict | None = None) -> None:
+        domain, tier = self._store.domain(self._namespace), self.order.tier
+        domain.clusters[tier] = replace(report, lost=self.lost)
+        domain.backends[tier] = _backend(self.order, report)
+        outcome = (report.reason, report.message, self.lost, verdict)
+        if outcome != self._reported:
+            self._reported = outcome
+            self._queue.add(self._key)
 
 
 def _backend(order: ReconcileCluster, report: ClusterReport) -> BackendReport:
@@ -358,8 +326,7 @@ def _backend(order: ReconcileCluster, report: ClusterReport) -> BackendReport:
         none = (TierReason.PROGRESSING, "no pod of the cluster runs yet")
         reason, message = next(iter(cluster.silent.values()), none)
     return BackendReport(
-        endpoint=order.endpoint,
-        username=order.username,
+        access=order.access,
         reachable=bool(servers),
         reason="" if servers else str(reason),
         message="" if servers else message,
@@ -368,9 +335,6 @@ def _backend(order: ReconcileCluster, report: ClusterReport) -> BackendReport:
         max_bytes=sum(server.max_bytes for server in primaries),
         version=eldest.version if eldest is not None else "",
         software=eldest.software if eldest is not None else "Redis",
-        password_secret=order.password_secret,
-        authority_secret=order.authority_secret,
-        cluster=True,
     )
 
 

@@ -27,8 +27,6 @@ OPERATOR, PLANNED, SERVERS = "operator", "planned", "servers"
 ORDER_HOLDS_S = 20.0
 """How long an order explains a failover: servers give it up after five seconds."""
 
-_NOT_DONE = (REFUSED, IDENTITY_CHANGED, NOT_SENT)
-
 _GAUGES = (
     metrics.BACKEND_UP,
     metrics.SLOTS_UNCOVERED,
@@ -36,13 +34,7 @@ _GAUGES = (
     metrics.SLOTS_TO_MOVE,
     metrics.PODS_TO_REPLACE,
 )
-_COUNTERS = (
-    metrics.SLOTS_LOST,
-    metrics.SLOTS_MOVED,
-    metrics.MOVE_DROPPED,
-    metrics.FORMATIONS,
-    metrics.REPLACEMENTS,
-)
+_COUNTERS = (metrics.SLOTS_LOST, metrics.SLOTS_MOVED, metrics.MOVE_DROPPED, metrics.FORMATIONS, metrics.REPLACEMENTS)
 
 
 class TopologyEvents:
@@ -51,10 +43,8 @@ class TopologyEvents:
     def __init__(self, events: Events, namespace: str, name: str, tier: Callable[[], CacheTier | None]) -> None:
         self._events, self._where, self._tier = events, (namespace, name), tier
         self._before: Cluster | None = None
-        self._moving: bool | None = None
-        self._replacing: bool | None = None
         self._to_move = 0
-        self._served = self._is_being_formed = False
+        self._moving = self._replacing = self._served = self._is_being_formed = False
         self._ordered: dict[str, tuple[str, float]] = {}
         """By node id, the cause of an ordered failover, and when."""
         for counter in _COUNTERS:
@@ -122,7 +112,8 @@ class TopologyEvents:
     def not_done(self, sent: Iterable[Sent]) -> None:
         """Forget orders that servers refused or never read."""
         for one in sent:
-            if one.failure in _NOT_DONE and one.command.words[:2] == ("CLUSTER", "FAILOVER"):
+            not_done = one.failure in (REFUSED, IDENTITY_CHANGED, NOT_SENT)
+            if not_done and one.command.words[:2] == ("CLUSTER", "FAILOVER"):
                 self._ordered.pop(one.command.node_id, None)
 
     def forms_again(self, step: Step) -> bool:
@@ -138,12 +129,8 @@ class TopologyEvents:
     def forget(self) -> None:
         """Remove all metrics of a cluster that is gone."""
         self.leave()
-        for counter in _COUNTERS:
-            counter.remove(*self._where)
-        for by in (OPERATOR, PLANNED, SERVERS):
-            metrics.FAILOVERS.remove(*self._where, by)
-        for reason in StepReason:
-            metrics.TOPOLOGY_STEPS.remove(*self._where, str(reason))
+        for counter in (*_COUNTERS, metrics.FAILOVERS):
+            counter.remove_by_labels({"namespace": self._where[0], "tier": self._where[1]})
 
     async def _publish_formed(self, message: str, lost: int = 0) -> None:
         self._is_being_formed = False
@@ -160,13 +147,13 @@ class TopologyEvents:
 
     async def _publish_work(self, verdict: Verdict) -> None:
         moving, replacing = verdict.slots_to_move > 0, verdict.pods_to_replace > 0
-        if moving != self._moving and (moving or self._moving):
+        if moving != self._moving:
             begun = f"{verdict.slots_to_move} slots are to go to another shard"
             await self._publish(
                 "MigrationStarted" if moving else "MigrationEnded",
                 begun if moving else "all slots are where they belong",
             )
-        if replacing != self._replacing and (replacing or self._replacing):
+        if replacing != self._replacing:
             begun = f"{verdict.pods_to_replace} pods are of a former template, and are replaced one by one"
             ended = "all pods are of the newest template"
             await self._publish(

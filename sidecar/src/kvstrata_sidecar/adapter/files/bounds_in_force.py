@@ -27,6 +27,7 @@ class Policy:
         self._view: CacheView | None = None
         self._outside_since_s: dict[str, float] = {}
         self._deadlines = Deadlines()
+        self.next_s = self._deadlines.next_s
         self._room_bytes = 0.0
         self.bounds: Mapping[str, Bounds] = {}
         self.guarantees: Mapping[str, float] = {}
@@ -81,10 +82,6 @@ class Policy:
         for keyspace in due[count:]:
             self._deadlines.plan(keyspace, now_s)
         return due[:count]
-
-    def next_s(self) -> float | None:
-        """Return the moment of the next check, None if none is planned."""
-        return self._deadlines.next_s()
 
     def _with_default(self, bound: Bounds) -> Bounds:
         return bound if bound.retention_s is not None else replace(bound, retention_s=self._default_ttl_s)

@@ -13,12 +13,12 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstrata.contract.store.block_file import ROOT, is_keyspace_directory
-from kvstrata_sidecar.adapter.files.disk import DIRECTORY_MODE, Disk
+from kvstrata_sidecar.adapter.files.disk import DIRECTORY_MODE, Directory, Disk
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault, disk_errors
 
 logger = logging.getLogger(__name__)
@@ -54,15 +54,15 @@ class Folder:
 class PlacedDisk(Disk):
     """A directory in a shared folder; `open` chooses it."""
 
-    def __init__(self, folder: Folder, *, direct: bool = True) -> None:
-        super().__init__(folder.path, direct=direct)
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(folder.path)
         self._folder = folder
 
     def open(self) -> None:
         """Take the first free place, created if necessary. Raises DiskError, BUSY if all are taken."""
         with disk_errors("open the folder"):
             # The folder itself is not created: its disk may not be mounted yet.
-            os.close(os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY))
+            Directory(self._folder.path, follow=True)
         for number in range(MOST_PLACES):
             self.path = self._folder.place(number)
             with disk_errors("make a place in the folder"):
@@ -77,67 +77,62 @@ class PlacedDisk(Disk):
         raise DiskError(Fault.BUSY, f"{MOST_PLACES} cache servers of this model have a place in the folder already")
 
 
-class Reaper:
-    """Removes old blocks from places of the pod's tier without an owner, of all models. `retention_s` returns a
-    keyspace's retention in this pod's policy; where that is None, `unknown_s` applies. `clock` is the wall clock."""
+class Reaper(threading.Thread):
+    """Removes old blocks from places of the pod's tier without an owner, of all models, periodically until `close`. It
+    is a thread of its own, because other pods' folder may be large. `retention_s` returns a keyspace's retention in
+    this pod's policy; where that is None, `unknown_s` applies."""
 
     def __init__(
-        self,
-        folder: Folder,
-        retention_s: Callable[[str], float | None],
-        *,
-        unknown_s: float = UNKNOWN_LIFE_S,
-        clock: Callable[[], float] = time.time,
-        pause: Callable[[float], None] = time.sleep,
+        self, folder: Folder, retention_s: Callable[[str], float | None], *, unknown_s: float = UNKNOWN_LIFE_S
     ) -> None:
+        super().__init__(name=f"kvs-{folder.tier}-reaper", daemon=True)
         self._folder = folder
         self._retention_s = retention_s
         self._unknown_s = unknown_s
-        self._clock = clock
-        self._pause = pause
+        self._closed = threading.Event()
 
-    def reap(self, goes_on: Callable[[], bool] = lambda: True) -> int:
-        """Visit all free places while `goes_on()`; return the number of removed files. Raises DiskError if places
+    def run(self) -> None:
+        while not self._closed.wait(INTERVAL_S):
+            try:
+                self.reap()
+            except DiskError as error:
+                logger.warning("Unused places could not be searched: %s", error)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def reap(self) -> int:
+        """Visit all free places, until it is closed; return the number of removed files. Raises DiskError if places
         cannot be listed. A place that fails is skipped."""
         removed = 0
         for path in self._places():
-            if not goes_on():
+            if self._closed.is_set():
                 break
             try:
-                removed += self._look_through(path, goes_on)
+                removed += self._reap_place(path)
             except DiskError as error:
                 if error.fault is not Fault.BUSY:
                     logger.warning("An unused place could not be searched: %s: %s", path, error)
         return removed
 
-    def _look_through(self, path: Path, goes_on: Callable[[], bool]) -> int:
-        place = Disk(path)
+    def _reap_place(self, path: Path) -> int:
+        place, blocks, removed = Disk(path), path / ROOT, 0
         # The lock keeps others from taking the place.
         place.open()
-        try:
-            return self._empty(place, path / ROOT, goes_on)
-        finally:
-            place.close()
-
-    def _empty(self, place: Disk, blocks: Path, goes_on: Callable[[], bool]) -> int:
-        removed = 0
-        with disk_errors("look through a place"):
+        with closing(place), disk_errors("look through a place"):
             keyspaces = [name for name in os.listdir(blocks) if is_keyspace_directory(name)]
-        for number, keyspace in enumerate(keyspaces, 1):
-            if not goes_on():
-                break
-            if number % DIRECTORIES_AT_ONCE == 0:
-                self._pause(PAUSE_S)
-            life_s = self._retention_s(keyspace)
-            oldest_s = self._clock() - (self._unknown_s if life_s is None else life_s)
-            with disk_errors("look through a place"):
+            for number, keyspace in enumerate(keyspaces, 1):
+                if self._closed.wait(0.0 if number % DIRECTORIES_AT_ONCE else PAUSE_S):
+                    break
+                life_s = self._retention_s(keyspace)
+                oldest_s = time.time() - (self._unknown_s if life_s is None else life_s)
                 for name in place.names(keyspace):
                     with suppress(FileNotFoundError):
                         about = os.stat(blocks / keyspace / name, follow_symlinks=False)
                         # The writer of an unfinished file is dead.
                         if stat.S_ISREG(about.st_mode) and (about.st_mtime <= oldest_s or name.startswith(".")):
                             removed += place.unlink(keyspace, name)
-            place.forget(keyspace)
+                place.forget(keyspace)
         return removed
 
     def _places(self) -> Iterator[Path]:
@@ -148,31 +143,11 @@ class Reaper:
                         yield self._folder.of_tier / model / number
 
 
-class ReaperThread(threading.Thread):
-    """Reaps periodically until `close`, in a thread of its own, because other pods' folder may be large."""
-
-    def __init__(self, name: str, reaper: Reaper, *, interval_s: float = INTERVAL_S) -> None:
-        super().__init__(name=name, daemon=True)
-        self._reaper = reaper
-        self._interval_s = interval_s
-        self._closed = threading.Event()
-        self.removed = 0
-
-    def run(self) -> None:
-        while not self._closed.wait(self._interval_s):
-            try:
-                self.removed += self._reaper.reap(lambda: not self._closed.is_set())
-            except DiskError as error:
-                logger.warning("Unused places could not be searched: %s", error)
-
-    def close(self) -> None:
-        self._closed.set()
-
-
 def _make(root: Path, path: Path) -> None:
-    for number in range(len(path.relative_to(root).parts)):
+    for part in path.relative_to(root).parts:
+        root /= part
         with suppress(FileExistsError):
-            os.mkdir(root.joinpath(*path.relative_to(root).parts[: number + 1]), DIRECTORY_MODE)
+            os.mkdir(root, DIRECTORY_MODE)
 
 
 def _names(path: Path) -> list[str]:

@@ -4,57 +4,46 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
 from kvstrata.contract.store.block_file import keyspace_of, parse_file_name, parts_of
-from kvstrata_sidecar.adapter.files.disk import SPARES
 from kvstrata_sidecar.adapter.files.exchanges import Files
+from kvstrata_sidecar.adapter.files.file_index import in_slices
 from kvstrata_sidecar.adapter.files.health import DiskError
-from kvstrata_sidecar.adapter.files.space import Spare
+from kvstrata_sidecar.adapter.tier.interface import FILES
 
 T = TypeVar("T")
 
 COPY_ON_WRITE = frozenset({"btrfs", "zfs", "overlay", "bcachefs"})
 WAIT_S = 0.1
-AT_ONCE = 512
 MAX_TALLIES = 65_536
-MEDIUM = "NVMe"
 WITHIN_S = 3.0
 """Time for removal and check together; a caller that wants to wait longer asks again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """Blocks gone since the keyspaces were first requested, and blocks held by readers, writers or the disk."""
-
-    gone_bytes: int = 0
-    gone_blocks: int = 0
-    held_bytes: int = 0
-    held_blocks: int = 0
-    residue: str = ""
-
-
 class _Found(NamedTuple):
-    purged: Purged
-    listed: int
-    rewriting: int
+    """Blocks `deleted` since the keyspaces were first requested, files `listed` in their directories, and spares that
+    are `rewriting`: neither removed nor written over yet."""
+
+    deleted: Amount = Amount()
+    residue: str = ""
+    listed: int = 0
+    rewriting: int = 0
     problem: str = ""
 
 
 class FileEraser:
-    """Erases from the directory of `files`, which is the tier `name`. Disk work runs in a thread of its own: a hanging
-    disk must not block the caller."""
+    """Erases from the directory of `files`. Disk work runs in a thread of its own: a hanging disk must not block the
+    caller."""
 
-    def __init__(self, name: str, files: Files, clock: Callable[[], float]) -> None:
-        self._name = name
+    def __init__(self, files: Files, clock: Callable[[], float]) -> None:
         self._files = files
         self._clock = clock
         self._lock = threading.Lock()
-        self._tallies: dict[str, tuple[int, int]] = {}
+        self._tallies: dict[str, Amount] = {}
 
     def erase(self, keyspaces: Collection[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
         """Remove the current blocks of these keyspaces, and return the remainder. Blocks in use are removed when they
@@ -66,39 +55,40 @@ class FileEraser:
         left = index.condemned(names)
         reading, writing = index.uses(left)
         remaining = Amount(len(left), sum(left.values()))
-        problems, checked, deleted, rewriting, residue = [], list[Check](), Amount(), 0, ""
-        if health.recovering:
-            problems.append("the files are still being counted")
+        problems = ["the files are still being counted"] if health.recovering else []
         if not health.breaker.closed:
             problems.append(f"the disk is not used now: {health.detail or 'it failed or hangs'}")
         if found is None:
             problems.append("the disk has not ended the removal yet")
-        else:
-            deleted, residue = Amount(found.purged.gone_blocks, found.purged.gone_bytes), found.purged.residue
-            rewriting = found.rewriting
-            if found.problem:
-                problems.append(found.problem)
-            elif found.listed > len(left):
-                problems.append(f"{found.listed - len(left)} files are in the keyspaces' directories and in no index")
-            looked = not problems
-            checked += [Check.INDEX] if looked and not left else []
-            checked += [Check.DIRECTORY] if looked and not found.listed else []
-            checked += [Check.SPARES] if looked and not left and not rewriting else []
+            found = _Found()
+        elif found.problem:
+            problems.append(found.problem)
+        elif found.listed > len(left):
+            problems.append(f"{found.listed - len(left)} files are in the keyspaces' directories and in no index")
+        checks = {
+            Check.INDEX: not left,
+            Check.DIRECTORY: not found.listed,
+            Check.SPARES: not left and not found.rewriting,
+        }
         return ErasedTier(
-            self._name,
-            MEDIUM,
-            encrypted=self._files.encrypted,
-            found=deleted + remaining,
-            deleted=deleted,
+            self._files.tier.name,
+            FILES,
+            encrypted=self._files.tier.encrypts,
+            found=found.deleted + remaining,
+            deleted=found.deleted,
             remaining=remaining,
             reading=reading,
             writing=writing,
             removing=max(0, len(left) - reading - writing),
-            rewriting=rewriting,
-            checked=tuple(checked),
+            rewriting=found.rewriting,
+            checked=() if problems else tuple(check for check, passed in checks.items() if passed),
             problem="; ".join(problems),
-            residue=residue,
+            residue=found.residue,
         )
+
+    def forget(self, keyspaces: Collection[str]) -> None:
+        for keyspace in keyspaces:
+            self._tallies.pop(keyspace, None)
 
     def _within(self, timeout_s: float, work: Callable[[], T]) -> T | None:
         """Return the result of `work`, run in a thread of its own; None after the timeout, while it continues."""
@@ -119,75 +109,48 @@ class FileEraser:
         thread.join(max(0.0, give_up_at_s - self._clock()))
         return result[0] if result else None
 
-    def forget(self, keyspaces: Collection[str]) -> None:
-        for keyspace in keyspaces:
-            self._tallies.pop(keyspace, None)
-
-    def _purge(self, keyspaces: frozenset[str], timeout_s: float) -> Purged:
-        """Remove all current blocks of these keyspaces, and wait `timeout_s` for blocks in use; see `_within`."""
-        give_up_at_s = self._clock() + timeout_s
-        files, problem = self._files, ""
-        doomed = files.index.condemned(keyspaces)
-        held = dict(doomed)
-        while held and files.health.breaker.closed:
-            for some in _slices(list(held)):
-                for key in files.index.take_unused(some):
-                    problem = self._erase(key, held.pop(key)) or problem
-            held = {key: held[key] for some in _slices(list(held)) for key in files.index.known(some)}
-            if not held or self._clock() >= give_up_at_s:
-                break
-            files.index.wait(WAIT_S)
-        if files.health.breaker.closed:
-            # A spare may have been a block of these keyspaces.
-            for spare in files.index.take_spares():
-                problem = self._erase_spare(spare) or problem
-            for keyspace in keyspaces:
-                problem = self._sweep(keyspace) or problem
-        # The index still counts the blocks that could not be removed.
-        if problem:
-            held |= {key: doomed[key] for key in files.index.known(doomed)}
-        sums = [self._tallies.get(keyspace, (0, 0)) for keyspace in keyspaces]
-        gone_bytes, gone_blocks = (sum(figures) for figures in zip(*sums, strict=True))
-        return Purged(gone_bytes, gone_blocks, sum(held.values()), len(held), self._residue(problem))
-
     def _look(self, names: frozenset[str]) -> _Found:
-        files = self._files
+        """Remove the blocks that nothing uses, and look for the rest; see `_within`."""
+        files, index = self._files, self._files.index
         purged = self._purge(names, WITHIN_S / 3)
         # Empty keyspaces produce no more spares: later ones are others'.
-        rewriting = files.index.spare_names()
+        rewriting = index.spare_names()
         give_up_at_s = self._clock() + WITHIN_S / 3
         while rewriting and self._clock() < give_up_at_s:
-            files.index.wait(WAIT_S)
-            rewriting &= files.index.spare_names()
+            index.wait(WAIT_S)
+            rewriting &= index.spare_names()
+        found = purged._replace(rewriting=len(rewriting))
         try:
-            listed = sum(len(files.disk.names(keyspace)) for keyspace in names)
+            return found._replace(listed=sum(len(files.disk.names(keyspace)) for keyspace in names))
         except DiskError as error:
             files.health.failed(error)
-            return _Found(purged, 0, len(rewriting), str(error))
-        return _Found(purged, listed, len(rewriting))
+            return found._replace(problem=str(error))
 
-    def _erase(self, key: bytes, size_bytes: int) -> str:
-        """Remove a block that was taken out of the index; return the error, empty for none."""
-        files, keyspace = self._files, keyspace_of(key)
-        try:
-            self._remove(keyspace, files.name(key))
-        except DiskError as error:
-            files.health.failed(error)
-            files.index.stranded(key)
-            return str(error)
-        files.index.gone(key)
-        self._count(keyspace, size_bytes)
-        return ""
-
-    def _erase_spare(self, spare: Spare) -> str:
-        try:
-            self._remove(SPARES, spare.name)
-        except DiskError as error:
-            self._files.health.failed(error)
-            self._files.index.spare_gone(spare, removed=False)
-            return str(error)
-        self._files.index.spare_gone(spare)
-        return ""
+    def _purge(self, keyspaces: frozenset[str], timeout_s: float) -> _Found:
+        """Remove all current blocks of these keyspaces, and wait `timeout_s` for blocks in use."""
+        give_up_at_s = self._clock() + timeout_s
+        files, index, problem = self._files, self._files.index, ""
+        held = index.condemned(keyspaces)
+        while held and files.health.breaker.closed:
+            for some in in_slices(list(held)):
+                for key in index.take_unused(some):
+                    size_bytes, error = held.pop(key), files.remove(key, erasing=True)
+                    problem = error or problem
+                    if not error:
+                        self._count(keyspace_of(key), size_bytes)
+            held = {key: held[key] for some in in_slices(list(held)) for key in index.known(some)}
+            if not held or self._clock() >= give_up_at_s:
+                break
+            index.wait(WAIT_S)
+        if files.health.breaker.closed:
+            # A spare may have been a block of these keyspaces.
+            for spare in index.take_spares():
+                problem = files.discard(spare, erasing=True) or problem
+            for keyspace in keyspaces:
+                problem = self._sweep(keyspace) or problem
+        deleted = sum((self._tallies.get(keyspace, Amount()) for keyspace in keyspaces), Amount())
+        residue = "" if files.tier.encrypts else residue_of(file_system(files.disk.path))
+        return _Found(deleted, "; ".join(filter(None, (problem, residue))))
 
     def _sweep(self, keyspace: str) -> str:
         """Remove files of a keyspace that no index has; return the error, empty for none."""
@@ -196,7 +159,7 @@ class FileEraser:
             for name in files.disk.names(keyspace):
                 parsed = parse_file_name(keyspace, name[1:].rpartition(".")[0] if name.startswith(".") else name)
                 if parsed is None or not files.index.known([parsed[0]]):
-                    self._remove(keyspace, name)
+                    files.unlink(keyspace, name, erasing=True)
             files.disk.sync(keyspace)
             if not files.index.condemned((keyspace,)):
                 files.disk.forget(keyspace)
@@ -205,28 +168,10 @@ class FileEraser:
             return str(error)
         return ""
 
-    def _remove(self, keyspace: str, name: str) -> None:
-        if not self._files.encrypted:
-            self._files.disk.overwrite(keyspace, name)
-        self._files.disk.unlink(keyspace, name)
-
     def _count(self, keyspace: str, size_bytes: int) -> None:
         if keyspace not in self._tallies and len(self._tallies) >= MAX_TALLIES:
             del self._tallies[next(iter(self._tallies))]
-        known_bytes, known_blocks = self._tallies.get(keyspace, (0, 0))
-        self._tallies[keyspace] = known_bytes + size_bytes, known_blocks + 1
-
-    def _residue(self, problem: str) -> str:
-        problems = [problem] if problem else []
-        if not self._files.encrypted:
-            problems.append(residue_of(file_system(self._files.disk.path)))
-        return "; ".join(problems)
-
-
-def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:
-    """Yield slices of the keys: lookups wait while the index is changed."""
-    for start in range(0, len(keys), AT_ONCE):
-        yield keys[start : start + AT_ONCE]
+        self._tallies[keyspace] = self._tallies.get(keyspace, Amount()) + Amount(1, size_bytes)
 
 
 def residue_of(file_system_type: str) -> str:

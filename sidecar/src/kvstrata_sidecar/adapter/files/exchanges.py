@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault, Health, TooLateError
 from kvstrata_sidecar.adapter.files.space import Reservation, Spare, Victim
 from kvstrata_sidecar.adapter.index.victims import Cause
-from kvstrata_sidecar.adapter.policy.ages import Ages
-from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal, ignore_load
+from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.buffers import Spans, address_of
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, Counters
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
@@ -26,42 +26,55 @@ from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 CLAIM_TIMEOUT_S = 5.0
 """How long a store waits for removals by others before it gives up its file."""
 
-BATCH_BLOCKS = 16
-BATCH_BYTES = 8 << 20
-"""Bytes in one part with several blocks: other work of the worker waits behind it."""
-
 STALL_S = 1.0
 """An operation that takes this long after its task ended counts as a hanging disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Dependencies of all work on one directory."""
+    """Dependencies of all work on one directory. Each worker makes its own pages."""
 
-    domain: str
+    params: AdapterParams
+    tier: FileTierParams
     disk: Disk
     index: FileIndex
     health: Health
     clocks: Clocks
     counters: Counters
-    ages: Ages
+    enforcement: Enforcement
     spans: Spans
-    encrypted: bool
-    loaded_from: LoadedFrom = ignore_load
+    make_pages: Callable[[], Pages]
 
     def name(self, key: bytes) -> str:
-        return file_name(key, encrypted=self.encrypted)
+        return file_name(key, encrypted=self.tier.encrypts)
 
-    def remove(self, keys: Iterable[bytes]) -> None:
-        """Remove files of blocks taken out of the index; failures are retried later."""
-        for key in keys:
-            try:
-                self.disk.unlink(keyspace_of(key), self.name(key))
-            except DiskError as error:
-                self.health.failed(error)
-                self.index.stranded(key)
-            else:
-                self.index.gone(key)
+    def remove(self, key: bytes, *, erasing: bool = False) -> str:
+        """Remove the file of a block taken out of the index; return the error, empty for none. It is retried later."""
+        try:
+            self.unlink(keyspace_of(key), self.name(key), erasing=erasing)
+        except DiskError as error:
+            self.health.failed(error)
+            self.index.stranded(key)
+            return str(error)
+        self.index.gone(key)
+        return ""
+
+    def discard(self, spare: Spare, *, erasing: bool = False) -> str:
+        """Remove a spare; return the error, empty for none."""
+        try:
+            self.unlink(SPARES, spare.name, erasing=erasing)
+        except DiskError as error:
+            self.health.failed(error)
+            self.index.spare_gone(spare, removed=False)
+            return str(error)
+        self.index.spare_gone(spare)
+        return ""
+
+    def unlink(self, keyspace: str, name: str, *, erasing: bool) -> None:
+        """Remove a file; when `erasing`, overwrite a plain one first."""
+        if erasing and not self.tier.encrypts:
+            self.disk.overwrite(keyspace, name)
+        self.disk.unlink(keyspace, name)
 
     def evict(self, victims: Mapping[bytes, Victim], spare_bytes: int = 0) -> None:
         """Remove and count evicted blocks. Files of `spare_bytes` that made room become spares."""
@@ -77,22 +90,7 @@ class Files:
             if victim.size_bytes == spare_bytes and victim.cause is not Cause.RETENTION:
                 self._spare(key)
             else:
-                self.remove((key,))
-
-    def discard(self, spares: Iterable[Spare]) -> bool:
-        """Remove spares; return whether there were any and all are gone."""
-        done = [self._discard(spare) for spare in spares]
-        return bool(done) and all(done)
-
-    def _discard(self, spare: Spare) -> bool:
-        try:
-            self.disk.unlink(SPARES, spare.name)
-        except DiskError as error:
-            self.health.failed(error)
-            self.index.spare_gone(spare, removed=False)
-            return False
-        self.index.spare_gone(spare)
-        return True
+                self.remove(key)
 
     def _spare(self, key: bytes) -> None:
         name = f".{secrets.token_hex(8)}"
@@ -102,10 +100,7 @@ class Files:
             self.health.failed(error)
             self.index.stranded(key)
         else:
-            if there:
-                self.index.spared(key, name)
-            else:
-                self.index.gone(key)
+            self.index.gone(key, name if there else None)
 
     @contextmanager
     def lent(self, view: memoryview) -> Iterator[None]:
@@ -122,9 +117,9 @@ class Files:
 class Hands:
     """One worker's pages, and the start of its current operation."""
 
-    def __init__(self, files: Files, pages: Pages) -> None:
+    def __init__(self, files: Files) -> None:
         self.files = files
-        self.pages = pages
+        self.pages = files.make_pages()
         self._since_s = 0.0
 
     def renew(self) -> None:
@@ -133,7 +128,7 @@ class Hands:
     def abort(self, why: str = "") -> None:
         """A disk operation cannot be interrupted; report a stall if it takes too long."""
         if why and self.files.clocks.now_s() - self._since_s >= STALL_S:
-            self.files.health.stalled(why)
+            self.files.health.breaker.failed(why, fatal=True)
 
     def close(self) -> None:
         self.pages.wipe()
@@ -146,22 +141,6 @@ class Lent(NamedTuple):
     key: Key
     block: bytes
     view: memoryview
-
-
-def divide(lent: Mapping[str, Sequence[Lent]], count: int, workers: int) -> list[tuple[str, list[Lent]]]:
-    """Divide `count` blocks into parts, each of one keyspace, that keep all workers busy."""
-    share = min(BATCH_BLOCKS, -(-count // workers))
-    batches: list[tuple[str, list[Lent]]] = []
-    for keyspace, blocks in lent.items():
-        size, batch = 0, list[Lent]()
-        for block in blocks:
-            if batch and (len(batch) == share or size + len(block.view) > BATCH_BYTES):
-                batches.append((keyspace, batch))
-                size, batch = 0, []
-            batch.append(block)
-            size += len(block.view)
-        batches.append((keyspace, batch))
-    return batches
 
 
 @dataclass(slots=True, eq=False)
@@ -211,7 +190,7 @@ class LoadPart(BlocksPart):
                 gain.hits.append(one.position)
                 gain.carried(one.key, size)
                 counts.update(loaded=1, loaded_bytes=size)
-                files.loaded_from(one.key, kept, one.view)
+                files.enforcement.loaded_from(one.key, kept, one.view)
                 if kept != self.keyspace:
                     counts.update(pool_hits=1, pool_bytes=size)
             else:
@@ -233,12 +212,11 @@ class LoadPart(BlocksPart):
                     whole = files.disk.read(keyspace, files.name(one.block), pages.room(one.view))
                     if self.over_already:
                         return False
-                    verdict = Verdict.DAMAGED
-                    if whole:
-                        verdict = pages.open(keyspace, block_name(files.domain, one.block), one.view)
+                    name = block_name(files.params.domain, one.block)
+                    verdict = pages.open(keyspace, name, one.view) if whole else Verdict.DAMAGED
                 finally:
                     pages.wipe()
-            files.health.read()
+            files.health.breaker.succeeded()
         except DiskError as error:
             verdict = Verdict.DAMAGED
             files.health.failed(error)
@@ -248,13 +226,13 @@ class LoadPart(BlocksPart):
             files.index.end_read(one.block)
         if verdict is Verdict.GOOD:
             age_s = max(0.0, files.clocks.now_s() - kept.computed_s)
-            files.ages.inherit(one.key, age_s)
+            files.enforcement.ages.inherit(one.key, age_s)
             files.counters.age(HIT, age_s)
             return True
         if verdict is Verdict.DAMAGED:
             files.counters.add("unreadable")
             if files.index.drop(one.block):
-                files.remove([one.block])
+                files.remove(one.block)
         return False
 
 
@@ -288,30 +266,28 @@ class StorePart(BlocksPart):
 
     def _store(self, hands: Hands, one: Lent) -> Refusal | bool | None:
         """Store one block: True if stored, None if it existed, False if the disk failed, or the refusal."""
-        files = self.files
-        admitted = files.index.admit(one.block, file_bytes(len(one.view)), files.ages.age_s(one.key))
+        files, stored = self.files, False
+        admitted = files.index.admit(one.block, file_bytes(len(one.view)), files.enforcement.ages.age_s(one.key))
         if not isinstance(admitted, Reservation):
             return admitted
         try:
             files.evict(admitted.victims, admitted.size_bytes)
             if not self._claim(admitted):
-                files.index.cancel(admitted)
                 return Refusal.TIER_FULL
             self._write(hands, one, admitted)
-        except BaseException as error:
-            if admitted.spare is not None:
-                with suppress(DiskError):
-                    files.disk.unlink(SPARES, admitted.spare.name)
-            files.index.cancel(admitted)
-            if isinstance(error, TooLateError):
-                return Refusal.LATE
-            if not isinstance(error, DiskError):
-                raise
+            stored = True
+        except TooLateError:
+            return Refusal.LATE
+        except DiskError as error:
             refusal = files.health.failed(error)
             if refusal is None:
                 files.counters.add("errors")
             return refusal or False
-        files.index.commit(admitted)
+        finally:
+            if admitted.spare is not None and not stored:
+                with suppress(DiskError):
+                    files.disk.unlink(SPARES, admitted.spare.name)
+            files.index.end(admitted, stored=stored)
         files.health.wrote()
         return True
 
@@ -320,7 +296,8 @@ class StorePart(BlocksPart):
         files = self.files
         give_up_at_s = files.clocks.now_s() + CLAIM_TIMEOUT_S
         while not files.index.claim(admitted, max(0.0, give_up_at_s - files.clocks.now_s())):
-            if not files.discard(files.index.take_spares(but_bytes=admitted.size_bytes)):
+            errors = [files.discard(spare) for spare in files.index.take_spares(but_bytes=admitted.size_bytes)]
+            if not errors or any(errors):
                 return False
         return True
 
@@ -330,12 +307,13 @@ class StorePart(BlocksPart):
             with files.lent(one.view):
                 if self.over_already:  # checked after the memory is held, and so held back when freed
                     raise TooLateError
+                name, computed_s = block_name(files.params.domain, one.block), clocks.to_wall(admitted.computed_s)
                 files.disk.write(
                     self.keyspace,
                     files.name(one.block),
                     secrets.token_hex(8),
-                    pages.seal(self.keyspace, block_name(files.domain, one.block), one.view),
-                    clocks.to_wall(admitted.computed_s),
+                    pages.seal(self.keyspace, name, one.view, int(1000 * computed_s)),
+                    computed_s,
                     clocks.to_wall(clocks.now_s()),
                     lambda: not self.over_already,
                     None if admitted.spare is None else admitted.spare.name,
@@ -346,11 +324,13 @@ class StorePart(BlocksPart):
 
 @dataclass(slots=True, eq=False)
 class RemovePart(Part[Hands]):
-    """Remove blocks of one keyspace. When `done` is set, `removed` has those that existed."""
+    """Remove blocks of one keyspace. When `done` is set, `removed` has those that existed. `counter` counts them, if
+    any."""
 
     keyspace: str
     blocks: Sequence[bytes]
     files: Files
+    counter: str = ""
     task: Task | None = None
     urgent: bool = True
     removed: list[bytes] = field(default_factory=list)
@@ -358,20 +338,13 @@ class RemovePart(Part[Hands]):
 
     def run(self, hands: Hands, gain: Gain) -> None:  # noqa: ARG002
         self.removed = self.files.index.take_unused(self.blocks)
-        self.files.remove(self.removed)
+        for key in self.removed:
+            self.files.remove(key)
+        if self.counter and self.removed:
+            self.files.counters.add(self.counter, len(self.removed), self.keyspace)
 
     def refused(self, refusal: Refusal) -> None:
         self.files.counters.refuse(refusal, len(self.blocks), self.keyspace)
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         self.done.set()
-
-
-@dataclass(slots=True, eq=False)
-class DiscardPart(RemovePart):
-    """Remove a reader's own copies of a pool's blocks; no caller waits for it."""
-
-    def run(self, hands: Hands, gain: Gain) -> None:
-        RemovePart.run(self, hands, gain)
-        if self.removed:
-            self.files.counters.add("copies_discarded", len(self.removed), self.keyspace)

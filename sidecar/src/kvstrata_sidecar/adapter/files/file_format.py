@@ -6,22 +6,15 @@ buffer, which holds ciphertext only.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Protocol
-
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvstrata.contract.store.block_file import PAGE_BYTES, file_bytes
-from kvstrata.contract.store.block_value import HEADER_BYTES, NO_NONCE, TAG_BYTES, Header, pack_header, unpack_header
+from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, Header, pack_header, unpack_header
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.buffers import address_of
-from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, SealedOpening, overwrite
-
-CHECKSUM_KEY = b"kvstrata blocks\x00"
-"""Not secret: its tag detects accidents at the speed of the processor's AES, and no attacker."""
+from kvstrata_sidecar.adapter.tier.buffers import Staging, address_of
+from kvstrata_sidecar.adapter.tier.encryption import Checksum, GcmSealer, PlainOpening, overwrite
 
 
 class Verdict(Enum):
@@ -32,105 +25,73 @@ class Verdict(Enum):
     DAMAGED = auto()
 
 
-class Pages(Protocol):
+class PlainPages:
     """Converts between blocks and files for one worker. Results are valid until the next call."""
 
-    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
-        """Return why blocks of `keyspace` cannot be read (`seals`: written), None if they can."""
-
-    def seal(self, keyspace: str, name: bytes, view: memoryview) -> Sequence[memoryview]:
-        """Return the file's bytes for the block `name` with its body in `view`."""
-
-    def room(self, view: memoryview) -> Sequence[memoryview]:
-        """Return the buffers to read the file into, for a body that ends up in `view`."""
-
-    def open(self, keyspace: str, name: bytes, view: memoryview) -> Verdict:
-        """Verify the bytes read. Anything but the block leaves zeros in `view`."""
-
-    def wipe(self) -> None:
-        """Overwrite plaintext of the last call in our memory."""
-
-
-class Staging:
-    """Page-aligned memory that grows on demand."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, PAGE_BYTES)
-
-    def take(self, length: int) -> memoryview:
-        if len(self._memory) < length:
-            self._memory = mmap.mmap(-1, -(-length // PAGE_BYTES) * PAGE_BYTES)
-        return memoryview(self._memory)[:length]
-
-
-class PlainPages:
     def __init__(self) -> None:
         self._staging = Staging()
-        self._cipher = AESGCM(CHECKSUM_KEY)
-        self._tag = bytearray(TAG_BYTES)
+        self._checksum = Checksum()
         self._dirty_bytes = 0
 
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:  # noqa: ARG002
+        """Return why blocks of `keyspace` cannot be read (`seals`: written), None if they can."""
         return None
 
-    def seal(self, keyspace: str, name: bytes, view: memoryview) -> Sequence[memoryview]:  # noqa: ARG002
-        """Return the body's whole pages in LMCache's memory, and our pages for the rest."""
-        body, rest = self._divide(view)
-        self._dirty_bytes = len(rest)
-        trailer = self._staging.take(file_bytes(len(view)) - len(body))
+    def seal(self, keyspace: str, name: bytes, view: memoryview, computed_ms: int) -> Sequence[memoryview]:  # noqa: ARG002
+        """Return the file's bytes for the block `name` with its body in `view`; `computed_ms` as in Header."""
+        body, rest, trailer = self._divide(view)
         trailer[: len(rest)] = rest
         trailer[len(rest) : -HEADER_BYTES] = bytes(len(trailer) - len(rest) - HEADER_BYTES)
-        trailer[len(rest) : len(rest) + TAG_BYTES] = self._checksum(view)
-        trailer[-HEADER_BYTES:] = pack_header(name, Header(len(view)))
+        header = pack_header(name, Header(len(view), computed_ms=computed_ms))
+        trailer[len(rest) : len(rest) + TAG_BYTES] = self._checksum.of(header, view)
+        trailer[-HEADER_BYTES:] = header
         return (body, trailer) if len(body) else (trailer,)
 
     def room(self, view: memoryview) -> Sequence[memoryview]:
-        body, rest = self._divide(view)
-        self._dirty_bytes = len(rest)
-        trailer = self._staging.take(file_bytes(len(view)) - len(body))
+        """Return the buffers to read the file into, for a body that ends up in `view`."""
+        body, _, trailer = self._divide(view)
         return (body, trailer) if len(body) else (trailer,)
 
     def open(self, keyspace: str, name: bytes, view: memoryview) -> Verdict:  # noqa: ARG002
-        body, rest = self._divide(view)
-        trailer = self._staging.take(file_bytes(len(view)) - len(body))
+        """Verify the bytes read. Anything but the block leaves zeros in `view`."""
+        _, rest, trailer = self._divide(view)
         rest[:] = trailer[: len(rest)]
-        header = unpack_header(name, bytes(trailer[-HEADER_BYTES:]))
+        header = bytes(trailer[-HEADER_BYTES:])
         tag = trailer[len(rest) : len(rest) + TAG_BYTES]
         padding = trailer[len(rest) + TAG_BYTES : -HEADER_BYTES]
-        if header == Header(len(view)) and not any(padding) and tag == self._checksum(view):
+        opening = PlainOpening(name, view, self._checksum)
+        opening.parts[0][:], opening.parts[-1][:] = header, tag
+        if not any(padding) and opening.header_holds() and opening.finish():
             return Verdict.GOOD
         overwrite(view)
         return Verdict.DAMAGED
 
     def wipe(self) -> None:
+        """Overwrite plaintext of the last call in our memory."""
         if self._dirty_bytes:
             overwrite(self._staging.take(self._dirty_bytes))
             self._dirty_bytes = 0
 
-    def _divide(self, view: memoryview) -> tuple[memoryview, memoryview]:
-        """Return the part that the disk reaches without a copy, and the rest."""
+    def _divide(self, view: memoryview) -> tuple[memoryview, memoryview, memoryview]:
+        """Return the part of the body that the disk reaches without a copy, the rest, and our pages for the latter."""
         address = address_of(view)
         whole = 0 if address is None or address % PAGE_BYTES else len(view) - len(view) % PAGE_BYTES
-        return view[:whole], view[whole:]
-
-    def _checksum(self, view: memoryview) -> bytearray:
-        self._cipher.encrypt_into(NO_NONCE, b"", view, self._tag)
-        return self._tag
+        self._dirty_bytes = len(view) - whole
+        return view[:whole], view[whole:], self._staging.take(file_bytes(len(view)) - whole)
 
 
 class GcmPages:
+    """See PlainPages. Refuses keyspaces without a key, and sealing with an exhausted key."""
+
     def __init__(self, keys: DataKeys) -> None:
-        self._staging = Staging()
-        self._sealer = GcmSealer(keys, room=self._staging.take)
+        self._sealer = GcmSealer(keys)
+        self._staging = self._sealer.staging
+        self.refusal = self._sealer.refusal
 
-    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
-        """Refuse keyspaces without a key, and sealing with an exhausted key."""
-        return self._sealer.refusal(keyspace, seals=seals)
-
-    def seal(self, keyspace: str, name: bytes, view: memoryview) -> Sequence[memoryview]:
+    def seal(self, keyspace: str, name: bytes, view: memoryview, computed_ms: int) -> Sequence[memoryview]:
         """Raises NoKeyError if the key was removed meanwhile."""
         pages = self._staging.take(file_bytes(len(view)))
-        header, _ = self._sealer.seal(keyspace, name, view)
+        header, _ = self._sealer.seal(keyspace, name, view, computed_ms)
         sealed_bytes = len(view) + TAG_BYTES
         pages[sealed_bytes:-HEADER_BYTES] = bytes(len(pages) - sealed_bytes - HEADER_BYTES)
         pages[-HEADER_BYTES:] = header
@@ -150,12 +111,11 @@ class GcmPages:
             return Verdict.GOOD
         overwrite(view)
         # A malformed header is damage: the index has files of this version only.
-        known = isinstance(opening, SealedOpening) and unpack_header(name, bytes(opening.parts[0])) is not None
+        known = unpack_header(name, bytes(opening.parts[0])) is not None
         return Verdict.FOREIGN if known and not opening.damaged else Verdict.DAMAGED
 
     def wipe(self) -> None:
         """Staged bytes are ciphertext."""
 
 
-def pages_for(keys: DataKeys, *, encrypt: bool) -> Callable[[], Pages]:
-    return (lambda: GcmPages(keys)) if encrypt else PlainPages
+Pages = PlainPages | GcmPages

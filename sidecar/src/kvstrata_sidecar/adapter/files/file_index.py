@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import keyspace_of
 from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
-from kvstrata_sidecar.adapter.files.space import Reservation, Space, Spare, Victim
+from kvstrata_sidecar.adapter.files.space import MARGIN_PERCENT, Reservation, Space, Spare, Victim
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex, usage_rows
 from kvstrata_sidecar.adapter.index.victims import Choice
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
@@ -24,6 +24,9 @@ from kvstrata_sidecar.adapter.policy.limits import Bounds
 
 MAX_TOUCHED = 65_536
 """Blocks with a use that is not recorded in their file yet."""
+
+SLICE = 500
+"""Blocks entered, moved or taken out at once: lookups wait meanwhile."""
 
 
 class FileIndex:
@@ -92,7 +95,7 @@ class FileIndex:
 
     def admit(self, key: bytes, size_bytes: int, age_s: float) -> Reservation | Refusal | None:
         """Reserve room for a block's file; None if it exists or is on its way, else the refusal. The file may be
-        written once the victims are removed (`gone`) and `claim` succeeds; then call `commit` or `cancel`."""
+        written once the victims are removed (`gone`) and `claim` succeeds; then call `end`."""
         keyspace, now_s = keyspace_of(key), self._clock()
         with self._changed:
             if (
@@ -110,7 +113,7 @@ class FileIndex:
             if bound.limit_bytes is not None and size_bytes > bound.limit_bytes:
                 return Refusal.OVER_BUDGET
             reservation = Reservation(key, keyspace, size_bytes, now_s - age_s)
-            self._space.reserve(reservation)
+            self._space.reserved[key] = reservation
             choice = self._space.choose([keyspace], self._readers, now_s)
             refusal = self._space.unfit(choice, keyspace, bound)
             if refusal is not None:
@@ -122,22 +125,20 @@ class FileIndex:
     def claim(self, reservation: Reservation, timeout_s: float) -> bool:
         """Wait until the file fits on the disk within all bounds; return whether it does. False at once if spares of
         other sizes must be removed first."""
-        room, size_bytes, spares = self._space, reservation.size_bytes, self._space.spares
+        space, own = self._space, {reservation.size_bytes}
         with self._changed:
-            self._changed.wait_for(lambda: room.fits_on_disk(reservation) or spares.has_other(size_bytes), timeout_s)
-            if not room.fits_on_disk(reservation):
+            self._changed.wait_for(lambda: space.fits_on_disk(reservation) or space.spares.sizes() - own, timeout_s)
+            if not space.fits_on_disk(reservation):
                 return False
-            room.begin_write(reservation)
+            space.begin_write(reservation)
             return True
 
-    def commit(self, reservation: Reservation) -> None:
+    def end(self, reservation: Reservation, *, stored: bool) -> None:
+        """Give a reservation up; if the block is `stored`, it is present from now on."""
         with self._changed:
             self._end(reservation)
-            self._enter(reservation.key, reservation.size_bytes, reservation.computed_s)
-
-    def cancel(self, reservation: Reservation) -> None:
-        with self._changed:
-            self._end(reservation)
+            if stored:
+                self._enter(reservation.key, reservation.size_bytes, reservation.computed_s)
 
     def found(self, blocks: Iterable[tuple[bytes, int, float]]) -> None:
         """Enter (key, bytes, moment computed) from a scan; known blocks are left unchanged."""
@@ -151,21 +152,14 @@ class FileIndex:
             for key in keys:
                 self._index.touch(key)
 
-    def gone(self, key: bytes) -> None:
-        """Record that an evicted block's file is removed."""
+    def gone(self, key: bytes, spare: str | None = None) -> None:
+        """Record that an evicted block's file is removed, or kept under the name `spare` to be written over."""
         with self._changed:
             size_bytes = self._leaving.pop(key, None)
             if size_bytes is not None:
-                self._space.left.add(keyspace_of(key), -size_bytes)
-                self._changed.notify_all()
-
-    def spared(self, key: bytes, name: str) -> None:
-        """Record that an evicted block's file is kept under another name, to be written over."""
-        with self._changed:
-            size_bytes = self._leaving.pop(key, None)
-            if size_bytes is not None:
-                self._space.left.add(keyspace_of(key), -size_bytes)
-                self._space.spares.add(Spare(name, size_bytes, self._clock()))
+                self._space.leave(keyspace_of(key), -size_bytes)
+                if spare is not None:
+                    self._space.spares.add(Spare(spare, size_bytes, self._clock()))
                 self._changed.notify_all()
 
     def take_spares(self, *, but_bytes: int = 0, idle_s: float = 0.0) -> list[Spare]:
@@ -258,7 +252,8 @@ class FileIndex:
     def spare_names(self) -> set[str]:
         """Return the names of spares, including those being removed or written over."""
         with self._changed:
-            return self._space.spare_names
+            taken = (one.spare.name for one in self._space.reserved.values() if one.spare is not None)
+            return self._space.spares.names.union(taken)
 
     def known(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return those blocks that may have a file, even one being removed."""
@@ -272,12 +267,13 @@ class FileIndex:
     @property
     def used_bytes(self) -> int:
         """Bytes on the disk, including files being removed and spares."""
-        return self._space.taken_bytes
+        with self._changed:
+            return self._space.taken_bytes
 
     @property
     def crowded(self) -> bool:
         """Whether the block count is near its maximum, so that each new block evicts one."""
-        return self._space.crowded
+        return len(self._index) >= self._space.max_blocks * (1 - 2 * MARGIN_PERCENT / 100)
 
     def usage(self, tier: str) -> list[ScopeUsage]:
         with self._changed:
@@ -325,7 +321,7 @@ class FileIndex:
             self._policy.plan(keyspace, scope, now_s, again_s=now_s if over else None)
 
     def _end(self, reservation: Reservation) -> None:
-        self._space.end(reservation)
+        del self._space.reserved[reservation.key]
         self._changed.notify_all()
 
     def _take(self, choice: Choice) -> dict[bytes, Victim]:
@@ -339,5 +335,10 @@ class FileIndex:
         self._space.used_bytes -= kept.size_bytes
         self._touched.pop(key, None)
         self._leaving[key] = kept.size_bytes
-        self._space.left.add(kept.keyspace, kept.size_bytes)
+        self._space.leave(kept.keyspace, kept.size_bytes)
         return kept
+
+
+def in_slices(keys: list[bytes]) -> Iterator[list[bytes]]:
+    for start in range(0, len(keys), SLICE):
+        yield keys[start : start + SLICE]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from kvstrata.contract.messages.engine_identity import UNRESOLVED
 from kvstrata.contract.store.block_file import key_of, parts_of
+from kvstrata.contract.store.redis_keys import declared, fingerprint_of, resolved
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.counts import Counters
@@ -21,49 +23,36 @@ Found = tuple[int, bytes]
 _Refusals = dict[str, Refusal | None]
 
 
-class Reading(NamedTuple):
-    """Readable blocks, and copies that a pool makes needless."""
-
-    blocks: list[Found]
-    needless: list[Found]
-
-
+@dataclass(eq=False)
 class Finder:
     """Finds the files of one tier. `refusal(keyspace, storing)` returns why a keyspace may not be used now, None if it
     may."""
 
-    def __init__(
-        self,
-        identity: str,
-        tier: str,
-        enforcement: Enforcement,
-        refusal: Callable[[str, bool], Refusal | None],
-        index: FileIndex,
-        counters: Counters,
-    ) -> None:
-        self._identity = identity
-        self._tier = tier
-        self._enforcement = enforcement
-        self._refusal = refusal
-        self._index = index
-        self._counters = counters
+    _identity: str
+    _tier: str
+    _enforcement: Enforcement
+    _refusal: Callable[[str, bool], Refusal | None]
+    _index: FileIndex
+    _counters: Counters
 
-    def key(self, block: Block) -> bytes:
-        return self._key(block, block.keyspace)
+    def key(self, block: Block, pool: str = "") -> bytes:
+        """Return the key of a block's file, under a pool's keyspace if one is given."""
+        identity = resolved(self._identity, block.fingerprint)
+        return key_of(pool or block.keyspace, identity, block.rank, block.group, block.chunk_hash)
 
     def own(self, blocks: Sequence[Block]) -> list[Found]:
         """Return the files under the blocks' own keyspaces; refused blocks are counted."""
         return [(number, self.key(block)) for number, block in self._allowed(blocks, storing=False)]
 
-    def to_read(self, blocks: Sequence[Block]) -> Reading:
-        """Return the files to read, pools' first; refused blocks are counted."""
-        reading, refusals = Reading([], []), _Refusals()
+    def to_read(self, blocks: Sequence[Block]) -> tuple[list[Found], list[Found]]:
+        """Return the files to read, pools' first, and copies that a pool makes needless; refused blocks are counted."""
+        reading, needless, refusals = list[Found](), list[Found](), _Refusals()
         for number, block in self._allowed(blocks, storing=False):
             own, pooled = self.key(block), self._pooled(block, refusals)
-            reading.blocks.append((number, pooled or own))
+            reading.append((number, pooled or own))
             if pooled is not None and self._index.readable(own):
-                reading.needless.append((number, own))
-        return reading
+                needless.append((number, own))
+        return reading, needless
 
     def to_store(self, blocks: Sequence[Block]) -> list[Found]:
         """Return the files to write; refused blocks and those that a pool has are counted."""
@@ -89,9 +78,9 @@ class Finder:
         found = ((keyspace, *one) for keyspace in allowed for one in self._index.hottest(keyspace, most))
         named = ((keyspace, *parts_of(key), use, age_s) for keyspace, key, use, age_s in found)
         return [
-            Hot(keyspace, rank, group, chunk_hash, use, age_s)
+            Hot(keyspace, fingerprint_of(identity), rank, group, chunk_hash, use, age_s)
             for keyspace, identity, rank, group, chunk_hash, use, age_s in named
-            if identity == self._identity
+            if declared(identity) == self._identity
         ]
 
     def life_s(self, block: Block) -> float:
@@ -104,7 +93,7 @@ class Finder:
 
     def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
         for pool in self._enforcement.readable.candidates(block.keyspace, block.chunk_hash, self._tier):
-            key = self._key(block, pool)
+            key = self.key(block, pool)
             if not self._index.readable(key):
                 continue
             if pool not in refusals:
@@ -121,7 +110,7 @@ class Finder:
             keyspace = block.keyspace
             if keyspace not in refusals:
                 refusals[keyspace] = self._refusal(keyspace, storing)
-            refusal = refusals[keyspace]
+            refusal = Refusal.NO_FINGERPRINT if block.fingerprint == UNRESOLVED else refusals[keyspace]
             if refusal is None and storing and not readable.admits(keyspace, block.chunk_hash, self._tier):
                 refusal = Refusal.NOT_IN_POOL
             if refusal is None:
@@ -130,6 +119,3 @@ class Finder:
                 refused[keyspace, refusal] += 1
         for (keyspace, refusal), count in refused.items():
             self._counters.refuse(refusal, count, keyspace)
-
-    def _key(self, block: Block, keyspace: str) -> bytes:
-        return key_of(keyspace, self._identity, block.rank, block.group, block.chunk_hash)

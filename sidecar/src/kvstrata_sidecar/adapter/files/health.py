@@ -11,14 +11,6 @@ from enum import StrEnum
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.breaker import Breaker
 
-FULL_PAUSE_S = 1.0
-
-READ_ONLY_PAUSE_S = 30.0
-"""Pause of stores after the file system was read-only, which rarely ends by itself."""
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
-
 
 class Fault(StrEnum):
     FULL = "full"
@@ -26,6 +18,16 @@ class Fault(StrEnum):
     MISSING = "missing"
     BUSY = "busy"
     BROKEN = "broken"
+
+
+_FAULTS = {
+    errno.EROFS: Fault.READ_ONLY,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), Fault.FULL),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), Fault.MISSING),
+}
+
+PAUSES = {Fault.READ_ONLY: (30.0, Refusal.READ_ONLY), Fault.FULL: (1.0, Refusal.TIER_FULL)}
+"""Seconds without stores after a failed write, and their refusal. A file system is rarely read-only for a moment."""
 
 
 class DiskError(Exception):
@@ -47,15 +49,7 @@ def disk_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         code = error.errno or 0
-        if code in _FULL:
-            fault = Fault.FULL
-        elif code == errno.EROFS:
-            fault = Fault.READ_ONLY
-        elif code in _MISSING:
-            fault = Fault.MISSING
-        else:
-            fault = Fault.BROKEN
-        raise DiskError(fault, f"cannot {what}: {os.strerror(code)}") from error
+        raise DiskError(_FAULTS.get(code, Fault.BROKEN), f"cannot {what}: {os.strerror(code)}") from error
 
 
 class Health:
@@ -66,18 +60,17 @@ class Health:
         self._clock = clock
         self.breaker = Breaker(clock)
         self.recovering = True
-        self._full_until_s: float | None = None
-        self._read_only_until_s: float | None = None
+        self._pauses_until_s: dict[Fault, float] = {}
 
     @property
     def full(self) -> bool:
         """Whether the disk had no room for the newest block."""
-        return self._full_until_s is not None
+        return Fault.FULL in self._pauses_until_s
 
     @property
     def read_only(self) -> bool:
         """Whether the last write failed because the file system is read-only."""
-        return self._read_only_until_s is not None
+        return Fault.READ_ONLY in self._pauses_until_s
 
     @property
     def detail(self) -> str:
@@ -96,32 +89,21 @@ class Health:
             return None
         if self.recovering:
             return Refusal.RECOVERING
-        now_s = self._clock()
-        if self._read_only_until_s is not None and now_s < self._read_only_until_s:
-            return Refusal.READ_ONLY
-        if self._full_until_s is not None and now_s < self._full_until_s:
-            return Refusal.TIER_FULL
+        for fault, (_, refusal) in PAUSES.items():
+            if self._clock() < self._pauses_until_s.get(fault, 0.0):
+                return refusal
         return None
 
     def failed(self, error: DiskError) -> Refusal | None:
         """Record an error; return its refusal, None for a failure of the disk."""
-        if error.fault is Fault.FULL:
-            self._full_until_s = self._clock() + FULL_PAUSE_S
-            return Refusal.TIER_FULL
-        if error.fault is Fault.READ_ONLY:
-            self._read_only_until_s = self._clock() + READ_ONLY_PAUSE_S
-            return Refusal.READ_ONLY
+        if error.fault in PAUSES:
+            pause_s, refusal = PAUSES[error.fault]
+            self._pauses_until_s[error.fault] = self._clock() + pause_s
+            return refusal
         if error.fault is not Fault.MISSING:
             self.breaker.failed(str(error))
         return None
 
-    def stalled(self, why: str) -> None:
-        """Record an operation that does not end: the disk is not used until it answers a probe."""
-        self.breaker.failed(why, fatal=True)
-
     def wrote(self) -> None:
-        self._full_until_s = self._read_only_until_s = None
-        self.breaker.succeeded()
-
-    def read(self) -> None:
+        self._pauses_until_s = {}
         self.breaker.succeeded()

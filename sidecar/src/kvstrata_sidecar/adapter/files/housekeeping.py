@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
 from contextlib import suppress
 from itertools import islice
 
 from kvstrata.contract.store.block_file import PAGE_BYTES, keyspace_of, parse_file_name, parts_of
+from kvstrata.contract.store.redis_keys import declared, fingerprint_of
 from kvstrata_sidecar.adapter.files.disk import Found
 from kvstrata_sidecar.adapter.files.exchanges import Files
+from kvstrata_sidecar.adapter.files.file_index import SLICE, in_slices
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault
 from kvstrata_sidecar.adapter.files.space import SPARE_S
-from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 
 logger = logging.getLogger(__name__)
 
 TURN_S = 1.0
 """Longest delay until expired blocks are removed and the free space is checked."""
-
-SLICE = 500
-"""Files of a scan entered at once: lookups wait meanwhile."""
 
 FORMER_AT_ONCE = 500
 """Files of other identities removed in a turn; turns take place at least once a second."""
@@ -37,7 +35,7 @@ NOTE_USES_S = 600.0
 RECOVER_AGAIN_S = 30.0
 
 FORMER_LIFE_S = 24 * 3600.0
-"""How long after this start blocks of other models are kept: a model that is rolled back finds them again."""
+"""How long after this start blocks of other identities are kept: a model that is rolled back finds them again."""
 
 USED_UP_SHARE = 0.9
 """Share of the room from which blocks are reported short of it: each choice frees a little ahead."""
@@ -47,25 +45,11 @@ FUTURE_S = 60.0
 
 
 class Housekeeper(threading.Thread):
-    """Maintains one directory from `start` until `close`. `floor_percent` of the file system stay free; `identity` is
-    the one whose blocks are read here."""
+    """Maintains one directory from `start` until `close`."""
 
-    def __init__(
-        self,
-        name: str,
-        files: Files,
-        enforcement: Enforcement,
-        *,
-        identity: str,
-        capacity_bytes: int,
-        floor_percent: int,
-    ) -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, files: Files) -> None:
+        super().__init__(name=f"kvs-{files.tier.name}-housekeeper", daemon=True)
         self._files = files
-        self._identity = identity
-        self._enforcement = enforcement
-        self._capacity_bytes = capacity_bytes
-        self._floor_percent = floor_percent
         self._wake = threading.Event()
         self._closed = False
         self._opened = False
@@ -73,6 +57,7 @@ class Housekeeper(threading.Thread):
         self._note_uses_at_s = files.clocks.now_s() + NOTE_USES_S
         self._recover_at_s = 0.0
         self._emptied: set[str] = set()
+        self._found: dict[str, list[bytes]] = {}
         self._former: list[bytes] = []
         self._former_go_at_s = files.clocks.now_s() + FORMER_LIFE_S
         self.floor_reached = False
@@ -97,13 +82,14 @@ class Housekeeper(threading.Thread):
         with suppress(DiskError):
             self.note_uses()
         if self._opened and self._files.health.breaker.closed:
-            self._files.discard(self._files.index.take_spares())
+            for spare in self._files.index.take_spares():
+                self._files.discard(spare)
         self._files.disk.close()
 
     def turn(self) -> None:
         """Do the work that is due now. Raises DiskError."""
         files = self._files
-        files.index.follow(self._enforcement.view)
+        files.index.follow(files.enforcement.view)
         if self._opened and not files.disk.still_there():
             self._lose()
         if files.health.breaker.begin_probe():
@@ -116,10 +102,12 @@ class Housekeeper(threading.Thread):
         while not self._closed and (victims := files.index.due(SCOPES_AT_ONCE)):
             self._emptied |= {keyspace_of(key) for key in victims}
             files.evict(victims)
-        if self._former and files.clocks.now_s() >= self._former_go_at_s:
+        if files.clocks.now_s() >= self._former_go_at_s:
             self._remove_former()
-        files.remove(files.index.take_stranded(STRANDED_AT_ONCE))
-        files.discard(files.index.take_spares(idle_s=SPARE_S))
+        for key in files.index.take_stranded(STRANDED_AT_ONCE):
+            files.remove(key)
+        for spare in files.index.take_spares(idle_s=SPARE_S):
+            files.discard(spare)
         self._forget_directories()
         if files.clocks.now_s() >= self._note_uses_at_s:
             self._note_uses_at_s = files.clocks.now_s() + NOTE_USES_S
@@ -144,7 +132,9 @@ class Housekeeper(threading.Thread):
             if self._opened:
                 files.disk.probe()
             else:
-                self._open()
+                files.disk.open()
+                files.clocks.start(files.disk.remembered_clock())
+                self._opened = files.health.recovering = True
         except DiskError as error:
             if error.fault in (Fault.FULL, Fault.READ_ONLY) and self._opened:
                 # The disk answers and can be read; only writes fail.
@@ -155,32 +145,25 @@ class Housekeeper(threading.Thread):
         else:
             files.health.breaker.probe_succeeded()
 
-    def _open(self) -> None:
-        files = self._files
-        files.disk.open()
-        files.clocks.start(files.disk.remembered_clock())
-        files.health.recovering = True
-        self._opened = True
-
     def _lose(self) -> None:
         """Forget everything: the directory was removed or replaced."""
         self._opened = False
         self._files.disk.close()
         self._files.index.empty()
         self._files.health.recovering = True
-        self._files.health.stalled("the tier's directory was removed or replaced")
+        self._files.health.breaker.failed("the tier's directory was removed or replaced", fatal=True)
 
     def _recover(self) -> None:
         """Enter existing blocks and remove other files, a slice at a time; then allow stores."""
         files = self._files
         uses: list[tuple[float, bytes]] = []
-        former: list[bytes] = []
+        by_identity: dict[str, list[bytes]] = defaultdict(list)
         unremoved: DiskError | None = None
         scan = files.disk.scan()
         while found := list(islice(scan, SLICE)):
             if self._closed:
                 return
-            files.index.follow(self._enforcement.view)
+            files.index.follow(files.enforcement.view)
             entered = []
             for one in found:
                 key = self._key_of(one)
@@ -189,13 +172,12 @@ class Housekeeper(threading.Thread):
                     continue
                 entered.append((key, one.size_bytes, files.clocks.from_wall(one.computed_s)))
                 uses.append((one.used_s, key))
-                if parts_of(key)[0] != self._identity:
-                    former.append(key)
+                by_identity[parts_of(key)[0]].append(key)
             files.index.found(entered)
             files.counters.add("files_found", len(entered))
-        self._former = former
+        self._found = by_identity
         uses.sort()
-        for batch in _slices([key for _, key in uses]):
+        for batch in in_slices([key for _, key in uses]):
             files.index.put_in_order(batch)
         # Blocks used during the scan were used last.
         files.index.put_in_order([key for key, _ in files.index.take_touched()])
@@ -208,12 +190,24 @@ class Housekeeper(threading.Thread):
         files.health.recovering = False
 
     def _remove_former(self) -> None:
-        """Remove one batch of files of other identities, so that other work is not delayed."""
+        """Remove one batch of files of other resolved identities, so that other work is not delayed. Without an engine
+        that has reported its fingerprint, those of the model's declared identity stay."""
+        found, self._found = self._found, {}
+        used = self._files.enforcement.fingerprints()
+        for identity, keys in found.items():
+            is_own = declared(identity) == self._files.params.identity and fingerprint_of(identity)
+            if not is_own or (used and fingerprint_of(identity) not in used):
+                self._former += keys
+            elif not used:
+                self._found[identity] = keys
+        if not self._former:
+            return
         batch, self._former = self._former[:FORMER_AT_ONCE], self._former[FORMER_AT_ONCE:]
         taken = self._files.index.take_unused(batch)
         self._files.counters.add("former_removed", len(taken))
-        self._emptied |= {keyspace_of(key) for key in taken}
-        self._files.remove(taken)
+        for key in taken:
+            self._emptied.add(keyspace_of(key))
+            self._files.remove(key)
 
     def _discard(self, found: Found) -> DiskError | None:
         self._files.counters.add("orphan_files")
@@ -230,7 +224,7 @@ class Housekeeper(threading.Thread):
         wall_s = self._files.clocks.to_wall(self._files.clocks.now_s())
         if (
             parsed is None
-            or parsed[1] is not self._files.encrypted
+            or parsed[1] is not self._files.tier.encrypts
             or found.size_bytes <= 0
             or found.size_bytes % PAGE_BYTES
             or found.computed_s > wall_s + FUTURE_S
@@ -241,9 +235,9 @@ class Housekeeper(threading.Thread):
     def _measure(self) -> None:
         files = self._files
         free_bytes, all_bytes = files.disk.room()
-        room_bytes = files.index.used_bytes + free_bytes - all_bytes * self._floor_percent / 100
+        room_bytes = files.index.used_bytes + free_bytes - all_bytes * files.tier.free_floor_percent / 100
         used_up = files.index.used_bytes >= room_bytes * USED_UP_SHARE
-        self.floor_reached = room_bytes < self._capacity_bytes and used_up
+        self.floor_reached = room_bytes < files.tier.capacity_bytes and used_up
         files.index.set_room(room_bytes)
         now_s = files.clocks.now_s()
         if now_s >= self._remember_at_s:
@@ -255,8 +249,3 @@ class Housekeeper(threading.Thread):
         for keyspace in emptied:
             if not self._files.index.condemned((keyspace,)):
                 self._files.disk.forget(keyspace)
-
-
-def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:
-    for start in range(0, len(keys), SLICE):
-        yield keys[start : start + SLICE]

@@ -66,11 +66,8 @@ class Spares:
                 return spare
         return None
 
-    def has(self, size_bytes: int) -> bool:
-        return any(spare.size_bytes == size_bytes for spare in self._waiting.values())
-
-    def has_other(self, size_bytes: int) -> bool:
-        return any(spare.size_bytes != size_bytes for spare in self._waiting.values())
+    def sizes(self) -> set[int]:
+        return {spare.size_bytes for spare in self._waiting.values()}
 
     def take_out(self, which: Callable[[Spare], bool]) -> list[Spare]:
         """Return spares that `which` picks, for removal; they count until `gone` or `add` is called for each."""
@@ -106,75 +103,55 @@ class Reservation:
     spare: Spare | None = None
 
 
-class Tally:
-    def __init__(self) -> None:
-        self.all_bytes = 0
-        self.by_keyspace: Counter[str] = Counter()
-
-    def add(self, keyspace: str, size_bytes: int) -> None:
-        self.all_bytes += size_bytes
-        self.by_keyspace[keyspace] += size_bytes
-        if not self.by_keyspace[keyspace]:
-            del self.by_keyspace[keyspace]
-
-
 class Space:
     """Accounts for the blocks of `index`, under `policy`. `used_bytes` counts all blocks. `reserved` are blocks to
-    come, counted in `staged`; those being written also in `written`. `left` counts files being removed."""
+    come: about as many as there are workers. `leaving_bytes` counts files being removed, by keyspace."""
 
     def __init__(self, policy: Policy, index: ScopeIndex, *, capacity_bytes: int, max_blocks: int) -> None:
         self._policy = policy
         self._index = index
         self._capacity_bytes = capacity_bytes
-        self._max_blocks = max_blocks
+        self.max_blocks = max_blocks
         self._room_bytes = float(capacity_bytes)
         self.used_bytes = 0
         self.reserved: dict[bytes, Reservation] = {}
-        self.staged = Tally()
-        self.written = Tally()
-        self.left = Tally()
+        self.leaving_bytes: Counter[str] = Counter()
         self.spares = Spares()
         policy.set_room(self._room_bytes)
 
     @property
     def taken_bytes(self) -> int:
         """Bytes on the disk, including files being removed and spares."""
-        return self.used_bytes + self.left.all_bytes + self.spares.all_bytes
-
-    @property
-    def crowded(self) -> bool:
-        return len(self._index) >= self._max_blocks * (1 - 2 * MARGIN_PERCENT / 100)
-
-    @property
-    def spare_names(self) -> set[str]:
-        return self.spares.names.union(one.spare.name for one in self.reserved.values() if one.spare is not None)
+        return self.used_bytes + self.leaving_bytes.total() + self.spares.all_bytes
 
     def set_bytes(self, room_bytes: float) -> None:
         self._room_bytes = max(0.0, min(float(self._capacity_bytes), room_bytes))
         self._policy.set_room(self._room_bytes)
 
     def empty(self) -> None:
-        self.used_bytes, self.left, self.spares = 0, Tally(), Spares()
+        self.used_bytes, self.leaving_bytes, self.spares = 0, Counter(), Spares()
 
-    def reserve(self, reservation: Reservation) -> None:
-        self.reserved[reservation.key] = reservation
-        self.staged.add(reservation.keyspace, reservation.size_bytes)
+    def leave(self, keyspace: str, size_bytes: int) -> None:
+        """Count a file that is being removed, or one that is gone by negative bytes."""
+        self.leaving_bytes[keyspace] += size_bytes
+        if not self.leaving_bytes[keyspace]:
+            del self.leaving_bytes[keyspace]
+
+    def staged_bytes(self) -> Counter[str]:
+        """Return the bytes of reservations by keyspace."""
+        staged_bytes: Counter[str] = Counter()
+        for one in self.reserved.values():
+            staged_bytes[one.keyspace] += one.size_bytes
+        return staged_bytes
 
     def begin_write(self, reservation: Reservation) -> None:
         reservation.writing = True
         reservation.spare = self.spares.take(reservation.size_bytes)
-        self.written.add(reservation.keyspace, reservation.size_bytes)
-
-    def end(self, reservation: Reservation) -> None:
-        del self.reserved[reservation.key]
-        self.staged.add(reservation.keyspace, -reservation.size_bytes)
-        if reservation.writing:
-            self.written.add(reservation.keyspace, -reservation.size_bytes)
 
     def need_bytes(self) -> float:
         """Return the bytes above the room, including reservations."""
-        need_bytes = self.used_bytes + self.staged.all_bytes - self._room_bytes
-        crowd = len(self._index) + len(self.reserved) - self._max_blocks
+        need_bytes = self.used_bytes + self.staged_bytes().total() - self._room_bytes
+        crowd = len(self._index) + len(self.reserved) - self.max_blocks
         return max(need_bytes, 1.0) if crowd > 0 else need_bytes
 
     def choose(self, keyspaces: list[str], readers: Container[Hashable], now_s: float) -> Choice:
@@ -189,9 +166,8 @@ class Space:
                 if freed_bytes < need_bytes and keyspace not in self._policy.bounds and keyspace not in keyspaces:
                     keyspaces = [*keyspaces, keyspace]
                     freed_bytes += scope.used_bytes
-        bounds, guarantees, staged = self._policy.bounds, self._policy.guarantees, self.staged.by_keyspace
-        locked = readers.__contains__
-        situation = Situation(bounds, guarantees, staged, locked, now_s, need_bytes, most=MOST_AT_ONCE)
+        bounds, guarantees, locked = self._policy.bounds, self._policy.guarantees, readers.__contains__
+        situation = Situation(bounds, guarantees, self.staged_bytes(), locked, now_s, need_bytes, most=MOST_AT_ONCE)
         return choose(self._index, situation, keyspaces)
 
     def unfit(self, choice: Choice, keyspace: str, bound: Bounds) -> Refusal | None:
@@ -199,21 +175,24 @@ class Space:
         own = [kept for key in choice.victims if (kept := self._index.find(key)) and kept.keyspace == keyspace]
         scope = self._index.scope(keyspace)
         held_bytes = (scope.used_bytes if scope else 0) - sum(kept.size_bytes for kept in own)
-        if bound.limit_bytes is not None and held_bytes + self.staged.by_keyspace[keyspace] > bound.limit_bytes:
+        staged_bytes = self.staged_bytes()
+        if bound.limit_bytes is not None and held_bytes + staged_bytes[keyspace] > bound.limit_bytes:
             return Refusal.OVER_BUDGET
-        left_bytes = self.used_bytes - choice.victim_bytes + self.staged.all_bytes
+        left_bytes = self.used_bytes - choice.victim_bytes + staged_bytes.total()
         left_blocks = len(self._index) - len(choice.victims) + len(self.reserved)
-        return Refusal.TIER_FULL if left_bytes > self._room_bytes or left_blocks > self._max_blocks else None
+        return Refusal.TIER_FULL if left_bytes > self._room_bytes or left_blocks > self.max_blocks else None
 
     def fits_on_disk(self, reservation: Reservation) -> bool:
         """Whether the file may be written now: all bounds hold, counting files still to be removed."""
         keyspace, size_bytes = reservation.keyspace, reservation.size_bytes
-        more_bytes = 0 if self.spares.has(size_bytes) else size_bytes
-        if self.taken_bytes + self.written.all_bytes + more_bytes > self._capacity_bytes:
+        written = [one for one in self.reserved.values() if one.writing]
+        more_bytes = 0 if size_bytes in self.spares.sizes() else size_bytes
+        if self.taken_bytes + sum(one.size_bytes for one in written) + more_bytes > self._capacity_bytes:
             return False
         bound = self._policy.bounds.get(keyspace)
         if bound is None or bound.limit_bytes is None:
             return True
         scope = self._index.scope(keyspace)
-        own_bytes = (scope.used_bytes if scope else 0) + self.left.by_keyspace[keyspace]
-        return own_bytes + self.written.by_keyspace[keyspace] + size_bytes <= bound.limit_bytes
+        own_bytes = (scope.used_bytes if scope else 0) + self.leaving_bytes[keyspace]
+        own_bytes += sum(one.size_bytes for one in written if one.keyspace == keyspace)
+        return own_bytes + size_bytes <= bound.limit_bytes

@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
-from kvstrata.contract.messages.erase import ErasedTier
+from kvstrata.contract.messages.engine_identity import UNRESOLVED
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
-from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper, ReaperThread
+from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper
 from kvstrata_sidecar.adapter.files.disk import Clocks, Disk
-from kvstrata_sidecar.adapter.files.erase import MEDIUM, FileEraser
-from kvstrata_sidecar.adapter.files.exchanges import DiscardPart, Files, Lent, LoadPart, RemovePart, StorePart, divide
-from kvstrata_sidecar.adapter.files.file_format import Pages, pages_for
+from kvstrata_sidecar.adapter.files.erase import FileEraser
+from kvstrata_sidecar.adapter.files.exchanges import Files, Hands, Lent, LoadPart, RemovePart, StorePart
+from kvstrata_sidecar.adapter.files.file_format import GcmPages, Pages, PlainPages
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.finder import Finder, Found
-from kvstrata_sidecar.adapter.files.health import Health
+from kvstrata_sidecar.adapter.files.health import DiskError, Health
 from kvstrata_sidecar.adapter.files.housekeeping import Housekeeper
-from kvstrata_sidecar.adapter.files.threads import CLOSE_TIMEOUT_S, FileThreads
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.tier.base import BaseTier
 from kvstrata_sidecar.adapter.tier.buffers import Spans
-from kvstrata_sidecar.adapter.tier.counts import Counters, Histogram
-from kvstrata_sidecar.adapter.tier.interface import Block, Hot
-from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.tier.interface import FILES, Block, Hot
+from kvstrata_sidecar.adapter.tier.queues import Lane
+from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Restore, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S, TierThreads, Worker, divide
 
 
-class FileTier:
-    """A directory of block files under the pod's enforcement. See SlowerTier.
+class FileThreads(TierThreads):
+    """The timer, and workers of one lane."""
 
-    `answered(task)` is called from any thread, without locks, once a task's answer can be fetched; for a lookup before
-    `lookup` returns. If `guarded()`, memory in `spans` is held back when LMCache frees it: then tasks are answered at
-    their deadline; otherwise when the disk has finished.
-    """
+    reported = (DiskError,)
+
+    def __init__(self, files: Files, tasks: TaskTable, clock: Callable[[], float]) -> None:
+        super().__init__(files.tier, tasks, files.counters, clock)
+        self._lane = lane = Lane()
+        self.put = lane.put
+        names = [f"kvs-{files.tier.name}-{number}" for number in range(1, files.tier.workers + 1)]
+        self._own_workers = [Worker(name, lane, self, files.enforcement, Hands(files)) for name in names]
+
+    def start(self) -> None:
+        for thread in (*self._own_workers, self._timer):
+            thread.start()
+
+    def _workers(self) -> list[Worker]:
+        return self._own_workers
+
+    def _lanes(self) -> list[Lane]:
+        return [self._lane]
+
+
+class FileTier(BaseTier[FileTierParams, FileThreads]):
+    """A directory of block files under the pod's enforcement. See BaseTier. `answered(task)` is called for a lookup
+    before `lookup` returns. If `guarded()`, memory in `spans` is held back when LMCache frees it: then tasks are
+    answered at their deadline; otherwise when the disk has finished."""
 
     per_pod = True
 
@@ -51,68 +74,40 @@ class FileTier:
         clock: Callable[[], float] = time.monotonic,
         disk: Disk | None = None,
     ) -> None:
-        self._params = tier
-        self._enforcement = enforcement
-        self._answered = answered
-        self._clock = clock
-        self._counters = Counters()
-        self._tasks = TaskTable(self._answer, lets_go=guarded)
-        self._deadlines_ms = {TaskKind.STORE: tier.store_deadline_ms, TaskKind.LOAD: tier.load_deadline_ms}
+        super().__init__(tier, enforcement, answered, clock, guarded)
         clocks = clocks or Clocks()
-        folder = None if tier.place is None else Folder(tier.directory, params.domain, tier.name, tier.place)
+        directory = Path(tier.directory)
+        folder = None if tier.place is None else Folder(directory, params.domain, tier.name, tier.place)
         index = FileIndex(
             Policy(tier.name, tier.default_ttl_s),
             capacity_bytes=tier.capacity_bytes,
             max_blocks=tier.max_blocks,
             clock=clocks.now_s,
         )
-        self._files = Files(
-            params.domain,
-            disk or (Disk(tier.directory) if folder is None else PlacedDisk(folder)),
-            index,
-            Health(clock),
-            clocks,
-            self._counters,
-            enforcement.ages,
-            spans,
-            tier.encrypts,
-            lambda key, kept, view: enforcement.loaded_from(key, kept, view),
+        disk = disk or (Disk(directory) if folder is None else PlacedDisk(folder))
+        make_pages: Callable[[], Pages] = partial(GcmPages, enforcement.keys) if tier.encrypts else PlainPages
+        self._files = files = Files(
+            params, tier, disk, index, Health(clock), clocks, self._counters, enforcement, spans, make_pages
         )
         self._finder = Finder(params.identity, tier.name, enforcement, self._refusal, index, self._counters)
         self._keyspaces: frozenset[str] = frozenset()
-        self._eraser = FileEraser(tier.name, self._files, clock)
-        make_pages = pages_for(enforcement.keys, encrypt=tier.encrypts)
-        self._pages: Pages = make_pages()
-        self._io_threads = FileThreads(tier, self._tasks, enforcement, self._files, make_pages, self._counters, clock)
-        self._housekeeper = Housekeeper(
-            f"kvs-{tier.name}-housekeeper",
-            self._files,
-            enforcement,
-            identity=params.identity,
-            capacity_bytes=tier.capacity_bytes,
-            floor_percent=tier.free_floor_percent,
-        )
-        self._reaper = (
-            None if folder is None else ReaperThread(f"kvs-{tier.name}-reaper", Reaper(folder, self._retention_s))
-        )
-        self._closed = False
+        self._eraser = FileEraser(files, clock)
+        self.erase = self._eraser.erase
+        self._pages = make_pages()
+        self._io_threads = FileThreads(files, self._tasks, clock)
+        self._housekeeper = Housekeeper(files)
+        self._keepers: list[Housekeeper | Reaper] = [self._housekeeper]
+        if folder is not None:
+            self._keepers.append(Reaper(folder, self._retention_s))
         self._io_threads.start()
-        for thread in self._threads():
-            thread.start()
-
-    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        return self._store(blocks, views, self._params.store_deadline_ms)
-
-    def hand_down(
-        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
-    ) -> None:
-        self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
+        for keeper in self._keepers:
+            keeper.start()
 
     def life_s(self, block: Block) -> float:
         return self._finder.life_s(block)
 
     def takes(self, block: Block) -> bool:
-        return self._refusal(block.keyspace, True) is None
+        return block.fingerprint != UNRESOLVED and self._refusal(block.keyspace, True) is None
 
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Look blocks up; return the id of the task, which is answered already."""
@@ -123,27 +118,26 @@ class FileTier:
         unused = [key for number, key in keys if blocks[number].key in warmed] if warmed else []
         found = self._files.index.present([key for _, key in keys], unused)
         hits = [number for (number, _), there in zip(keys, found, strict=True) if there]
-        self._count_lookups(blocks, [number for number, _ in keys], frozenset(hits))
+        counts = Counter(
+            (blocks[number].keyspace, "lookup_hits" if there else "lookup_misses")
+            for (number, _), there in zip(keys, found, strict=True)
+        )
+        for (keyspace, name), amount in counts.items():
+            self._counters.add(name, amount, keyspace)
         self._tasks.begin(task)
-        self._tasks.end(task, hits)
-        self._counters.observe(str(TaskKind.LOOKUP), self._clock() - began_s)
+        self._tasks.end(task, Gain(hits))
+        self._counters.observe(TaskKind.LOOKUP, self._clock() - began_s)
         for keyspace, names in _by_keyspace(blocks, needless).items():
-            self._io_threads.put(DiscardPart(keyspace, list(names), self._files))
+            self._io_threads.put(RemovePart(keyspace, list(names), self._files, "copies_discarded"))
         return task.task_id
 
-    def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        reading = self._finder.to_read(blocks).blocks
+    def load(self, blocks: Sequence[Block], views: Sequence[memoryview], restore: Restore | None = None) -> int:
+        reading, _ = self._finder.to_read(blocks)
         batches = divide(_lent(blocks, views, reading), len(blocks), self._params.workers)
-        task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
+        task = self._open_load(len(blocks), len(batches), restore)
         for keyspace, batch in batches:
             self._put(LoadPart(task, keyspace, batch, self._files))
         return task.task_id
-
-    def pop_stores(self) -> dict[int, StoreOutcome]:
-        return self._tasks.pop_stores()
-
-    def pop_found(self, task_id: int) -> bytes | None:
-        return self._tasks.pop_found(task_id)
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
         """Delete blocks; return the keys of those that existed. Takes at most the load deadline."""
@@ -156,10 +150,8 @@ class FileTier:
         return deleted
 
     def holds(self, keyspace: str, block: Block) -> bool:
-        allowed = self._enforcement.refusal(keyspace, tier=self._params.name) is None
-        if self._files.health.refusal() is not None or not allowed:
-            return False
-        return self._finder.holds(block)
+        refusal = self._files.health.refusal() or self._enforcement.refusal(keyspace, tier=self._params.name)
+        return refusal is None and self._finder.holds(block)
 
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
         index = self._files.index
@@ -170,27 +162,15 @@ class FileTier:
         health = self._files.health
         return None if health.recovering or health.refusal() is not None else self._finder.hottest(keyspaces)
 
-    def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
-        return self._eraser.erase(keyspaces, seen)
-
     def kept(self, blocks: Sequence[Block]) -> int:
         """Return how many of these blocks have a file, regardless of policy."""
         return len(self._files.index.known([self._finder.key(block) for block in blocks]))
 
     def state(self) -> TierState:
-        counts, health = self._counters.snapshot(), self._files.health
-        return TierState(
-            name=self._params.name,
-            medium=MEDIUM,
-            breaker=str(health.breaker.state),
-            detail=self._detail(),
-            stored=counts.get("stored", 0),
-            loaded=counts.get("loaded", 0),
-            refused=counts.get("refused", 0),
-            errors=counts.get("errors", 0),
+        health = self._files.health
+        return replace(
+            self._counted(FILES, str(health.breaker.state), self._detail()),
             full=health.full,
-            encrypted=self._params.encrypts,
-            keyless=self._enforcement.keyless() if self._params.encrypts else 0,
             capacity_bytes=self._params.capacity_bytes,
             used_bytes=self._files.index.used_bytes,
             read_only=health.read_only,
@@ -210,40 +190,27 @@ class FileTier:
     def usage(self) -> list[ScopeUsage]:
         return self._files.index.usage(self._params.name)
 
-    def by_scope(self) -> Mapping[str, Mapping[str, int]]:
-        return self._counters.by_scope()
-
-    def latencies(self) -> Mapping[str, Histogram]:
-        return self._counters.latencies()
-
-    def ages(self) -> Mapping[str, Histogram]:
-        return self._counters.ages()
-
     def counters(self) -> dict[str, int]:
-        return self._counters.snapshot() | {"blocks": len(self._files.index)}
+        return super().counters() | {"blocks": len(self._files.index)}
 
     @property
     def healthy(self) -> bool:
         """Whether all threads are alive. An absent disk is no fault of this process."""
-        return self._closed or (self._io_threads.alive and all(one.is_alive() for one in self._threads()))
+        return self._closed or (self._io_threads.alive and all(one.is_alive() for one in self._keepers))
 
     def nodes(self) -> dict[str, str]:
         breaker, detail = self._files.health.breaker, self._detail()
-        return {str(self._params.directory): f"{breaker.state}: {detail}" if detail else str(breaker.state)}
+        return {str(Path(self._params.directory)): f"{breaker.state}: {detail}" if detail else str(breaker.state)}
 
     def close(self) -> None:
         """Answer every task, end the threads; one that waits for the disk ends when the disk answers."""
         self._closed = True
         self._io_threads.close()
-        self._housekeeper.close()
-        if self._reaper is not None:
-            self._reaper.close()
+        for keeper in self._keepers:
+            keeper.close()
         self._io_threads.join()
-        for thread in self._threads():
-            thread.join(CLOSE_TIMEOUT_S)
-
-    def _threads(self) -> list[threading.Thread]:
-        return [self._housekeeper] if self._reaper is None else [self._housekeeper, self._reaper]
+        for keeper in self._keepers:
+            keeper.join(CLOSE_TIMEOUT_S)
 
     def _retention_s(self, keyspace: str) -> float | None:
         bound = self._files.index.bounds(keyspace)
@@ -262,13 +229,6 @@ class FileTier:
             or self._files.health.refusal(storing=storing)
         )
 
-    def _count_lookups(self, blocks: Sequence[Block], asked: Sequence[int], hits: frozenset[int]) -> None:
-        counts: Counter[tuple[str, str]] = Counter(
-            (blocks[number].keyspace, "lookup_hits" if number in hits else "lookup_misses") for number in asked
-        )
-        for (keyspace, name), amount in counts.items():
-            self._counters.add(name, amount, keyspace)
-
     def _store(
         self,
         blocks: Sequence[Block],
@@ -282,36 +242,8 @@ class FileTier:
             self._put(StorePart(task, keyspace, batch, self._files))
         return task.task_id
 
-    def _open(
-        self,
-        kind: TaskKind,
-        key_count: int,
-        parts: int,
-        deadline_ms: int,
-        done: Callable[[Task], None] | None = None,
-    ) -> Task:
-        # A task without parts has no deadline; `_answer` relies on it.
-        deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
-        task = self._tasks.open(kind, key_count, parts, deadline_s, done)
-        if parts:
-            self._io_threads.wake_by(deadline_s)
-        return task
-
     def _put(self, part: LoadPart | StorePart) -> None:
-        refusal = self._io_threads.put(part)
-        if refusal is not None:
-            part.refused(refusal)
-            if part.task is not None:
-                self._tasks.drop(part.task)
-
-    def _answer(self, task: Task) -> None:
-        if task.done is not None:
-            task.done(task)
-            return
-        if task.deadline_s != float("inf"):
-            lasted_s = self._clock() - task.deadline_s + self._deadlines_ms[task.kind] / 1000
-            self._counters.observe(str(task.kind), lasted_s)
-        self._answered(task)
+        self._require_queued(part, self._io_threads.put(part))
 
 
 def _lent(blocks: Sequence[Block], views: Sequence[memoryview], found: Sequence[Found]) -> dict[str, list[Lent]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvstrata.contract.messages.adapter import ScopeUsage
@@ -46,17 +46,8 @@ class Scope:
 
     def computed_before(self, moment_s: float, most: int | None = None) -> list[Hashable]:
         """Return the blocks computed at `moment_s` or earlier, oldest first; at most `most` of them."""
-        self._forget_stale()
-        if not self._by_age or self._by_age[0][0] > moment_s:
-            return []
-        if most is not None:
-            return self._eldest_before(moment_s, most)
-        old = [entry for entry in self._by_age if entry[0] <= moment_s and self.blocks.get(entry[2]) is entry[3]]
-        return [entry[2] for entry in sorted(old, key=lambda entry: entry[:2])]
-
-    def _eldest_before(self, moment_s: float, most: int) -> list[Hashable]:
         taken: list[tuple[float, int, Hashable, Kept]] = []
-        while self._by_age and self._by_age[0][0] <= moment_s and len(taken) < most:
+        while self._by_age and self._by_age[0][0] <= moment_s and (most is None or len(taken) < most):
             entry = heapq.heappop(self._by_age)
             if self.blocks.get(entry[2]) is entry[3]:
                 taken.append(entry)
@@ -85,11 +76,14 @@ class ScopeIndex:
         self._scopes: dict[str, Scope] = {}
         self._blocks: dict[Hashable, Kept] = {}
         self._uses = 0
+        self.last_bytes = 0
+        """Size of the block that was added last."""
 
     def add(self, key: Hashable, keyspace: str, size_bytes: int, computed_s: float) -> None:
         """Add a block; one that is present starts again."""
         self.remove(key)
         self._uses += 1
+        self.last_bytes = size_bytes
         kept = Kept(keyspace, size_bytes, computed_s, self._uses)
         self._blocks[key] = kept
         scope = self._scopes.get(keyspace)
@@ -127,18 +121,25 @@ class ScopeIndex:
     def scopes(self) -> list[tuple[str, Scope]]:
         return list(self._scopes.items())
 
-    def keys(self) -> list[Hashable]:
-        return list(self._blocks)
+    def mean_bytes(self) -> float:
+        """Return the mean size of a block, 0 without any."""
+        return sum(scope.used_bytes for _, scope in self.scopes()) / len(self) if len(self) else 0.0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __iter__(self) -> Iterator[Hashable]:
-        return iter(self.keys())
+        return iter(list(self._blocks))
 
 
-def usage_rows(index: ScopeIndex, bounds: Mapping[str, Bounds], tier: str) -> list[ScopeUsage]:
-    """Return the usage of scopes in `tier`, keyspaces outside of the policy together under an empty name."""
+def usage_rows(
+    index: ScopeIndex,
+    bounds: Mapping[str, Bounds],
+    tier: str,
+    kept_bytes: Callable[[str, int], int] = lambda _, used_bytes: used_bytes,
+) -> list[ScopeUsage]:
+    """Return the usage of scopes in `tier`, keyspaces outside of the policy together under an empty name. `kept_bytes`
+    returns the bytes to report of a keyspace and its used bytes."""
     rows: list[ScopeUsage] = []
     outside_bytes = outside_blocks = 0
     for keyspace, scope in index.scopes():
@@ -148,6 +149,6 @@ def usage_rows(index: ScopeIndex, bounds: Mapping[str, Bounds], tier: str) -> li
             outside_blocks += len(scope.blocks)
         else:
             name, guaranteed_bytes = keyspace[:SCOPE_DIGITS], bound.guaranteed_bytes or None
-            used = scope.used_bytes, len(scope.blocks)
+            used = kept_bytes(keyspace, scope.used_bytes), len(scope.blocks)
             rows.append(ScopeUsage(name, tier, *used, bound.limit_bytes, guaranteed_bytes))
     return [*rows, ScopeUsage("", tier, outside_bytes, outside_blocks, 0)] if outside_blocks else rows

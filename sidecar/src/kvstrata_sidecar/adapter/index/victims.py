@@ -40,10 +40,8 @@ class Cause(StrEnum):
 
 @dataclass(slots=True)
 class Choice:
-    """The blocks to delete, and by keyspace the bytes that should be deleted but are locked.
-
-    `failed` is set by the deleter: keyspaces whose victims stayed. `unfinished`: more must go than one choice may take.
-    """
+    """The blocks to delete, and by keyspace the bytes that should be deleted but are locked. `failed` is set by the
+    deleter: keyspaces whose victims stayed. `unfinished`: more must go than one choice may take."""
 
     victims: dict[Hashable, Cause] = field(default_factory=dict)
     victim_bytes: int = 0
@@ -54,13 +52,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Inputs of a choice besides the index.
-
-    `guarantees` are those that fit, `staged` the bytes being written for each keyspace, `need_bytes` the bytes above
-    the memory's mark (negative below it). `locked` returns whether a block is in use now, `passing` whether other tiers
-    have yet to take a new block: limits and room wait for that. `chunks` are the hashes of each pool's keyspace; other
-    blocks in it, such as generated ones, are foreign. `most` bounds the blocks chosen at once, None for all.
-    """
+    """Inputs of a choice besides the index. `guarantees` are those that fit, `staged` the bytes being written for each
+    keyspace, `need_bytes` the bytes above the memory's mark (negative below it). `locked` returns whether a block is in
+    use now, `passing` whether other tiers have yet to take a new block: limits and room wait for that. `chunks` are the
+    hashes of each pool's keyspace; other blocks in it, such as generated ones, are foreign. `most` bounds the blocks
+    chosen at once, None for all."""
 
     bounds: Mapping[str, Bounds]
     guarantees: Mapping[str, float]
@@ -89,8 +85,7 @@ def choose(index: ScopeIndex, situation: Situation, changed: Iterable[str] | Non
     """Return the blocks to delete. With `changed`, other keyspaces are considered for room only."""
     choice = Choice()
     left: dict[str, int] = {}
-    keyspaces = [keyspace for keyspace, _ in index.scopes()] if changed is None else changed
-    for keyspace in keyspaces:
+    for keyspace in index.keyspaces() if changed is None else changed:
         scope = index.scope(keyspace)
         if scope is not None:
             left[keyspace] = scope.used_bytes - _bound(choice, keyspace, scope, situation)
@@ -119,8 +114,7 @@ def next_victims(
     now_s: float,
 ) -> dict[Hashable, Cause]:
     """Return the blocks evicted next, the first of each cause first. `leaving` are the bytes, by keyspace, of blocks
-    being copied already; `spared` returns True for those and for blocks in use.
-    """
+    being copied already; `spared` returns True for those and for blocks in use."""
     tight = {
         keyspace: bound
         for keyspace, scope in index.scopes()
@@ -195,36 +189,23 @@ def _make_room(
                 yield key, kept
 
     # Thousands of scopes may exist, and few lose a block: the others' blocks are not visited.
-    oldest: list[tuple[int, str, Hashable, Kept | None]] = []
-    oldest += [
-        (used, keyspace, None, None) for keyspace, scope in index.scopes() if (used := scope.least_used()) is not None
-    ]
-    heapq.heapify(oldest)
-    orders: dict[str, Iterator[tuple[Hashable, Kept]]] = {}
+    oldest: list[tuple[int, str, Hashable, Kept | None, Iterator[tuple[Hashable, Kept]]]] = []
     surplus: dict[str, float] = {}
-
-    def offer(keyspace: str) -> None:
-        if surplus[keyspace] > 0 and (block := next(orders[keyspace], None)) is not None:
-            heapq.heappush(oldest, (block[1].used, keyspace, *block))
-
-    def begin(keyspace: str) -> None:
-        scope = index.scope(keyspace)
-        if scope is not None:
-            held_bytes = left.get(keyspace, scope.used_bytes) + situation.staged.get(keyspace, 0)
-            surplus[keyspace] = held_bytes - situation.guarantees.get(keyspace, 0.0)
-            orders[keyspace] = candidates(scope)
-            offer(keyspace)
-
+    for keyspace, scope in index.scopes():
+        held_bytes = left.get(keyspace, scope.used_bytes) + situation.staged.get(keyspace, 0)
+        surplus[keyspace] = held_bytes - situation.guarantees.get(keyspace, 0.0)
+        if surplus[keyspace] > 0 and (used := scope.least_used()) is not None:
+            oldest.append((used, keyspace, None, None, candidates(scope)))
+    heapq.heapify(oldest)
     while need_bytes > 0 and oldest and (situation.most is None or len(choice.victims) < situation.most):
-        _, keyspace, key, kept = heapq.heappop(oldest)
-        if kept is None:
-            begin(keyspace)
-            continue
-        choice.victims[key] = Cause.ROOM
-        choice.victim_bytes += kept.size_bytes
-        need_bytes -= kept.size_bytes
-        surplus[keyspace] -= kept.size_bytes
-        offer(keyspace)
+        _, keyspace, key, kept, others = heapq.heappop(oldest)
+        if kept is not None:
+            choice.victims[key] = Cause.ROOM
+            choice.victim_bytes += kept.size_bytes
+            need_bytes -= kept.size_bytes
+            surplus[keyspace] -= kept.size_bytes
+        if surplus[keyspace] > 0 and (block := next(others, None)) is not None:
+            heapq.heappush(oldest, (block[1].used, keyspace, *block, others))
 
 
 def _tightened(

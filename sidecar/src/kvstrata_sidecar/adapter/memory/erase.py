@@ -13,8 +13,8 @@ from typing import Any
 from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.index.scope_index import Kept
-from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.tier.interface import MEMORY
+from kvstrata_sidecar.upstream.pool import Pool
 
 MAX_TALLIES = 65_536
 """Keyspaces with counts; the oldest are dropped first."""
@@ -30,16 +30,11 @@ class Tally:
     gone: Amount = field(default_factory=Amount)
     doomed: dict[Hashable, list[tuple[Any, int]]] = field(default_factory=dict)
 
-    def count(self, size_bytes: int) -> None:
-        self.gone += Amount(1, size_bytes)
-
 
 class MemoryEraser:
     """Erases from one pool, deletes doomed blocks as they are released, and counts deletions of keyspaces from when
-    they left the policy. Thread-safe.
-
-    `tier` names the CPU tier, empty without one; `residue` is the reason why copies may remain elsewhere, or empty.
-    """
+    they left the policy. Thread-safe. `tier` names the CPU tier, empty without one; `residue` is the reason why copies
+    may remain elsewhere, or empty."""
 
     def __init__(self, pool: Pool, *, tier: str, residue: str) -> None:
         self._pool = pool
@@ -96,7 +91,7 @@ class MemoryEraser:
             for key in deleted:
                 tally = self._tallies.get(blocks[key].keyspace)
                 if tally is not None:
-                    tally.count(blocks[key].size_bytes)
+                    tally.gone += Amount(1, blocks[key].size_bytes)
             return deleted
 
     def is_doomed(self, key: Any) -> bool:
@@ -107,15 +102,14 @@ class MemoryEraser:
         """Delete doomed blocks that were released."""
         with self._lock:
             doomed = [(tally, key) for tally in self._waiting.values() for key in tally.doomed]
-            if doomed:
-                self._pool.delete([key for _, key in doomed])
+            self._pool.delete([key for _, key in doomed])
             for tally, key in doomed:
                 held = []
                 for entry, size_bytes in tally.doomed.pop(key):
                     if self._pool.holds(key, entry):
                         held.append((entry, size_bytes))
                     else:
-                        tally.count(size_bytes)
+                        tally.gone += Amount(1, size_bytes)
                 if held:
                     tally.doomed[key] = held
             self._waiting = {keyspace: tally for keyspace, tally in self._waiting.items() if tally.doomed}

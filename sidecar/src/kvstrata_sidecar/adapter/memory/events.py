@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 from typing import Any
 
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.tier.counts import HIT, Counters
+from kvstrata_sidecar.upstream.pool import Pool
 
 MAX_EVENTS = 1_000_000
 """Waiting events; beyond, the index is compared with LMCache's tables."""
@@ -37,36 +38,27 @@ class MemoryEvent(Enum):
     ORDERED = auto()
 
 
+@dataclass(eq=False)
 class Events:
-    """Keeps `index` in step with `pool`. `left` is called for every block that left the memory.
+    """Keeps `index` in step with `pool`. `left` is called for every block that left the memory. `read` and `compare`
+    belong to the evictor's turns. The rest is thread-safe and never waits: LMCache's listener runs under its global
+    lock."""
 
-    `read` and `compare` belong to the evictor's turns. The rest is thread-safe and never waits: LMCache's listener runs
-    under its global lock.
-    """
+    _pool: Pool
+    _index: ScopeIndex
+    _counts: Counters
+    _: KW_ONLY
+    left: Callable[[Hashable], None]
+    clock: Callable[[], float]
 
-    def __init__(
-        self,
-        pool: Pool,
-        index: ScopeIndex,
-        counts: Counters,
-        *,
-        left: Callable[[Hashable], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._pool = pool
-        self._index = index
-        self._counts = counts
-        self._left = left
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._waiting: deque[tuple[MemoryEvent, Sequence[Any]]] = deque()
         self._lost = False
-        self.allocation_failed = False
-        """LMCache had no memory for a batch of blocks; reset by the evictor."""
         self._lock = threading.Lock()
         self._announced: dict[Hashable, float] = {}
         self._next: dict[Hashable, float] = {}
         self._to_compare: list[Hashable] = []
-        self._compared_s = clock()
+        self._compared_s = self.clock()
 
     @property
     def comparing(self) -> bool:
@@ -74,10 +66,7 @@ class Events:
 
     def add(self, event: MemoryEvent, keys: Sequence[Any]) -> None:
         """Queue an event and its keys; for INHERITED a key and its moment."""
-        if event is MemoryEvent.RESERVED and not keys:
-            # LMCache reports no keys only if it had no memory for any.
-            self.allocation_failed = True
-        elif len(self._waiting) < MAX_EVENTS:
+        if len(self._waiting) < MAX_EVENTS:
             self._waiting.append((event, tuple(keys)))
         else:
             self._lost = True
@@ -85,7 +74,7 @@ class Events:
     def inherit_age(self, key: Hashable, age_s: float) -> None:
         """Record the age of the tokens of a block being loaded from another tier. Called before the load is answered; a
         block without a recorded age counts as computed when it was written."""
-        computed_s = self._clock() - max(0.0, age_s)
+        computed_s = self.clock() - max(0.0, age_s)
         with self._lock:
             _put(self._announced, key, computed_s)
         # In event order: a block of this name may be leaving, and the age is that of the next.
@@ -99,7 +88,7 @@ class Events:
         # A block loaded again may go to another tier before its arrival is entered.
         if kept is not None:
             computed_s = kept.computed_s if computed_s is None else min(computed_s, kept.computed_s)
-        return 0.0 if computed_s is None else max(0.0, self._clock() - computed_s)
+        return 0.0 if computed_s is None else max(0.0, self.clock() - computed_s)
 
     def read(self, now_s: float) -> tuple[set[str], list[tuple[str, int]]]:
         """Enter queued events. Return the keyspaces with new or possibly released blocks, and (keyspace, bytes) of each
@@ -163,7 +152,7 @@ class Events:
     def _remove(self, key: Hashable) -> None:
         self._index.remove(key)
         if self._pool.entry(key) is None and not self._pool.coming(key):
-            self._left(key)
+            self.left(key)
 
 
 def _put(ages: dict[Hashable, float], key: Hashable, computed_s: float) -> None:

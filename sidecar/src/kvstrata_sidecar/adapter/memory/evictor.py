@@ -6,7 +6,11 @@ because locks of dead readers expire without an event.
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.index.deadlines import Deadlines
@@ -14,11 +18,18 @@ from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Fill, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.memory.erase import MemoryEraser
 from kvstrata_sidecar.adapter.memory.events import Events
-from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.write_back import EVICTIONS, GRACE_S, WriteBack
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of, scaled_guarantees
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, NO_SCOPE, Counters
+from kvstrata_sidecar.upstream.pool import Pool
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.005
+"""How long a turn waits for more events: a prompt's blocks are committed one after the other."""
+
+FAILURE_PAUSE_S = 0.1
 
 LOOK_S = 1.0
 """Delay until blocks in use are checked again."""
@@ -26,45 +37,39 @@ LOOK_S = 1.0
 MARGIN_PERCENT = 1
 """Extra memory freed beyond the watermark, so that not every block needs a choice."""
 
-FAILED_ALLOCATION_PERCENT = 10
-"""The same after LMCache found no memory for a batch of blocks."""
+PASSAGE_S = 10.0
+"""How long bytes above a scope's limit count as passing through: to slower tiers, or to a reader."""
+
+OVERWRITTEN_WITHIN_S = 0.1
+"""How long a batch that waits for room waits for evicted blocks to be overwritten: their memory is free only then."""
 
 
+@dataclass(eq=False)
 class Evictor:
     """Keeps `pool` within the policy in force. `tier` names the CPU tier, None without one; blocks are evicted above
     `high_share` of the memory."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        enforcement: Enforcement,
-        index: ScopeIndex,
-        events: Events,
-        eraser: MemoryEraser,
-        write_back: WriteBack,
-        counts: Counters,
-        *,
-        tier: str | None,
-        high_share: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._pool = pool
-        self._enforcement = enforcement
-        self._index = index
-        self._events = events
-        self._eraser = eraser
-        self._write_back = write_back
-        self._counts = counts
-        self._tier = tier
-        self._high_share = high_share
-        self._clock = clock
+    _pool: Pool
+    _enforcement: Enforcement
+    _index: ScopeIndex
+    _events: Events
+    _eraser: MemoryEraser
+    _write_back: WriteBack
+    _counts: Counters
+    _: KW_ONLY
+    tier: str | None
+    high_share: float
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._view: CacheView | None = None
         self.bounds: Mapping[str, Bounds] = {}
         """Of the scopes, as of the last turn."""
         self._guarantees: tuple[float, Mapping[str, float]] = (0.0, {})
         self._deadlines = Deadlines()
         self._locked: dict[str, int] = {}
-        self._look_at_s = clock()
+        self._above_limit_s: dict[str, float] = {}
+        self._look_at_s = self.clock()
         self._unfinished = False
 
     @property
@@ -72,9 +77,28 @@ class Evictor:
         """Bytes that should be deleted but are in use."""
         return sum(list(self._locked.values()))
 
+    def kept_bytes(self, keyspace: str, used_bytes: int) -> int:
+        """Return a scope's used bytes without those that pass through."""
+        bound, now_s = self.bounds.get(keyspace), self.clock()
+        since_s = self._above_limit_s.get(keyspace, now_s)
+        if bound is None or bound.limit_bytes is None or now_s - since_s >= PASSAGE_S:
+            return used_bytes
+        return min(used_bytes, bound.limit_bytes)
+
     def turn(self) -> float:
         """Read events, apply the policy, evict; return the seconds until the next turn at the latest."""
-        now_s = self._clock()
+        batches = self._pool.room.take()
+        try:
+            return self._turn(sum(batch.blocks for batch in batches))
+        finally:
+            if batches:
+                self._pool.settle(OVERWRITTEN_WITHIN_S)
+            for batch in batches:
+                batch.answered.set()
+
+    def _turn(self, waiting: int) -> float:
+        """Take a turn that makes room for `waiting` blocks, too."""
+        now_s = self.clock()
         # A failed turn has consumed deadlines and events, so everything is checked.
         everything, self._unfinished = self._unfinished, True
         # Doomed blocks first: the index learns of them in this turn, so no other block goes in their stead.
@@ -88,7 +112,7 @@ class Evictor:
             self._look_at_s = now_s + LOOK_S
             self._reclaim_abandoned()
             self._pool.return_loans()
-        choice = self._choose(now_s, None if everything else changed)
+        choice = self._choose(now_s, None if everything else changed, waiting)
         changed |= self._evict(choice)
         for keyspace in self._index.keyspaces() if everything else changed:
             self._schedule(keyspace, choice, now_s)
@@ -110,7 +134,7 @@ class Evictor:
         if view is self._view:
             return set()
         self._eraser.follow(view)
-        before, self.bounds = self.bounds, bounds_of(view, self._tier)
+        before, self.bounds = self.bounds, bounds_of(view, self.tier)
         self._guarantees = (0.0, {})
         self._view = view
         self._counts.retain(self.bounds)
@@ -130,14 +154,11 @@ class Evictor:
         if abandoned:
             self._counts.add("abandoned", len(self._pool.delete(abandoned)[0]))
 
-    def _choose(self, now_s: float, changed: set[str] | None) -> Choice:
+    def _choose(self, now_s: float, changed: set[str] | None, waiting: int) -> Choice:
         used_bytes, room_bytes, total_bytes = self._fill()
-        need_bytes = used_bytes - room_bytes
-        if self._events.allocation_failed:
-            self._events.allocation_failed = False
-            self._counts.add("allocation_failed")
-            need_bytes += total_bytes * FAILED_ALLOCATION_PERCENT / 100
-        elif need_bytes > 0:
+        waiting_bytes = waiting * self._index.mean_bytes()
+        need_bytes = max(used_bytes - room_bytes, used_bytes + waiting_bytes - total_bytes)
+        if need_bytes > 0:
             need_bytes += total_bytes * MARGIN_PERCENT / 100
         if changed is not None and not changed and need_bytes <= 0:
             return Choice()
@@ -154,7 +175,7 @@ class Evictor:
         found = {key: kept for key in choice.victims if (kept := self._index.find(key)) is not None}
         removed = {key: kept for key, kept in found.items() if choice.victims[key] is Cause.REMOVED}
         deleted = self._eraser.delete(removed) | self._pool.delete([key for key in found if key not in removed])[0]
-        now_s = self._clock()
+        now_s = self.clock()
         for key, kept in found.items():
             if key not in deleted:
                 choice.failed.add(kept.keyspace)
@@ -170,6 +191,11 @@ class Evictor:
     def _schedule(self, keyspace: str, choice: Choice, now_s: float) -> None:
         """Plan when a scope is checked again although nothing happens in it."""
         scope, bound = self._index.scope(keyspace), self.bounds.get(keyspace)
+        limit_bytes = None if bound is None else bound.limit_bytes
+        if scope is not None and limit_bytes is not None and scope.used_bytes > limit_bytes:
+            self._above_limit_s.setdefault(keyspace, now_s)
+        else:
+            self._above_limit_s.pop(keyspace, None)
         self._locked.pop(keyspace, None)
         locked_bytes = choice.locked.get(keyspace, 0)
         if locked_bytes:
@@ -185,7 +211,7 @@ class Evictor:
 
     def _fill(self) -> Fill:
         used_bytes, total_bytes = self._pool.usage()
-        return Fill(used_bytes, total_bytes * self._high_share, total_bytes)
+        return Fill(used_bytes, total_bytes * self.high_share, total_bytes)
 
     def _guaranteed(self, room_bytes: float) -> Mapping[str, float]:
         """Return guaranteed bytes by keyspace, scaled down if they do not fit."""
@@ -196,3 +222,56 @@ class Evictor:
     def _scope(self, keyspace: str) -> str:
         """Return the scope to count for: keyspaces outside of the policy are counted together."""
         return keyspace if keyspace in self.bounds else NO_SCOPE
+
+
+class Turns:
+    """A thread that calls `turn`, which returns the seconds until its next call at the latest, from `start` to `close`.
+    A failed turn is repeated."""
+
+    def __init__(self, turn: Callable[[], float], clock: Callable[[], float]) -> None:
+        self._turn = turn
+        self._clock = clock
+        self._failures = 0
+        self._woken_s = clock()
+        self._closed = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvs-memory", daemon=True)
+        self.start = self._thread.start
+        self.slowest_s = 0.0
+        """The longest time from a call of `wake` to the end of its turn."""
+
+    @property
+    def healthy(self) -> bool:
+        return self._thread.is_alive() and not self._failures
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Request a turn. Thread-safe, and fast."""
+        if not self._wake.is_set():
+            self._woken_s = self._clock()
+            self._wake.set()
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while True:
+            woken = self._wake.wait(wait_s)
+            if self._closed:
+                return
+            time.sleep(GATHER_S)
+            since_s = self._woken_s
+            self._wake.clear()
+            try:
+                wait_s = self._turn()
+                self._failures = 0
+                if woken:
+                    self.slowest_s = max(self.slowest_s, self._clock() - since_s)
+            except Exception:
+                self._failures += 1
+                if self._failures == 1:
+                    logger.exception("The policy of the memory could not be enforced; it is tried again")
+                wait_s = FAILURE_PAUSE_S

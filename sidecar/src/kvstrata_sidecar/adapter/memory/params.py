@@ -30,11 +30,9 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParams:
-    """The pod's parameters, as for every adapter, and the CPU tier.
-
-    `tier` is the CacheTier whose budgets apply to the server's memory, None without a CPU tier. Blocks are evicted
-    above `high_watermark_percent` of the memory. `warmup` requires a CPU tier.
-    """
+    """The pod's parameters, as for every adapter, and the CPU tier. `tier` is the CacheTier whose budgets apply to the
+    server's memory, None without a CPU tier. Blocks are evicted above `high_watermark_percent` of the memory. `warmup`
+    requires a CPU tier."""
 
     pod: AdapterParams
     tier: str | None

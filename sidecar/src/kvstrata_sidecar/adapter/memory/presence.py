@@ -41,6 +41,11 @@ class PresenceCache:
             moment_s = None if confirmed_s is None else confirmed_s.get(key)
         return None if moment_s is None else self._clock() - moment_s
 
+    def forget(self, tier: object) -> None:
+        """Drop a tier, whose identity another one may get."""
+        with self._lock:
+            self._confirmed_s.pop(id(tier), None)
+
     def discard(self, key: Hashable) -> None:
         with self._lock:
             for confirmed_s in self._confirmed_s.values():

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+    from kvstrata_sidecar.upstream.pool import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +39,11 @@ class Scrubber:
         self.overwritten_bytes = 0
         self.failures = 0
         self._thread = threading.Thread(target=self._run, name="kvs-memory-scrub", daemon=True)
+        self.start = self._thread.start
 
     @property
     def healthy(self) -> bool:
         return self._thread.is_alive() and not self.failures
-
-    def start(self) -> None:
-        self._thread.start()
 
     def take(self, objects: Iterable[Any]) -> None:
         """Queue objects. Never blocks for long and never raises: LMCache calls it under its lock."""

@@ -10,15 +10,15 @@ from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex, usage_rows
 from kvstrata_sidecar.adapter.memory.erase import MemoryEraser
 from kvstrata_sidecar.adapter.memory.events import Events, MemoryEvent
-from kvstrata_sidecar.adapter.memory.evictor import Evictor
-from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
-from kvstrata_sidecar.adapter.memory.loans import Borrowed, Lending
-from kvstrata_sidecar.adapter.memory.turns import Turns
+from kvstrata_sidecar.adapter.memory.evictor import Evictor, Turns
+from kvstrata_sidecar.adapter.memory.lending import Borrowed, Lending
+from kvstrata_sidecar.adapter.memory.pinned import Pinned
 from kvstrata_sidecar.adapter.memory.warmup import Warmer
 from kvstrata_sidecar.adapter.memory.write_back import Offers, WriteBack
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block, SlowerTier
+from kvstrata_sidecar.upstream.pool import Pool
 
 
 class MemoryTier:
@@ -63,8 +63,10 @@ class MemoryTier:
             tier=name, high_share=self.high_share, clock=clock,
         )  # fmt: skip
         self._turns = Turns(self.evictor.turn, clock)
+        self._pinned = Pinned(pool, index, counts, bounds=lambda: self.evictor.bounds, passes_on=passes_on)
+        pool.room.begin(self._turns.wake, lambda: counts.add("allocation_failed"), self._pinned.unwritable)
         self._lending = Lending(
-            enforcement, counts, tier=name, lendable=self._lendable,
+            enforcement, counts, tier=name, lendable=self._lendable, unlockable=self._pinned.unlockable,
             returned=lambda key: self.note(MemoryEvent.RELEASED, (key,)),
         )  # fmt: skip
         self.borrowed = Borrowed(self._lending.keeps)
@@ -86,6 +88,7 @@ class MemoryTier:
         if self.warmer is not None:
             self.warmer.close()
         self._turns.close()
+        self._pool.room.close()
 
     def note(self, event: MemoryEvent, keys: Sequence[Any]) -> None:
         """Queue an event; called by LMCache under its lock, so nothing else happens here."""
@@ -100,6 +103,7 @@ class MemoryTier:
             if own is not None:
                 self.inherit_age(own, self.age_s(key))
                 came.append(own)
+        self._pinned.loaded(came)
         self.note(MemoryEvent.LOADED, came)
 
     def policy_changed(self) -> None:
@@ -111,6 +115,9 @@ class MemoryTier:
         """Record that a slower tier holds these blocks."""
         if not tier.per_pod:  # per-pod tiers know their blocks at any time
             self.write_back.presence.confirm(tier, keys)
+
+    def left(self, tier: SlowerTier) -> None:
+        self.write_back.presence.forget(tier)
 
     def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
         """Whether a reader has the block locked: others may be evicted before they are read."""
@@ -146,7 +153,7 @@ class MemoryTier:
         return TierState(self.name, MEMORY, "open", detail)
 
     def usage(self) -> list[ScopeUsage]:
-        return usage_rows(self._index, self.evictor.bounds, self.name)
+        return usage_rows(self._index, self.evictor.bounds, self.name, self.evictor.kept_bytes)
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start and some gauges: see docs/concepts/memory.md."""

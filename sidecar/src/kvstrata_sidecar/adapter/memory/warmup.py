@@ -18,8 +18,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from kvstrata.contract.messages.engine_identity import fingerprint_in
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.events import MemoryEvent
 from kvstrata_sidecar.adapter.memory.params import Warmup
@@ -28,7 +29,6 @@ from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of
 from kvstrata_sidecar.adapter.tier.interface import Hot, SlowerTier
 
 if TYPE_CHECKING:
-    from kvstrata_sidecar.adapter.memory.lmcache_chunks import Chunks
     from kvstrata_sidecar.adapter.memory.tier import MemoryTier
 
 logger = logging.getLogger(__name__)
@@ -84,17 +84,39 @@ class Room:
     guaranteed_bytes: int = 0
 
 
+class Loads(Protocol):
+    """LMCache's parts of chunks, one for each rank and group of layers, and loads of them without a request."""
+
+    def fingerprints(self) -> list[str]:
+        """Return the fingerprints of the engines that have registered."""
+
+    def names(self, keyspace: str, chunk_hashes: Sequence[bytes]) -> list[list[Any]] | None:
+        """Return the keys of each chunk's counted parts, None before an engine registered its layout."""
+
+    def parts(self) -> tuple[ChunkPart, ...]:
+        """Return a chunk's parts; empty before an engine registered."""
+
+    def keys(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> list[Any]:
+        """Return LMCache's keys of all parts of chunks, chunk by chunk."""
+
+    def begin(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> Any:
+        """Start loading chunks, as far as tiers have them; return the handle for `over`."""
+
+    def over(self, handle: Any, timeout_s: float) -> bool:
+        """Wait for the end of a load; return whether it ended in time. Repeat until it did."""
+
+
 class Warmer:
     """Warms memory up once, in a thread of its own, from `start` until it is done or closed. `tiers` returns the tiers
-    behind the memory, from fast to slow."""
+    behind the memory, from fast to slow, None while these are unknown."""
 
     def __init__(
         self,
         warmup: Warmup,
         memory: MemoryTier,
         enforcement: Enforcement,
-        tiers: Callable[[], Sequence[SlowerTier]],
-        loads: Chunks,
+        tiers: Callable[[], Sequence[SlowerTier] | None],
+        loads: Loads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._warmup = warmup
@@ -145,11 +167,11 @@ class Warmer:
             self._ended_s = self._clock()
 
     def _warm_up(self) -> None:
-        while not (parts := self._loads.parts()):
+        while not (parts := self._loads.parts()) or (tiers := self._tiers()) is None:
             if self._closed.wait(PAUSE_S):
                 return
         self._began_s = self._clock()
-        waiting = list(self._tiers())
+        waiting = list(tiers)
         while waiting and not self._is_over():
             # Judged before they are asked: a tier that is ready in between is asked again.
             worth_waiting = [tier for tier in waiting if self._worth_waiting(tier)]
@@ -180,7 +202,8 @@ class Warmer:
         chunk_bytes = sum(part.size_bytes for part in parts)
         needed = {(part.rank, part.group) for part in parts if part.counted}
         bounds = bounds_of(self._enforcement.view, self._memory.name)
-        left = whole_chunks((one for one in hot if _young(one, bounds)), needed)
+        own = fingerprint_in(parts[0].model)
+        left = whole_chunks((one for one in hot if one.fingerprint == own and _young(one, bounds)), needed)
         while not self._is_over():
             view = self._enforcement.view
             left = [chunk for chunk in left if not self._there(parts, chunk)]

@@ -15,16 +15,17 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Fill, next_victims
-from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool, Reserved
 from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Block, SlowerTier, block_of
 from kvstrata_sidecar.adapter.tier.tasks import Task
+from kvstrata_sidecar.upstream.pool import Pool, Reserved
 
 logger = logging.getLogger(__name__)
 
@@ -252,21 +253,16 @@ class PendingWriteBack:
         return bool(self._came_s)
 
 
+@dataclass(slots=True, eq=False)
 class Offers:
     """Offers lacking blocks whenever a caller asks for the holdings of tiers. Thread-safe. `offer` has LMCache store
     blocks of its memory in all tiers behind it."""
 
-    def __init__(
-        self,
-        offer: Callable[[list[Hashable]], object],
-        count: Callable[[str, int, str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._offer = offer
-        self._count = count
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._since_s: OrderedDict[str, dict[Hashable, float]] = OrderedDict()
+    _offer: Callable[[list[Hashable]], object]
+    _count: Callable[[str, int, str], None]
+    _clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _since_s: OrderedDict[str, dict[Hashable, float]] = field(default_factory=OrderedDict)
 
     def lacking(self, keyspace: str, keys: Sequence[Hashable]) -> None:
         """Record a pool's blocks that are in memory and not in another of its tiers."""

@@ -26,19 +26,12 @@ class AgeBook(Protocol):
 
 
 class Ages:
-    """Remembers when loaded blocks were computed, the last `limit` of them. Thread-safe. `memory` returns the age book
-    of the server's own memory, None without one; the older of both ages counts.
-    """
+    """Remembers when loaded blocks were computed, `MAX_KNOWN_BLOCKS` of them at most. Thread-safe. `memory` returns the
+    age book of the server's own memory, None without one; the older of both ages counts."""
 
-    def __init__(
-        self,
-        memory: Callable[[], AgeBook | None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-        limit: int = MAX_KNOWN_BLOCKS,
-    ) -> None:
-        self.memory = memory
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.memory: Callable[[], AgeBook | None] = lambda: None
         self._clock = clock
-        self._limit = limit
         self._lock = threading.Lock()
         self._computed_s: OrderedDict[Hashable, float] = OrderedDict()
 
@@ -53,7 +46,7 @@ class Ages:
         with self._lock:
             self._computed_s[key] = self._clock() - age_s
             self._computed_s.move_to_end(key)
-            if len(self._computed_s) > self._limit:
+            if len(self._computed_s) > MAX_KNOWN_BLOCKS:
                 self._computed_s.popitem(last=False)
         book = self.memory()
         if book is not None:

@@ -11,8 +11,8 @@ import hmac
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -121,26 +121,26 @@ class DataKeys:
                 if name not in named or (known is not None and known.stamp == stamp):
                     continue
                 secret = _read(path)
-                if secret is None:
-                    continue
-                if known is not None and known.is_still(secret, stamp):
+                if secret is None or (known is not None and known.is_still(secret, stamp)):
                     continue
                 held[name] = HeldKey(name[1], secret, stamp)
                 if known is not None:
                     replaced.append((name[0], known))
             self._held = held
             self._sealing = _sealing(held, generations)
-            self._report(frozenset(named - held.keys()))
             self._retire(replaced)
+            missing = frozenset(named - held.keys())
+            if missing and missing != self._reported:
+                logger.warning("Of %d data keys that the policy names there is no file", len(missing))
+            self._reported = missing
 
     def retire(self, generations: Mapping[str, tuple[int, ...]]) -> None:
         """Overwrite every key that is not in `generations`."""
         with self._lock:
-            gone = {name for name in self._held if name[1] not in generations.get(name[0], ())}
-            retired = [(name[0], self._held[name]) for name in gone]
-            self._held = {name: key for name, key in self._held.items() if name not in gone}
-            self._sealing = _sealing(self._held, generations)
-            self._retire(retired)
+            kept = {name: key for name, key in self._held.items() if name[1] in generations.get(name[0], ())}
+            gone = [(keyspace, key) for (keyspace, number), key in self._held.items() if (keyspace, number) not in kept]
+            self._held, self._sealing = kept, _sealing(kept, generations)
+            self._retire(gone)
 
     def left(self, keyspaces: Collection[str]) -> int:
         """Return how many keys of these keyspaces are held, or retired but not overwritten yet."""
@@ -160,17 +160,10 @@ class DataKeys:
     def opening(self, keyspace: str, generation: int) -> HeldKey | None:
         return self._held.get((keyspace, generation))
 
-    def _retire(self, keys: Iterable[tuple[str, HeldKey]]) -> None:
-        self._retiring = [one for one in self._retiring if not one[1].overwritten]
-        for keyspace, key in keys:
+    def _retire(self, keys: Sequence[tuple[str, HeldKey]]) -> None:
+        for _, key in keys:
             key.retire()
-            if not key.overwritten:
-                self._retiring.append((keyspace, key))
-
-    def _report(self, missing: frozenset[_Name]) -> None:
-        if missing and missing != self._reported:
-            logger.warning("Of %d data keys that the policy names there is no file", len(missing))
-        self._reported = missing
+        self._retiring = [one for one in (*self._retiring, *keys) if not one[1].overwritten]
 
 
 def _sealing(held: Mapping[_Name, HeldKey], generations: Mapping[str, tuple[int, ...]]) -> dict[str, HeldKey]:
@@ -187,11 +180,9 @@ def _files(directory: Path) -> list[tuple[_Name, str, _Stamp]]:
                 name = parse_file_name(entry.name)
                 if name is None:
                     continue
-                try:
+                with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                found.append((name, entry.path, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)))
+                    found.append((name, entry.path, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)))
     except FileNotFoundError:
         return []
     except OSError as error:

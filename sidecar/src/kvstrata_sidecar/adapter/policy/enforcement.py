@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvstrata.contract import ContractError
@@ -43,19 +44,14 @@ class FreshnessFile:
     def sent_ns(self, *, reopen: bool = False) -> int:
         """Return CLOCK_BOOTTIME nanoseconds, 0 for never or unreadable. `reopen` looks for a file that replaced it."""
         with self._lock:
-            if reopen or self._descriptor is None:
-                self._close()
-                try:
-                    self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError:
-                    return 0
             try:
+                if reopen or self._descriptor is None:
+                    self._close()
+                    self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
                 data = os.pread(self._descriptor, FRESHNESS_FORMAT.size, 0)
             except OSError:
                 return 0
-        if len(data) != FRESHNESS_FORMAT.size:
-            return 0
-        return int(FRESHNESS_FORMAT.unpack(data)[0])
+        return int(FRESHNESS_FORMAT.unpack(data)[0]) if len(data) == FRESHNESS_FORMAT.size else 0
 
     def close(self) -> None:
         with self._lock:
@@ -72,38 +68,26 @@ def boottime_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """The right to use a keyspace for one socket operation, and to read `pools` on its behalf. `abort` must make that
-    operation fail soon. `tier` is where it takes place, None if the policy's denials of tiers do not matter.
-    """
+    operation fail soon. `tier` is where it takes place, None if the policy's denials of tiers do not matter."""
 
-    __slots__ = ("_enforcement", "abort", "keyspace", "pools", "tier")
-
-    def __init__(
-        self,
-        enforcement: Enforcement,
-        keyspace: str,
-        abort: Callable[[], None],
-        pools: tuple[str, ...] = (),
-        tier: str | None = None,
-    ) -> None:
-        self._enforcement = enforcement
-        self.keyspace = keyspace
-        self.pools = pools
-        self.tier = tier
-        self.abort = abort
+    enforcement: Enforcement
+    keyspace: str
+    abort: Callable[[], None]
+    pools: tuple[str, ...]
+    tier: str | None
 
     def release(self) -> None:
         """Declare that the operation has ended and touches no buffer any more."""
-        self._enforcement.give_back(self)
+        self.enforcement.give_back(self)
 
 
 class Enforcement:
-    """Holds the view in force for `domain` and gives permits under it. Thread-safe.
-
-    `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with. All tiers of the
-    process share `ages` and `keys`, the data keys for tiers that require encryption.
-    """
+    """Holds the view in force for `domain` and gives permits under it. Thread-safe. `sent_ns` is FreshnessFile.sent_ns
+    or a stand-in, `now_ns` the clock that it is compared with. All tiers of the process share `ages` and `keys`, the
+    data keys for tiers that require encryption."""
 
     def __init__(self, domain: str, sent_ns: Callable[..., int], now_ns: Callable[[], int] = boottime_ns) -> None:
         self._domain = domain
@@ -115,6 +99,8 @@ class Enforcement:
         self._changed = threading.Condition()
         self.loaded_from: LoadedFrom = ignore_load
         """Called for each loaded block, before the load is answered."""
+        self.fingerprints: Callable[[], Collection[str]] = tuple
+        """Returns the fingerprints of the engines that have registered with this cache server."""
         self.warmed: frozenset[Hashable] = frozenset()
         """LMCache's keys of blocks that memory is being warmed with: lookups and loads of them do not count as use."""
         self.ages = Ages()
@@ -131,10 +117,8 @@ class Enforcement:
         return self._readable
 
     def apply(self, view: CacheView, readable: Readable | None = None) -> None:
-        """Put `view` in force; without `readable`, pools have no chunks.
-
-        Raises ContractError for a view of another domain, of a lower revision or of a lower term.
-        """
+        """Put `view` in force; without `readable`, pools have no chunks. Raises ContractError for a view of another
+        domain, of a lower revision or of a lower term."""
         with self._changed:
             current = self._view
             if view.domain != self._domain:
@@ -170,11 +154,7 @@ class Enforcement:
             return Refusal.UNKNOWN_KEYSPACE
         if not self.serves():
             return Refusal.STALE
-        if pools and not _reads(view, keyspace, pools):
-            return Refusal.NOT_A_READER
-        if tier is not None and _is_denied(view, tier, keyspace, *pools):
-            return Refusal.NOT_ALLOWED
-        return None
+        return _forbids(view, keyspace, pools, tier)
 
     def enter(
         self, keyspace: str, abort: Callable[[], None], pools: tuple[str, ...] = (), tier: str | None = None
@@ -238,14 +218,12 @@ class Enforcement:
 
     def _condemned(self) -> list[Permit]:
         view = self._view
-        if view is None:
-            return list(self._permits)
         return [
-            permit
-            for permit in self._permits
-            if permit.keyspace not in view.keyspaces
-            or (permit.pools and not _reads(view, permit.keyspace, permit.pools))
-            or (permit.tier is not None and _is_denied(view, permit.tier, permit.keyspace, *permit.pools))
+            one
+            for one in self._permits
+            if view is None
+            or one.keyspace not in view.keyspaces
+            or _forbids(view, one.keyspace, one.pools, one.tier) is not None
         ]
 
 
@@ -253,5 +231,10 @@ def _is_denied(view: CacheView, tier: str, *keyspaces: str) -> bool:
     return any(bounds_in(view.keyspaces.get(name, ()), tier).denied for name in keyspaces)
 
 
-def _reads(view: CacheView, reader: str, pools: tuple[str, ...]) -> bool:
-    return not frozenset(pools).difference(view.reads.get(reader, ()))
+def _forbids(view: CacheView, keyspace: str, pools: tuple[str, ...], tier: str | None) -> Refusal | None:
+    """Return why a keyspace of the view may not read these pools, or be used in `tier`."""
+    if pools and frozenset(pools).difference(view.reads.get(keyspace, ())):
+        return Refusal.NOT_A_READER
+    if tier is not None and _is_denied(view, tier, keyspace, *pools):
+        return Refusal.NOT_ALLOWED
+    return None

@@ -61,11 +61,9 @@ def bounds_in(budgets: Iterable[EnforcedBudget], tier: str) -> Bounds:
 
 
 def bounds_of(view: CacheView | None, tier: str | None) -> dict[str, Bounds]:
-    """Return the bounds of every keyspace in `view`; others may keep nothing.
-
-    `tier` is None for the memory of a model without a CPU tier: it is a passage to other tiers, without limits and
-    guarantees, and the shortest retention of its tiers applies.
-    """
+    """Return the bounds of every keyspace in `view`; others may keep nothing. `tier` is None for the memory of a model
+    without a CPU tier: it is a passage to other tiers, without limits and guarantees, and the shortest retention of its
+    tiers applies."""
     if view is None:
         return {}
     if tier is not None:
@@ -74,11 +72,9 @@ def bounds_of(view: CacheView | None, tier: str | None) -> dict[str, Bounds]:
 
 
 def scaled_guarantees(bounds: Mapping[str, Bounds], room_bytes: float) -> dict[str, float]:
-    """Return the part of each guarantee that fits into `room_bytes`, without keyspaces that have none.
-
-    The operator admits guarantees up to the room. If they exceed it nevertheless, each is cut by the same share:
-    otherwise a memory full of guarantees could never take a block again.
-    """
+    """Return the part of each guarantee that fits into `room_bytes`, without keyspaces that have none. The operator
+    admits guarantees up to the room. If they exceed it nevertheless, each is cut by the same share: otherwise a memory
+    full of guarantees could never take a block again."""
     promised_bytes = sum(bound.guaranteed_bytes for bound in bounds.values())
     share = min(1.0, room_bytes / promised_bytes) if promised_bytes else 1.0
     return {

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from kvstrata.contract import ContractError
@@ -19,23 +21,15 @@ logger = logging.getLogger(__name__)
 MAX_CANDIDATES = 8
 """Versions of pools that one chunk is asked for at most."""
 
-_NONE: frozenset[str] = frozenset()
 
-
+@dataclass(frozen=True, slots=True, eq=False)
 class Readable:
     """Pools' chunks under one view. Immutable. A pool whose manifest is unknown has no chunks."""
 
-    __slots__ = ("_chunks", "_reads", "_tiers")
-
-    def __init__(
-        self,
-        reads: Mapping[str, tuple[str, ...]],
-        chunks: Mapping[str, frozenset[bytes]],
-        tiers: Mapping[str, frozenset[str]],
-    ) -> None:
-        self._reads = reads
-        self._chunks = chunks
-        self._tiers = tiers
+    _reads: Mapping[str, tuple[str, ...]]
+    chunks: Mapping[str, frozenset[bytes]]
+    """The hashes of each pool's keyspace, warming or published."""
+    _tiers: Mapping[str, frozenset[str]]
 
     @classmethod
     def of(cls, view: CacheView, files: Mapping[str, frozenset[bytes]]) -> Readable:
@@ -44,31 +38,21 @@ class Readable:
         tiers = {keyspace: frozenset(pool.tiers) for keyspace, pool in view.pools.items()}
         return cls(view.reads, chunks, tiers)
 
-    @property
-    def chunks(self) -> Mapping[str, frozenset[bytes]]:
-        """The hashes of each pool's keyspace, warming or published."""
-        return self._chunks
-
-    @property
-    def has_readers(self) -> bool:
-        return bool(self._reads)
-
     def candidates(self, reader: str, chunk_hash: bytes, tier: str | None = None) -> tuple[str, ...]:
         """Return the pools' keyspaces that may have a chunk for `reader`, in order; with `tier`, of pools in it."""
         reads = self._reads.get(reader)
         if reads is None:
             return ()
-        chunks, tiers = self._chunks, self._tiers
-        return tuple(pool for pool in reads if chunk_hash in chunks[pool] and (tier is None or tier in tiers[pool]))[
-            :MAX_CANDIDATES
-        ]
+        chunks, tiers = self.chunks, self._tiers
+        found = (pool for pool in reads if chunk_hash in chunks[pool] and (tier is None or tier in tiers[pool]))
+        return tuple(islice(found, MAX_CANDIDATES))
 
     def admits(self, keyspace: str, chunk_hash: bytes, tier: str | None = None) -> bool:
         """Whether a chunk may be written under `keyspace`: under a pool's only its own, and only in its tiers."""
-        own = self._chunks.get(keyspace)
+        own = self.chunks.get(keyspace)
         if own is None:
             return True
-        return chunk_hash in own and (tier is None or tier in self._tiers.get(keyspace, _NONE))
+        return chunk_hash in own and (tier is None or tier in self._tiers[keyspace])
 
 
 NOTHING_READABLE = Readable({}, {}, {})
@@ -85,10 +69,7 @@ class Manifests:
         """Read the manifests of `view`. One that is unreadable or does not match its name has no chunks."""
         known: dict[str, frozenset[bytes]] = {}
         for digest in {pool.manifest for pool in view.pools.values()}:
-            found = self._known.get(digest)
-            if found is None:
-                found = self._read(digest)
-            if found is not None:
+            if (found := self._known.get(digest) or self._read(digest)) is not None:
                 known[digest] = found
         self._known = known
         return Readable.of(view, known)

@@ -28,3 +28,5 @@ class Refusal(StrEnum):
     NOT_ALLOWED = "not_allowed"
     RECOVERING = "recovering"
     READ_ONLY = "read_only"
+    NO_FINGERPRINT = "no_fingerprint"
+    SLOWER_THAN_PREFILL = "slower_than_prefill"

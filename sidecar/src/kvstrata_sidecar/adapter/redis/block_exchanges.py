@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import NamedTuple
 
+from kvstrata.contract.store.block_value import value_bytes
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.budget.ledger import Demand
+from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, Outcome
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
-from kvstrata_sidecar.adapter.redis.client.block_io import Write
 from kvstrata_sidecar.adapter.redis.client.commands import Loading, Place, Sought
-from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, ReplyError, SlotMovingError
+from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, ReplyError, SlotMovingError, Write
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.tier.counts import HIT
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 
-BATCH_BYTES = 8 << 20
-"""Bytes that one part carries at most, if it is more than one block: other parts wait for it."""
-
-BATCH_BLOCKS = 16
-
 
 class Lent(NamedTuple):
-    """A block and the memory of LMCache that it is read from or into; `position` is its place in the request.
-
-    `token` identifies the reservation of a stored block. `others` are a load's next places, or a store's pools.
-    """
+    """A block and the memory of LMCache that it is read from or into; `position` is its place in the request, `token`
+    identifies the reservation of a stored block, `others` are a load's next places, or a store's pools."""
 
     position: int
     key: Key
@@ -66,38 +60,39 @@ class LoadPart(BlocksPart):
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
         """Read each block from the first of its places that has it in full."""
-        sealer, refusals = self.deps.sealer(), dict[str, Refusal | None]()
+        sealer = self.deps.sealer()
+
+        @cache
+        def refusal_of(kept: str) -> Refusal | None:
+            return sealer.refusal(kept) or self.deps.revoked.refusal(transport, kept)
+
         while self.blocks:
-            self._skip_refused(transport, sealer, refusals)
+            self._skip_refused(refusal_of)
             misses = self._read(transport, sealer, gain)
             # From here on only these are open: a second attempt continues here.
             self.blocks = [_elsewhere(one) for one, _ in misses if one.others]
             self._miss(transport, misses)
 
-    def _skip_refused(self, transport: ClusterTransport, sealer: Sealer, refusals: dict[str, Refusal | None]) -> None:
+    def _skip_refused(self, refusal_of: Callable[[str], Refusal | None]) -> None:
         """Move blocks whose place may not be used to their next place."""
         deps, blocks = self.deps, list[Lent]()
         for one in self.blocks:
-            while True:
-                kept = one.place.keyspace
-                if kept not in refusals:
-                    refusals[kept] = sealer.refusal(kept) or deps.revoked.refusal(transport, kept)
-                refusal = refusals[kept]
-                if refusal is None:
-                    blocks.append(one)
-                    break
-                deps.refuse(kept, refusal)
+            while (refusal := refusal_of(one.place.keyspace)) is not None:
+                deps.refuse(one.place.keyspace, refusal)
                 if not one.others:
                     deps.counters.add("load_misses")
                     break
                 one = _elsewhere(one)
+            else:
+                blocks.append(one)
         self.blocks = blocks
 
     def _read(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> list[tuple[Lent, Loading]]:
         """Read the blocks at their places; return the misses."""
         blocks = self.blocks
         asked_s = self.deps.enforcement.ages.now_s()
-        loads = [self._loading(sealer, one) for one in blocks]
+        retention_ms = self.deps.terms.retention_ms
+        loads = [Loading(one.place, one.view, sealer, retention_ms(one.place.keyspace)) for one in blocks]
         try:
             transport.get_each(loads)
         except (NodeAwayError, SlotMovingError):
@@ -107,12 +102,6 @@ class LoadPart(BlocksPart):
             # A block that was read is never read again: its memory is LMCache's from now on.
             self.blocks = self._keep(blocks, loads, asked_s, gain)
         return [(one, load) for one, load in zip(blocks, loads, strict=True) if not load.hit]
-
-    def _loading(self, sealer: Sealer, one: Lent) -> Loading:
-        kept = one.place.keyspace
-        return Loading(
-            one.place, partial(sealer.open_into, kept, one.place.name, one.view), self.deps.terms.retention_ms(kept)
-        )
 
     def _keep(self, blocks: Sequence[Lent], loads: Sequence[Loading], asked_s: float, gain: Gain) -> list[Lent]:
         """Record the blocks that were read; return the rest."""
@@ -131,6 +120,7 @@ class LoadPart(BlocksPart):
             gain.hits.append(one.position)
             gain.carried(one.key, size)
             counts.update(loaded=1, loaded_bytes=size)
+            counts["loads_own" if deps.written.get(hash(one.place)) else "loads_other"] += 1
             deps.enforcement.loaded_from(one.key, one.place.keyspace, one.view)
             if one.place.keyspace != self.keyspace:
                 counts.update(pool_hits=1, pool_bytes=size)
@@ -139,18 +129,13 @@ class LoadPart(BlocksPart):
         return left
 
     def _miss(self, transport: ClusterTransport, misses: Sequence[tuple[Lent, Loading]]) -> None:
-        counters = self.deps.counters
-        lost = sum(not one.others for one, _ in misses)
-        if lost:
-            counters.add("load_misses", lost)
-        damaged: list[Place] = []
+        self.deps.count("load_misses", sum(not one.others for one, _ in misses))
         for one, load in misses:
             if load.refusal is not None:
                 self.deps.refuse(one.place.keyspace, load.refusal)
             elif load.unreadable:
-                counters.add("unreadable")
-            if load.damaged:
-                damaged.append(one.place)
+                self.deps.counters.add("unreadable")
+        damaged = [one.place for one, load in misses if load.damaged]
         if damaged:  # they would block good ones until they expire
             protocol.discard(transport, damaged)
 
@@ -173,7 +158,7 @@ class StorePart(BlocksPart):
             self._leave_to_pools(transport, sealer, gain)
             if not self.blocks:
                 return
-        outcomes: dict[bytes, Refusal | bool | Exception] = {}
+        outcomes: dict[bytes, Outcome] = {}
         try:
             self._store(transport, sealer, outcomes)
         finally:
@@ -204,9 +189,7 @@ class StorePart(BlocksPart):
             gain.hits.extend(there)
             deps.counters.add("stores_in_pool", len(there), self.keyspace)
 
-    def _store(
-        self, transport: ClusterTransport, sealer: Sealer, outcomes: dict[bytes, Refusal | bool | Exception]
-    ) -> None:
+    def _store(self, transport: ClusterTransport, sealer: Sealer, outcomes: dict[bytes, Outcome]) -> None:
         """Set outcomes by token: True for a block that was stored, False for one present, or the refusal or error."""
         deps = self.deps
         common = deps.terms.of(self.keyspace)
@@ -217,34 +200,30 @@ class StorePart(BlocksPart):
                 outcomes[one.token] = Refusal.RETENTION
                 continue
             terms = replace(common, age_ms=age_ms) if age_ms else common
-            demands.append((one, Demand(one.place, sealer.value_bytes(len(one.view)), one.token, terms)))
+            demands.append((one, Demand(one.place, value_bytes(len(one.view)), one.token, terms)))
             self.reserved[one.token] = one.place
         admitted = deps.ledgers.of(transport, self.keyspace, common.bounds).reserve([demand for _, demand in demands])
         writes: dict[bytes, Write] = {}
         for (one, demand), answer in zip(demands, admitted, strict=True):
             if answer is True:
-                parts = partial(sealer.seal, self.keyspace, one.place.name, one.view)
+                computed_ms = int(1000 * time.time()) - demand.terms.age_ms
+                parts = partial(sealer.seal, self.keyspace, one.place.name, one.view, computed_ms)
                 writes[one.token] = protocol.write(one.place, parts, one.token, demand.terms, deps.ledgers.window_ms)
                 continue
             outcomes[one.token] = answer
             if not isinstance(answer, Exception):
                 del self.reserved[one.token]
-        if not writes:
-            return
         try:
             transport.set_each(list(writes.values()))
         finally:
             for token, write in writes.items():
-                if write.answer is not None:
-                    outcomes[token] = self._outcome(token, write.answer)
+                if isinstance(write.answer, Exception):
+                    outcomes[token] = write.answer
+                elif write.answer is not None:
+                    outcomes[token] = True if write.answer == "ok" else Refusal.LATE
+                    del self.reserved[token]  # it is committed, or another's
 
-    def _outcome(self, token: bytes, answer: Any) -> Refusal | bool | Exception:
-        if isinstance(answer, Exception):
-            return answer
-        del self.reserved[token]  # it is committed, or another's
-        return True if answer == "ok" else Refusal.LATE
-
-    def _settle(self, outcomes: Mapping[bytes, Refusal | bool | Exception], gain: Gain) -> Exception | None:
+    def _settle(self, outcomes: Mapping[bytes, Outcome], gain: Gain) -> Exception | None:
         """Count settled blocks, leave the rest in `blocks`, and return their error."""
         deps, full = self.deps, False
         problem: Exception | None = None
@@ -258,6 +237,7 @@ class StorePart(BlocksPart):
                 gain.hits.append(one.position)
             if outcome is True:
                 gain.carried(one.key, len(one.view))
+                deps.written.put(hash(one.place), True)
             elif outcome is False:
                 deps.counters.add("stores_present")
             elif isinstance(outcome, Refusal):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from kvstrata.contract.store.redis_keys import member_of, resolved
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
@@ -14,6 +15,7 @@ from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
 
 
@@ -21,8 +23,8 @@ from kvstrata_sidecar.adapter.tier.sealer import Sealer
 class TierDeps:
     """`terms` are read at the last moment, because work may have waited. `sealer` returns the calling thread's own.
     `usage` has bytes and blocks of scopes when this process last swept them; once in `interval_s` it sweeps all.
-    `token` names it in claims, `jitter` returns a number from 0 to 1.
-    """
+    `written` has the hashes of places that this process wrote a block to, the last 65,536 of them. `token` names it in
+    claims, `jitter` returns a number from 0 to 1."""
 
     params: AdapterParams
     tier: TierParams
@@ -35,6 +37,7 @@ class TierDeps:
     inbox: Inbox
     full: FullNodes
     usage: Recent[str, tuple[int, int]]
+    written: Recent[int, bool]
     sealer: Callable[[], Sealer]
     token: bytes
     interval_s: float
@@ -44,6 +47,11 @@ class TierDeps:
     @property
     def domain(self) -> str:
         return self.params.domain
+
+    def member(self, block: Block) -> str:
+        """Return the block's name in its bucket."""
+        identity = resolved(self.params.identity, block.fingerprint)
+        return member_of(identity, block.rank, block.group, block.chunk_hash)
 
     def refusal(self, keyspace: str) -> Refusal | None:
         """Return why a keyspace may not be used here now, None if it may."""

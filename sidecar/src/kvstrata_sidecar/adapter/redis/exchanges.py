@@ -1,4 +1,4 @@
-"""A tier's exchanges besides loads and stores: lookup, deletion, probe, sizes.
+"""A tier's exchanges besides loads and stores: lookup, deletion, probe, sizes, most recently used blocks.
 
 A block may be looked up under the reader's keyspace and under pools', on servers that answer one by one. Found anywhere
 is a hit. If a pool and the reader's keyspace both have it, the reader's copy is deleted.
@@ -10,27 +10,27 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
+from kvstrata.contract.store.redis_keys import BUCKETS, declared, fingerprint_of, parse_member
+from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.budget.capacity import TierCapacity
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
-from kvstrata_sidecar.adapter.redis.client.commands import (
-    MEMBERS_PER_COMMAND,
-    Place,
-    Sought,
-    Transport,
-    read_moment_ms,
-    reads_list,
-    state_key,
-)
+from kvstrata_sidecar.adapter.redis.client.commands import MEMBERS_PER_COMMAND, Place, Sought, call, read_number
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology, key_of
-from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, integer
+from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, Transport, integer
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.interface import Hot
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
 
 T = TypeVar("T")
+
+SCOPES_AT_ONCE = 512
+"""Scopes that are asked about; those with the largest grants, in a tier whose capacity is divided."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +60,8 @@ class LookupPart(Part[ClusterTransport]):
                 return
             else:
                 deps.refuse(kept, refusal, _amount(sought))
-        found = protocol.lookup_each(
-            transport, [(sought, deps.terms.retention_ms(kept)) for kept, sought in asked.items()]
-        )
+        retention_ms = deps.terms.retention_ms
+        found = protocol.lookup_each(transport, [(sought, retention_ms(kept)) for kept, sought in asked.items()])
         sights = dict(zip(asked, found, strict=True))
         for kept, sight in sights.items():
             for refusal, amount in sight.refused.items():
@@ -87,16 +86,14 @@ class LookupPart(Part[ClusterTransport]):
                 self._count(*self.shares.answered(_numbers(sought), hits.get(kept, ()), pool))
 
     def _count(self, hits: int, misses: int) -> None:
-        for name, amount in (("lookup_hits", hits), ("lookup_misses", misses)):
-            if amount:
-                self.deps.counters.add(name, amount, self.keyspace)
+        self.deps.count("lookup_hits", hits, self.keyspace)
+        self.deps.count("lookup_misses", misses, self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
 class QuestionPart(Part[ClusterTransport], Generic[T]):
     """Ask about blocks of one keyspace, or about something else; LMCache waits for no answer. `done` is set when it is
-    over, `answer` stays None if that failed.
-    """
+    over, `answer` stays None if that failed."""
 
     keyspace: str | None
     places: Sequence[Place]
@@ -120,8 +117,7 @@ class QuestionPart(Part[ClusterTransport], Generic[T]):
 @dataclass(slots=True, eq=False)
 class ProbePart(Part[ClusterTransport]):
     """Check whether a node answers, for its breaker. In a cluster it also asks for a key in one of the node's slots,
-    because a server that cannot serve any still answers PING. `key_prefix` is None on a single server.
-    """
+    because a server that cannot serve any still answers PING. `key_prefix` is None on a single server."""
 
     node: Node
     topology: Topology
@@ -153,25 +149,20 @@ def _numbers(sought: Sequence[Sought]) -> list[int]:
     return [number for one in sought for number in one.numbers]
 
 
+@dataclass(eq=False)
 class Shares:
-    """Results for blocks that are looked up in several places, by number. Thread-safe.
+    """Results for blocks that are looked up in several places, by number. Thread-safe. `asked` counts the places of
+    each. `twice` receives, once, those that the reader's keyspace need not hold; `settled` the pool of those that a
+    pool has, when all places have answered."""
 
-    `asked` counts the places of each. `twice` receives, once, those that the reader's keyspace need not hold; `settled`
-    the pool of those that a pool has, when all places have answered.
-    """
+    asked: Counter[int]
+    twice: Callable[[Sequence[int]], None]
+    settled: Callable[[Mapping[int, str]], None] = lambda _: None
 
-    def __init__(
-        self,
-        asked: Counter[int],
-        twice: Callable[[Sequence[int]], None],
-        settled: Callable[[Mapping[int, str]], None] = lambda _: None,
-    ) -> None:
-        self._open = asked
-        self._twice = twice
-        self._settled = settled
+    def __post_init__(self) -> None:
         self._own: set[int] = set()
         self._pools: dict[int, str] = {}
-        self._all = frozenset(asked)
+        self._all = frozenset(self.asked)
         self._lock = threading.Lock()
 
     def __contains__(self, number: int) -> bool:
@@ -190,16 +181,16 @@ class Shares:
                     self._pools.setdefault(number, pool)
             twice = sorted((self._own & self._pools.keys()) - before)
             for number in self._all.intersection(numbers):
-                self._open[number] -= 1
-                if not self._open[number]:
+                self.asked[number] -= 1
+                if not self.asked[number]:
                     found += (there := number in self._own or number in self._pools)
                     missed += not there
                     if number in self._pools:
                         settled[number] = self._pools[number]
         if twice:
-            self._twice(twice)
+            self.twice(twice)
         if settled:
-            self._settled(settled)
+            self.settled(settled)
         return found, missed
 
 
@@ -209,32 +200,64 @@ def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
     by_bucket: dict[bytes, list[int]] = defaultdict(list)
     for number, place in enumerate(places):
         by_bucket[place.base].append(number)
-    if not by_bucket:
+    if not places:
         return found
-    first = state_key(next(iter(by_bucket)))
-    commands, asked = [Command(first, (b"TIME",), read_moment_ms)], list[list[int]]()
+    commands, asked = [protocol.time_at(places[0].base)], list[list[int]]()
     for base, numbers in by_bucket.items():
         for start in range(0, len(numbers), MEMBERS_PER_COMMAND):
             some = numbers[start : start + MEMBERS_PER_COMMAND]
             members = [places[number].member for number in some]
-            key, read = state_key(base), reads_list(len(members))
-            commands.append(Command(key, (b"ZMSCORE", base + b":#x", *members), read))
-            commands.append(Command(key, (b"HMGET", base + b":#m", *members), read))
+            commands.append(Command(base, (b"ZMSCORE", base + b":#x", *members), protocol.reads_scores(len(some))))
+            commands.append(Command(base, (b"HMGET", base + b":#m", *members), partial(_read_sizes, count=len(some))))
             asked.append(some)
     now_ms, *answers = transport.ask(commands)
-    for numbers, expiries, records in zip(asked, answers[::2], answers[1::2], strict=True):
-        for number, expires, text in zip(numbers, expiries, records, strict=True):
-            if expires is not None and _moment_ms(expires) > now_ms:
-                found[number] = _size_bytes(text)
+    for numbers, expiries, stored in zip(asked, answers[::2], answers[1::2], strict=True):
+        for number, expires_ms, size_bytes in zip(numbers, expiries, stored, strict=True):
+            if expires_ms is not None and expires_ms > now_ms:
+                found[number] = size_bytes
     return found
 
 
-def _moment_ms(score: Reply) -> float:
-    try:
-        return float(score) if isinstance(score, (bytes, float, int)) else 0.0
-    except ValueError as error:
-        raise FramingError("a score is no number") from error
+def _read_sizes(reply: Reply, *, count: int) -> list[int]:
+    records = protocol.read_list(reply, count)
+    return [integer(one.partition(b":")[0]) if isinstance(one, bytes) else 0 for one in records]
 
 
-def _size_bytes(record: Reply) -> int:
-    return integer(record.partition(b":")[0]) if isinstance(record, bytes) else 0
+def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list[str]:
+    """Return at most `SCOPES_AT_ONCE` scopes: those with the largest grants; any, if capacity is undivided."""
+    granted = TierCapacity(domain).granted(transport, keyspaces)
+    order = sorted(granted, key=lambda one: -granted[one]) if granted else list(keyspaces)
+    return order[:SCOPES_AT_ONCE]
+
+
+def hottest(transport: Transport, params: AdapterParams, keyspace: str, most: int) -> list[Hot]:
+    """Return about `most` last used blocks of one scope and this identity, without those of unreachable buckets."""
+    per_bucket = max(1, -(-most // BUCKETS))
+    read = partial(_read_hot, identity=params.identity, keyspace=keyspace)
+    states = [protocol.state_key(protocol.base_of(params.domain, keyspace, bucket)) for bucket in range(BUCKETS)]
+    hot: list[Hot] = []
+    for first in range(0, per_bucket, MEMBERS_PER_COMMAND):
+        count = min(MEMBERS_PER_COMMAND, per_bucket - first)
+        answers = transport.ask_each([call("hottest", state, read, first=first, count=count) for state in states])
+        if all(isinstance(answer, Exception) for answer in answers):
+            raise answers[0]
+        found = [one for answer in answers if not isinstance(answer, Exception) for one in answer]
+        hot += found
+        if not found:
+            break
+    return hot
+
+
+def _read_hot(reply: Reply, *, identity: str, keyspace: str) -> list[Hot]:
+    """Read a bucket's blocks, without those of other identities."""
+    if not isinstance(reply, list) or len(reply) % 3 != 1:
+        raise FramingError("an answer is no list of blocks")
+    now_ms, *words = reply
+    found = []
+    for name, used_ms, computed_ms in zip(words[::3], words[1::3], words[2::3], strict=True):
+        parsed = parse_member(protocol.read_text(name))
+        if parsed is not None and declared(parsed[0]) == identity:
+            age_s = max(0, read_number(now_ms) - read_number(computed_ms)) / 1000
+            last_use = protocol.read_score(used_ms) or 0.0
+            found.append(Hot(keyspace, fingerprint_of(parsed[0]), *parsed[1:], last_use, age_s))
+    return found

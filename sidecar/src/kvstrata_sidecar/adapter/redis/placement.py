@@ -7,161 +7,124 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import cache
 
-from kvstrata.contract.store.redis_keys import member_of
+from kvstrata.contract.messages.engine_identity import UNRESOLVED
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.block_exchanges import BATCH_BLOCKS, BATCH_BYTES, Lent
+from kvstrata_sidecar.adapter.redis.block_exchanges import Lent
 from kvstrata_sidecar.adapter.redis.client.commands import Place
 from kvstrata_sidecar.adapter.redis.client.nodes import Node
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.threads import divide
+
+PlacesOf = Callable[[Block], tuple[Place, ...]]
+Batches = list[tuple[str, Node, list[Lent]]]
+"""Blocks in parts of one keyspace and server."""
 
 
-class Admitted(NamedTuple):
-    """A block of a request that may be asked for: its number, place and server; `others` as in Lent."""
-
-    number: int
-    place: Place
-    node: Node
-    others: tuple[Place, ...]
-
-
-class Placing:
+class Places:
     """Finds the places of blocks; refused blocks are counted and left out."""
-
-    def __init__(self, deps: TierDeps, pools: PoolPlaces) -> None:
-        self._deps = deps
-        self._domain, self._identity = deps.domain, deps.params.identity
-        self._pools = pools
-
-    def place(self, block: Block) -> Place:
-        """Return the block's place under its own keyspace."""
-        member = member_of(self._identity, block.rank, block.group, block.chunk_hash)
-        return Place.at(self._domain, block.keyspace, member, block.chunk_hash)
-
-    def first(self, block: Block) -> Place:
-        """Return where a load would ask for a block first."""
-        return next(iter(self._pools.of([block]).get(0, ())), None) or self.place(block)
-
-    def own(self, blocks: Sequence[Block]) -> Mapping[tuple[str, Node], list[tuple[int, Place]]]:
-        """Return the indices and places of blocks under their own keyspaces, by keyspace and server."""
-        groups: dict[tuple[str, Node], list[tuple[int, Place]]] = defaultdict(list)
-        for index, place, node, _ in self._admitted(blocks, NOWHERE):
-            groups[place.keyspace, node].append((index, place))
-        return groups
-
-    def takes(self, block: Block) -> bool:
-        if self._deps.refusal(block.keyspace) is not None:
-            return False
-        node = self._deps.topology.node_of(self.place(block).base)
-        return node is not None and node.breaker.closed and not self._deps.full.rests(node)
-
-    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> list[tuple[str, Node, list[Lent]]]:
-        """Return the blocks to store under their own keyspaces, in parts of one keyspace and server."""
-        return self._divide(blocks, views, self._admitted(blocks, self._pools.of(blocks), storing=True))
-
-    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> list[tuple[str, Node, list[Lent]]]:
-        """Return the blocks to load, from pools first, in parts of one keyspace and server."""
-        return self._divide(blocks, views, self._admitted(blocks, self._pools.of(blocks)))
-
-    def _admitted(
-        self, blocks: Sequence[Block], pools: Mapping[int, tuple[Place, ...]], *, storing: bool = False
-    ) -> Iterator[Admitted]:
-        """Yield the blocks that may be asked for now; `pools` are their places in pools, on reachable servers."""
-        refusals: dict[str, Refusal | None] = {}
-        readable, tier = self._deps.enforcement.readable, self._deps.tier.name
-        for index, block in enumerate(blocks):
-            if block.keyspace not in refusals:
-                refusals[block.keyspace] = self._deps.refusal(block.keyspace)
-            refusal = refusals[block.keyspace]
-            if refusal is None and storing and not readable.admits(block.keyspace, block.chunk_hash, tier):
-                refusal = Refusal.NOT_IN_POOL
-            if refusal is None:
-                place, others = self.place(block), pools.get(index, ())
-                node = self._deps.topology.node_of(place.base)
-                if node is not None and not node.breaker.closed:
-                    node = None
-                if others and not storing:
-                    if node is not None:
-                        others = (*others, place)
-                    place, *rest = others
-                    others, node = tuple(rest), self._deps.topology.node_of(place.base)
-                if node is None:
-                    refusal = Refusal.BREAKER_OPEN
-                elif storing and self._deps.full.rests(node):
-                    refusal = Refusal.TIER_FULL
-                else:
-                    yield Admitted(index, place, node, others)
-                    continue
-            self._deps.counters.refuse(refusal, 1, block.keyspace)
-
-    def _divide(
-        self, blocks: Sequence[Block], views: Sequence[memoryview], admitted: Iterator[Admitted]
-    ) -> list[tuple[str, Node, list[Lent]]]:
-        """Divide blocks so that all workers have something to do."""
-        groups: dict[tuple[str, Node], list[Lent]] = defaultdict(list)
-        for index, place, node, others in admitted:
-            block = blocks[index]
-            groups[block.keyspace, node].append(Lent(index, block.key, place, views[index], others=others))
-        share = -(-len(blocks) // self._deps.tier.workers)
-        batches: list[tuple[str, Node, list[Lent]]] = []
-        for (keyspace, node), lent in groups.items():
-            size, batch = 0, list[Lent]()
-            for one in lent:
-                if batch and (len(batch) == min(share, BATCH_BLOCKS) or size + len(one.view) > BATCH_BYTES):
-                    batches.append((keyspace, node, batch))
-                    size, batch = 0, []
-                batch.append(one)
-                size += len(one.view)
-            batches.append((keyspace, node, batch))
-        return batches
-
-
-NOWHERE: Mapping[int, tuple[Place, ...]] = {}
-
-
-class PoolPlaces:
-    """Finds places of chunks in pools."""
 
     def __init__(self, deps: TierDeps) -> None:
         self._deps = deps
-        self._domain, self._identity = deps.domain, deps.params.identity
 
-    def usable(self) -> Callable[[str, bytes], Sequence[str]]:
-        """Return a function from a reader's chunk to the usable pools' keyspaces, for the blocks of one request."""
-        readable = self._deps.enforcement.readable
-        refusals: dict[str, Refusal | None] = {}
+    def own(self, block: Block) -> Place:
+        """Return the block's place under its own keyspace."""
+        return Place.at(self._deps.domain, block.keyspace, self._deps.member(block), block.chunk_hash)
 
-        def usable(pool: str) -> bool:
-            if pool not in refusals:
-                refusals[pool] = refusal = self._deps.refusal(pool)
-                if refusal is not None:
-                    self._deps.counters.refuse(refusal, 1, pool)
-            return refusals[pool] is None
+    def first(self, block: Block) -> Place:
+        """Return where a load would ask for a block first."""
+        return (*self._in_pools()(block), self.own(block))[0]
 
-        def of(reader: str, chunk_hash: bytes) -> Sequence[str]:
-            candidates = readable.candidates(reader, chunk_hash, self._deps.tier.name)
-            return candidates and [pool for pool in candidates if usable(pool)]
+    def takes(self, block: Block) -> bool:
+        if block.fingerprint == UNRESOLVED or self._deps.refusal(block.keyspace) is not None:
+            return False
+        node = self._deps.topology.usable(self.own(block).base)
+        return node is not None and not self._deps.full.rests(node)
 
-        return of
-
-    def of(self, blocks: Sequence[Block]) -> Mapping[int, tuple[Place, ...]]:
-        """Return the reachable places in pools, in order, by the number of each block that has any."""
-        if not self._deps.enforcement.readable.has_readers:
-            return NOWHERE
-        found: dict[int, tuple[Place, ...]] = {}
-        pools_of = self.usable()
+    def admitted(self, blocks: Sequence[Block], *, storing: bool = False) -> Iterator[tuple[int, Block]]:
+        """Yield number and block of those that policy and keys admit now."""
+        readable, tier = self._deps.enforcement.readable, self._deps.tier.name
+        refusal_of = cache(self._deps.refusal)
         for number, block in enumerate(blocks):
-            if not (pools := pools_of(block.keyspace, block.chunk_hash)):
-                continue
-            member = member_of(self._identity, block.rank, block.group, block.chunk_hash)
-            places = (Place.at(self._domain, pool, member, block.chunk_hash) for pool in pools)
-            reachable = tuple(place for place in places if self._reachable(place))
-            if reachable:
-                found[number] = reachable
-        return found
+            refusal = Refusal.NO_FINGERPRINT if block.fingerprint == UNRESOLVED else refusal_of(block.keyspace)
+            if refusal is None and storing and not readable.admits(block.keyspace, block.chunk_hash, tier):
+                refusal = Refusal.NOT_IN_POOL
+            if refusal is None:
+                yield number, block
+            else:
+                self._deps.counters.refuse(refusal, 1, block.keyspace)
 
-    def _reachable(self, place: Place) -> bool:
-        node = self._deps.topology.node_of(place.base)
-        return node is not None and node.breaker.closed
+    def pools(self) -> Callable[[Block], Sequence[str]]:
+        """Return a function from a block of one request to the keyspaces of usable pools that may have it."""
+        readable, tier = self._deps.enforcement.readable, self._deps.tier.name
+
+        @cache
+        def usable(pool: str) -> bool:
+            refusal = self._deps.refusal(pool)
+            if refusal is not None:
+                self._deps.counters.refuse(refusal, 1, pool)
+            return refusal is None
+
+        return lambda block: [
+            pool for pool in readable.candidates(block.keyspace, block.chunk_hash, tier) if usable(pool)
+        ]
+
+    def by_node(self, blocks: Sequence[Block]) -> Mapping[tuple[str, Node], list[tuple[int, Place]]]:
+        """Return the indices and places of blocks under their own keyspaces, by keyspace and server."""
+        groups: dict[tuple[str, Node], list[tuple[int, Place]]] = defaultdict(list)
+        for index, _, node, (place,) in self._reachable(blocks, lambda block: (self.own(block),)):
+            groups[place.keyspace, node].append((index, place))
+        return groups
+
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Batches:
+        """Return the blocks to store under their own keyspaces; `others` are their places in pools."""
+        in_pools = self._in_pools()
+        return self._batches(blocks, views, lambda block: (self.own(block), *in_pools(block)), storing=True)
+
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> Batches:
+        """Return the blocks to load, from pools first."""
+        in_pools = self._in_pools()
+
+        def places_of(block: Block) -> tuple[Place, ...]:
+            own = self.own(block)
+            return (*in_pools(block), own) if self._deps.topology.usable(own.base) else in_pools(block)
+
+        return self._batches(blocks, views, places_of)
+
+    def _batches(
+        self, blocks: Sequence[Block], views: Sequence[memoryview], places_of: PlacesOf, *, storing: bool = False
+    ) -> Batches:
+        groups: dict[tuple[str, Node], list[Lent]] = defaultdict(list)
+        for index, block, node, (place, *others) in self._reachable(blocks, places_of, storing=storing):
+            groups[block.keyspace, node].append(Lent(index, block.key, place, views[index], others=tuple(others)))
+        batches = divide(groups, len(blocks), self._deps.tier.workers)
+        return [(keyspace, node, batch) for (keyspace, node), batch in batches]
+
+    def _reachable(
+        self, blocks: Sequence[Block], places_of: PlacesOf, *, storing: bool = False
+    ) -> Iterator[tuple[int, Block, Node, tuple[Place, ...]]]:
+        """Yield the blocks that may be asked for now: number, block, the server of its first place, and its places."""
+        for number, block in self.admitted(blocks, storing=storing):
+            places = places_of(block)
+            node = self._deps.topology.usable(places[0].base) if places else None
+            if node is None:
+                self._deps.counters.refuse(Refusal.BREAKER_OPEN, 1, block.keyspace)
+            elif storing and self._deps.full.rests(node):
+                self._deps.counters.refuse(Refusal.TIER_FULL, 1, block.keyspace)
+            else:
+                yield number, block, node, places
+
+    def _in_pools(self) -> PlacesOf:
+        """Return a function from a block of one request to its places in pools, in order, on reachable servers."""
+        deps, pools_of = self._deps, self.pools()
+
+        def places_of(block: Block) -> tuple[Place, ...]:
+            if not (pools := pools_of(block)):
+                return ()
+            member = deps.member(block)
+            places = (Place.at(deps.domain, pool, member, block.chunk_hash) for pool in pools)
+            return tuple(place for place in places if deps.topology.usable(place.base))
+
+        return places_of

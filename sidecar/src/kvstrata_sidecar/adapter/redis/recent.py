@@ -48,9 +48,6 @@ class Recent(Generic[K, V]):
             self._forget_past()
             return [(key, value) for key, (_, value) in self._until.items()]
 
-    def __len__(self) -> int:
-        return len(self._until)
-
     def _forget_past(self) -> int:
         """Drop expired values; return the number of the others. The caller holds the lock."""
         now_s = self._clock()

@@ -13,10 +13,8 @@ from itertools import islice
 
 from kvstrata.contract.store.redis_keys import revoked_key
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.client.commands import Transport, reads_list
-from kvstrata_sidecar.adapter.redis.client.resp import Command
-
-KEYSPACES_PER_COMMAND = 512
+from kvstrata_sidecar.adapter.redis.client.commands import MEMBERS_PER_COMMAND, reads_scores
+from kvstrata_sidecar.adapter.redis.client.resp import Command, Transport
 
 
 class RevokedSet:
@@ -51,11 +49,16 @@ class RevokedSet:
             self.revoked = self.revoked.intersection(keyspaces) | revoked
             self._cleared = set(keyspaces) - self.revoked
 
+    def forget(self) -> None:
+        """Ask again about each keyspace before its next use: the tier has other servers."""
+        with self._lock:
+            self._cleared.clear()
+
     def _ask(self, transport: Transport, keyspaces: Iterable[str]) -> frozenset[str]:
         names = iter(keyspaces)
         revoked: list[str] = []
-        while batch := list(islice(names, KEYSPACES_PER_COMMAND)):
+        while batch := list(islice(names, MEMBERS_PER_COMMAND)):
             arguments = (b"ZMSCORE", self._key, *(name.encode() for name in batch))
-            ((*scores,),) = transport.ask([Command(self._key, arguments, reads_list(len(batch)))])
+            ((*scores,),) = transport.ask([Command(self._key, arguments, reads_scores(len(batch)))])
             revoked += [name for name, score in zip(batch, scores, strict=True) if score is not None]
         return frozenset(revoked)

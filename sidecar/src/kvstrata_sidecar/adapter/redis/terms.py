@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kvstrata.contract.policy.tiers import TierRules
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_in
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
+from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.tier.interface import Block
 
 
@@ -16,11 +20,23 @@ class ScopeTerms:
         self._tier = tier
         self._enforcement = enforcement
 
+    @property
+    def servers(self) -> tuple[Address, ...]:
+        """The addresses of the tier's servers; none while the policy does not name the tier."""
+        rules = self._rules()
+        return tuple(Address(one.host, one.port) for one in (self._tier.endpoints if rules is None else rules.servers))
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """The capacity that scopes divide; None if they do not."""
+        rules = self._rules()
+        return self._tier.capacity_bytes if rules is None else rules.capacity_bytes
+
     def of(self, keyspace: str) -> Terms:
         bounds = self._bounds(keyspace)
         return Terms(
             life_ms=1000 * (self._tier.default_ttl_s if bounds.retention_s is None else bounds.retention_s),
-            bounds=bounds.shared(self._tier.capacity_bytes),
+            bounds=bounds.shared(self.capacity_bytes),
             encrypts=self._tier.encrypts,
         )
 
@@ -32,13 +48,26 @@ class ScopeTerms:
         return self.of(block.keyspace).life_ms / 1000
 
     def retention_ms(self, keyspace: str) -> int | None:
-        """None means that the policy has no retention for this tier."""
+        """None means that neither the policy nor the tier has a retention."""
         return self._bounds(keyspace).retention_ms
 
     def bounds(self, keyspace: str) -> SharedBounds | None:
         """None means unbounded."""
-        return self._bounds(keyspace).shared(self._tier.capacity_bytes)
+        return self._bounds(keyspace).shared(self.capacity_bytes)
+
+    def in_tier(self, bounds: Bounds) -> Bounds:
+        """Return a scope's bounds with the tier's retention where the scope has none."""
+        rules = self._rules()
+        if rules is None or bounds.retention_s is not None:
+            return bounds
+        return replace(bounds, retention_s=rules.retention_s)
 
     def _bounds(self, keyspace: str) -> Bounds:
         view = self._enforcement.view
-        return Bounds() if view is None else bounds_in(view.keyspaces.get(keyspace, ()), self._tier.name)
+        if view is None:
+            return Bounds()
+        return self.in_tier(bounds_in(view.keyspaces.get(keyspace, ()), self._tier.name))
+
+    def _rules(self) -> TierRules | None:
+        view = self._enforcement.view
+        return None if view is None or self._tier.endpoints else view.tier(self._tier.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 NEVER_SEEN = "not connected yet"
@@ -19,60 +20,48 @@ class BreakerState(StrEnum):
     OPEN = "open"
 
 
+@dataclass(eq=False)
 class Breaker:
-    """Counts consecutive failures; `threshold` open the breaker. `clock` returns monotonic seconds. Thread-safe."""
+    """Counts consecutive failures; `threshold` open the breaker. `detail` is why it is not closed, or the last failure;
+    empty when all is well. `clock` returns monotonic seconds. Thread-safe."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        threshold: int = 3,
-        first_pause_s: float = 0.25,
-        longest_pause_s: float = 2.0,
-    ) -> None:
-        self._clock = clock
-        self._threshold = threshold
-        self._first_pause_s = first_pause_s
-        self._longest_pause_s = longest_pause_s
+    _clock: Callable[[], float]
+    _: KW_ONLY
+    threshold: int = 3
+    first_pause_s: float = 0.25
+    longest_pause_s: float = 2.0
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._state = BreakerState.OPEN
-        self._detail = NEVER_SEEN
+        self.state = BreakerState.OPEN
+        self.detail = NEVER_SEEN
         self._failures = 0
-        self._pause_s = first_pause_s
-        self._probe_at_s = clock()
-
-    @property
-    def state(self) -> BreakerState:
-        return self._state
-
-    @property
-    def detail(self) -> str:
-        """Why the breaker is not closed, or the last failure; empty when all is well."""
-        return self._detail
+        self._pause_s = self.first_pause_s
+        self._probe_at_s = self._clock()
 
     @property
     def closed(self) -> bool:
-        return self._state is BreakerState.CLOSED
+        return self.state is BreakerState.CLOSED
 
     def probe_in_s(self) -> float | None:
         """Seconds until a probe is due (0 if it is), None while none is wanted."""
         with self._lock:
-            if self._state is not BreakerState.OPEN:
+            if self.state is not BreakerState.OPEN:
                 return None
             return max(0.0, self._probe_at_s - self._clock())
 
     def begin_probe(self) -> bool:
         """Claim the probe that is due. The caller reports `probe_succeeded` or `probe_failed`."""
         with self._lock:
-            if self._state is not BreakerState.OPEN or self._clock() < self._probe_at_s:
+            if self.state is not BreakerState.OPEN or self._clock() < self._probe_at_s:
                 return False
-            self._state = BreakerState.HALF_OPEN
+            self.state = BreakerState.HALF_OPEN
             return True
 
     def vouched_for(self) -> None:
         """Close the breaker of a server never reached, because a server in use redirects there."""
         with self._lock:
-            if self._state is BreakerState.OPEN and self._detail == NEVER_SEEN:
+            if self.state is BreakerState.OPEN and self.detail == NEVER_SEEN:
                 self._close()
 
     def probe_succeeded(self) -> None:
@@ -81,34 +70,34 @@ class Breaker:
 
     def probe_failed(self, detail: str) -> None:
         with self._lock:
-            self._pause_s = min(self._longest_pause_s, self._pause_s * 2)
+            self._pause_s = min(self.longest_pause_s, self._pause_s * 2)
             self._open(detail)
 
     def succeeded(self) -> None:
         """Record a success. Only probes close the breaker."""
         with self._lock:
-            if self._state is BreakerState.CLOSED:
+            if self.state is BreakerState.CLOSED:
                 self._failures = 0
-                self._detail = ""
+                self.detail = ""
 
     def failed(self, detail: str, *, fatal: bool = False) -> None:
         """Record a failure; `fatal` opens the breaker at once, for example for a refused password."""
         with self._lock:
-            if self._state is not BreakerState.CLOSED:
+            if self.state is not BreakerState.CLOSED:
                 return
             self._failures += 1
-            self._detail = detail
-            if fatal or self._failures >= self._threshold:
+            self.detail = detail
+            if fatal or self._failures >= self.threshold:
                 self._open(detail)
 
     def _close(self) -> None:
-        self._state = BreakerState.CLOSED
-        self._detail = ""
+        self.state = BreakerState.CLOSED
+        self.detail = ""
         self._failures = 0
-        self._pause_s = self._first_pause_s
+        self._pause_s = self.first_pause_s
 
     def _open(self, detail: str) -> None:
-        self._state = BreakerState.OPEN
-        self._detail = detail
+        self.state = BreakerState.OPEN
+        self.detail = detail
         self._failures = 0
         self._probe_at_s = self._clock() + self._pause_s

@@ -1,4 +1,4 @@
-"""LMCache's memory that a disk may still read or write.
+"""Memory of tiers' workers, and LMCache's memory that a disk may still read or write.
 
 The kernel cannot call back a read or write that has begun, and a disk may never finish it. So LMCache is answered at
 the deadline, and memory that it frees is kept back until the I/O has ended.
@@ -8,8 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import threading
 from collections.abc import Callable
+
+
+class Staging:
+    """Page-aligned memory of one thread that grows on demand."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def take(self, length: int) -> memoryview:
+        """Return the memory's beginning; valid until the next call. Raises MemoryError."""
+        if len(self._memory) < length:
+            try:
+                self._memory = mmap.mmap(-1, length)
+            except OSError as error:
+                raise MemoryError(f"no memory for {length} bytes") from error
+        return memoryview(self._memory)[:length]
 
 
 class Spans:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.prometheus_text import Histogram
 
 MAX_SCOPES = 100
 """Scopes with counts of their own; further ones share one, which bounds the metrics page."""
@@ -27,25 +26,6 @@ HIT, EVICTION = "hit", "eviction"
 
 OUTSIDE = frozenset({Refusal.NO_POLICY, Refusal.MALFORMED_KEYSPACE, Refusal.UNKNOWN_KEYSPACE})
 """Reasons that name no scope: requests with random salts create no counts."""
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Durations by bucket: one for each of `bounds_s` (inclusive), and one for all that is longer."""
-
-    bounds_s: tuple[float, ...] = LATENCY_BUCKETS_S
-    buckets: list[int] = field(default_factory=list)
-    sum_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.buckets = self.buckets or [0] * (len(self.bounds_s) + 1)
-
-    def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(self.bounds_s, seconds)] += 1
-        self.sum_s += seconds
-
-    def copy(self) -> Histogram:
-        return Histogram(self.bounds_s, list(self.buckets), self.sum_s)
 
 
 class Counters:
@@ -76,7 +56,7 @@ class Counters:
 
     def observe(self, operation: str, seconds: float) -> None:
         with self._lock:
-            self._latencies.setdefault(operation, Histogram()).add(seconds)
+            self._latencies.setdefault(operation, Histogram(LATENCY_BUCKETS_S)).add(seconds)
 
     def age(self, moment: str, seconds: float) -> None:
         """Count the time since a block's tokens were computed, at a `hit` or an `eviction`."""

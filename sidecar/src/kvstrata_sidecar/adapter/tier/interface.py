@@ -7,13 +7,17 @@ Only `delete`, `sizes`, `hottest`, `erase` and `close` may block: LMCache's two 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.engine_identity import fingerprint_in
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata_sidecar.adapter.policy.ages import AgeBook
-from kvstrata_sidecar.adapter.tier.counts import Histogram
-from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task
+from kvstrata_sidecar.adapter.policy.refusal import Refusal
+from kvstrata_sidecar.adapter.tier.tasks import Key, Restore, StoreOutcome, Task
+from kvstrata_sidecar.prometheus_text import Histogram
 
 MEMORY, FILES = "CPU", "NVMe"
 """Media whose blocks are this pod's alone."""
@@ -26,6 +30,7 @@ class Hot(NamedTuple):
     """`last_use` is comparable within one tier, larger is later; `age_s` is the time since computation."""
 
     keyspace: str
+    fingerprint: str
     rank: int
     group: int
     chunk_hash: bytes
@@ -39,18 +44,25 @@ def most_of_each(scopes: int) -> int:
 
 
 class Block(NamedTuple):
-    """LMCache's name of one block, and its own key object `key`, which is handed back untouched."""
+    """LMCache's name of one block, and its own key object `key`, which is handed back untouched. Tiers refuse a block
+    whose fingerprint is `UNRESOLVED`."""
 
     key: Key
     keyspace: str
     rank: int
     group: int
     chunk_hash: bytes
+    fingerprint: str
+
+
+# Both run in C: they are called for every key of every request.
+_names = attrgetter("cache_salt", "kv_rank", "object_group_id", "chunk_hash")
+_block: Callable[[tuple[Any, ...]], Block] = partial(tuple.__new__, Block)
 
 
 def block_of(key: Any) -> Block:
     """Return the block that LMCache's key names."""
-    return Block(key, key.cache_salt, key.kv_rank, key.object_group_id, key.chunk_hash)
+    return _block((key, *_names(key), fingerprint_in(key.model_name)))
 
 
 class PodTier(Protocol):
@@ -68,11 +80,9 @@ class PodTier(Protocol):
         """Delete blocks and return the keys of those that were there."""
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier | None:
-        """Erase keyspaces from this pod's own storage and return their remainders; None if it has none here.
-
-        `seen` receives the keyspace and chunk hash of each block that was there. It takes seconds at most, and
-        continues in the background.
-        """
+        """Erase keyspaces from this pod's own storage and return their remainders; None if it has none here. `seen`
+        receives the keyspace and chunk hash of each block that was there. It takes seconds at most, and continues in
+        the background."""
 
     def kept(self, blocks: Sequence[Block]) -> int | None:
         """Return how many of these blocks are present regardless of the policy; None where this pod cannot know it."""
@@ -113,10 +123,8 @@ class SlowerTier(PodTier, Protocol):
         self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
     ) -> None:
         """Start to store blocks that are about to leave memory, as `store` does, within `within_s` seconds at most.
-
         `done` is called once nothing touches the views any more, from any thread, possibly before this returns. In its
-        task, `found` marks the blocks that are here now, `keys` and `sizes` those written for it.
-        """
+        task, `found` marks the blocks that are here now, `keys` and `sizes` those written for it."""
 
     def life_s(self, block: Block) -> float:
         """Return how long after computation of its tokens the policy keeps a block here, 0 for not at all."""
@@ -129,12 +137,13 @@ class SlowerTier(PodTier, Protocol):
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
         """Return the most recently used blocks of these keyspaces, about `hot.MAX_HOT` at most. Does not count as use.
+        None if they cannot be listed now. Waits for servers, scope by scope: not for threads that serve requests."""
 
-        None if they cannot be listed now. Waits for servers, scope by scope: not for threads that serve requests.
-        """
+    def load(self, blocks: Sequence[Block], views: Sequence[memoryview], restore: Restore | None = None) -> int:
+        """Start to load blocks into `views`; return the task's id. `restore` may shorten its deadline."""
 
-    def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        """Start to load blocks into `views`; return the task's id."""
+    def refuse(self, refusal: Refusal, blocks: Sequence[Block]) -> None:
+        """Count hits that are not loaded."""
 
     def pop_stores(self) -> dict[int, StoreOutcome]:
         """Return, once, the stores answered since the last call."""
@@ -155,8 +164,14 @@ class ServerMemory(PodTier, AgeBook, Protocol):
     def confirm(self, tier: SlowerTier, keys: Iterable[Hashable]) -> None:
         """Record that a slower tier holds these blocks."""
 
+    def left(self, tier: SlowerTier) -> None:
+        """Forget which blocks a tier that was left holds."""
+
     def offer(self, keyspace: str, keys: Sequence[Hashable]) -> None:
         """Receive a pool's blocks that are here and not in all other tiers of the pool."""
+
+    def fill(self) -> tuple[int, int]:
+        """Return the bytes in use, and all bytes."""
 
     def drift_bytes(self) -> int:
         """Return the bytes in use beyond the counted blocks."""

@@ -15,6 +15,9 @@ from kvstrata_sidecar.adapter.tier.tasks import AnyPart
 
 Label = Hashable
 
+LIMIT = 8_192
+LIMIT_BYTES = 16 << 30
+
 
 class _Queue:
     """Parts of one urgency, round-robin over labels, in order within one."""
@@ -54,12 +57,12 @@ class _Queue:
 
 class Lane:
     """A queue of at most `limit` parts and `limit_bytes` of memory, each for urgent parts and for others. Thread-safe.
-
     Bytes are those of LMCache's memory that a part keeps lent; an empty queue accepts a part beyond the limit. `share`
-    is how many parts of one label may be under way at a time, None while there is one label.
-    """
+    is how many parts of one label may be under way at a time, None while there is one label."""
 
-    def __init__(self, limit: int, limit_bytes: int, share: Callable[[], int | None] = lambda: None) -> None:
+    def __init__(
+        self, limit: int = LIMIT, limit_bytes: int = LIMIT_BYTES, share: Callable[[], int | None] = lambda: None
+    ) -> None:
         self._limit = limit
         self._limit_bytes = limit_bytes
         self._share = share
@@ -85,9 +88,7 @@ class Lane:
         """Wait for a part whose label has some of its share left; None once the lane is closed. `done` must follow."""
         with self._changed:
             while not self._closed:
-                share = self._share()
-                ready = self._anything if share is None else lambda label: self._under_way[label] < share  # noqa: B023
-                taken = self._urgent.next(ready) or self._patient.next(ready)
+                taken = self._urgent.next(self._is_ready) or self._patient.next(self._is_ready)
                 if taken is not None:
                     self._under_way[taken[0]] += 1
                     return taken
@@ -111,8 +112,8 @@ class Lane:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            return [*self._urgent.remove(lambda _: True), *self._patient.remove(lambda _: True)]
+            return self.forget(lambda _: True)
 
-    @staticmethod
-    def _anything(_: Label) -> bool:
-        return True
+    def _is_ready(self, label: Label) -> bool:
+        share = self._share()
+        return share is None or self._under_way[label] < share

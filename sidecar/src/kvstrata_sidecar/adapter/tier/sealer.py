@@ -1,4 +1,4 @@
-"""Values of blocks in a tier: the interface of a sealer, and the sealer of plain values.
+"""Values of blocks in a tier: the interface of a sealer.
 
 A sealer builds a value's parts from LMCache's buffer, and decides whether a value that was read is the block. Deletion
 Jobs import this module, and their image has no `cryptography`.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvstrata.contract.store.block_value import HEADER_BYTES, Header, pack_header, unpack_header, value_bytes
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 
 
@@ -37,44 +36,8 @@ class Sealer(Protocol):
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
         """Return why blocks of `keyspace` cannot be opened (or sealed), None if they can."""
 
-    def value_bytes(self, body_bytes: int) -> int:
-        """Return the length of a body's value."""
-
-    def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
-        """Return the parts of the value of `key`; valid until the next call."""
+    def seal(self, keyspace: str, key: bytes, view: memoryview, computed_ms: int) -> Sequence[bytes | memoryview]:
+        """Return the parts of the value of `key`; valid until the next call. `computed_ms` as in Header."""
 
     def open_into(self, keyspace: str, key: bytes, view: memoryview) -> Opening:
         """Return where to read the value of `key` so that its body ends up in `view`."""
-
-
-class PlainOpening:
-    __slots__ = ("_header", "_key", "_view", "parts")
-
-    damaged = False
-
-    def __init__(self, key: bytes, view: memoryview) -> None:
-        self._key = key
-        self._view = view
-        self._header = bytearray(HEADER_BYTES)
-        self.parts: Sequence[memoryview] = (memoryview(self._header), view)
-
-    def header_holds(self) -> bool:
-        return unpack_header(self._key, bytes(self._header)) == Header(len(self._view))
-
-    def finish(self) -> bool:
-        """Always True: a value with a matching header and length is accepted."""
-        return True
-
-
-class PlainSealer:
-    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:  # noqa: ARG002
-        return None
-
-    def value_bytes(self, body_bytes: int) -> int:
-        return value_bytes(body_bytes, encrypted=False)
-
-    def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:  # noqa: ARG002
-        return (pack_header(key, Header(len(view))), view)
-
-    def open_into(self, keyspace: str, key: bytes, view: memoryview) -> Opening:  # noqa: ARG002
-        return PlainOpening(key, view)

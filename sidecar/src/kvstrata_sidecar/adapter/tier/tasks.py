@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
@@ -26,11 +26,24 @@ class TaskKind(StrEnum):
     LOAD = "load"
 
 
+class Restore(NamedTuple):
+    """A load that a request waits for: its tokens and beginning, how long it may take, and how long their prefill."""
+
+    tokens: int
+    began_s: float
+    within_s: float
+    prefill_s: float
+
+    def hurries(self, deadline_ms: int) -> bool:
+        """Whether it has to end before the tier's own deadline, so that it is no failure if it does not."""
+        return 1000 * self.within_s < deadline_ms
+
+
 @dataclass(slots=True)
 class Task:
     """One request; the table's lock guards it. `found` has a byte for each of its keys, 1 for those present. `done` is
-    set for tasks that LMCache did not submit: LMCache does not fetch their answers.
-    """
+    set for tasks that LMCache did not submit: LMCache does not fetch their answers. `restore` is set for loads that are
+    measured."""
 
     task_id: int
     kind: TaskKind
@@ -44,6 +57,7 @@ class Task:
     keys: list[Key] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     done: Callable[[Task], None] | None = None
+    restore: Restore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +68,23 @@ class StoreOutcome:
     stored_bytes: int
 
 
-class TaskTable:
-    """Tasks under way and answers not yet fetched. Thread-safe.
+@dataclass(slots=True)
+class Gain:
+    """Results of a part so far: indices of keys found, and keys and sizes of blocks carried."""
 
-    `answered(task)` is called once for each, without locks, when its answer can be fetched. `lets_go` returns whether a
-    task may be answered at its deadline while parts still touch its buffers.
-    """
+    hits: list[int] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def carried(self, key: Key, size: int) -> None:
+        self.keys.append(key)
+        self.sizes.append(size)
+
+
+class TaskTable:
+    """Tasks under way and answers not yet fetched. Thread-safe. `answered(task)` is called once for each, without
+    locks, when its answer can be fetched. `lets_go` returns whether a task may be answered at its deadline while parts
+    still touch its buffers."""
 
     def __init__(self, answered: Callable[[Task], None], lets_go: Callable[[], bool] = lambda: False) -> None:
         self._answered = answered
@@ -77,11 +102,12 @@ class TaskTable:
         parts: int,
         deadline_s: float,
         done: Callable[[Task], None] | None = None,
+        restore: Restore | None = None,
     ) -> Task:
         """Register a task of `parts` parts; one without parts is answered at once, with no hits and no bytes."""
         with self._lock:
             self._last_id += 1
-            task = Task(self._last_id, kind, deadline_s, bytearray(key_count), parts, done=done)
+            task = Task(self._last_id, kind, deadline_s, bytearray(key_count), parts, done=done, restore=restore)
             self._tasks[task.task_id] = task
             over = self._answer_if_over(task)
         if over:
@@ -96,13 +122,19 @@ class TaskTable:
             task.touching += 1
             return True
 
-    def pause(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
-        """Record that a part touches its buffers no more but is not over; its results so far count."""
-        self._end(task, False, hits, keys, sizes)
-
-    def end(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
-        """End a part that has begun: indices of keys found, keys and sizes of blocks stored or loaded."""
-        self._end(task, True, hits, keys, sizes)
+    def end(self, task: Task, gain: Gain, *, over: bool = True) -> None:
+        """Record that a part touches its buffers no more, and that it is `over` or will begin again."""
+        with self._lock:
+            task.touching -= 1
+            task.parts -= over
+            if not task.answered:
+                for index in gain.hits:
+                    task.found[index] = 1
+                task.keys += gain.keys
+                task.sizes += gain.sizes
+            done = self._answer_if_over(task)
+        if done:
+            self._answered(task)
 
     def drop(self, task: Task) -> None:
         """Count a part as failed that never began or was paused."""
@@ -138,23 +170,6 @@ class TaskTable:
         """Return, once, a byte for each key of an answered lookup or load; None while it is under way."""
         with self._lock:
             return self._found.pop(task_id, None)
-
-    def count(self) -> int:
-        with self._lock:
-            return len(self._tasks)
-
-    def _end(self, task: Task, over: bool, hits: Iterable[int], keys: Sequence[Key], sizes: Sequence[int]) -> None:
-        with self._lock:
-            task.touching -= 1
-            task.parts -= over
-            if not task.answered:
-                for index in hits:
-                    task.found[index] = 1
-                task.keys += keys
-                task.sizes += sizes
-            done = self._answer_if_over(task)
-        if done:
-            self._answered(task)
 
     def _answer_if_over(self, task: Task) -> bool:
         """Publish the answer if the task is over; return whether it became so now. The caller holds the lock."""
@@ -192,23 +207,9 @@ class Carrier(Protocol):
 CarrierT = TypeVar("CarrierT", contravariant=True)
 
 
-@dataclass(slots=True)
-class Gain:
-    """Results of a part so far: indices of keys found, and keys and sizes of blocks carried."""
-
-    hits: list[int] = field(default_factory=list)
-    keys: list[Key] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-    def carried(self, key: Key, size: int) -> None:
-        self.keys.append(key)
-        self.sizes.append(size)
-
-
 class Part(ABC, Generic[CarrierT]):
-    """One exchange with a tier for one keyspace. `task` is None if LMCache does not wait for it; `size` is the bytes
-    of LMCache's memory kept lent meanwhile, `pools` the keyspaces of the pools that it reads.
-    """
+    """One exchange with a tier for one keyspace. `task` is None if LMCache does not wait for it; `size` is the bytes of
+    LMCache's memory kept lent meanwhile, `pools` the keyspaces of the pools that it reads."""
 
     task: Task | None
     keyspace: str | None

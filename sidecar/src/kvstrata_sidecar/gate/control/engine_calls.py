@@ -3,26 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
 
-from kvstrata_sidecar.gate.http.engine_client import Call, EnginePool
-from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError, Tokenized
+from kvstrata.contract.messages.engine_reset import EngineResetAnswer, ResetOutcome, ResetRequest
+from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.control.parts import Parts, decoded, until
+from kvstrata_sidecar.gate.http.engine_client import WholeAnswer, post_head
+from kvstrata_sidecar.gate.policy.grants import PoolSubject
 
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
 TOKENIZE_TIMEOUT_S = 60.0
 REFUSALS = range(400, 500)
 OVERLOADED = 429
+RESET_TIMEOUT_S = 30.0
+LOOK_S = 0.25
+
+IDLE_S = 2.0
+"""How long an engine may become idle by itself, before running requests are recomputed."""
+
+
+class RefusedError(Exception):
+    """The engine refuses the request, and would again."""
+
+
+class EngineAwayError(Exception):
+    """The engine did not answer, or its answer is invalid."""
+
+
+class AbortedError(EngineAwayError):
+    """The request's keyspace left the policy, or the pod terminates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Token ids, and the engine's maximum for one request."""
+
+    ids: array[int]
+    max_model_tokens: int
 
 
 class EngineCalls:
-    def __init__(self, engine: EnginePool, model: str, random_salt: Callable[[], str]) -> None:
-        self._engine = engine
-        self._model = model
-        self._random_salt = random_salt
+    """`abort_all` ends the requests under way that use a keyspace."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._running: set[WholeAnswer] = set()
+
+    def abort_all(self) -> None:
+        for answer in tuple(self._running):
+            answer.abort()
+
+    async def compute(
+        self, path: str, body: Mapping[str, Any], subject: str | PoolSubject, salt: str, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Return the answer to a request under a keyspace. Raises RefusedError, EngineAwayError or AbortedError. It
+        drains like a tenant's: there is no await between the caller's decision on the keyspace and the admission."""
+        parts = self._parts
+        answer = WholeAnswer(asyncio.get_running_loop())
+        sealed = {**body, "model": parts.model, "cache_salt": salt}
+        answer.call = parts.engine.send(request_bytes(path, sealed), answer)
+        parts.enforcement.admit(answer, subject, salt)
+        self._running.add(answer)
+        try:
+            status, data = await answer.within(timeout_s)
+        finally:
+            self._running.discard(answer)
+            parts.enforcement.release(answer)
+        if answer.aborted:
+            raise AbortedError
+        return judged(status, data)
 
     async def tokenize(self, question: Mapping[str, Any]) -> Tokenized:
         """Return the tokens of a prompt or a chat. Raises RefusedError or EngineAwayError."""
@@ -33,34 +89,21 @@ class EngineCalls:
             raise EngineAwayError("the engine's tokens cannot be read") from error
 
     async def detokenize(self, ids: array[int]) -> str:
-        """Raises RefusedError or EngineAwayError."""
         return str((await self._ask("/detokenize", {"tokens": ids.tolist()})).get("prompt", ""))
 
     async def check_token(self, token: int) -> None:
-        """Raises RefusedError if the vocabulary lacks this token, or EngineAwayError. `/detokenize` takes any number,
-        so this is a request of one token, under a random salt."""
-        salt = self._random_salt()
+        """Raises RefusedError if the vocabulary lacks this token: `/detokenize` takes any. Raises EngineAwayError."""
+        salt = self._parts.random_salt()
         await self._ask("/v1/completions", {"prompt": [token], "max_tokens": 1, "cache_salt": salt})
 
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = WholeAnswer(asyncio.get_running_loop())
-        answer.call = self._engine.send(request_bytes(path, {**body, "model": self._model}), answer)
-        try:
-            async with asyncio.timeout(TOKENIZE_TIMEOUT_S):
-                status, data = await answer.future
-        except TimeoutError:
-            raise EngineAwayError("the engine did not answer in time") from None
-        finally:
-            answer.drop()
-        return judged(status, data)
+        payload = request_bytes(path, {**body, "model": self._parts.model})
+        return judged(*await self._parts.engine.ask(payload, timeout_s=TOKENIZE_TIMEOUT_S))
 
 
 def request_bytes(path: str, body: Mapping[str, Any]) -> bytes:
     data = orjson.dumps(body)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
+    return post_head(path.encode(), len(data)) + data
 
 
 def judged(status: int, data: bytes) -> dict[str, Any]:
@@ -78,46 +121,35 @@ def judged(status: int, data: bytes) -> dict[str, Any]:
     return value
 
 
-class WholeAnswer:
-    """Collects an answer: `future` gives its status and body, status 0 if there was none. `aborted`: this side ended
-    the call."""
+def packed(ids: array[int]) -> bytes:
+    """Return token ids as the cache server hashes them."""
+    return struct.pack(f"<{len(ids)}I", *ids)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.call: Call | None = None
-        self.aborted = False
-        self.future: asyncio.Future[tuple[int, bytes]] = loop.create_future()
-        self._status = 0
-        self._body = bytearray()
 
-    def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:  # noqa: ARG002
-        self._status = status
+class EngineResetter:
+    """Empties the engine's prefix cache, for all tenants. It forgets blocks only while none is in use, which a busy pod
+    may never reach: after `IDLE_S` running requests are preempted, and their callers notice a pause."""
 
-    def engine_body(self, data: bytes, last: bool) -> None:
-        self._body += data
-        if len(self._body) > MAX_ANSWER_BYTES:
-            self._status, self._body = 0, bytearray()
-            self.drop()
-            last = True
-        if last:
-            self._end(self._status)
+    def __init__(self, parts: Parts) -> None:
+        self._boot, self._engine = parts.boot, parts.engine
 
-    def writer_of_events(self) -> None:
-        return
+    async def reset(self, body: bytes) -> bytes:
+        """Answer when the engine has forgotten its blocks, when it cannot, or after the operator's wait."""
+        request = decoded(ResetRequest.decode, body, "reset")
+        preempt_from_s = asyncio.get_running_loop().time() + IDLE_S
+        final = (ResetOutcome.RESET, ResetOutcome.CANNOT)
+        outcome = await until(lambda one: one in final, partial(self._try, preempt_from_s), request.wait_s, LOOK_S)
+        log.info("the engine was asked to empty its prefix cache", outcome=str(outcome))
+        return EngineResetAnswer(self._boot, outcome).encode()
 
-    def engine_failed(self, unreachable: bool) -> None:  # noqa: ARG002
-        self._end(0)
-
-    def abort(self) -> None:
-        """End the call without an answer: the engine stops computing."""
-        self.aborted = self.aborted or not self.future.done()
-        self.drop()
-        self._end(0)
-
-    def drop(self) -> None:
-        if self.call is not None and not self.future.done():
-            self.call.cancel()
-        self.call = None
-
-    def _end(self, status: int) -> None:
-        if not self.future.done():
-            self.future.set_result((status, bytes(self._body)))
+    async def _try(self, preempt_from_s: float) -> ResetOutcome:
+        preempt = asyncio.get_running_loop().time() >= preempt_from_s
+        path = f"{ENGINE_RESET_PATH}?{PREEMPT}" if preempt else ENGINE_RESET_PATH
+        status, data = await self._engine.ask(request_bytes(path, {}), timeout_s=RESET_TIMEOUT_S)
+        if status in (404, 405, 501):  # an engine without this endpoint
+            return ResetOutcome.CANNOT
+        try:
+            success = judged(status, data).get("success")
+        except (EngineAwayError, RefusedError):
+            return ResetOutcome.AWAY
+        return ResetOutcome.RESET if success is True else ResetOutcome.BUSY

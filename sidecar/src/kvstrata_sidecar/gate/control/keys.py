@@ -1,7 +1,6 @@
 """Data keys that a bundle only names: the gate lists the missing ones, and the operator delivers them.
 
-Keys that the bundle does not name are ignored. Without its keys a pod serves, but does not use encrypted tiers for the
-keyspace.
+Keys that the bundle does not name are ignored. Without its keys a keyspace does not use encrypted tiers.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ class PodKeys:
         self._enforcement = enforcement
         self._keys = volume.keys
 
-    async def list_missing(self, _: bytes) -> bytes:
-        return self._lacking()
+    async def list_missing(self, _: bytes = b"") -> bytes:
+        return KeysLacking(tuple(self._keys.lacking)).encode()
 
     async def take(self, body: bytearray) -> bytes:
         """Store the missing keys of a message, have the cache server read them, and overwrite the message. Raises
@@ -39,7 +38,4 @@ class PodKeys:
         if written:
             log.info("data keys were brought", keys=written, left_aside=strange, lacking=len(self._keys.lacking))
             self._enforcement.keys_came()
-        return self._lacking()
-
-    def _lacking(self) -> bytes:
-        return KeysLacking(tuple(self._keys.lacking)).encode()
+        return await self.list_missing()

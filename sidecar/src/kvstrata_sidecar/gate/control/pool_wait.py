@@ -1,7 +1,6 @@
 """Pools that a new pod waits for: it is ready once its own memory holds their chunks, or their time is over.
 
-The operator has them computed in every pod that acknowledged the policy, ready or not. A pod that was ready once never
-waits again.
+The operator has them computed in every pod that acknowledged the policy. A pod that was ready once never waits again.
 """
 
 from __future__ import annotations
@@ -10,30 +9,20 @@ import asyncio
 from collections.abc import Iterator
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.pools import PoolHolding
 from kvstrata.contract.policy.pools import PoolShard, PoolVersion
-from kvstrata_sidecar.gate.adapter_link import AdapterLink
-from kvstrata_sidecar.gate.policy.enforcement import Enforcement
-
-MEMORY = "CPU"
+from kvstrata_sidecar.gate.control.parts import Parts
 
 LOOK_S = 0.5
 
 
 class PoolWait:
-    """`render_id` identifies how this pod turns prefixes into tokens."""
-
-    def __init__(self, *, render_id: str, enforcement: Enforcement, link: AdapterLink) -> None:
-        self._render_id = render_id
-        self._enforcement = enforcement
-        self._link = link
-        self._whole: set[tuple[str, str]] = set()
-        """Complete pools: boot ids of cache servers and keyspaces."""
+    def __init__(self, parts: Parts) -> None:
+        self._render_id, self._enforcement, self._link = parts.render_id, parts.enforcement, parts.link
+        self._whole: set[tuple[str, str]] = set()  # complete pools: boot ids of cache servers and keyspaces
         self._over = False
 
     def awaited(self, waited_s: float) -> str:
-        """Return the name of a pool to wait for after `waited_s` seconds, or an empty string. After the first empty
-        string the pod serves, and the result stays empty."""
+        """Return the name of a pool to wait for after `waited_s` seconds; once it was empty, it stays empty."""
         if not self._over:
             for pool, version in self._missing():
                 if waited_s < version.before_ready_s:
@@ -56,25 +45,18 @@ class PoolWait:
                     yield shard.pool, version
 
     async def _look(self, version: PoolVersion) -> None:
-        memory = {tier.name for tier in self._link.tiers if tier.medium == MEMORY}
+        memory = {tier.name for tier in self._link.state.tiers if tier.medium == "CPU"}
         try:
             holding = await self._link.pool(version.keyspace)
         except ContractError:
             return  # the cache server is away, or does not know the pool yet
-        if _is_whole(holding, memory):
+        rows = [row for row in holding.tiers if row.name in memory]
+        if holding.known and rows and all(0 < row.expected == row.stored for row in rows):
             self._whole.add((holding.boot, version.keyspace))
 
 
 def _of_use(shard: PoolShard, render_id: str) -> tuple[PoolVersion, ...]:
-    """Return the versions that requests here may hit: those rendered as this pod renders, warm or not.
-
-    While there is none, because the model's pods are being replaced, return the published ones: most templates make the
-    same tokens as before.
-    """
+    """Return the versions that requests here may hit: those rendered as this pod renders; without any, as while pods
+    are replaced, the published ones: most templates make the same tokens as before."""
     own = tuple(version for version in shard.versions if version.render_id == render_id)
     return own or tuple(version for version in shard.versions if version.published)
-
-
-def _is_whole(holding: PoolHolding, memory: set[str]) -> bool:
-    rows = [row for row in holding.tiers if row.name in memory]
-    return holding.known and bool(rows) and all(0 < row.expected == row.stored for row in rows)

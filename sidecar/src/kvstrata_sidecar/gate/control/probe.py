@@ -2,22 +2,21 @@
 
 Tenants get salts by the same decision as their requests, the engine computes a chunk of random tokens, and the cache
 server looks for it in each tier. Lookups for other scopes are made between two control lookups for the storing scope: a
-miss counts only where a hit was possible. No tenant's figures count the probe, and the chunk is deleted at the end. It
-costs four prompts of one chunk.
+miss counts only where a hit was possible. No tenant's figures count the probe, which costs four prompts of one chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import MAX_HASHED_TOKENS, UNKNOWN_QUESTION
+from kvstrata.contract.messages.adapter import MAX_HASHED_TOKENS
 from kvstrata.contract.messages.erase import AdapterVerified, VerifyRequest
 from kvstrata.contract.messages.probe import (
     ENGINE,
@@ -30,14 +29,11 @@ from kvstrata.contract.messages.probe import (
 )
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata_sidecar.gate import log
-from kvstrata_sidecar.gate.adapter_link import AdapterLink
-from kvstrata_sidecar.gate.control.engine_calls import EngineCalls, WholeAnswer, judged, request_bytes
+from kvstrata_sidecar.gate.control.engine_calls import AbortedError, EngineAwayError, EngineCalls, RefusedError, packed
+from kvstrata_sidecar.gate.control.parts import Parts, decoded, require_known, until
 from kvstrata_sidecar.gate.control.probe_cast import Cast, cast
-from kvstrata_sidecar.gate.http.engine_client import EnginePool
-from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.policy.enforcement import Enforcement
-from kvstrata_sidecar.gate.policy.grants import decide
-from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
+from kvstrata_sidecar.gate.http.errors import Refusal
+from kvstrata_sidecar.gate.policy.grants import Grant, decide
 
 STORED_WITHIN_S = 15.0
 """Time for tiers to store the chunk; longer than any of their deadlines."""
@@ -45,28 +41,22 @@ STORED_WITHIN_S = 15.0
 LOOK_S = 0.1
 ANSWERED_WITHIN_S = 60.0
 
-FORGET_TRIES = 20
 
-
+@dataclass(eq=False)
 class _EndedError(Exception):
     """Ends the probe with this outcome, regardless of findings."""
 
-    def __init__(self, outcome: ProbeOutcome) -> None:
-        super().__init__(str(outcome))
-        self.outcome = outcome
+    outcome: ProbeOutcome
 
 
 @dataclass(slots=True)
 class _Findings:
-    rows: dict[tuple[str, str], ProbedTier] = field(default_factory=dict)
+    rows: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     culprits: tuple[str, ...] = ()
 
     def count(self, verified: AdapterVerified, kind: str) -> bool:
-        """Count a lookup in each tier as a control, foreign or altered; return whether any tier found the chunk.
-
-        A control hit needs the whole chunk; for other scopes one part is a hit, and so is a part stored under their
-        name without being served.
-        """
+        """Count a lookup in each tier as a control, foreign or altered; return whether any tier found the chunk. A
+        control hit needs the whole chunk; for other scopes one part is a hit, even if it is stored and not served."""
         found_any = False
         for tier in verified.tiers:
             found = tier.found == tier.asked if kind == "control" else bool(tier.found or tier.kept)
@@ -76,21 +66,15 @@ class _Findings:
         return found_any
 
     def add(self, tier: str, medium: str, kind: str, *, found: bool, refused: bool = False) -> None:
-        row = self.rows.get((tier, medium), ProbedTier(tier, medium))
-        match kind:
-            case "control":
-                row = replace(row, controls=row.controls + 1, control_hits=row.control_hits + found)
-            case "foreign":
-                hits, turned_down = row.foreign_hits + found, row.refused + refused
-                row = replace(row, foreign=row.foreign + 1, foreign_hits=hits, refused=turned_down)
-            case _:
-                row = replace(row, altered=row.altered + 1, altered_hits=row.altered_hits + found)
-        self.rows[tier, medium] = row
+        row = self.rows.setdefault((tier, medium), Counter())
+        row["controls" if kind == "control" else kind] += 1
+        row[f"{kind}_hits"] += found
+        row["refused"] += refused
 
     @property
     def tiers(self) -> tuple[ProbedTier, ...]:
         """Memory that belongs to no tier holds blocks by chance: its row counts only with a foreign or altered hit."""
-        rows = (row for _, row in sorted(self.rows.items()))
+        rows = (ProbedTier(tier, medium, **row) for (tier, medium), row in sorted(self.rows.items()))
         return tuple(row for row in rows if row.tier or row.medium == ENGINE or row.foreign_hits or row.altered_hits)
 
 
@@ -104,48 +88,24 @@ class _Chunk:
 
 
 class Prober:
-    """Runs one probe at a time. `draining()`: the pod terminates; `below(n)` returns a random number below n."""
+    """Runs one probe at a time; `below(n)` returns a random number below n."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        boot: str,
-        enforcement: Enforcement,
-        engine: EnginePool,
-        link: AdapterLink,
-        random_salt: Callable[[], str],
-        draining: Callable[[], bool],
-        below: Callable[[int], int] = secrets.randbelow,
-    ) -> None:
-        self._model = model
-        self._boot = boot
-        self._enforcement = enforcement
-        self._engine = engine
-        self._link = link
-        self._random_salt = random_salt
-        self._calls = EngineCalls(engine, model, random_salt)
-        self._draining = draining
+    def __init__(self, parts: Parts, calls: EngineCalls, below: Callable[[int], int] = secrets.randbelow) -> None:
+        self._boot, self._enforcement, self._link = parts.boot, parts.enforcement, parts.link
+        self._random_salt, self._draining = parts.random_salt, parts.draining
+        self._calls = calls
         self._below = below
         self._one_at_a_time = asyncio.Lock()
-        self._running: set[WholeAnswer] = set()
         self._tidying: set[asyncio.Task[None]] = set()
 
     async def probe(self, body: bytes) -> bytes:
         """Raises Refusal: 400 for a malformed request, 501 if the cache server's version does not support it."""
-        try:
-            request = ProbeRequest.decode(body)
-        except ContractError:
-            raise bad_request(Reason.BAD_VALUE, "the body is no request to probe") from None
+        request = decoded(ProbeRequest.decode, body, "probe")
         async with self._one_at_a_time:
             probed = await self._probe(request)
         write = log.warning if probed.outcome.failed else log.info
         write("isolation was probed", outcome=str(probed.outcome), lookups=probed.lookups, controls=probed.controls)
         return probed.encode()
-
-    def abort_all(self) -> None:
-        for answer in tuple(self._running):
-            answer.abort()
 
     async def _probe(self, request: ProbeRequest) -> Probed:
         enforcement = self._enforcement
@@ -158,7 +118,7 @@ class Prober:
         if enforcement.acked < request.revision:
             return replace(probed, outcome=ProbeOutcome.MOVED)
         players = cast(bundle, request.readers, self._below)
-        if players is None or not decide(bundle, players.writer, enforcement.fresh(), self._random_salt).keyspace:
+        if players is None or not self._decide(bundle, players.writer).keyspace:
             return replace(probed, outcome=ProbeOutcome.NO_REUSE)
         probed = replace(probed, scopes=players.scopes, looked=len(players.readers), clashes=players.clashes)
         if not players.readers:
@@ -169,7 +129,7 @@ class Prober:
         except _EndedError as end:
             ended = end.outcome
         except ContractError as error:
-            _require_known(error)
+            require_known(error, "be probed")
             ended = ProbeOutcome.UNREADY
         if enforcement.cache_boot != probed.cache_boot:
             ended = ProbeOutcome.UNREADY
@@ -237,19 +197,16 @@ class Prober:
         if len(ids) <= size or not others:
             raise _EndedError(ProbeOutcome.UNREADY)
         altered = array("I", [others[0], *ids[1:size]])
-        names = [(await self._link.hash(_packed(tokens))).hashes for tokens in (ids[:size], altered)]
+        names = [(await self._link.hash(packed(tokens))).hashes for tokens in (ids[:size], altered)]
         return _Chunk(ids, *names)
 
     async def _stored(self, keyspace: str, name: bytes) -> AdapterVerified:
         """Return tiers' holdings once every tier that accepts the scope has the whole chunk, or after a timeout."""
-        loop = asyncio.get_running_loop()
-        give_up_at_s = loop.time() + STORED_WITHIN_S
-        while True:
-            verified = await self._verify(keyspace, name)
-            open_to_it = [tier for tier in verified.tiers if tier.tier and not tier.refusal]
-            if all(tier.found == tier.asked for tier in open_to_it) or loop.time() >= give_up_at_s:
-                return verified
-            await asyncio.sleep(LOOK_S)
+
+        def whole(verified: AdapterVerified) -> bool:
+            return all(tier.found == tier.asked for tier in verified.tiers if tier.tier and not tier.refusal)
+
+        return await until(whole, partial(self._verify, keyspace, name), STORED_WITHIN_S, LOOK_S)
 
     async def _verify(self, keyspace: str, name: bytes) -> AdapterVerified:
         verified = await self._link.verify(VerifyRequest(keyspace, name))
@@ -259,7 +216,7 @@ class Prober:
 
     async def _forget(self, keyspace: str, name: bytes) -> None:
         """Delete the chunk everywhere; blocks in use are retried, and finally left to expire."""
-        for _ in range(FORGET_TRIES):
+        for _ in range(20):
             try:
                 if not (await self._link.forget(ForgetRequest(keyspace, name))).in_use:
                     return
@@ -267,9 +224,13 @@ class Prober:
                 return
             await asyncio.sleep(LOOK_S)
 
+    def _decide(self, bundle: Bundle, tenant: str) -> Grant:
+        enforcement = self._enforcement
+        return decide(bundle, tenant, enforcement.fresh(), enforcement.identity.withheld, self._random_salt)
+
     def _keyspace(self, bundle: Bundle, tenant: str) -> str:
         """Return the salt of the tenant's requests under `bundle`. Raises _EndedError if that is no keyspace."""
-        grant = decide(bundle, tenant, self._enforcement.fresh(), self._random_salt)
+        grant = self._decide(bundle, tenant)
         if not grant.keyspace:
             raise _EndedError(ProbeOutcome.NO_REUSE)
         return grant.salt
@@ -290,31 +251,11 @@ class Prober:
         """Have the engine compute a prompt as the tenant; return its cached tokens. Raises _EndedError."""
         self._require_same(bundle, tenant)
         salt = self._keyspace(bundle, tenant)
-        answer = WholeAnswer(asyncio.get_running_loop())
-        body: dict[str, Any] = {"prompt": list(ids), "max_tokens": 1, "temperature": 0, "cache_salt": salt}
-        # No await between the grant and the admission: it drains like a tenant's request.
-        answer.call = self._engine.send(request_bytes("/v1/completions", {**body, "model": self._model}), answer)
-        self._enforcement.admit(answer, tenant, salt)
-        self._running.add(answer)
+        body = {"prompt": list(ids), "max_tokens": 1, "temperature": 0}
         try:
-            async with asyncio.timeout(ANSWERED_WITHIN_S):
-                completion = judged(*await answer.future)
+            completion = await self._calls.compute("/v1/completions", body, tenant, salt, ANSWERED_WITHIN_S)
             return int((completion["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        except (RefusedError, EngineAwayError, TimeoutError, KeyError, AttributeError, TypeError, ValueError):
-            raise _EndedError(ProbeOutcome.MOVED if answer.aborted else ProbeOutcome.UNREADY) from None
-        finally:
-            answer.drop()
-            self._running.discard(answer)
-            self._enforcement.release(answer)
-
-
-def _packed(ids: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        ids = ids[:]
-        ids.byteswap()
-    return ids.tobytes()
-
-
-def _require_known(error: ContractError) -> None:
-    if UNKNOWN_QUESTION in str(error):
-        raise Refusal(501, Reason.NOT_FOUND, "the cache server of this pod cannot be probed yet") from None
+        except AbortedError:
+            raise _EndedError(ProbeOutcome.MOVED) from None
+        except (RefusedError, EngineAwayError, KeyError, AttributeError, TypeError, ValueError):
+            raise _EndedError(ProbeOutcome.UNREADY) from None

@@ -9,14 +9,10 @@ from itertools import islice
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.contract.policy.keyspace import Scope
 
-MAX_POOLS = 2
-"""Keyspaces of pools to look in, beside tenants' scopes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A reader that must not find the chunk: a scope by one of its tenants, or a pool, which has none and sends no
-    requests."""
+    """A reader that must not find the chunk: a scope by one of its tenants, or a pool, which sends no requests."""
 
     scope: str
     tenant: str | None = None
@@ -25,8 +21,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """`writer` stores; `second`, a tenant of the same scope (the same one if there is no other), must find it.
-    `clashes`: the bundle gives the first reader the writer's keyspace."""
+    """`writer` stores; `second`, of the same scope, must find it. `clashes`: the first reader has its keyspace."""
 
     scopes: int
     scope: str
@@ -63,7 +58,9 @@ def cast(bundle: Bundle, readers: int, below: Callable[[int], int]) -> Cast | No
     others = [scope for scope in drawn if scope is not own]
     writer = tenants[own][below(len(tenants[own]))]
     members = [tenant for tenant in tenants[own] if tenant != writer] or [writer]
-    pools = islice(_pools_beyond(bundle, bundle.entries[writer].pools), MAX_POOLS)
+    beyond = [shard for name, shard in bundle.pools.items() if name not in bundle.entries[writer].pools]
+    kept = islice(((shard.pool, version.keyspace) for shard in beyond for version in shard.versions), 2)
+    pools = (Reader(f"Pool/{name}", keyspace=keyspace) for name, keyspace in kept)
     looking = [Reader(str(scope), tenants[scope][below(len(tenants[scope]))]) for scope in others]
     second = members[below(len(members))]
     return Cast(len(scopes), str(own), writer, second, (*looking, *pools), clash is not None)
@@ -85,12 +82,3 @@ def _cost(bundle: Bundle, tenants: list[str]) -> tuple[int, float]:
     budgets = [budget for tenant in tenants for budget in bundle.entries[tenant].budgets]
     limits = [budget.limit_bytes for budget in budgets if budget.limit_bytes]
     return sum(budget.limit_bytes == 0 for budget in budgets), 1 / min(limits) if limits else 0.0
-
-
-def _pools_beyond(bundle: Bundle, readable: tuple[str, ...]) -> list[Reader]:
-    return [
-        Reader(f"Pool/{name}", keyspace=version.keyspace)
-        for name, shard in bundle.pools.items()
-        if name not in readable
-        for version in shard.versions
-    ]

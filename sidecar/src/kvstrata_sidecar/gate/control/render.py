@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pools import Rendered, RenderRefusal, RenderRequest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata_sidecar.gate import log
-from kvstrata_sidecar.gate.adapter_link import AdapterLink
-from kvstrata_sidecar.gate.control.engine_calls import EngineCalls
-from kvstrata_sidecar.gate.http.engine_client import EnginePool
-from kvstrata_sidecar.gate.http.errors import Reason, Refusal
-from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.control.engine_calls import EngineAwayError, EngineCalls, RefusedError, packed
+from kvstrata_sidecar.gate.control.parts import Parts, decoded, later
+from kvstrata_sidecar.gate.control.stable_prefix import Draft, render, tokens_of, whole_chunks
+from kvstrata_sidecar.gate.http.errors import Refusal
 from kvstrata_sidecar.gate.proxy import bodies
-from kvstrata_sidecar.gate.rendering.boundary import whole_chunks
-from kvstrata_sidecar.gate.rendering.render import Draft, EngineAwayError, RefusedError, render, tokens_of
 
 KEPT = 256
 """Renderings kept: those of four pools with the maximum number of prefixes."""
@@ -33,42 +29,18 @@ KEPT_S = 5.5 * 3600.0
 """The operator asks again after six hours, to detect a template that changes by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    rendered: Rendered
-    until_s: float
-
-
 class Renderings:
-    """`render_id` identifies the engine's tokenizer and template."""
-
-    def __init__(
-        self,
-        *,
-        model: str,
-        render_id: str,
-        boot: str,
-        enforcement: Enforcement,
-        engine: EnginePool,
-        link: AdapterLink,
-        random_salt: Callable[[], str],
-        clock: Callable[[], float],
-    ) -> None:
-        self._render_id = render_id
-        self._boot = boot
-        self._enforcement = enforcement
-        self._link = link
+    def __init__(self, parts: Parts, calls: EngineCalls, clock: Callable[[], float]) -> None:
+        self._boot, self._enforcement, self._link = parts.boot, parts.enforcement, parts.link
+        self._render_id = parts.render_id
+        self._calls = calls
         self._clock = clock
-        self._calls = EngineCalls(engine, model, random_salt)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, tuple[float, Rendered]] = {}  # by the prefix's digest, each with its end of use
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, body: bytes) -> bytes:
         """Raises Refusal: 400 for a malformed request, 503 to retry."""
-        try:
-            request = RenderRequest.decode(body)
-        except ContractError:
-            raise Refusal(400, Reason.BAD_VALUE, "the body is no request to render") from None
+        request = decoded(RenderRequest.decode, body, "render")
         return (await self.rendered(request.prefix)).encode()
 
     def forget(self) -> None:
@@ -78,35 +50,34 @@ class Renderings:
         """Return a rendering, cached or made. Raises Refusal with status 503."""
         async with self._one_at_a_time:
             cache_boot = self._enforcement.cache_boot
-            known = self._known.get(source.digest)
-            if known and known.until_s > self._clock() and known.rendered.cache_boot == cache_boot:
-                return known.rendered
+            until_s, known = self._known.get(source.digest, (0.0, None))
+            if known and until_s > self._clock() and known.cache_boot == cache_boot:
+                return known
             if not cache_boot:
-                raise _later("the cache server does not answer")
+                raise later("the cache server does not answer")
             rendered = await self._make(source, cache_boot)
             self._known.pop(source.digest, None)
-            self._known[source.digest] = _Known(rendered, self._clock() + KEPT_S)
+            self._known[source.digest] = self._clock() + KEPT_S, rendered
             while len(self._known) > KEPT:
                 del self._known[next(iter(self._known))]
             return rendered
 
     async def tokens(self, source: PrefixSource, rendered: Rendered) -> array[int] | None:
-        """Return the tokens of a prefix's whole chunks, None if they differ from the rendered ones. Raises Refusal with
-        status 503, also if the cache server changed since it named the chunks."""
+        """Return the tokens of a prefix's whole chunks, None if they differ from the rendered. Raises Refusal (503)."""
         sent = _as_sent(source)
         if sent is None:
             return None
         try:
             ids = await tokens_of(self._calls, sent)
-            named = await self._link.hash(_packed(ids[: rendered.tokens]))
+            named = await self._link.hash(packed(ids[: rendered.tokens]))
         except RefusedError:
             return None
         except EngineAwayError:
-            raise _later("the engine does not answer") from None
+            raise later("the engine does not answer") from None
         except ContractError as error:
-            raise _later(str(error)) from None
+            raise later(str(error)) from None
         if named.boot != rendered.cache_boot:
-            raise _later("the cache server changed meanwhile")
+            raise later("the cache server changed meanwhile")
         if named.hashes != rendered.hashes:
             return None
         return ids[: whole_chunks(rendered.tokens, rendered.chunk_tokens)]
@@ -123,23 +94,19 @@ class Renderings:
                 return replace(nothing, refused=draft)
             return await self._named(nothing, draft)
         except EngineAwayError:
-            raise _later("the engine does not answer") from None
+            raise later("the engine does not answer") from None
         except ContractError as error:
-            raise _later(str(error)) from None
+            raise later(str(error)) from None
 
     async def _named(self, nothing: Rendered, draft: Draft) -> Rendered:
         size = replace(nothing, total=len(draft.ids), max_model_tokens=draft.max_model_tokens)
         if draft.too_long:
             return size
-        named = await self._link.hash(_packed(draft.ids[: draft.stable]))
+        named = await self._link.hash(packed(draft.ids[: draft.stable]))
         if named.boot != nothing.cache_boot:
             raise ContractError("the cache server changed meanwhile")
         log.info("a prefix was rendered", tokens=len(draft.ids), stable=draft.stable, chunk_tokens=named.chunk_tokens)
         return replace(size, tokens=draft.stable, chunk_tokens=named.chunk_tokens, hashes=named.hashes)
-
-
-def _later(why: str) -> Refusal:
-    return Refusal(503, Reason.ENGINE, why, retry_after_s=5)
 
 
 def _as_sent(source: PrefixSource) -> PrefixSource | None:
@@ -147,16 +114,9 @@ def _as_sent(source: PrefixSource) -> PrefixSource | None:
     try:
         if source.chat is not None:
             chat = copy.deepcopy({key: value for key, value in source.chat.items() if value})
-            return PrefixSource(chat=bodies.rewrite(bodies.CHAT, chat).fields)
+            return PrefixSource(chat=bodies.rewrite(bodies.CHAT, chat)[0])
         prompt = source.text if source.text is not None else list(source.token_ids or ())
         bodies.rewrite(bodies.COMPLETIONS, {"prompt": prompt})
         return source
     except Refusal:
         return None
-
-
-def _packed(ids: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        ids = ids[:]
-        ids.byteswap()
-    return ids.tobytes()

@@ -2,8 +2,7 @@
 
 `GET /v1/state?after=<acked revision>&wait=<seconds>` is answered at once if the acknowledged revision is not `after`;
 otherwise when anything in the state changes, and after `wait` seconds at the latest. With the last entity tag as
-`If-None-Match`, changes between two polls are also reported at once. A POST is answered when its work is done; a caller
-that disconnects ends the work.
+`If-None-Match`, changes between two polls are also reported at once. A caller that disconnects ends its other work.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -21,9 +20,11 @@ from kvstrata.contract.messages.key_delivery import CONTENT_TYPE
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
 from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.adapter_link import without_counts
 from kvstrata_sidecar.gate.audit import Audit
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.http.messages import Connection, Limits, Request
+from kvstrata_sidecar.gate.http.messages import Exchange, Limits, Request, TaskExchange
+from kvstrata_sidecar.gate.http.server import ServerConnection
 
 MAX_WAIT_S = 120.0
 LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BYTES)
@@ -37,33 +38,36 @@ Work = Callable[[bytes], Awaitable[bytes]]
 KeyWork = Callable[[bytearray], Awaitable[bytes]]
 """Takes a body of data keys, and overwrites it. May raise Refusal."""
 
-_Begun = Callable[[], Awaitable[bytes]]
+
+@dataclass(slots=True, eq=False)
+class _LongPoll(Exchange):
+    polls: set[_LongPoll]
+    connection: ServerConnection
+    tag: bytes
+    deadline: float
+
+    def client_gone(self) -> None:
+        self.polls.discard(self)
 
 
+@dataclass(eq=False)
 class ControlService:
-    """Serves the operator only. `work` has the requests beside the state, by method and path, and `carrying`, by path,
-    those that post data keys."""
+    """`work` has the requests beside the state, by method and path; `carrying`, by path, those that post data keys."""
 
-    def __init__(
-        self,
-        state: Callable[[], PodState],
-        token_file: Path,
-        loop: asyncio.AbstractEventLoop,
-        work: Mapping[tuple[bytes, str], Work],
-        carrying: Mapping[str, KeyWork],
-        audit: Audit,
-    ) -> None:
-        self._state = state
-        self._work, self._carrying = dict(work), dict(carrying)
+    state: Callable[[], PodState]
+    token_file: Path
+    loop: asyncio.AbstractEventLoop
+    work: Mapping[tuple[bytes, str], Work]
+    carrying: Mapping[str, KeyWork]
+    audit: Audit
+    _jobs: set[asyncio.Task[None]] = field(default_factory=set)
+    _polls: set[_LongPoll] = field(default_factory=set)
+    _ticker: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
         self._methods: dict[str, tuple[bytes, ...]] = {STATE_PATH: (b"GET",)}
-        for method, path in (*work, *((b"POST", path) for path in carrying)):
+        for method, path in (*self.work, *((b"POST", path) for path in self.carrying)):
             self._methods[path] = (*self._methods.get(path, ()), method)
-        self._jobs: set[_Job] = set()
-        self._audit = audit
-        self._token_file = token_file
-        self._loop = loop
-        self._polls: set[_LongPoll] = set()
-        self._ticker: asyncio.TimerHandle | None = None
 
     def check_head(self, request: Request) -> None:
         if request.peer != OPERATOR_COMMON_NAME:
@@ -76,18 +80,19 @@ class ControlService:
         if method not in methods:
             allowed = b", ".join(methods).decode()
             raise Refusal(405, Reason.METHOD, f"use {allowed} here", allow=allowed)
-        wanted = CONTENT_TYPE if path in self._carrying else "application/json"
+        wanted = CONTENT_TYPE if path in self.carrying else "application/json"
         if method == b"POST" and request.headers.get(b"content-type") != wanted.encode():
             raise Refusal(415, Reason.ENCODING, f"send 'Content-Type: {wanted}'")
-        if method == b"GET" and (request.headers.get(b"content-length", b"0") != b"0" or _is_chunked(request)):
+        has_body = request.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in request.headers
+        if method == b"GET" and has_body:
             raise Refusal(413, Reason.TOO_LARGE, "a question without a body is asked here")
 
-    def serve(self, request: Request, connection: Connection) -> None:
+    def serve(self, request: Request, connection: ServerConnection) -> None:
         path = request.path.decode("latin-1")
-        if request.method == b"POST" and path in self._carrying:
-            self._begin(connection, partial(self._carrying[path], request.body))
+        if request.method == b"POST" and path in self.carrying:
+            self._begin(connection, partial(self.carrying[path], request.body))
             return
-        work = self._work.get((request.method, path))
+        work = self.work.get((request.method, path))
         if work is not None:
             self._begin(connection, partial(work, bytes(request.body) if request.method == b"POST" else request.query))
             return
@@ -97,152 +102,81 @@ class ControlService:
             wait_s = min(max(float(query.get("wait", ["0"])[0]), 0.0), MAX_WAIT_S)
         except ValueError:
             raise bad_request(Reason.BAD_VALUE, "'after' is a revision and 'wait' a number of seconds") from None
-        state = self._state()
+        state = self.state()
         tag = entity_tag(state)
         known = request.headers.get(b"if-none-match", tag)
         if state.acked != after or known != tag or not wait_s > 0:
             self._answer(connection, state)
             return
-        poll = _LongPoll(self, connection, tag, self._loop.time() + wait_s)
+        poll = _LongPoll(self._polls, connection, tag, self.loop.time() + wait_s)
         connection.hold(poll)
         self._polls.add(poll)
         if self._ticker is None:
-            self._ticker = self._loop.call_later(_TICK_S, self._tick)
+            self._ticker = self.loop.call_later(_TICK_S, self._tick)
 
     def refused(self, request: Request, _: Refusal) -> None:
         """Record foreign callers only; the operator logs its own mistakes."""
         if request.peer != OPERATOR_COMMON_NAME:
-            self._audit.request(Action.REQUESTS_REFUSED, "not_the_operator")
+            self.audit.request(Action.REQUESTS_REFUSED, "not_the_operator")
 
     def changed(self) -> None:
         if self._polls:
             self._settle()
-
-    def forget(self, poll: _LongPoll) -> None:
-        self._polls.discard(poll)
 
     def close(self) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
         for poll in tuple(self._polls):
             self._polls.discard(poll)
-            self._answer(poll.connection, self._state())
-        for job in tuple(self._jobs):
-            job.client_gone()
+            self._answer(poll.connection, self.state())
+        for job in self._jobs:
+            job.cancel()
 
-    def done(self, job: _Job, answer: bytes | Refusal) -> None:
-        self._jobs.discard(job)
-        if isinstance(answer, Refusal):
-            job.connection.refuse(answer)
-            return
-        self._reply(job.connection, answer, b"")
-
-    def drop(self, job: _Job) -> None:
-        self._jobs.discard(job)
-
-    def _begin(self, connection: Connection, work: _Begun) -> None:
-        job = _Job(self, connection, work, self._loop)
+    def _begin(self, connection: ServerConnection, work: Callable[[], Awaitable[bytes]]) -> None:
+        job = self.loop.create_task(self._run(connection, work))
         self._jobs.add(job)
-        connection.hold(job)
+        job.add_done_callback(self._jobs.discard)
+        connection.hold(TaskExchange(job))
+
+    async def _run(self, connection: ServerConnection, work: Callable[[], Awaitable[bytes]]) -> None:
+        try:
+            answer = await work()
+        except Refusal as refusal:
+            connection.refuse(refusal)
+        except Exception as error:
+            log.warning("work for the operator failed", error=type(error).__name__)
+            connection.refuse(Refusal(500, Reason.ENGINE, "this could not be done"))
+        else:
+            self._reply(connection, answer, b"")
 
     def _tick(self) -> None:
         # Freshness ends without an event, so the state is also checked periodically.
         self._ticker = None
         self._settle()
         if self._polls:
-            self._ticker = self._loop.call_later(_TICK_S, self._tick)
+            self._ticker = self.loop.call_later(_TICK_S, self._tick)
 
     def _settle(self) -> None:
-        state = self._state()
-        tag, now = entity_tag(state), self._loop.time()
+        state = self.state()
+        tag, now = entity_tag(state), self.loop.time()
         for poll in [poll for poll in self._polls if poll.tag != tag or poll.deadline <= now]:
             self._polls.discard(poll)
             self._answer(poll.connection, state)
 
-    def _answer(self, connection: Connection, state: PodState) -> None:
+    def _answer(self, connection: ServerConnection, state: PodState) -> None:
         self._reply(connection, state.encode(), b"ETag: %s\r\n" % entity_tag(state))
 
-    def _reply(self, connection: Connection, body: bytes, extra: bytes) -> None:
+    def _reply(self, connection: ServerConnection, body: bytes, extra: bytes) -> None:
         try:
-            token = self._token_file.read_bytes().strip()
+            token = self.token_file.read_bytes().strip()
         except OSError:
             connection.refuse(Refusal(503, Reason.NO_POLICY, "the pod's token cannot be read", retry_after_s=1))
             return
         connection.reply(200, body, extra=b"%s: %s\r\n%s" % (ACK_TOKEN_HEADER.encode(), token, extra))
 
 
-class _Job:
-    __slots__ = ("_service", "_task", "connection")
-
-    def __init__(
-        self,
-        service: ControlService,
-        connection: Connection,
-        work: _Begun,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._service = service
-        self.connection = connection
-        self._task = loop.create_task(self._run(work))
-
-    async def _run(self, work: _Begun) -> None:
-        answer: bytes | Refusal
-        try:
-            answer = await work()
-        except Refusal as refusal:
-            answer = refusal
-        except Exception as error:
-            log.warning("work for the operator failed", error=type(error).__name__)
-            answer = Refusal(500, Reason.ENGINE, "this could not be done")
-        self._service.done(self, answer)
-
-    def client_gone(self) -> None:
-        self._task.cancel()
-        self._service.drop(self)
-
-    def client_paused(self) -> None:
-        pass
-
-    def client_resumed(self) -> None:
-        pass
-
-
-def _is_chunked(request: Request) -> bool:
-    return b"transfer-encoding" in request.headers
-
-
-class _LongPoll:
-    __slots__ = ("_service", "connection", "deadline", "tag")
-
-    def __init__(self, service: ControlService, connection: Connection, tag: bytes, deadline: float) -> None:
-        self._service = service
-        self.connection = connection
-        self.tag = tag
-        self.deadline = deadline
-
-    def client_gone(self) -> None:
-        self._service.forget(self)
-
-    def client_paused(self) -> None:
-        pass
-
-    def client_resumed(self) -> None:
-        pass
-
-
 def entity_tag(state: PodState) -> bytes:
     """Return a tag that changes with everything worth an answer: not with ages, counters and use."""
-    tiers = tuple(
-        replace(
-            tier,
-            stored=0,
-            loaded=0,
-            refused=0,
-            errors=0,
-            settling=0,
-            used_bytes=0,
-        )
-        for tier in state.tiers
-    )
+    tiers = tuple(map(without_counts, state.tiers))
     stable = replace(state, fresh_age_ms=0, tiers=tiers, usage=(), usage_left_out=0, tier_usage=())
     return b'"%s"' % hashlib.sha256(stable.encode()).hexdigest()[:16].encode()

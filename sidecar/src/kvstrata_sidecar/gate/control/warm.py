@@ -1,15 +1,15 @@
 """Computes one prefix of a pool under a version's keyspace, at the operator's request.
 
 Pools' keyspaces are minted only here: for a version of the bundle in force, while the policy is fresh, and for the
-version's manifest. The request drains like a tenant's: if its version leaves the policy, it is aborted after the drain
-timeout, and holds back the acknowledgement until then. A draining pod aborts it at once.
+version's manifest. The request drains like a tenant's; a draining pod aborts it at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,15 +19,12 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
 from kvstrata_sidecar.gate import log
-from kvstrata_sidecar.gate.adapter_link import AdapterLink
-from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
+from kvstrata_sidecar.gate.control.engine_calls import AbortedError, EngineAwayError, EngineCalls, RefusedError
+from kvstrata_sidecar.gate.control.parts import Parts, decoded, later, until
 from kvstrata_sidecar.gate.control.render import Renderings
-from kvstrata_sidecar.gate.http.engine_client import EnginePool
-from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.control.stable_prefix import is_a_beginning
+from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.policy.grants import PoolSubject, warming_version
-from kvstrata_sidecar.gate.rendering.boundary import is_a_beginning
-from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
 
 STORED_WITHIN_S = 15.0
 """Time for tiers to store the chunks; longer than any of their deadlines."""
@@ -35,39 +32,21 @@ STORED_WITHIN_S = 15.0
 LOOK_S = 0.25
 
 
+@dataclass(eq=False)
 class _EndedError(Exception):
-    def __init__(self, outcome: WarmOutcome) -> None:
-        super().__init__(str(outcome))
-        self.outcome = outcome
+    outcome: WarmOutcome
 
 
 class Warmer:
-    def __init__(
-        self,
-        *,
-        model: str,
-        boot: str,
-        enforcement: Enforcement,
-        engine: EnginePool,
-        link: AdapterLink,
-        renderings: Renderings,
-        draining: Callable[[], bool],
-    ) -> None:
-        self._model = model
-        self._boot = boot
-        self._enforcement = enforcement
-        self._engine = engine
-        self._link = link
+    def __init__(self, parts: Parts, calls: EngineCalls, renderings: Renderings) -> None:
+        self._boot, self._enforcement, self._link = parts.boot, parts.enforcement, parts.link
+        self._draining = parts.draining
+        self._calls = calls
         self._renderings = renderings
-        self._draining = draining
-        self._running: set[WholeAnswer] = set()
 
     async def warm(self, body: bytes) -> bytes:
         """Raises Refusal: 400 for a malformed request, 503 to retry."""
-        try:
-            request = WarmRequest.decode(body)
-        except ContractError:
-            raise bad_request(Reason.BAD_VALUE, "the body is no request to warm") from None
+        request = decoded(WarmRequest.decode, body, "warm")
         try:
             outcome = await self._warm(request)
         except _EndedError as end:
@@ -80,18 +59,14 @@ class Warmer:
         uid = parse_qs(query.decode("latin-1")).get("uid", [""])[0]
         if not uid:
             raise bad_request(Reason.BAD_VALUE, "'uid' is that of a pool")
-        bundle = self._enforcement.bundle
+        bundle, fingerprint = self._enforcement.bundle, self._enforcement.identity.fingerprint
         shards = bundle.pools.values() if bundle is not None else ()
         versions = [version for shard in shards if shard.uid == uid for version in shard.versions]
         try:
             states = tuple([await self._state_of(version) for version in versions])
         except ContractError as error:
-            raise Refusal(503, Reason.ENGINE, str(error), retry_after_s=5) from None
-        return PoolReport(self._boot, self._enforcement.cache_boot, states).encode()
-
-    def abort_all(self) -> None:
-        for answer in tuple(self._running):
-            answer.abort()
+            raise later(str(error)) from None
+        return PoolReport(self._boot, self._enforcement.cache_boot, states, fingerprint).encode()
 
     async def _state_of(self, version: PoolVersion) -> PoolVersionState:
         holding = await self._link.pool(version.keyspace)
@@ -123,13 +98,13 @@ class Warmer:
             raise _EndedError(WarmOutcome.ABORTED)
         if version is None or enforcement.bundle is None:
             raise _EndedError(WarmOutcome.NO_VERSION)
-        if enforcement.bundle.root.rules.on_stale == "Fence" and not enforcement.fresh():
+        fenced = enforcement.bundle.root.rules.on_stale == "Fence" and not enforcement.fresh()
+        if fenced or enforcement.identity.withheld:
             raise _EndedError(WarmOutcome.STALE)
         return version
 
     async def _proven(self, request: WarmRequest, source: PrefixSource, ids: array[int]) -> bool:
-        """Whether a caller's chat begins with these tokens, whether tools are offered or not. Some models tokenize a
-        request differently from the same messages at /tokenize."""
+        """Whether a caller's chat begins with these tokens: some models tokenize it otherwise than at /tokenize."""
         chat = {key: value for key, value in (source.chat or {}).items() if value}
         if chat["messages"][-1].get("role") != "user":
             chat["messages"] = [*chat["messages"], {"role": "user", "content": "a"}]
@@ -153,41 +128,24 @@ class Warmer:
 
     async def _compute(self, request: WarmRequest, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request under the version's keyspace and return its answer. Raises _EndedError."""
-        # No await between the grant and the admission.
         version = self._granted(request)
-        answer = WholeAnswer(asyncio.get_running_loop())
-        sealed = {**body, "model": self._model, "cache_salt": version.keyspace}
-        answer.call = self._engine.send(request_bytes(path, sealed), answer)
-        self._enforcement.admit(answer, PoolSubject(request.pool_uid), version.keyspace)
-        self._running.add(answer)
         try:
-            status, data = await answer.future
-            if answer.aborted:
-                raise _EndedError(WarmOutcome.ABORTED)
-            return judged(status, data)
+            return await self._calls.compute(path, body, PoolSubject(request.pool_uid), version.keyspace)
+        except AbortedError:
+            raise _EndedError(WarmOutcome.ABORTED) from None
         except RefusedError:
             raise _EndedError(WarmOutcome.REFUSED) from None
         except EngineAwayError:
             raise _EndedError(WarmOutcome.ENGINE) from None
-        finally:
-            answer.drop()
-            self._running.discard(answer)
-            self._enforcement.release(answer)
 
     async def _stored(self, version: PoolVersion, rendered: Rendered) -> WarmOutcome:
         """Wait for tiers to store the prefix's chunks, which happens after the answer."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + STORED_WITHIN_S
-        hashes = b"".join(sorted(_chunks(rendered.hashes)))
-        while True:
-            try:
-                if (await self._link.pool(version.keyspace, hashes)).complete:
-                    return WarmOutcome.STORED
-            except ContractError:
-                return WarmOutcome.INCOMPLETE
-            if loop.time() >= give_up_at:
-                return WarmOutcome.INCOMPLETE
-            await asyncio.sleep(LOOK_S)
+        look = partial(self._link.pool, version.keyspace, b"".join(sorted(_chunks(rendered.hashes))))
+        try:
+            holding = await until(lambda one: one.complete, look, STORED_WITHIN_S, LOOK_S)
+        except ContractError:
+            return WarmOutcome.INCOMPLETE
+        return WarmOutcome.STORED if holding.complete else WarmOutcome.INCOMPLETE
 
 
 def _chunks(hashes: bytes) -> set[bytes]:

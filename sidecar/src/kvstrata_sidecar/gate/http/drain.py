@@ -2,7 +2,7 @@
 
 Kubernetes stops a native sidecar only after the main container, so a signal reaches the gate too late. Instead the
 engine's preStop hook (`DRAIN_SCRIPT` in the operator) creates `draining` in a shared volume and waits for `drained`.
-The gate sees the first file, turns unready, serves for another `grace_s` (until no Service sends new callers), lets
+The gate sees the first file, turns unready, serves for another `grace_s` while Services still send callers, lets
 requests in flight end, and creates the second. A container restart runs the hook too: an engine whose socket is younger
 than `draining` ends the drain.
 """

@@ -1,10 +1,11 @@
-"""HTTP client for the engine behind a unix socket: keeps connections and streams answers."""
+"""HTTP client for the engine and for LMCache's pages: keeps connections and streams answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httptools
@@ -12,9 +13,15 @@ import httptools
 _KEEP_IDLE_S = 3.0
 """Below the engine server's five seconds for idle connections."""
 _CONNECT_TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
 _MAX_EVENT_BYTES = 4096
 _SIZE_LINES = {len(line) + size + 2: line for size in range(1, _MAX_EVENT_BYTES + 1) for line in (b"%x\r\n" % size,)}
 """The first line of a chunk by the chunk's total length, which determines its size."""
+
+
+def post_head(path: bytes, body_bytes: int, lines: bytes = b"") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
+    return head % (path, body_bytes, lines)
 
 
 class Receiver(Protocol):
@@ -34,28 +41,24 @@ class Receiver(Protocol):
         """The engine cannot be reached (`unreachable`), or it closed before the answer was complete."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
-    """One request under way. The owner may pause, resume and cancel it at any time."""
+    """One request under way, which its owner may pause, resume and cancel. `started`: any byte of an answer has
+    arrived. `fresh`: the connection was opened for this call, so that its failure is the engine's."""
 
-    __slots__ = ("cancelled", "connection", "fresh", "paused", "payload", "receiver", "started")
-
-    def __init__(self, payload: bytes, receiver: Receiver) -> None:
-        self.payload = payload
-        self.receiver = receiver
-        self.connection: EngineConnection | None = None
-        self.cancelled = False
-        self.paused = False
-        self.started = False
-        """Whether any byte of an answer has arrived."""
-        self.fresh = False
-        """Whether the connection was opened for this call, so that its failure is the engine's."""
+    payload: bytes | bytearray
+    receiver: Receiver
+    connection: EngineConnection | None = None
+    cancelled: bool = False
+    paused: bool = False
+    started: bool = False
+    fresh: bool = False
 
     def cancel(self) -> None:
         """Drop the connection at once: the engine then stops computing."""
         self.cancelled = True
         if self.connection is not None:
-            self.connection.stop_writing()
-            self.connection.transport.abort()
+            self.connection.drop()
 
     def pause(self) -> None:
         self.paused = True
@@ -69,15 +72,15 @@ class Call:
 
 
 class EnginePool:
-    """Connections to one engine. Unlimited: the service limits requests in flight."""
+    """Connections to the path of a socket or to a port of this pod; the service limits requests in flight."""
 
-    def __init__(self, socket_path: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.socket_path = socket_path
+    def __init__(self, address: str | int, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
         self.loop = loop
         self._idle: deque[EngineConnection] = deque()
         self._connecting: set[asyncio.Task[None]] = set()
 
-    def send(self, payload: bytes, receiver: Receiver) -> Call:
+    def send(self, payload: bytes | bytearray, receiver: Receiver) -> Call:
         call = Call(payload, receiver)
         now = self.loop.time()
         while self._idle:
@@ -89,20 +92,17 @@ class EnginePool:
         self._open(call)
         return call
 
-    async def get(self, path: str) -> int:
-        """Return the status of a GET, 0 if the engine cannot be reached."""
-        answer: asyncio.Future[int] = self.loop.create_future()
-        request = f"GET {path} HTTP/1.1\r\nHost: engine\r\n\r\n".encode()
-        call = self.send(request, _StatusReceiver(answer))
-        try:
-            # Not wait_for: on Python 3.11 it swallows a cancellation that comes together with the answer.
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                return await answer
-        except TimeoutError:
-            return 0
-        finally:
-            if answer.cancelled():
-                call.cancel()
+    async def get(
+        self, path: str, *, timeout_s: float = _CONNECT_TIMEOUT_S, max_bytes: int = MAX_ANSWER_BYTES
+    ) -> tuple[int, bytes]:
+        payload = f"GET {path} HTTP/1.1\r\nHost: engine\r\n\r\n".encode()
+        return await self.ask(payload, timeout_s=timeout_s, max_bytes=max_bytes)
+
+    async def ask(self, payload: bytes, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> tuple[int, bytes]:
+        """Return status and body of an answer; status 0 without a whole one of at most `max_bytes` in time."""
+        answer = WholeAnswer(self.loop, max_bytes)
+        answer.call = self.send(payload, answer)
+        return await answer.within(timeout_s)
 
     def close(self) -> None:
         for task in self._connecting:
@@ -119,7 +119,7 @@ class EnginePool:
     async def _connect(self, call: Call) -> None:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                _, connection = await self.loop.create_unix_connection(lambda: EngineConnection(self), self.socket_path)
+                _, connection = await self._dial()
         except (OSError, TimeoutError):
             if not call.cancelled:
                 call.receiver.engine_failed(True)
@@ -128,6 +128,11 @@ class EnginePool:
             connection.transport.abort()
         else:
             connection.start(call)
+
+    async def _dial(self) -> tuple[asyncio.BaseTransport, EngineConnection]:
+        if isinstance(self.address, int):
+            return await self.loop.create_connection(lambda: EngineConnection(self), "127.0.0.1", self.address)
+        return await self.loop.create_unix_connection(lambda: EngineConnection(self), self.address)
 
     def failed(self, call: Call) -> None:
         """Retry on a new connection if a kept one died unused: the engine may have closed it before."""
@@ -146,20 +151,9 @@ class EnginePool:
 
 class EngineConnection(asyncio.Protocol):
     __slots__ = (
-        "_between_chunks",
-        "_content_type",
-        "_done",
-        "_head",
-        "_keep",
-        "_length",
-        "_parser",
-        "_pieces",
-        "_pool",
-        "_write_events",
-        "call",
-        "idle_since",
-        "transport",
-    )
+        "_between_chunks", "_content_type", "_done", "_head", "_keep", "_length", "_parser", "_pieces", "_pool",
+        "_write_events", "call", "idle_since", "transport",
+    )  # fmt: skip
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -173,10 +167,7 @@ class EngineConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self._content_type = b"application/octet-stream"
         self._length: int | None = None
-        self._head = False
-        self._done = False
-        self._keep = False
-        self._between_chunks = False
+        self._head = self._done = self._keep = self._between_chunks = False
         self._write_events: Callable[[bytes], None] | None = None
 
     def start(self, call: Call) -> None:
@@ -186,8 +177,9 @@ class EngineConnection(asyncio.Protocol):
         if call.paused:
             self.transport.pause_reading()
 
-    def stop_writing(self) -> None:
+    def drop(self) -> None:
         self._write_events = None
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -292,23 +284,58 @@ class EngineConnection(asyncio.Protocol):
         self._done = True
 
 
-class _StatusReceiver:
-    __slots__ = ("_answer", "_status")
+class WholeAnswer:
+    """Collects status and body of an answer; status 0 without one of at most `max_bytes`. `aborted`: by this side."""
 
-    def __init__(self, answer: asyncio.Future[int]) -> None:
-        self._answer = answer
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self.call: Call | None = None
+        self.aborted = False
+        self.future: asyncio.Future[tuple[int, bytes]] = loop.create_future()
         self._status = 0
+        self._body = bytearray()
+        self._max_bytes = max_bytes
 
     def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:  # noqa: ARG002
         self._status = status
 
-    def engine_body(self, data: bytes, last: bool) -> None:  # noqa: ARG002
-        if last and not self._answer.done():
-            self._answer.set_result(self._status)
+    def engine_body(self, data: bytes, last: bool) -> None:
+        self._body += data
+        if len(self._body) > self._max_bytes:
+            self._status, self._body = 0, bytearray()
+            self.drop()
+            last = True
+        if last:
+            self._end(self._status)
 
     def writer_of_events(self) -> None:
-        return None
+        return
 
     def engine_failed(self, unreachable: bool) -> None:  # noqa: ARG002
-        if not self._answer.done():
-            self._answer.set_result(0)
+        self._end(0)
+
+    async def within(self, timeout_s: float | None) -> tuple[int, bytes]:
+        """Return status and body; status 0 if they do not come in time."""
+        try:
+            # Not wait_for: on Python 3.11 it swallows a cancellation that comes together with the answer.
+            async with asyncio.timeout(timeout_s):
+                return await self.future
+        except TimeoutError:
+            return 0, b""
+        finally:
+            self.drop()
+
+    def abort(self) -> None:
+        """End the call without an answer: the engine stops computing."""
+        self.aborted = self.aborted or not self.future.done()
+        self.drop()
+        self._end(0)
+
+    def drop(self) -> None:
+        # A task that is cancelled while it waits cancels the future.
+        if self.call is not None and (self.future.cancelled() or not self.future.done()):
+            self.call.cancel()
+        self.call = None
+
+    def _end(self, status: int) -> None:
+        if not self.future.done():
+            self.future.set_result((status, bytes(self._body)))

@@ -1,11 +1,11 @@
-"""Interface between the server and its services: requests, calls, limits, and memory in use for requests."""
+"""Interface of the server and its services: requests, limits, events of a response, and memory in use."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 
@@ -25,6 +25,10 @@ STATUS_LINES = {
 @dataclass(frozen=True, slots=True)
 class Limits:
     connections: int = 256
+    """Open ones, from accept on."""
+    connections_per_address: int = 1024
+    handshakes: int = 256
+    """Connections before the end of their TLS handshake."""
     head_bytes: int = 32 * 1024
     headers: int = 100
     target_bytes: int = 2048
@@ -43,57 +47,24 @@ class Limits:
         return max(self.buffered_bytes // 2, self.body_bytes)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """`headers` by lower-case name, `path` without its query, `body` complete when served."""
+    """`headers` by lower-case name, `path` without its query, `body` complete when served. The service's `check_head`
+    sets `subject` for its `serve`. `peer` is the common name of the client's certificate, empty without one."""
 
-    __slots__ = ("body", "headers", "method", "path", "peer", "query", "subject")
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.path = b""
-        self.query = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.body = bytearray()
-        self.subject: Any = None
-        """Set by the service's `check_head`, for its `serve`."""
-        self.peer = ""
-        """Common name of the client's certificate; empty without one."""
+    method: bytes = b""
+    path: bytes = b""
+    query: bytes = b""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+    subject: Any = None
+    peer: str = ""
 
 
-class Connection(Protocol):
-    """A service answers on it."""
+class Exchange:
+    """Events for the owner of a response; ignored by default."""
 
-    @property
-    def transport(self) -> asyncio.Transport:
-        """For the owner of the response, between `hold` and `end`."""
-
-    def hold(self, exchange: Exchange) -> None:
-        """Notify `exchange` about this caller until the response ends."""
-
-    def release_body(self, held_bytes: int) -> None:
-        """The body is no longer needed; `held_bytes` of it count as buffered until `let_go`."""
-
-    def let_go(self) -> None:
-        """The service holds nothing of the request any more."""
-
-    def head_end(self) -> bytes:
-        """Return the last lines of a response's head."""
-
-    def reply(self, status: int, body: bytes, content_type: bytes = ..., extra: bytes = ...) -> None:
-        """Send a whole response and end the exchange."""
-
-    def refuse(self, refusal: Refusal) -> None:
-        """Answer with a refusal."""
-
-    def end(self) -> None:
-        """The response is written: await the next request, or close."""
-
-    def end_broken(self) -> None:
-        """Send buffered data, then close without ending the response, so that the caller sees it cut."""
-
-
-class Exchange(Protocol):
-    """Events for the owner of a response."""
+    __slots__ = ()
 
     def client_gone(self) -> None:
         """The caller has closed; nothing can be written any more."""
@@ -105,29 +76,49 @@ class Exchange(Protocol):
         """The caller has caught up."""
 
 
-class Service(Protocol):
-    def check_head(self, request: Request) -> None:
-        """Raise Refusal for a bad head, before a body is read."""
+@dataclass(slots=True, eq=False)
+class TaskExchange(Exchange):
+    """A response that a task makes; the task ends when the caller has gone."""
 
-    def serve(self, request: Request, connection: Connection) -> None:
-        """Answer, now or later, by calls on `connection`. May raise Refusal."""
+    task: asyncio.Task[None]
 
-    def refused(self, request: Request, refusal: Refusal) -> None:
-        """Record a refusal that the connection answers."""
+    def client_gone(self) -> None:
+        self.task.cancel()
 
 
-class Buffered:
-    """Bytes of requests in memory, in total and by caller. `check_head` identifies the caller."""
+@dataclass(slots=True, eq=False)
+class Amounts:
+    """Amounts by owner, and their total. Owners without any are forgotten."""
 
-    __slots__ = ("_by_caller", "_limits", "total")
+    total: int = 0
+    _by_owner: dict[Hashable, int] = field(default_factory=dict)
+
+    def of(self, owner: Hashable) -> int:
+        return self._by_owner.get(owner, 0)
+
+    def add(self, owner: Hashable, amount: int) -> None:
+        self.total += amount
+        if left := self.of(owner) + amount:
+            self._by_owner[owner] = left
+        else:
+            self._by_owner.pop(owner, None)
+
+    def remove(self, owner: Hashable, amount: int) -> None:
+        """Must have been added for the same owner."""
+        self.add(owner, -amount)
+
+
+class Buffered(Amounts):
+    """Bytes of requests in memory by caller. `check_head` identifies the caller."""
+
+    __slots__ = ("_limits",)
 
     def __init__(self, limits: Limits) -> None:
-        self.total = 0
+        super().__init__()
         self._limits = limits
-        self._by_caller: dict[Hashable, int] = {}
 
     def refusal(self, caller: Hashable, more: int) -> Refusal | None:
-        if self._by_caller.get(caller, 0) + more > self._limits.buffered_bytes_per_caller:
+        if self.of(caller) + more > self._limits.buffered_bytes_per_caller:
             return Refusal(
                 429, Reason.TENANT_OVERLOADED, "too many large requests of this tenant at once on this replica",
                 retry_after_s=1,
@@ -135,16 +126,3 @@ class Buffered:
         if self.total + more > self._limits.buffered_bytes:
             return Refusal(503, Reason.OVERLOADED, "too many large requests at once", retry_after_s=1)
         return None
-
-    def add(self, caller: Hashable, count: int) -> None:
-        if count:
-            self.total += count
-            self._by_caller[caller] = self._by_caller.get(caller, 0) + count
-
-    def remove(self, caller: Hashable, count: int) -> None:
-        """Must have been added for the same caller."""
-        if count:
-            self.total -= count
-            left = self._by_caller.pop(caller) - count
-            if left:
-                self._by_caller[caller] = left

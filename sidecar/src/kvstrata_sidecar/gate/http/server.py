@@ -1,70 +1,132 @@
 """HTTP/1.1 server: one request at a time, read whole, refused on any doubt.
 
 A protocol on raw asyncio with llhttp as the parser; no task per request. Anything that two parsers could frame
-differently is refused (repeated framing headers, Content-Length with Transfer-Encoding, pipelining, upgrades,
-HTTP/1.0), because the gate must never disagree with a proxy in front of it about where a request ends.
+differently is refused (repeated framing headers, Content-Length with Transfer-Encoding, pipelining, HTTP/1.0), because
+the gate must never disagree with a proxy in front of it about where a request ends. The rest is as RFC 9110 and 9112
+have it: an `Upgrade` is ignored, the absolute form is served, `Host` is required.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import re
+import ssl
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import httptools
 
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Buffered, Exchange, Limits, Request, Service
+from kvstrata_sidecar.gate.http.listener import Accepted, Listener
+from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Amounts, Buffered, Exchange, Limits, Request
 
 _SINGLE = frozenset(
     (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"authorization", b"x-api-key",
      b"host", b"expect", b"if-none-match")
 )  # fmt: skip
 _LINGER_S = 2.0
+_AUTHORITY = rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]"
+_HOST = re.compile(_AUTHORITY + rb"*")
+_ABSOLUTE_FORM = re.compile(rb"https?://" + _AUTHORITY + rb"+(?=[/?]|$)", re.IGNORECASE)
+_PREFLIGHT_HEADERS = (
+    b"Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Allow-Headers: Authorization, *\r\n"
+    b"Access-Control-Max-Age: 7200\r\n"
+)
 
 
+class Service(Protocol):
+    def check_head(self, request: Request) -> None:
+        """Raise Refusal for a bad head, before a body is read."""
+
+    def serve(self, request: Request, connection: ServerConnection) -> None:
+        """Answer, now or later, by calls on `connection`. May raise Refusal."""
+
+    def refused(self, request: Request, refusal: Refusal) -> None:
+        """Record a refusal that the connection answers."""
+
+
+@dataclass(eq=False)
 class HttpServer:
-    def __init__(self, service: Service, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
-        self.service = service
-        self.limits = limits
-        self.loop = loop
-        self.connections: set[ServerConnection] = set()
-        self.buffered = Buffered(limits)
-        self.closing_after_response = False
-        """Every response closes its connection: set while draining, so that callers move to other pods, and always for
-        ports with one-off requests."""
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._listeners: list[asyncio.Server] = []
+    """`allowed_origins` are those of browsers (CORS). With `closing_after_response` every response closes its
+    connection: while draining, so that callers move to other pods, and always for ports with one-off requests.
+    `connections` has those from accept on, without those that are turned away; `opening` has, oldest first, those in a
+    TLS handshake, and those that are turned away until they are closed."""
 
-    async def listen(self, **arguments: Any) -> asyncio.Server:
-        """As `loop.create_server`; the first call starts the timeout sweeper."""
-        if arguments.get("ssl") is not None:
-            # No other limit covers a connection during its handshake or after it was turned away.
-            arguments.setdefault("ssl_handshake_timeout", self.limits.head_s)
-            arguments.setdefault("ssl_shutdown_timeout", self.limits.tls_shutdown_s)
-        listener = await self.loop.create_server(lambda: ServerConnection(self), **arguments)
+    service: Service
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    allowed_origins: Collection[bytes] = ()
+    closing_after_response: bool = False
+    connections: dict[ServerConnection, None] = field(default_factory=dict)  # in the order of their accept
+    opening: dict[ServerConnection, None] = field(default_factory=dict)
+    _by_address: Amounts = field(default_factory=Amounts)
+    _sweeper: asyncio.TimerHandle | None = None
+    _listeners: list[Listener] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.buffered = Buffered(self.limits)
+        # By the bound of `Limits`: of all connections, of one peer address's, of those in a handshake.
+        self.turned_away = {"connections": 0, "address": 0, "handshakes": 0}
+
+    def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Return the port, which is any free one for 0; the first call starts the timeout sweeper."""
+        listener = Listener(self._accept, (host, port), tls, self.limits, self.loop)
         self._listeners.append(listener)
         if self._sweeper is None:
             self._sweep()
-        return listener
+        return listener.port
 
     def close(self) -> None:
         for listener in self._listeners:
             listener.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for connection in tuple(self.connections):
+        for connection in (*self.connections, *self.opening):
             connection.abort()
 
-    def make_room(self) -> bool:
+    def forget(self, connection: ServerConnection) -> None:
+        """End the count of a connection that is closed, or will be at once."""
+        self.connections.pop(connection, None)
+        self.opening.pop(connection, None)
+        address, connection.address = connection.address, ""
+        if address:
+            self._by_address.remove(address, 1)
+
+    def _accept(self, address: str) -> ServerConnection:
+        if len(self.opening) >= self.limits.handshakes:
+            self._end_handshake()
+        has_room = self._make_room(address)
+        connection = ServerConnection(self, address)
+        self._by_address.add(address, 1)
+        self.opening[connection] = None
+        if has_room:
+            self.connections[connection] = None
+        return connection
+
+    def _end_handshake(self) -> None:
+        """End the oldest handshake of the address that has most of them."""
+        by_address = Counter(connection.address for connection in self.opening)
+        victim = max(self.opening, key=lambda connection: by_address[connection.address])
+        self.turned_away["handshakes"] += 1
+        self.forget(victim)
+        victim.abort()
+
+    def _make_room(self, address: str) -> bool:
         """Make room for one connection, if necessary by ending one without a request; False if all serve."""
-        if len(self.connections) < self.limits.connections:
+        if self._by_address.of(address) >= self.limits.connections_per_address:
+            reason, others = "address", [c for c in self.connections if c.address == address]
+        elif len(self.connections) >= self.limits.connections:
+            reason, others = "connections", list(self.connections)
+        else:
             return True
-        victim = min((c for c in self.connections if not c.serving), key=_patience_left, default=None)
+        self.turned_away[reason] += 1
+        victim = min((c for c in others if not c.serving), key=lambda c: c.patience_left, default=None)
         if victim is None:
             return False
-        refusal = Refusal(503, Reason.CONNECTIONS, "too many connections to this replica")
-        self.service.refused(victim.request, refusal)
-        self.connections.discard(victim)  # `connection_lost` is called later
+        self.service.refused(victim.request, Refusal(503, Reason.CONNECTIONS, _TOO_MANY))
+        self.forget(victim)
         victim.abort()
         return True
 
@@ -75,69 +137,66 @@ class HttpServer:
         self._sweeper = self.loop.call_later(1.0, self._sweep)
 
 
-def _patience_left(connection: ServerConnection) -> tuple[bool, float]:
-    # A connection with an accepted head that sends a body is ended last.
-    return connection.sends_body, connection.deadline
+_TOO_MANY = "too many connections to this replica"
 
 
-class ServerConnection(asyncio.Protocol):
-    """One client connection. Between `serve` and `end` it belongs to an exchange."""
+class ServerConnection(Accepted):
+    """One client connection. Between `hold` and `end` its transport belongs to the owner of the response."""
 
     __slots__ = (
-        "_complete", "_exchange", "_expect", "_head_bytes", "_head_done", "_held_bytes", "_is_ambiguous", "_keep_alive",
-        "_lingering", "_parser", "_refusal", "_target", "deadline", "paused", "peer", "request", "server", "serving",
-        "transport",
+        "_complete", "_exchange", "_expect", "_head_bytes", "_head_done", "_held_bytes", "_ignores_upgrade",
+        "_is_ambiguous", "_is_preflight", "_keep_alive", "_lingering", "_parser", "_refusal", "_target", "address",
+        "deadline", "paused", "peer", "request", "server", "serving", "transport",
     )  # fmt: skip
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, address: str) -> None:
+        super().__init__()
         self.server = server
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
+        self.address = address  # the peer's, while the connection is counted
         self.peer = ""
-        self.deadline = 0.0
+        self.deadline = server.loop.time() + server.limits.head_s
         self.paused = False
         self._held_bytes = 0
         self._exchange: Exchange | None = None
         self.serving = False
         self._lingering = False
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser: Any = None
         self._reset()
 
     def _reset(self) -> None:
         self.request = Request()
         self._target = b""
         self._head_bytes = 0
-        self._head_done = False
-        self._complete = False
-        self._expect = False
+        self._head_done = self._complete = self._expect = False
         self._keep_alive = True
         self._refusal: Refusal | None = None
-        self._is_ambiguous = False
+        self._is_ambiguous = self._is_preflight = self._ignores_upgrade = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        if not self.server.make_room():
+        if self not in self.server.connections:
             self._turn_away()
             return
-        certificate = transport.get_extra_info("peercert")
-        if certificate:
-            self.peer = common_name(certificate)
+        del self.server.opening[self]
+        self._parser = httptools.HttpRequestParser(self)
+        self.peer = common_name(transport.get_extra_info("peercert") or {})
         self.deadline = self.server.loop.time() + self.server.limits.head_s
-        self.server.connections.add(self)
+
+    def opening_failed(self) -> None:
+        self.server.forget(self)
 
     def _turn_away(self) -> None:
-        refusal = Refusal(503, Reason.CONNECTIONS, "too many connections to this replica", retry_after_s=1)
         self._lingering = True
         self._keep_alive = False
-        self.server.service.refused(self.request, refusal)
-        body = refusal.body()
-        self.transport.write(
-            b"%sContent-Type: application/json\r\nContent-Length: %d\r\n%s%s%s"
-            % (STATUS_LINES[refusal.status], len(body), refusal.headers(), self.head_end(), body)
-        )
-        self.transport.close()
+        if self not in self.server.opening:  # ended during its handshake
+            self.transport.abort()
+            return
+        self._complete = True  # no request of it is read
+        self.refuse(Refusal(503, Reason.CONNECTIONS, _TOO_MANY, retry_after_s=1))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
-        self.server.connections.discard(self)
+        self.server.forget(self)
         # The parser refers to this object and keeps it, with TLS buffers, until a full garbage collection.
         self._parser = None
         self._forget_body()
@@ -171,9 +230,7 @@ class ServerConnection(asyncio.Protocol):
                 self.deadline = self.server.loop.time() + self.server.limits.head_s
             self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(bad_request(Reason.MALFORMED_HTTP, "protocol upgrades are not supported"))
+            self._parse(data)
         except httptools.HttpParserError as error:
             self._refuse(bad_request(Reason.MALFORMED_HTTP, f"malformed HTTP request ({error})"))
         if not self._head_done and self._head_bytes > self.server.limits.head_bytes:
@@ -182,6 +239,17 @@ class ServerConnection(asyncio.Protocol):
             self.refuse(self._refusal)
         elif self._complete:
             self._serve()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # llhttp stops behind such a head: another parser reads the body, by the same framing headers.
+            if self._refusal is None:
+                self._ignores_upgrade = False
+                self._parser = httptools.HttpRequestParser(_BodyReader(self))
+                self._parser.feed_data(_framing_head(self.request.headers))
+                self._parser.feed_data(data[upgrade.args[0] :])
 
     # Parser callbacks must not raise: they record a refusal, which data_received answers.
 
@@ -195,7 +263,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(Refusal(431, Reason.TOO_LARGE, "the request's target is too long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A repeated framing or authentication header is refused, and so is a trailer."""
+        """Refuse trailers and repeated framing or authentication headers; lines of other headers form a list."""
         if self._refusal is not None:
             return
         headers = self.request.headers
@@ -207,7 +275,7 @@ class ServerConnection(asyncio.Protocol):
         elif len(headers) >= self.server.limits.headers:
             self._refuse(Refusal(431, Reason.TOO_LARGE, "the request has too many headers"))
         else:
-            headers[key] = value
+            headers[key] = headers[key] + b", " + value if key in headers else value
 
     def on_headers_complete(self) -> None:
         self._head_done = True
@@ -215,7 +283,8 @@ class ServerConnection(asyncio.Protocol):
             return
         try:
             self._check_framing()
-            self.server.service.check_head(self.request)
+            if not self._is_preflight:
+                self.server.service.check_head(self.request)
         except Refusal as refusal:
             self._refuse(refusal)
             return
@@ -236,23 +305,32 @@ class ServerConnection(asyncio.Protocol):
             server.buffered.add(request.subject, len(body))
 
     @property
-    def sends_body(self) -> bool:
-        """Whether a request's head was accepted and its body is arriving."""
-        return self._head_done and not self.serving and not self._lingering
+    def patience_left(self) -> tuple[bool, float]:
+        """Order in which connections without a request in service are ended; those that send a body are last."""
+        return self._head_done and not self._lingering, self.deadline
 
     def on_message_complete(self) -> None:
-        self._complete = True
+        self._complete = not self._ignores_upgrade
 
     def _check_framing(self) -> None:
         request, headers = self.request, self.request.headers
         if self._parser.get_http_version() != "1.1":
             raise Refusal(505, Reason.MALFORMED_HTTP, "only HTTP/1.1 is supported")
         request.method = self._parser.get_method()
-        request.path, _, request.query = self._target.partition(b"?")
+        absolute = _ABSOLUTE_FORM.match(self._target)
+        target = self._target[absolute.end() :] if absolute is not None else self._target
+        request.path, _, request.query = target.partition(b"?")
         request.peer = self.peer
         self._keep_alive = self._parser.should_keep_alive()
-        if b"upgrade" in headers:
-            raise bad_request(Reason.MALFORMED_HTTP, "protocol upgrades are not supported")
+        self._ignores_upgrade = self._parser.should_upgrade()
+        host = headers.get(b"host")
+        if host is None or not _HOST.fullmatch(host.strip()):
+            raise bad_request(Reason.MALFORMED_HTTP, "exactly one valid Host header is needed")
+        self._is_preflight = (
+            request.method == b"OPTIONS"
+            and headers.get(b"origin") in self.server.allowed_origins
+            and b"access-control-request-method" in headers
+        )
         encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
         if encoding is not None and length is not None:
             raise bad_request(Reason.MALFORMED_HTTP, "Content-Length and Transfer-Encoding exclude each other")
@@ -277,12 +355,17 @@ class ServerConnection(asyncio.Protocol):
     def _serve(self) -> None:
         self.serving = True
         self.deadline = float("inf")
+        if self._is_preflight:
+            self._keep_alive = False  # it has no key
+            self.reply(200, b"", extra=_PREFLIGHT_HEADERS)
+            return
         try:
             self.server.service.serve(self.request, self)
         except Refusal as refusal:
             self.refuse(refusal)
 
     def hold(self, exchange: Exchange) -> None:
+        """Notify `exchange` about this caller until the response ends."""
         self._exchange = exchange
         if self.paused:
             exchange.client_paused()
@@ -291,9 +374,10 @@ class ServerConnection(asyncio.Protocol):
         self.server.service.refused(self.request, refusal)
         if not self._complete or self._is_ambiguous or self.request.subject is None:
             self._keep_alive = False
-        self.reply(refusal.status, refusal.body(), extra=refusal.headers())
+        self.reply(refusal.status, refusal.body(self.request.path), extra=refusal.headers())
 
     def reply(self, status: int, body: bytes, content_type: bytes = b"application/json", extra: bytes = b"") -> None:
+        """Send a whole response; `extra` are further lines of its head."""
         head = b"%sContent-Type: %s\r\nContent-Length: %d\r\n%s%s" % (
             STATUS_LINES[status], content_type, len(body), extra, self.head_end(),
         )  # fmt: skip
@@ -301,16 +385,26 @@ class ServerConnection(asyncio.Protocol):
         self.end()
 
     def head_end(self) -> bytes:
+        """Return the last lines of a response's head."""
         if self.server.closing_after_response:
             self._keep_alive = False
-        return b"\r\n" if self._keep_alive else b"Connection: close\r\n\r\n"
+        end = b"\r\n" if self._keep_alive else b"Connection: close\r\n\r\n"
+        if not self.server.allowed_origins:
+            return end
+        origin = self.request.headers.get(b"origin")
+        if origin not in self.server.allowed_origins:
+            return b"Vary: Origin\r\n" + end
+        return b"Vary: Origin\r\nAccess-Control-Allow-Origin: %s\r\nAccess-Control-Expose-Headers: *\r\n" % origin + end
 
     def end(self) -> None:
+        """The response is written: await the next request, or close."""
         self._exchange = None
         self.serving = False
         self._forget_body()
         now = self.server.loop.time()
         if self._keep_alive:
+            if b"upgrade" in self.request.headers:
+                self._parser = httptools.HttpRequestParser(self)
             self._reset()
             self.deadline = now + self.server.limits.idle_s
             return
@@ -323,13 +417,17 @@ class ServerConnection(asyncio.Protocol):
             self.deadline = now + _LINGER_S
 
     def end_broken(self) -> None:
+        """Send buffered data, then close without ending the response, so that the caller sees it cut."""
         self._exchange = None
         self._forget_body()
         self.deadline = self.server.loop.time() + self.server.limits.body_s
         self.transport.close()
 
     def abort(self) -> None:
-        self.transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
 
     def expired(self) -> None:
         """Answer a half-sent request with 408, drop everything else."""
@@ -346,6 +444,7 @@ class ServerConnection(asyncio.Protocol):
         self.request.body = bytearray()
 
     def release_body(self, held_bytes: int) -> None:
+        """The body is no longer needed; `held_bytes` of it count as buffered until `let_go`."""
         self._forget_body()
         self._held_bytes = held_bytes
         self.server.buffered.add(self.request.subject, held_bytes)
@@ -355,10 +454,31 @@ class ServerConnection(asyncio.Protocol):
         self._held_bytes = 0
 
 
+class _BodyReader:
+    """Passes the events of a request's body, behind the head of `_framing_head`, on to its connection."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.on_body = connection.on_body
+        self.on_message_begin = connection.on_message_begin
+        self.on_message_complete = connection.on_message_complete
+        self._on_trailer = connection.on_header
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            self._on_trailer(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+
+
+def _framing_head(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the head of a request with only the framing of `headers`, which a parser accepted before."""
+    lines = [name + b": " + headers[name] for name in (b"content-length", b"transfer-encoding") if name in headers]
+    return b"\r\n".join((b"POST / HTTP/1.1", *lines, b"", b""))
+
+
 def common_name(certificate: dict[str, Any]) -> str:
     """Return the common name of a verified certificate from `ssl`, or an empty string."""
-    for part in certificate.get("subject", ()):
-        for key, value in part:
-            if key == "commonName":
-                return str(value)
-    return ""
+    named = (pair for part in certificate.get("subject", ()) for pair in part)
+    return next((str(value) for key, value in named if key == "commonName"), "")

@@ -1,8 +1,4 @@
-"""API keys, which identify callers.
-
-The Secret holds `keys.json`: `{"keys": [{"tenant": "acme", "sha256": "<hex of sha256(key)>"}]}`. Only hashes are
-stored; keys are long and random, so a plain hash is enough and fast.
-"""
+"""API keys, which identify callers. Only hashes are stored: keys are long and random, so a plain hash is enough."""
 
 from __future__ import annotations
 
@@ -11,56 +7,85 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 
+from kvstrata.contract.policy.api_keys import KEYS_DATA_KEY, expiry_s
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 
-KEYS_DATA_KEY = "keys.json"
+UNKNOWN_KEY = "this model knows no such API key: each model has keys of its own, check the key and the address"
+"""The same for a key of another model and for one that no model knows, so a caller learns nothing of others."""
+
 MAX_KEY_BYTES = 512
 MAX_TENANT_CHARACTERS = 253
+
+unauthenticated = partial(Refusal, 401, Reason.UNAUTHENTICATED, code="invalid_api_key")
 
 
 class MalformedKeysError(ValueError):
     """The API-key Secret cannot be used; the message contains the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Key:
+    digest: bytes
+    tenant: str
+    expires_s: float
+
+
+@dataclass(slots=True, repr=False)
 class KeyRing:
-    """The hashes of all keys. An empty ring authenticates no caller."""
+    """All keys by their hashes. An empty ring authenticates no caller."""
 
-    __slots__ = ("_tenants",)
-
-    def __init__(self, tenants: Mapping[bytes, str] | None = None) -> None:
-        self._tenants = {digest: (digest, tenant) for digest, tenant in (tenants or {}).items()}
+    _keys: Mapping[bytes, _Key] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._tenants)
-
-    def is_as(self, other: KeyRing) -> bool:
-        return self._tenants == other._tenants
+        return len(self._keys)
 
     @classmethod
     def decode(cls, data: bytes) -> KeyRing:
-        """Raises MalformedKeysError; a hash of two tenants is malformed too."""
-        tenants: dict[bytes, str] = {}
+        """Raises MalformedKeysError, also for a hash of two tenants. Of a key's entries the first to expire counts."""
+        keys: dict[bytes, _Key] = {}
         try:
-            for item in json.loads(data)["keys"]:
+            entries = json.loads(data)["keys"]
+            for number, item in enumerate(entries, start=1):
+                if missing := [name for name in ("tenant", "sha256") if name not in item]:
+                    raise MalformedKeysError(f"entry {number} of {KEYS_DATA_KEY} has no {' and no '.join(missing)}")
                 tenant, digest = item["tenant"], binascii.unhexlify(item["sha256"])
                 if not isinstance(tenant, str) or not 0 < len(tenant) <= MAX_TENANT_CHARACTERS or len(digest) != 32:
                     raise MalformedKeysError("each key needs a tenant and the 64 hex digits of its SHA-256")
-                if tenants.setdefault(digest, tenant) != tenant:
+                key = _Key(digest, tenant, _expiry_s(item, number))
+                known = keys.get(digest, key)
+                if known.tenant != tenant:
                     raise MalformedKeysError("one key is given to two tenants")
+                keys[digest] = min(known, key, key=lambda one: one.expires_s)
         except MalformedKeysError:
             raise
         except (ValueError, KeyError, TypeError) as error:
-            raise MalformedKeysError(f"{KEYS_DATA_KEY} is malformed ({type(error).__name__})") from None
-        return cls(tenants)
+            form = '{"keys": [{"tenant": "…", "sha256": "<64 hex digits>"}]}'
+            problem = f"{KEYS_DATA_KEY} is malformed ({type(error).__name__}): its form is {form}"
+            raise MalformedKeysError(problem) from None
+        return cls(keys)
 
-    def tenant_of(self, key: bytes) -> str | None:
-        """Return the tenant of `key`, or None. The lookup is by the key's SHA-256, which a caller cannot steer digit by
-        digit; the match is compared in constant time."""
+    def tenant_of(self, key: bytes, now_s: float) -> str | None:
+        """Return the tenant of `key`, or None; `now_s` is wall-clock time. Raises Refusal if the key has expired. The
+        lookup is by the key's SHA-256, which a caller cannot steer; the match is compared in constant time."""
         presented = hashlib.sha256(key).digest()
-        found = self._tenants.get(presented)
-        return found[1] if found is not None and hmac.compare_digest(found[0], presented) else None
+        found = self._keys.get(presented)
+        if found is None or not hmac.compare_digest(found.digest, presented):
+            return None
+        if now_s >= found.expires_s:
+            raise unauthenticated("this API key has expired: ask the operator of this model for another one")
+        return found.tenant
+
+
+def _expiry_s(item: Mapping[str, object], number: int) -> float:
+    try:
+        return expiry_s(item["expires"]) if item.get("expires") is not None else inf
+    except ValueError:
+        form = "a time of the form 2027-01-31T12:00:00Z"
+        raise MalformedKeysError(f"expires in entry {number} of {KEYS_DATA_KEY} is not {form}") from None
 
 
 @dataclass(slots=True)
@@ -71,8 +96,7 @@ class Keys:
 
 
 def credential(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the API key of a request: `Authorization: Bearer` (OpenAI) or `x-api-key` (Anthropic). Raises Refusal when
-    there is none, or two that differ."""
+    """Return a request's API key, by OpenAI's or Anthropic's header. Raises Refusal for none, or two that differ."""
     authorization = headers.get(b"authorization")
     api_key = headers.get(b"x-api-key", b"").strip()
     bearer = b""
@@ -87,9 +111,5 @@ def credential(headers: Mapping[bytes, bytes]) -> bytes:
     if not key:
         raise unauthenticated("no API key: use 'Authorization: Bearer <API key>'")
     if len(key) > MAX_KEY_BYTES:
-        raise unauthenticated("this API key is not known")
+        raise unauthenticated(UNKNOWN_KEY)
     return key
-
-
-def unauthenticated(message: str) -> Refusal:
-    return Refusal(401, Reason.UNAUTHENTICATED, message, code="invalid_api_key")

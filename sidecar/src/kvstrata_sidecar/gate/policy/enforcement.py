@@ -8,16 +8,41 @@ requests hold back the revision that removed their keyspace and later ones, not 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata_sidecar.gate import log
-from kvstrata_sidecar.gate.policy.freshness import Freshness
 from kvstrata_sidecar.gate.policy.grants import PoolSubject, still_granted
+from kvstrata_sidecar.gate.policy.identity import ResolvedIdentity
 from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 
 _NEVER = float("inf")
+boottime_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True)
+class Freshness:
+    """Age of the policy in force. `sent_ns` is when the last good quorum read of its root was *sent*, as later commits
+    may be missing; 0 before the first. CLOCK_BOOTTIME includes suspension, and no time service changes it."""
+
+    now_ns: Callable[[], int] = boottime_ns
+    sent_ns: int = 0
+
+    def confirm(self, sent_ns: int) -> None:
+        """Record an answered read; an older one than known changes nothing."""
+        self.sent_ns = max(self.sent_ns, sent_ns)
+
+    def age_ms(self) -> int:
+        """Return the age in milliseconds, or -1 before the first read."""
+        return (self.now_ns() - self.sent_ns) // 1_000_000 if self.sent_ns else -1
+
+    def fresh(self, stale_after_s: int) -> bool:
+        """Whether the last read was sent within `stale_after_s`. A clock that ran backwards is not fresh."""
+        return bool(self.sent_ns) and 0 <= self.now_ns() - self.sent_ns <= stale_after_s * 1_000_000_000
 
 
 class InFlight(Protocol):
@@ -25,37 +50,36 @@ class InFlight(Protocol):
         """End the request now, with an answer if one is still possible."""
 
 
+@dataclass(slots=True, repr=False)
 class _Hold:
     """An admitted request's keyspace, empty for a random salt. `floor` is set once that keyspace was removed: the
     newest revision that may be acknowledged meanwhile. At `deadline` the request is aborted."""
 
-    __slots__ = ("deadline", "floor", "keyspace", "subject")
-
-    def __init__(self, subject: str | PoolSubject, keyspace: str) -> None:
-        self.subject = subject
-        self.keyspace = keyspace
-        self.floor: int | None = None
-        self.deadline = _NEVER
+    subject: str | PoolSubject
+    keyspace: str
+    floor: int | None = None
+    deadline: float = _NEVER
 
 
+@dataclass(eq=False)
 class Enforcement:
-    def __init__(self, volume: PolicyVolume, freshness: Freshness, loop: asyncio.AbstractEventLoop) -> None:
-        self.bundle: Bundle | None = None
-        self.in_flight: dict[InFlight, _Hold] = {}
-        self.acked = 0
-        self.cache_boot = ""
-        self.changed: list[Callable[[], None]] = []
-        """Called after any change for the operator; must not raise."""
-        self.revision_wanted = asyncio.Event()
-        """Set when the adapter has a revision, or data keys, still to apply."""
-        self.keys_brought = False
-        """Whether key files were written since the adapter was last asked to apply a revision."""
-        self._volume = volume
-        self._freshness = freshness
-        self._loop = loop
-        self._adapter_revision = 0
-        self._fenced = False
-        self._reaper: asyncio.TimerHandle | None = None
+    """`changed` is called after any change for the operator, and must not raise. `revision_wanted`: the adapter has a
+    revision, or data keys, still to apply; `keys_brought`: key files were written since it was last asked to."""
+
+    volume: PolicyVolume
+    freshness: Freshness
+    loop: asyncio.AbstractEventLoop
+    identity: ResolvedIdentity
+    bundle: Bundle | None = None
+    in_flight: dict[InFlight, _Hold] = field(default_factory=dict)
+    acked: int = 0
+    cache_boot: str = ""
+    changed: list[Callable[[], None]] = field(default_factory=list)
+    revision_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    keys_brought: bool = False
+    _adapter_revision: int = 0
+    _fenced: bool = False
+    _reaper: asyncio.TimerHandle | None = None
 
     @property
     def revision(self) -> int:
@@ -67,45 +91,42 @@ class Enforcement:
         return self.bundle.root.term if self.bundle is not None else 0
 
     def fresh(self) -> bool:
-        return self.bundle is not None and self._freshness.fresh(self.bundle.root.rules.stale_after_s)
+        return self.bundle is not None and self.freshness.fresh(self.bundle.root.rules.stale_after_s)
 
     def confirm(self, sent_ns: int) -> None:
         """A quorum read, sent at `sent_ns`, confirmed the revision in force."""
         was_fresh = self.fresh()
-        self._freshness.confirm(sent_ns)
-        self._volume.write_freshness(self._freshness.sent_ns)
+        self.freshness.confirm(sent_ns)
+        self.volume.write_freshness(self.freshness.sent_ns)
         if not was_fresh:
-            self._notify()
+            self.notify()
 
     def fence(self) -> None:
-        """Check the age of the policy; called a few times a second.
-
-        Under `onStale: Fence` a stale policy may have lost any keyspace, so requests on all of them get `drainTimeout`
-        to end: none outlives a lost invalidation by more than `staleAfter + drainTimeout`. A confirmation before that
-        lets them run on.
-        """
+        """Check the age of the policy; called a few times a second. Under `onStale: Fence` a stale one may have lost
+        any keyspace, so requests on all of them get `drainTimeout` to end: none outlives a lost invalidation by more
+        than `staleAfter + drainTimeout`."""
         fenced = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence" and not self.fresh()
         if fenced == self._fenced:
             return
         self._fenced = fenced
         if self.bundle is None:
             return
-        deadline = self._loop.time() + self.bundle.root.rules.drain_timeout_s
+        deadline = self.loop.time() + self.bundle.root.rules.drain_timeout_s
         for hold in self.in_flight.values():
             if hold.keyspace and hold.floor is None:
                 hold.deadline = deadline if fenced else _NEVER
         if fenced:
-            log.warning("the policy is stale: requests run without reuse", age_ms=self._freshness.age_ms())
+            log.warning("the policy is stale: requests run without reuse", age_ms=self.freshness.age_ms())
         self._arm_reaper()
-        self._notify()
+        self.notify()
 
     def apply(self, bundle: Bundle) -> None:
         # The policy is on the volume before any request is granted under it: the cache server never learns of a
         # keyspace later than the engine does.
-        self._volume.write_policy(bundle)
+        self.volume.write_policy(bundle)
         before = self.revision
         self.bundle = bundle
-        deadline = self._loop.time() + bundle.root.rules.drain_timeout_s
+        deadline = self.loop.time() + bundle.root.rules.drain_timeout_s
         draining = 0
         for hold in self.in_flight.values():
             if hold.keyspace and not still_granted(bundle, hold.subject, hold.keyspace):
@@ -117,13 +138,13 @@ class Enforcement:
         self.revision_wanted.set()
         self._arm_reaper()
         self._advance()
-        self._notify()
+        self.notify()
 
     def keys_came(self) -> None:
         """Have the adapter read delivered data keys of the revision in force."""
         self.keys_brought = True
         self.revision_wanted.set()
-        self._notify()
+        self.notify()
 
     def requests_on(self, keyspaces: Collection[str]) -> int:
         return sum(hold.keyspace in keyspaces for hold in self.in_flight.values())
@@ -142,17 +163,17 @@ class Enforcement:
         self.cache_boot = boot
         self._adapter_revision = revision
         if revision == self.revision:
-            self._volume.policy_applied()
+            self.volume.policy_applied()
         self._advance()
         if changed:
-            self._notify()
+            self.notify()
 
     def adapter_lost(self) -> None:
         """The next adapter has to apply the revision again."""
         self._adapter_revision = 0
         if self.cache_boot:
             self.cache_boot = ""
-            self._notify()
+            self.notify()
 
     def _advance(self) -> None:
         if not self.cache_boot:
@@ -162,7 +183,7 @@ class Enforcement:
         if reached > self.acked:
             self.acked = reached
             log.info("a policy revision is acknowledged", revision=reached)
-            self._notify()
+            self.notify()
 
     def _arm_reaper(self) -> None:
         if self._reaper is not None:
@@ -170,11 +191,11 @@ class Enforcement:
             self._reaper = None
         deadline = min((hold.deadline for hold in self.in_flight.values()), default=_NEVER)
         if deadline < _NEVER:
-            self._reaper = self._loop.call_at(deadline, self._reap)
+            self._reaper = self.loop.call_at(deadline, self._reap)
 
     def _reap(self) -> None:
         self._reaper = None
-        now = self._loop.time()
+        now = self.loop.time()
         late = [request for request, hold in self.in_flight.items() if hold.deadline <= now]
         for request in late:
             request.abort()
@@ -183,6 +204,6 @@ class Enforcement:
             log.warning("requests on keyspaces that may be gone were aborted", requests=len(late))
         self._arm_reaper()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         for callback in tuple(self.changed):
             callback()

@@ -1,4 +1,4 @@
-"""Decides which keyspace a tenant gets. Pure: bundle, freshness and random salts are passed in."""
+"""Decides which keyspace and rate limits a tenant gets. Pure: bundle, freshness and random salts are passed in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.contract.policy.pools import PoolVersion
+from kvstrata.contract.policy.rate import UNLIMITED, RateLimit
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 
 
@@ -19,12 +20,10 @@ class Grant:
     withheld: str = ""
 
 
-def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callable[[], str]) -> Grant:
-    """Return the grant of `tenant` under `bundle`.
-
-    In this order: no bundle, an unknown tenant (`Refuse` or a random salt), a suspended one or reuse switched off, a
-    stale bundle under `onStale: Fence`, the tenant's keyspace. Raises Refusal with status 503 or 403.
-    """
+def decide(bundle: Bundle | None, tenant: str, fresh: bool, withheld: str, random_salt: Callable[[], str]) -> Grant:
+    """Return the grant of `tenant` under `bundle`. `withheld` is why this pod serves without reuse, if it does. In this
+    order: no bundle (503), an unknown tenant (a random salt, or 403), a suspended one or reuse switched off, a stale
+    bundle under `onStale: Fence`, a pod without reuse, the tenant's keyspace. Raises Refusal."""
     if bundle is None:
         raise Refusal(503, Reason.NO_POLICY, "the cache policy is not loaded yet", retry_after_s=1)
     rules, entry = bundle.root.rules, bundle.entries.get(tenant)
@@ -38,7 +37,17 @@ def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callabl
         return Grant(random_salt(), False, "reuse_off")
     if rules.on_stale == "Fence" and not fresh:
         return Grant(random_salt(), False, "stale")
+    if withheld:
+        return Grant(random_salt(), False, withheld)
     return Grant(entry.keyspace, True)
+
+
+def rate_limit(bundle: Bundle | None, tenant: str) -> RateLimit:
+    """Return the limits of `tenant`: those of its entry, and the rules' where it has none."""
+    if bundle is None:
+        return UNLIMITED
+    entry, default = bundle.entries.get(tenant), bundle.root.rules.rate
+    return entry.rate.or_default(default) if entry is not None else default
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,42 @@
-"""The allow-list of a caller's request: endpoints and keys of their bodies.
+"""The allow-list of a caller's request: endpoints, keys of their bodies, and the bound of each key.
 
 The lists are the keys of vLLM 0.32 that cannot reach another caller's cache, files, addresses or place in the queue.
-Any other key is refused by name: a later engine may give it a meaning.
+Any other key is refused by name: a later engine may give it a meaning. Keys of the public APIs that the engine does not
+serve are refused with a reason, dropped if they are hints, and accepted with the value that changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kvstrata.contract.messages.prefix import refused_argument
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.proxy import content
-
-Json = dict[str, Any]
+from kvstrata_sidecar.gate.proxy.values import (
+    HINTS,
+    MAX_NAME_CHARACTERS,
+    MAX_REGEX_CHARACTERS,
+    MAX_SCHEMA_BYTES,
+    Bound,
+    Json,
+    biases,
+    by_type,
+    flag,
+    number,
+    one_of,
+    record,
+    schema,
+    schema_text,
+    schemas,
+    shown,
+    text,
+    texts,
+    token_ids,
+    unserved,
+    whole,
+    wrong,
+)
 
 FORBIDDEN: Mapping[str, str] = {
     "cache_salt": "the gate derives the cache namespace from your API key; a caller cannot choose it",
@@ -32,226 +54,252 @@ FORBIDDEN: Mapping[str, str] = {
     "chat_template": "templates are code; the operator of the model chooses them",
     "logits_processors": "it names code to load",
     "previous_response_id": "stored responses are shared by all tenants",
+    "watermarking": "the operator of the model chooses it",
     "guided_decoding_backend": "the operator of the model chooses the backend",
 }
 """Keys that are refused with the reason, even if the engine does not know them."""
 
-# fmt: off  (one key a line would hide the lists)
+UNSERVED: Mapping[str, tuple[str, object]] = {
+    "audio": ("the model answers in text", None),
+    "modalities": ("the model answers in text", ["text"]),
+    "function_call": ("use 'tool_choice'", "none"),
+    "functions": ("use 'tools'", []),
+    "moderation": ("no moderation runs here", None),
+    "prediction": ("the engine takes no predicted output", None),
+    "verbosity": ("the engine does not know it; ask for it in a message", "medium"),
+    "web_search_options": ("the engine searches nowhere", None),
+    "background": ("requests are answered while the caller waits", False),
+    "best_of": ("the engine returns every sequence that it computes; use 'n'", 1),
+    "use_beam_search": ("a beam occupies the engine for many sequences; use 'n'", False),
+    "suffix": ("the engine completes at the end only", ""),
+    "compaction": ("the engine edits no context", None),
+    "context_management": ("the engine edits no context", None),
+    "thread": ("the engine stores no messages; send them all", None),
+    "container": ("the engine has no containers", None),
+    "mcp_servers": ("the engine calls no servers; offer their tools in 'tools'", []),
+    "fallbacks": ("this gate serves one model", []),
+    "inference_geo": ("the owner of the cluster chooses where it runs", None),
+    "speed": ("the engine has one speed", "standard"),
+    "output_format": ("use 'output_config'", None),
+}
+"""Keys of the public APIs that are refused, with the reason, unless they have this value or null: no change."""
+
+IGNORED = HINTS | {
+    "betas", "billing_policy", "diagnostics", "fallback_credit_token", "metadata", "model", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+    "user_profile_id", "workspace_id",
+}  # fmt: skip
+"""Hints about caching, billing and callers: accepted, and not forwarded. `model` is replaced by the gate's own."""
+
 MAX_SEQUENCES = 64
 """Sequences of one request. The engine admits thousands, which would occupy it for one caller."""
 
-_SAMPLING = frozenset(
-    (
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "length_penalty",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "ignore_eos",
-        "max_tokens",
-        "min_tokens",
-        "n",
-        "use_beam_search",
-        "logit_bias",
-        "logprobs",
-        "prompt_logprobs",
-        "logprob_token_ids",
-        "allowed_token_ids",
-        "bad_words",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "truncate_prompt_tokens",
-        "truncation_side",
-        "add_special_tokens",
-        "echo",
-        "stream",
-        "stream_options",
-        "response_format",
-        "structured_outputs",
-        "return_tokens_as_token_ids",
-        "return_token_ids",
-        "thinking_token_budget",
-    )
-)
-_IGNORED = frozenset(
-    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]
-)
-"""Keys of OpenAI's clients that no engine needs: accepted, and not forwarded."""
+_MOST = 2**31 - 1
+_NAME = text(MAX_NAME_CHARACTERS)
+_STOP_TEXTS = 16
+_STOP_CHARACTERS = 1024
+_LOGPROBS = whole(0, 20)
+_REGEX = text(MAX_REGEX_CHARACTERS)
+_MAX_TEMPLATE_KEYWORDS = 64
 
-_STRUCTURED = frozenset(
-    (
-        "json",
-        "regex",
-        "choice",
-        "grammar",
-        "json_object",
-        "disable_any_whitespace",
-        "disable_additional_properties",
-        "whitespace_pattern",
-        "structural_tag",
-    )
+
+def _template_keywords(value: object, where: str) -> None:
+    if not isinstance(value, dict):
+        raise wrong(where, "an object")
+    if refused_argument(value) is not None:
+        raise bad_request(
+            Reason.FORBIDDEN_KEY, f"'{where}' takes simple values for names that the template itself defines", where
+        )
+    if len(value) > _MAX_TEMPLATE_KEYWORDS or any(
+        isinstance(inner, str) and len(inner) > MAX_NAME_CHARACTERS for inner in value.values()
+    ):
+        raise wrong(where, f"at most {_MAX_TEMPLATE_KEYWORDS} values of at most {MAX_NAME_CHARACTERS} characters")
+
+
+_JSON_SCHEMA = record({"name": _NAME, "description": text(MAX_SCHEMA_BYTES), "schema": schema, "strict": flag})
+_RESPONSE_FORMAT = by_type(
+    {
+        "text": record({"type": _NAME}),
+        "json_object": record({"type": _NAME}),
+        "json_schema": record({"type": _NAME, "json_schema": _JSON_SCHEMA}),
+        "structural_tag": record(
+            {"type": _NAME, "format": schema, "structures": schemas(128), "triggers": texts(128, MAX_NAME_CHARACTERS)}
+        ),
+    }
 )
-# fmt: on
+_STRUCTURED_OUTPUTS = record(
+    {
+        "json": schema_text,
+        "regex": _REGEX,
+        "choice": texts(1000, MAX_REGEX_CHARACTERS),
+        "grammar": text(16 * 1024),
+        "json_object": flag,
+        "disable_any_whitespace": flag,
+        "disable_additional_properties": flag,
+        "whitespace_pattern": _REGEX,
+        "structural_tag": schema_text,
+    }
+)
+_THINKING = by_type(
+    {
+        "enabled": record(
+            {"type": _NAME, "budget_tokens": whole(0, _MOST), "display": _NAME},
+            {"block_binding": "the engine binds no blocks"},
+        ),
+        "adaptive": record({"type": _NAME, "display": _NAME}, {"block_binding": "the engine binds no blocks"}),
+        "disabled": record({"type": _NAME}),
+    },
+    {"between_tools": "the engine thinks before an answer or not at all"},
+)
+_OUTPUT_CONFIG = record(
+    {"effort": _NAME, "format": by_type({"json_schema": record({"type": _NAME, "schema": schema})})},
+    {"task_budget": "use 'max_tokens'"},
+)
+
+_SAMPLING: Mapping[str, Bound] = {
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "repetition_penalty": number(0, 100),
+    "length_penalty": number(-100, 100),
+    "temperature": number(0, 2),
+    "top_p": number(0, 1),
+    "top_k": whole(-1, _MOST),
+    "min_p": number(0, 1),
+    "seed": whole(-(2**63), 2**63 - 1),
+    "stop": texts(_STOP_TEXTS, _STOP_CHARACTERS, single=True),
+    "stop_token_ids": token_ids(128),
+    "max_tokens": whole(0, _MOST),
+    "min_tokens": whole(0, _MOST),
+    "n": whole(1, MAX_SEQUENCES),
+    "logit_bias": biases,
+    "prompt_logprobs": _LOGPROBS,
+    "logprob_token_ids": token_ids(128),
+    "allowed_token_ids": token_ids(4096),
+    "bad_words": texts(128, MAX_NAME_CHARACTERS),
+    "truncate_prompt_tokens": whole(-1, _MOST),
+    "truncation_side": one_of("left", "right"),
+    "stream_options": record({"include_usage": flag, "continuous_usage_stats": flag}),
+    "response_format": _RESPONSE_FORMAT,
+    "structured_outputs": _STRUCTURED_OUTPUTS,
+    "thinking_token_budget": whole(-1, _MOST),
+    **dict.fromkeys(
+        ("add_special_tokens", "echo", "ignore_eos", "include_stop_str_in_output", "return_token_ids",
+         "return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens", "stream"),
+        flag,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path of the engine that callers may use.
-
-    `forwarded` keys reach the engine, `ignored` keys are dropped, all others are refused. `check` raises Refusal for
-    bad values, and removes nested keys that are not forwarded. `usage_option`: the endpoint supports `stream_options`.
-    """
+    """A path of the engine that callers may use. `forwarded` keys, with `required` among them, have bounds.
+    `usage_option`: the endpoint knows `stream_options`."""
 
     path: bytes
-    forwarded: frozenset[str]
-    ignored: frozenset[str]
-    check: Callable[[Json], None]
+    forwarded: Mapping[str, Bound]
+    required: str
     usage_option: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A checked body: `fields` lack `model` and `cache_salt` until `seal` adds ours. `strip_usage` is set when the gate
-    asked for a usage event that the caller did not."""
+class Shape:
+    """`sequences` are `n` times `prompts`. `strip_usage`: the gate asked for a usage event that the caller did not."""
 
-    fields: Json
-    stream: bool
+    prompts: int
+    sequences: int
     strip_usage: bool
 
-    def seal(self, model: str, salt: str) -> Json:
-        return {**self.fields, "model": model, "cache_salt": salt}
 
-
-def rewrite(endpoint: Endpoint, body: Json) -> Rewritten:
-    """Return the part of `body` for the engine. Raises Refusal (400) that names the offending key. Nested keys that are
-    not forwarded are removed in place."""
+def rewrite(endpoint: Endpoint, body: Json) -> tuple[Json, Shape]:
+    """Return the part of `body` for the engine, without `model` and `cache_salt`. Nested keys that are not forwarded
+    are removed in place. Raises Refusal (400) that names the offending key."""
     fields: Json = {}
+    bounds = endpoint.forwarded
     for key, value in body.items():
-        if key in endpoint.forwarded:
+        if key in bounds:
             if value is not None:
                 fields[key] = value
-        elif key in FORBIDDEN:
-            raise bad_request(Reason.FORBIDDEN_KEY, f"'{key}' is not accepted: {FORBIDDEN[key]}", key)
-        elif key != "model" and key not in endpoint.ignored:
-            name = key.encode("utf-8", "replace").decode()[:64]
-            raise bad_request(Reason.UNKNOWN_KEY, f"'{name}' is not a key that this gate forwards", name)
-    stream = fields.get("stream", False)
-    if not isinstance(stream, bool):
-        raise bad_request(Reason.BAD_VALUE, "'stream' is true or false", "stream")
-    endpoint.check(fields)
-    _check_sequences(fields)
-    return Rewritten(fields, stream, stream and endpoint.usage_option and _ask_for_usage(fields))
-
-
-def _check_sequences(fields: Json) -> None:
-    """Raise Refusal if one request asks for more sequences than a batch of requests would have."""
-    count, prompt = fields.get("n", 1), fields.get("prompt")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise bad_request(Reason.BAD_VALUE, "'n' is a whole number above 0", "n")
+        elif key not in IGNORED:
+            _require_default(key, value)
+    for key, value in fields.items():
+        bounds[key](value, key)
+    if endpoint.required not in fields:
+        bounds[endpoint.required](None, endpoint.required)
+    prompt, stream = fields.get("prompt"), fields.get("stream", False)
     prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
-    if count * prompts > MAX_SEQUENCES:
+    sequences = fields.get("n", 1) * prompts
+    if sequences > MAX_SEQUENCES:
         raise bad_request(
             Reason.BAD_VALUE, f"one request may ask for at most {MAX_SEQUENCES} sequences (n times prompts)", "n"
         )
-
-
-def _ask_for_usage(fields: Json) -> bool:
-    """Make the engine report usage at the end of a stream; return whether the caller did not ask for it."""
     options = fields.get("stream_options", {})
-    if options.get("include_usage"):
-        return False
-    fields["stream_options"] = {**options, "include_usage": True}
-    return True
+    if "stream_options" in fields and not stream:
+        raise bad_request(Reason.BAD_VALUE, "'stream_options' needs 'stream': true", "stream_options")
+    if options.get("continuous_usage_stats") and not options.get("include_usage"):
+        raise bad_request(Reason.BAD_VALUE, "'continuous_usage_stats' needs 'include_usage': true", "stream_options")
+    strip_usage = stream and endpoint.usage_option and not options.get("include_usage")
+    if strip_usage:
+        fields["stream_options"] = {**options, "include_usage": True}
+    return fields, Shape(prompts, sequences, strip_usage)
 
 
-def _check_shared(fields: Json) -> None:
-    options = fields.get("stream_options")
-    if options is not None:
-        content.require_keys(options, frozenset({"include_usage", "continuous_usage_stats"}), "stream_options")
-        if not all(isinstance(value, bool) or value is None for value in options.values()):
-            raise bad_request(Reason.BAD_VALUE, "'stream_options' holds true or false", "stream_options")
-        if not fields.get("stream"):
-            raise bad_request(Reason.BAD_VALUE, "'stream_options' needs 'stream': true", "stream_options")
-        if options.get("continuous_usage_stats") and not options.get("include_usage"):
-            raise bad_request(
-                Reason.BAD_VALUE, "'continuous_usage_stats' needs 'include_usage': true", "stream_options"
-            )
-    if "structured_outputs" in fields:
-        content.require_keys(fields["structured_outputs"], _STRUCTURED, "structured_outputs")
+def _require_default(key: str, value: object) -> None:
+    """Raise Refusal unless this key, which is not forwarded, changes nothing with this value."""
+    if key in FORBIDDEN:
+        raise bad_request(Reason.FORBIDDEN_KEY, f"'{key}' is not accepted: {FORBIDDEN[key]}", key)
+    if key not in UNSERVED:
+        name = shown(key)
+        raise bad_request(Reason.UNKNOWN_KEY, f"'{name}' is not a key that this gate forwards", name)
+    reason, accepted = UNSERVED[key]
+    if value is not None and value != accepted:
+        raise unserved(key, reason)
 
 
-def _check_template_keywords(fields: Json) -> None:
-    keywords = fields.get("chat_template_kwargs")
-    if keywords is None:
-        return
-    if not isinstance(keywords, dict):
-        raise bad_request(Reason.BAD_VALUE, "'chat_template_kwargs' is an object", "chat_template_kwargs")
-    if refused_argument(keywords) is not None:
-        raise bad_request(
-            Reason.FORBIDDEN_KEY,
-            "'chat_template_kwargs' takes simple values for names that the template itself defines",
-            "chat_template_kwargs",
-        )
-
-
-def _check_chat(fields: Json) -> None:
-    _check_shared(fields)
-    _check_template_keywords(fields)
-    content.check_chat_messages(fields)
-    content.check_chat_tools(fields)
-
-
-def _check_completion(fields: Json) -> None:
-    _check_shared(fields)
-    content.check_prompt(fields)
-
-
-def _check_anthropic(fields: Json) -> None:
-    _check_template_keywords(fields)
-    content.check_anthropic_messages(fields)
-
-
-# fmt: off
 CHAT = Endpoint(
     path=b"/v1/chat/completions",
-    forwarded=_SAMPLING
-    | frozenset(
-        (
-            "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
-            "reasoning_effort", "include_reasoning", "add_generation_prompt", "continue_final_message",
-            "chat_template_kwargs",
-        )
-    ),
-    ignored=_IGNORED,
-    check=_check_chat,
+    forwarded={
+        **_SAMPLING,
+        "messages": content.chat_messages,
+        "max_completion_tokens": whole(0, _MOST),
+        "logprobs": flag,
+        "top_logprobs": _LOGPROBS,
+        "tools": content.chat_tools,
+        "tool_choice": content.chat_tool_choice,
+        "parallel_tool_calls": flag,
+        "reasoning_effort": _NAME,
+        "include_reasoning": flag,
+        "add_generation_prompt": flag,
+        "continue_final_message": flag,
+        "chat_template_kwargs": _template_keywords,
+    },
+    required="messages",
     usage_option=True,
 )
 COMPLETIONS = Endpoint(
     path=b"/v1/completions",
-    forwarded=_SAMPLING | frozenset({"prompt", "suffix"}),
-    ignored=_IGNORED,
-    check=_check_completion,
+    forwarded={**_SAMPLING, "prompt": content.prompt, "logprobs": _LOGPROBS},
+    required="prompt",
     usage_option=True,
 )
 MESSAGES = Endpoint(
     path=b"/v1/messages",
-    forwarded=frozenset(
-        (
-            "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature", "top_k", "top_p",
-            "tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs",
-        )
-    ),
-    ignored=frozenset({"metadata", "service_tier"}),
-    check=_check_anthropic,
+    forwarded={
+        "messages": content.anthropic_messages,
+        "max_tokens": whole(0, _MOST),
+        "system": content.anthropic_system,
+        "stop_sequences": texts(_STOP_TEXTS, _STOP_CHARACTERS),
+        "stream": flag,
+        "temperature": number(0, 2),
+        "top_k": whole(-1, _MOST),
+        "top_p": number(0, 1),
+        "tools": content.anthropic_tools,
+        "tool_choice": content.anthropic_tool_choice,
+        "thinking": _THINKING,
+        "output_config": _OUTPUT_CONFIG,
+        "chat_template_kwargs": _template_keywords,
+    },
+    required="messages",
     usage_option=False,
 )
-# fmt: on
 MODELS_PATH = b"/v1/models"
 ENDPOINTS: Mapping[bytes, Endpoint] = {endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS, MESSAGES)}

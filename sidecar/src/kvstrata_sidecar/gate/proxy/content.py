@@ -4,49 +4,68 @@ Text and inline media pass. Anything that makes the engine fetch an address, rea
 is refused: those caches and rights are shared by all tenants.
 
 Callers send answers back unchanged, so every part of an answer is accepted. Answers use null for absent values: nulls
-are removed from messages, parts and tool calls, but not from a tool's schema or input.
+and hints are removed from messages, parts, tools and tool calls, but not from a tool's schema or input.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvstrata_sidecar.gate.http.errors import Reason, bad_request
+from kvstrata_sidecar.gate.proxy.pictures import PixelBudget
+from kvstrata_sidecar.gate.proxy.values import (
+    MAX_NAME_CHARACTERS,
+    Json,
+    by_type,
+    flag,
+    kind_of,
+    known_keys,
+    record,
+    schema,
+    text,
+    unserved,
+    word_or,
+    wrong,
+)
 
-Json = dict[str, Any]
+MAX_TOOLS = 512
 
 _CHAT_MESSAGE = frozenset(
-    {
-        "role",
-        "content",
-        "name",
-        "tool_calls",
-        "tool_call_id",
-        "refusal",
-        "reasoning",
-        "reasoning_content",
-        "function_call",
-    }
-)
+    {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning", "reasoning_content",
+     "function_call"}
+)  # fmt: skip
 _ANSWERED_ONLY = ("annotations", "audio")
 """Keys of an answer's message that no engine reads: accepted, and not forwarded."""
 
-_CHAT_PARTS: dict[str, frozenset[str]] = {
-    "text": frozenset({"type", "text"}),
-    "refusal": frozenset({"type", "refusal"}),
-    "image_url": frozenset({"type", "image_url"}),
-    "video_url": frozenset({"type", "video_url"}),
-    "audio_url": frozenset({"type", "audio_url"}),
-    "input_audio": frozenset({"type", "input_audio"}),
-}
-_INLINE_URL_PARTS = frozenset({"image_url", "video_url", "audio_url"})
+_CHAT_PARTS = ("text", "refusal", "image_url", "video_url", "audio_url", "input_audio")
+"""Types of a message's parts; each has its content under the key of its type."""
+
+_REFUSED_PARTS = {"file": "engines read no files; send text or an inline picture"}
 _TOOL_CALL = frozenset({"id", "type", "function", "index"})
 _FUNCTION_CALL = frozenset({"name", "arguments"})
-_TOOL = frozenset({"type", "function"})
-_FUNCTION = frozenset({"name", "description", "parameters", "strict"})
+_CUSTOM_TOOLS = "the engine calls functions only; use a tool of type 'function'"
+
+_NAME = text(MAX_NAME_CHARACTERS)
+_DESCRIPTION = text(64 * 1024)
+_FUNCTION = record({"name": _NAME, "description": _DESCRIPTION, "parameters": schema, "strict": flag})
+_TOOL = record({"type": _NAME, "function": _FUNCTION})
+
+chat_tool_choice = word_or(
+    ("none", "auto", "required"),
+    by_type(
+        {"function": record({"type": _NAME, "function": record({"name": _NAME})})},
+        {"custom": _CUSTOM_TOOLS, "allowed_tools": "leave the other tools out of 'tools'"},
+    ),
+)
+"""The bound of a chat's `tool_choice`."""
 
 _ANTHROPIC_MESSAGE = frozenset({"role", "content"})
-_ANTHROPIC_BLOCKS: dict[str, frozenset[str]] = {
+_REFUSED_OF_MESSAGES = {
+    "clear_at": "the engine edits no context; leave the message out",
+    "output_config": "use 'output_config' of the request",
+}
+_ANTHROPIC_BLOCKS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "citations"}),
     "image": frozenset({"type", "source"}),
     "tool_use": frozenset({"type", "id", "name", "input", "caller"}),
@@ -54,160 +73,192 @@ _ANTHROPIC_BLOCKS: dict[str, frozenset[str]] = {
     "thinking": frozenset({"type", "thinking", "signature"}),
     "redacted_thinking": frozenset({"type", "data"}),
 }
+_SYSTEM_BLOCKS: Mapping[str, frozenset[str]] = {"text": _ANTHROPIC_BLOCKS["text"]}
+_REFUSED_OF_BLOCKS = {
+    "transformations": "the engine scales pictures itself",
+    "toolset_name": "the engine has no toolsets of a provider",
+}
+_BY_PROVIDER = "the engine runs no tools of a provider"
+_REFUSED_BLOCKS = {
+    **dict.fromkeys(
+        ("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "advisor_tool_result",
+         "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
+         "tool_search_tool_result", "mcp_tool_use", "mcp_tool_result", "mcp_tool_listing", "browser_state"),
+        _BY_PROVIDER,
+    ),
+    **dict.fromkeys(("tool_reference", "tool_addition", "tool_removal"), "all of 'tools' are offered from the start"),
+    "document": "the engine reads no documents; send text or an inline picture",
+    "search_result": "the engine cites no sources; send text",
+    "container_upload": "the engine has no containers",
+    "compaction": "the engine compacts no context",
+    "fallback": "this gate serves one model",
+}  # fmt: skip
 _ANTHROPIC_SOURCE = frozenset({"type", "media_type", "data"})
-_ANTHROPIC_TOOL = frozenset({"name", "description", "input_schema", "strict", "type"})
+_REFUSED_SOURCES = dict.fromkeys(("url", "file_id"), "images are sent inline, as base64")
+_ANTHROPIC_TOOL = record(
+    {"name": _NAME, "description": _DESCRIPTION, "input_schema": schema, "strict": flag, "type": _NAME},
+    {
+        "input_examples": "the engine does not know it; describe examples in 'description'",
+        "allowed_callers": "the model alone calls tools",
+    },
+)
+_PROVIDERS_TOOL = re.compile(
+    "(advisor|bash|browser_toolset|code_execution|computer|computer_toolset|mcp_toolset|memory|text_editor"
+    "|tool_search_tool_bm25|tool_search_tool_regex|web_fetch|web_search)(_[0-9]{8})?"
+)
+
+anthropic_tool_choice = by_type(
+    dict.fromkeys(
+        ("auto", "any", "tool", "none"), record({"type": _NAME, "name": _NAME, "disable_parallel_tool_use": flag})
+    )
+)
+"""The bound of `tool_choice` in Anthropic's API."""
 
 
-def require_keys(value: object, allowed: frozenset[str], where: str) -> Json:
-    """Return `value` if it is an object with allowed keys only; raise Refusal naming the first other one."""
-    if not isinstance(value, dict):
-        raise bad_request(Reason.BAD_VALUE, f"'{where}' is an object", where)
-    for key in value:
-        if key not in allowed:
-            name = f"{where}.{key.encode('utf-8', 'replace').decode()[:64]}"
-            reason = Reason.FORBIDDEN_KEY if key in ("uuid", "cache_salt") else Reason.UNKNOWN_KEY
-            hint = ": it names an entry in a cache that all tenants share" if key == "uuid" else ""
-            raise bad_request(reason, f"'{name}' is not accepted{hint}", name)
-    return value
-
-
-def check_chat_messages(fields: Json) -> None:
-    """Raise Refusal unless `messages` is a list of messages whose parts are text or inline media.
-
-    Removes nulls and unused keys of answers. Renames `reasoning_content`, as the engine does for a chat but not when it
-    renders one: the tokens of a prefix would differ from those of requests that begin so.
-    """
-    for index, message in enumerate(_items(fields, "messages", required=True)):
-        if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
-            continue  # nearly every message; the checks below cost more
-        where = f"messages[{index}]"
+def chat_messages(value: object, where: str) -> None:
+    """Raise Refusal unless this is a list of messages whose parts are text or inline media. Removes nulls and unused
+    keys of answers. Renames `reasoning_content`, as the engine does for a chat but not when it renders one: the tokens
+    of a prefix would differ from those of requests that begin so."""
+    budget = PixelBudget()
+    for message, place in _messages(value, where):
         for key in _ANSWERED_ONLY:
             message.pop(key, None)
-        _prune(message, _CHAT_MESSAGE, where)
-        former = message.pop("reasoning_content", None)
-        if former is not None:
-            message.setdefault("reasoning", former)
-        _role(message, where)
-        _check_parts(message.get("content"), f"{where}.content")
-        for number, call in enumerate(_items(message, "tool_calls", where=where)):
-            place = f"{where}.tool_calls[{number}]"
-            _prune(call, _TOOL_CALL, place)
-            _prune(call.get("function"), _FUNCTION_CALL, f"{place}.function")
+        known_keys(message, _CHAT_MESSAGE, place)
+        if "reasoning_content" in message:
+            message.setdefault("reasoning", message.pop("reasoning_content"))
+        _role(message, place)
+        _check_parts(message.get("content"), f"{place}.content", budget)
+        for number, call in enumerate(_objects(message.get("tool_calls", []), f"{place}.tool_calls")):
+            call_place = f"{place}.tool_calls[{number}]"
+            if call.get("type") == "custom":
+                raise unserved(f"{call_place}.type", _CUSTOM_TOOLS)
+            known_keys(call, _TOOL_CALL, call_place)
+            known_keys(call.get("function"), _FUNCTION_CALL, f"{call_place}.function")
         if "function_call" in message:
-            _prune(message["function_call"], _FUNCTION_CALL, f"{where}.function_call")
+            known_keys(message["function_call"], _FUNCTION_CALL, f"{place}.function_call")
 
 
-def check_chat_tools(fields: Json) -> None:
-    """Raise Refusal unless `tools` are plain function definitions (their JSON schemas are free)."""
-    for index, tool in enumerate(_items(fields, "tools")):
-        require_keys(tool, _TOOL, f"tools[{index}]")
-        require_keys(tool.get("function"), _FUNCTION, f"tools[{index}].function")
+def chat_tools(value: object, where: str) -> None:
+    """Raise Refusal unless these are plain function definitions with bounded schemas."""
+    for index, tool in enumerate(_tools(value, where)):
+        place = f"{where}[{index}]"
+        if tool.get("type") == "custom":
+            raise unserved(f"{place}.type", _CUSTOM_TOOLS)
+        _TOOL(tool, place)
+        if "function" not in tool:
+            raise wrong(f"{place}.function", "an object")
 
 
-def check_prompt(fields: Json) -> None:
-    """Raise Refusal unless `prompt` is text or token ids, one or a list of them."""
-    prompt = fields.get("prompt")
-    if isinstance(prompt, str):
+def prompt(value: object, where: str) -> None:
+    """Raise Refusal unless this is text or token ids, one or a list of them."""
+    if isinstance(value, str):
         return
-    if isinstance(prompt, list) and prompt:
-        kinds = set(map(type, prompt))
+    if isinstance(value, list) and value:
+        kinds = set(map(type, value))
         if kinds in ({str}, {int}):
             return
-        if kinds == {list} and all(item and set(map(type, item)) == {int} for item in prompt):
+        if kinds == {list} and all(item and set(map(type, item)) == {int} for item in value):
             return
-    raise bad_request(Reason.BAD_VALUE, "'prompt' is text, a list of texts, token ids or a list of token ids", "prompt")
+    raise wrong(where, "text, a list of texts, token ids or a list of token ids")
 
 
-def check_anthropic_messages(fields: Json) -> None:
-    """Raise Refusal unless messages, system and tools hold text, inline images and tool traffic only. Removes nulls,
-    and `cache_control`: the engine caches every prefix anyway."""
-    for index, message in enumerate(_items(fields, "messages", required=True)):
-        if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
-            continue
-        where = f"messages[{index}]"
-        _prune(message, _ANTHROPIC_MESSAGE, where)
-        _role(message, where)
-        _check_blocks(message.get("content"), f"{where}.content")
-    _check_blocks(fields.get("system"), "system")
-    for index, tool in enumerate(_items(fields, "tools")):
-        _drop_cache_control(tool)
-        require_keys(tool, _ANTHROPIC_TOOL, f"tools[{index}]")
-        if tool.get("type", "custom") != "custom":
-            raise bad_request(Reason.BAD_VALUE, "tools that a provider runs are not offered here", f"tools[{index}]")
+def anthropic_messages(value: object, where: str) -> None:
+    """Raise Refusal unless messages hold text, inline images and tool traffic only. Removes nulls and hints."""
+    budget = PixelBudget()
+    for message, place in _messages(value, where):
+        known_keys(message, _ANTHROPIC_MESSAGE, place, _REFUSED_OF_MESSAGES)
+        _role(message, place)
+        _check_blocks(message.get("content"), f"{place}.content", budget)
 
 
-def _prune(value: object, allowed: frozenset[str], where: str) -> Json:
-    """Remove the nulls of an object, and return it. Raises Refusal for keys that are not allowed."""
-    if isinstance(value, dict):
-        for key in [key for key, inner in value.items() if inner is None]:
-            del value[key]
-    return require_keys(value, allowed, where)
+def anthropic_system(value: object, where: str) -> None:
+    """Raise Refusal unless this is text, or a list of blocks of text."""
+    _check_blocks(value, where, PixelBudget(), _SYSTEM_BLOCKS)
 
 
-def _items(fields: Json, key: str, *, where: str = "", required: bool = False) -> list[Json]:
-    name = f"{where}.{key}" if where else key
-    value = fields.get(key)
-    if value is None and not required:
-        return []
+def anthropic_tools(value: object, where: str) -> None:
+    """Raise Refusal unless these are tools that the caller runs, with bounded schemas."""
+    for index, tool in enumerate(_tools(value, where)):
+        place = f"{where}[{index}]"
+        kind = tool.get("type")
+        if kind is not None and kind != "custom":
+            if isinstance(kind, str) and _PROVIDERS_TOOL.fullmatch(kind):
+                raise unserved(place, _BY_PROVIDER)
+            raise wrong(place, "a tool of type 'custom'")
+        if tool.get("allowed_callers") == ["direct"]:
+            del tool["allowed_callers"]
+        _ANTHROPIC_TOOL(tool, place)
+
+
+def _tools(value: object, where: str) -> list[Json]:
+    tools = _objects(value, where)
+    if len(tools) > MAX_TOOLS:
+        raise wrong(where, f"a list of at most {MAX_TOOLS} tools")
+    return tools
+
+
+def _objects(value: object, where: str, *, required: bool = False) -> list[Json]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value) or (required and not value):
-        raise bad_request(Reason.BAD_VALUE, f"'{name}' is a list of objects", name)
+        raise wrong(where, "a list of objects")
     return value
+
+
+def _messages(value: object, where: str) -> Iterator[tuple[Json, str]]:
+    """Yield the messages that are more than a role and a text, each with its place."""
+    for index, message in enumerate(_objects(value, where, required=True)):
+        # Nearly every message is plain, and further checks cost more than this one.
+        if len(message) != 2 or type(message.get("role")) is not str or type(message.get("content")) is not str:
+            yield message, f"{where}[{index}]"
 
 
 def _role(message: Json, where: str) -> None:
     if not isinstance(message.get("role"), str):
-        raise bad_request(Reason.BAD_VALUE, f"'{where}.role' is missing", f"{where}.role")
+        raise wrong(f"{where}.role", "missing")
 
 
-def _check_parts(value: object, where: str) -> None:
+def _pieces(value: object, where: str, name: str) -> Iterator[tuple[Any, str]]:
+    """Yield the parts or blocks of a message, each with its place; none of a text."""
     if value is None or isinstance(value, str):
         return
     if not isinstance(value, list):
-        raise bad_request(Reason.BAD_VALUE, f"'{where}' is text or a list of parts", where)
-    for index, part in enumerate(value):
-        place = f"{where}[{index}]"
-        kind = _kind(part, place, _CHAT_PARTS)
-        _prune(part, _CHAT_PARTS[kind], place)
-        if kind in _INLINE_URL_PARTS:
-            _check_inline_url(part.get(kind), f"{place}.{kind}")
+        raise wrong(where, f"text or a list of {name}")
+    for index, piece in enumerate(value):
+        yield piece, f"{where}[{index}]"
+
+
+def _check_parts(value: object, where: str, budget: PixelBudget) -> None:
+    for part, place in _pieces(value, where, "parts"):
+        kind = kind_of(part, place, _CHAT_PARTS, _REFUSED_PARTS)
+        known_keys(part, ("type", kind), place)
+        if kind.endswith("_url"):
+            _check_inline_url(part.get(kind), f"{place}.{kind}", kind, budget)
         elif kind == "input_audio":
-            _prune(part.get(kind), frozenset({"data", "format"}), f"{place}.{kind}")
+            known_keys(part.get(kind), frozenset({"data", "format"}), f"{place}.{kind}")
         elif not isinstance(part.get(kind), str):
-            raise bad_request(Reason.BAD_VALUE, f"'{place}.{kind}' is text", f"{place}.{kind}")
+            raise wrong(f"{place}.{kind}", "text")
 
 
-def _check_inline_url(value: object, where: str) -> None:
-    reference = _prune(value, frozenset({"url", "detail"}), where)
-    url = reference.get("url")
+def _check_inline_url(value: object, where: str, kind: str, budget: PixelBudget) -> None:
+    url = known_keys(value, frozenset({"url", "detail"}), where).get("url")
+    place = f"{where}.url"
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise bad_request(Reason.BAD_VALUE, f"'{where}.url' is a data: URL; engines fetch no addresses", f"{where}.url")
+        raise wrong(place, "a data: URL; engines fetch no addresses")
+    if kind == "image_url":
+        budget.take_url(url, place)
+    elif kind == "video_url":
+        budget.take_frames(url, place)
 
 
-def _check_blocks(value: object, where: str) -> None:
-    if value is None or isinstance(value, str):
-        return
-    if not isinstance(value, list):
-        raise bad_request(Reason.BAD_VALUE, f"'{where}' is text or a list of blocks", where)
-    for index, block in enumerate(value):
-        place = f"{where}[{index}]"
-        kind = _kind(block, place, _ANTHROPIC_BLOCKS)
-        _drop_cache_control(block)
-        _prune(block, _ANTHROPIC_BLOCKS[kind], place)
+def _check_blocks(
+    value: object, where: str, budget: PixelBudget, known: Mapping[str, frozenset[str]] = _ANTHROPIC_BLOCKS
+) -> None:
+    for block, place in _pieces(value, where, "blocks"):
+        kind = kind_of(block, place, known, _REFUSED_BLOCKS)
+        known_keys(block, known[kind], place, _REFUSED_OF_BLOCKS)
         if kind == "image":
-            source = _prune(block.get("source"), _ANTHROPIC_SOURCE, f"{place}.source")
-            if source.get("type") != "base64":
-                raise bad_request(Reason.BAD_VALUE, "images are sent inline, as base64", f"{place}.source.type")
+            source = block.get("source")
+            known_keys(source, _ANTHROPIC_SOURCE, f"{place}.source", _REFUSED_SOURCES)
+            kind_of(source, f"{place}.source", ("base64",))
+            budget.take(source.get("data"), f"{place}.source.data")
         elif kind == "tool_result":
-            _check_blocks(block.get("content"), f"{place}.content")
-
-
-def _kind(part: object, where: str, known: dict[str, frozenset[str]]) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str) or kind not in known:
-        raise bad_request(Reason.BAD_VALUE, f"'{where}.type' is one of {', '.join(known)}", f"{where}.type")
-    return kind
-
-
-def _drop_cache_control(value: object) -> None:
-    if isinstance(value, dict):
-        value.pop("cache_control", None)
+            _check_blocks(block.get("content"), f"{place}.content", budget)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from typing import Any, NoReturn
 
 import orjson
@@ -40,11 +39,8 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def _as_written(data: bytes | bytearray) -> Any:
-    """Return the value of `data` if the gate itself would write it byte for byte like that; else None.
-
-    Most clients write JSON as orjson does, without spaces and unneeded escapes. Such bytes have only one reading:
-    repeated keys, numbers out of range and other encodings would not survive the round trip.
-    """
+    """Return the value of `data` if orjson would write it byte for byte like that, as most clients do; else None. Such
+    bytes have only one reading: repeated keys, numbers out of range and other encodings would not survive."""
     if data.find(b'": ', 0, _SAMPLE_BYTES) >= 0 or data.find(b"\\u", 0, _SAMPLE_BYTES) >= 0:
         return None  # spaces or unneeded escapes: do not parse it twice
     try:
@@ -84,8 +80,8 @@ def emit(value: dict[str, Any]) -> bytes:
 
 
 def check_shape(data: bytes | bytearray) -> int:
-    """Return an upper bound of the lists and objects in `data`; raise Refusal for counts that would stall a parser. A
-    short body is counted only until nesting may be too deep."""
+    """Return an upper bound of the lists and objects in `data`, as far as nesting may be too deep. Raises Refusal for
+    counts that would stall a parser."""
     # These counts include string contents: only bodies that may exceed a bound are checked closely. A string takes at
     # least three bytes with its separator; a list, an object or a value two.
     if len(data) <= 2 * MAX_CONTAINERS:
@@ -142,7 +138,11 @@ def _too_deep() -> Refusal:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        seen: set[str] = set()
+        for repeated, _ in pairs:
+            if repeated in seen:
+                break
+            seen.add(repeated)
         name = repeated.encode("utf-8", "replace").decode()[:64]
         raise bad_request(Reason.MALFORMED_JSON, f"the key {name!r} is given more than once", name)
     return value

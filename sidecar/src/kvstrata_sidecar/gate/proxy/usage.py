@@ -1,13 +1,22 @@
-"""Token counts of answers, and removal of a usage event that the caller did not ask for."""
+"""Token counts of answers, and removal of a usage event that the caller did not ask for.
+
+Answers are read while they pass, regardless of their size.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 _MAX_HELD_BYTES = 1 << 20
+_MAX_USAGE_BYTES = 4096
+_USAGE = re.compile(rb'(?<!\\)"usage"\s{0,8}:\s{0,8}(?=\{)')
+_OVERLAP_BYTES = 32
+"""More than a match of `_USAGE` is long."""
 
 
 @dataclass(slots=True)
@@ -17,6 +26,11 @@ class Usage:
     prompt: int = -1
     completion: int = -1
     cached: int = -1
+
+    @property
+    def is_known(self) -> bool:
+        """Whether tokens of the prompt and of the answer were reported."""
+        return self.prompt >= 0 and self.completion >= 0
 
     def take(self, raw: Any) -> None:
         """Read a `usage` object of OpenAI or Anthropic; absent counts are kept."""
@@ -35,75 +49,72 @@ class Usage:
         self.cached = _count(cached, self.cached)
 
 
+@dataclass(slots=True, eq=False)
 class DocumentUsage:
-    """Reads the usage of a JSON answer, which is forwarded unchanged; a copy is kept up to 1 MiB."""
+    """Reads the usage of a JSON answer, which is forwarded unchanged: the last object under the key `usage`. Generated
+    text cannot pass for it, because quotes in strings are escaped, and a tool's input comes before it. `_found` is the
+    beginning of the document from the last such object on. `is_final`: the whole answer's was read."""
 
-    __slots__ = ("_held", "_size", "usage")
-
-    def __init__(self) -> None:
-        self.usage = Usage()
-        self._held: list[bytes] = []
-        self._size = 0
+    usage: Usage = field(default_factory=Usage)
+    events: int = 0
+    is_final: bool = False
+    _found: bytes = b""
+    _tail: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
-        self._size += len(data)
-        if self._size <= _MAX_HELD_BYTES:
-            self._held.append(data)
-        else:
-            self._held.clear()
+        window = self._tail + data
+        # A match at the first byte of a full overlap was seen before, together with the byte before it.
+        starts = [match.end() for match in _USAGE.finditer(window, len(self._tail) == _OVERLAP_BYTES)]
+        if starts:
+            self._found = window[starts[-1] : starts[-1] + _MAX_USAGE_BYTES]
+        elif self._found:
+            self._found += data[: _MAX_USAGE_BYTES - len(self._found)]
+        self._tail = window[-_OVERLAP_BYTES:]
         return data
 
     def end(self) -> bytes:
         """Read the usage of the whole document; nothing is left to forward."""
-        if self._held:
-            try:
-                self.usage.take(orjson.loads(b"".join(self._held)).get("usage"))
-            except (orjson.JSONDecodeError, AttributeError):
-                pass
+        try:
+            found, _ = json.JSONDecoder().raw_decode(self._found.decode("utf-8", "replace"))
+        except ValueError:
+            return b""
+        self.usage.take(found)
+        self.is_final = self.usage.is_known
         return b""
 
 
+@dataclass(slots=True, eq=False)
 class EventUsage:
     """Reads usage from server-sent events. With `strip`, removes the event that holds usage and no choices. Whole
-    events are forwarded as they come; an unfinished one is held back."""
+    events are forwarded as they come; an unfinished one is `held` back. `is_final`: the usage of the whole answer was
+    read; earlier reports of a stream are of its beginning."""
 
-    __slots__ = ("_held", "_strip", "usage")
-
-    def __init__(self, strip: bool) -> None:
-        self.usage = Usage()
-        self._strip = strip
-        self._held = b""
-
-    @property
-    def holds_back(self) -> bool:
-        return bool(self._held)
+    strip: bool
+    usage: Usage = field(default_factory=Usage)
+    events: int = 0
+    is_final: bool = False
+    held: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
-        if not self._held and data.endswith(b"\n\n"):
-            return self._read(data) if b'"usage"' in data else data
-        if self._held:
-            data = self._held + data
-            self._held = b""
-        last = data.rfind(b"\n\n")
-        end = last + 2 if last >= 0 else 0
-        if len(data) - end <= _MAX_HELD_BYTES:
-            self._held = data[end:]
-            data = data[:end]
-        if b'"usage"' not in data:
-            return data
+        self.events += data.count(b"\n\n")
+        if not self.held and data.endswith(b"\n\n"):
+            return self._read(data)
+        data, self.held = self.held + data, b""
+        whole, end, unfinished = data.rpartition(b"\n\n")
+        if len(unfinished) <= _MAX_HELD_BYTES:
+            data, self.held = whole + end, unfinished
         return self._read(data)
 
     def end(self) -> bytes:
-        held, self._held = self._held, b""
+        self.is_final = self.usage.is_known
+        held, self.held = self.held, b""
         return held
 
     def _read(self, data: bytes) -> bytes:
-        kept: list[bytes] = []
-        for event in data.split(b"\n\n"):
-            if b'"usage"' in event and self._is_surplus(event):
-                continue
-            kept.append(event)
-        return b"\n\n".join(kept)
+        if b'"usage"' not in data:
+            return data
+        events = data.split(b"\n\n")
+        return b"\n\n".join(event for event in events if b'"usage"' not in event or not self._is_surplus(event))
 
     def _is_surplus(self, event: bytes) -> bool:
         start = event.find(b"data:")
@@ -116,8 +127,12 @@ class EventUsage:
         usage = document.get("usage")
         if usage is None and isinstance(document.get("message"), dict):
             usage = document["message"].get("usage")
+            # Anthropic's first event: its count of the answer is a beginning.
+            usage = {**usage, "output_tokens": None} if isinstance(usage, dict) else usage
         self.usage.take(usage)
-        return self._strip and usage is not None and document.get("choices") == []
+        ending = document.get("choices") == [] or document.get("type") == "message_delta"
+        self.is_final = self.is_final or (ending and self.usage.is_known)
+        return self.strip and usage is not None and document.get("choices") == []
 
 
 def _count(value: Any, otherwise: int) -> int:

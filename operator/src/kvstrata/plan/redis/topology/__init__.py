@@ -6,81 +6,62 @@ rest, because rules depend only on the observed state.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvstrata.model.redis.cluster import Cluster, Goal
-from kvstrata.plan.redis.topology import moves
+from kvstrata.plan.redis.topology import moves, roll, servers, slots
 from kvstrata.plan.redis.topology.health import covered, whole
-from kvstrata.plan.redis.topology.moves import stand_still
-from kvstrata.plan.redis.topology.roll import (
-    hand_over,
-    replace_broken,
-    replace_locked_out,
-    replace_useless,
-    resize,
-    roll,
-)
-from kvstrata.plan.redis.topology.servers import announce, forget, meet, replace, replicate, take_over
-from kvstrata.plan.redis.topology.slots import assign, form, rejoin
 from kvstrata.plan.redis.topology.steps import MoveOrder, Rule, Step, StepReason
-from kvstrata.plan.redis.topology.summary import Failover, Verdict, failovers, judge
+from kvstrata.plan.redis.topology.summary import Verdict, failovers, judge
 from kvstrata.plan.redis.topology.view import View
 
-__all__ = [
-    "RULES",
-    "Failover",
-    "MoveOrder",
-    "Rule",
-    "Step",
-    "StepReason",
-    "Verdict",
-    "View",
-    "failovers",
-    "look",
-    "step",
-    "verdict",
-]
+__all__ = ["RULES", "MoveOrder", "Step", "StepReason", "Verdict", "View", "failovers", "look"]
 
-_HAS_TIME: tuple[Rule, ...] = (*moves.SCALE, whole, hand_over, roll)
+
+def look(cluster: Cluster, goal: Goal, moved: int = 0) -> tuple[Step | None, Verdict]:
+    """Return the step to take or wait for, None if the cluster matches its goal, and the verdict; `moved` slots have
+    moved since the look."""
+    view = View(cluster, goal)
+    step = _first(RULES, view)
+    return step, judge(view, step, moved)
+
+
+def stand_still(view: View) -> Step | None:
+    """Wait for an erasure where a rule that has time would act."""
+    found = _first(_HAS_TIME, view) if view.goal.erased_by else None
+    if found is None or found.waits:
+        return found
+    first, *more = view.goal.erased_by
+    whom = f"CacheInvalidation {first}" + (f" and {len(more)} more" if more else "")
+    return Step(StepReason.STANDING_STILL, f"{found.message}: begins when {whom} has erased the blocks here")
+
+
+def _first(rules: Iterable[Rule], view: View) -> Step | None:
+    return next((found for rule in rules if (found := rule(view)) is not None), None)
+
+
+_HAS_TIME: tuple[Rule, ...] = (moves.spread, moves.removal, whole, roll.hand_over, roll.roll)
 
 RULES: tuple[Rule, ...] = (
-    take_over,
-    *moves.RESCUE,
-    forget,
-    form,
-    meet,
-    assign,
-    replicate,
-    rejoin,
-    *moves.REPAIR,
-    resize,
-    replace,
-    replace_broken,
-    replace_locked_out,
-    announce,
+    servers.take_over,
+    moves.towards_lost,
+    servers.forget,
+    slots.form,
+    servers.meet,
+    slots.assign,
+    servers.replicate,
+    slots.rejoin,
+    moves.jobs_under_way,
+    moves.open_slots,
+    roll.resize,
+    servers.replace,
+    roll.replace_broken,
+    roll.replace_locked_out,
+    servers.announce,
     covered,
-    replace_useless,
-    stand_still(_HAS_TIME),
+    roll.replace_useless,
+    stand_still,
     *_HAS_TIME,
 )
 """In order: repairs, then waits, then disruption. A cluster is scaled or rolled only when no earlier rule objects, and
 not during an erasure."""
-
-
-def step(cluster: Cluster, goal: Goal) -> Step | None:
-    """Return the step to take or wait for; None if the cluster matches its goal."""
-    return _first(View(cluster, goal))
-
-
-def verdict(cluster: Cluster, goal: Goal) -> Verdict:
-    view = View(cluster, goal)
-    return judge(view, _first(view))
-
-
-def look(cluster: Cluster, goal: Goal, moved: int = 0) -> tuple[Step | None, Verdict]:
-    """Return step and verdict of one look; `moved` slots have moved since."""
-    view = View(cluster, goal)
-    found = _first(view)
-    return found, judge(view, found, moved)
-
-
-def _first(view: View) -> Step | None:
-    return next((found for rule in RULES if (found := rule(view)) is not None), None)

@@ -18,9 +18,8 @@ def covered(view: View) -> Step | None:
         return Step(reason, f"{count(uncovered(view))} slots are those of servers that do not answer: {names}")
     if view.unowned:
         lacking = ", ".join(str(shard) for shard in view.shards if view.primary(shard) is None)
-        return Step(
-            StepReason.WAITING_FOR_PODS, f"{count(view.unowned)} slots wait for a server of shard {lacking or 0}"
-        )
+        message = f"{count(view.unowned)} slots wait for a server of shard {lacking or 0}"
+        return Step(StepReason.WAITING_FOR_PODS, message)
     strangers = [one for one, other in permutations(view.servers.values(), 2) if not view.knows(one, other)]
     if strangers:
         return Step(StepReason.WAITING_FOR_GOSSIP, f"{_names(view, strangers)} do not know all servers yet")
@@ -48,7 +47,8 @@ def whole(view: View) -> Step | None:
     staying = {shard: [one for one in view.in_shard(shard) if view.stays(view.pod(one))] for shard in view.shards}
     short = [shard for shard in view.shards if len(staying[shard]) < wanted]
     if short:
-        return Step(StepReason.WAITING_FOR_PODS, f"shards {_list(short)} have fewer than {wanted} servers")
+        shards = ", ".join(map(str, short))
+        return Step(StepReason.WAITING_FOR_PODS, f"shards {shards} have fewer than {wanted} servers")
     unready = [pod.name for pod in view.pods if (view.leaves(pod) or not pod.ready) and not _is_idle_surplus(view, pod)]
     if unready:
         return Step(StepReason.WAITING_FOR_PODS, f"not ready: {', '.join(unready)}")
@@ -103,7 +103,3 @@ def _agrees(view: View, server: Server) -> bool:
 
 def _names(view: View, servers: Iterable[Server]) -> str:
     return ", ".join(dict.fromkeys(view.name(server.node_id) for server in servers))
-
-
-def _list(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))

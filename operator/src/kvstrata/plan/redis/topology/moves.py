@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstrata.model.redis.cluster import SLOTS, Command, Server, SlotRange
-from kvstrata.plan.redis.topology.steps import MoveOrder, Rule, Step, StepReason
+from kvstrata.plan.redis.topology.steps import MoveOrder, Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count, ranges, to
 
 SLOTS_AT_ONCE = 256
@@ -52,9 +52,7 @@ def open_slots(view: View) -> Step | None:
     if commands:
         return Step(StepReason.REPAIRING_SLOTS, f"closing slots that no longer move: {len(commands)}", tuple(commands))
     if slots:
-        orders = tuple(_order(view, *pair, ranges(found), atomic=False) for pair, found in slots.items())
-        moving = Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
-        return _behind(view, slots) or _unbound(view, slots) or moving
+        return _behind(view, slots) or _unbound(view, slots) or _finish(view, slots)
     if awaited:
         which = f"slot {awaited[0]}" if len(awaited) == 1 else f"{len(awaited)} slots"
         return Step(StepReason.WAITING_FOR_SERVERS, f"{which}: open towards a server that does not answer")
@@ -81,10 +79,7 @@ def towards_lost(view: View) -> Step | None:
     if commands:
         message = f"{len(commands)} slots of a lost server stay where they were on their way to"
         return Step(StepReason.REPAIRING_SLOTS, message, tuple(commands))
-    if not slots:
-        return None
-    orders = tuple(_order(view, *pair, ranges(sorted(set(found))), atomic=False) for pair, found in slots.items())
-    return Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
+    return _finish(view, slots) if slots else None
 
 
 def spread(view: View) -> Step | None:
@@ -120,16 +115,6 @@ def removal(view: View) -> Step | None:
     message = f"shard{'s' if len(drained) > 1 else ''} {names} without slots: to be removed"
     staying = {pod.shard for pod in view.pods if not pod.deleting}
     return Step(StepReason.REMOVING_SHARD, message, drained=tuple(shard for shard in drained if shard in staying))
-
-
-RESCUE: tuple[Rule, ...] = (towards_lost,)
-"""Slots open towards a lost identity; before it is forgotten."""
-
-REPAIR: tuple[Rule, ...] = (jobs_under_way, open_slots)
-"""Slots open between two servers; before the capacity."""
-
-SCALE: tuple[Rule, ...] = (spread, removal)
-"""Slots to spread, and drained shards; after the capacity, before a roll."""
 
 
 def progress(view: View, moved: int = 0) -> str:
@@ -222,13 +207,13 @@ def _heir(view: View, node: str) -> str | None:
 def _behind(view: View, pairs: Iterable[tuple[str, str]]) -> Step | None:
     """Wait for targets that do not know the epoch under which the owner has its slots. They would claim the slots under
     a lower epoch, lose them to the owner's last message, and no server would have them."""
-    found = [target for source, target in pairs if _epoch(view, source) > view.servers[target].current_epoch]
-    if not found:
+    servers = view.servers
+    behind = [target for source, target in pairs if servers[source].itself.epoch > servers[target].current_epoch]
+    if not behind:
         return None
-    names = ", ".join(sorted({view.name(target) for target in found}))
-    return Step(
-        StepReason.WAITING_FOR_GOSSIP, f"before slots move there: {names} does not know their owner's epoch yet"
-    )
+    names = ", ".join(sorted({view.name(target) for target in behind}))
+    message = f"before slots move there: {names} does not know their owner's epoch yet"
+    return Step(StepReason.WAITING_FOR_GOSSIP, message)
 
 
 def _unbound(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> Step | None:
@@ -250,25 +235,21 @@ def _unbound(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> Step
     return Step(StepReason.REPAIRING_SLOTS, message, tuple(commands))
 
 
-def _epoch(view: View, node: str) -> int:
-    return view.servers[node].itself.epoch
-
-
 def _order(view: View, source: str, target: str, slots: tuple[SlotRange, ...], *, atomic: bool) -> MoveOrder:
     return MoveOrder(source, target, slots, atomic, drops=view.goal.drops, movable_bytes=view.goal.movable_bytes)
 
 
-def _finishing(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> str:
-    return "; ".join(_sentences(view, slots))
-
-
-def _sentences(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> Iterator[str]:
+def _finish(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> Step:
+    """Continue open moves, by source and target, or close slots that stay at their source."""
+    orders, sentences = [], []
     for (source, target), found in slots.items():
+        orders.append(_order(view, source, target, ranges(sorted(set(found))), atomic=False))
         what = f"slot {found[0]}" if len(found) == 1 else f"{len(found)} slots"
         if source == target:
-            yield f"closing {what} at {view.name(source)}: where it was to go is gone"
+            sentences.append(f"closing {what} at {view.name(source)}: where it was to go is gone")
         else:
-            yield f"going on with {what} from {view.name(source)} to {view.name(target)}"
+            sentences.append(f"going on with {what} from {view.name(source)} to {view.name(target)}")
+    return Step(StepReason.REPAIRING_SLOTS, "; ".join(sentences), moves=tuple(orders))
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,19 +319,3 @@ def _beside(pieces: Sequence[SlotRange], others: Sequence[SlotRange]) -> list[tu
     begins, ends = {first for first, _ in others}, {last for _, last in others}
     touching = [(piece, piece[1] + 1 in begins) for piece in pieces]
     return [(piece, at_end) for piece, at_end in touching if at_end or piece[0] - 1 in ends]
-
-
-def stand_still(rules: Sequence[Rule]) -> Rule:
-    """Return a rule that waits for an erasure where `rules` would act."""
-
-    def rule(view: View) -> Step | None:
-        if not view.goal.erased_by:
-            return None
-        found = next((found for one in rules if (found := one(view)) is not None), None)
-        if found is None or found.waits:
-            return found
-        first, *more = view.goal.erased_by
-        whom = f"CacheInvalidation {first}" + (f" and {len(more)} more" if more else "")
-        return Step(StepReason.STANDING_STILL, f"{found.message}: begins when {whom} has erased the blocks here")
-
-    return rule

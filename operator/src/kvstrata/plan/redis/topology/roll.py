@@ -45,12 +45,9 @@ def replace_useless(view: View) -> Step | None:
 
 
 def replace_locked_out(view: View) -> Step | None:
-    """Delete the next pod with a server that admits no known password, after the loss of their Secret.
-
-    Such a server accepts no command, so its data is lost. One goes at a time, so that connected clients keep the other
-    servers. Only an outdated pod, or one with a server that restarted on former files, is replaced: others would be
-    refused again.
-    """
+    """Delete the next pod with a server that admits no known password, after the loss of their Secret. Such a server
+    accepts no command, so its data is lost. One goes at a time, so that connected clients keep the other servers. Only
+    an outdated pod, or one with a server that restarted on former files, is replaced: others would be refused again."""
     refused = [pod for pod in view.pods if _is_locked_out(view, pod)]
     if any(pod.deleting or not pod.ready for pod in view.pods):
         return None
@@ -133,9 +130,8 @@ def resize(view: View) -> Step | None:
         for server in view.servers.values()
         if server.max_bytes != wanted and _has_room(view, server)
     )
-    if not commands:
-        return None
-    return Step(StepReason.CHANGING_CAPACITY, f"{len(commands)} servers get {wanted} bytes each", commands)
+    message = f"{len(commands)} servers get {wanted} bytes each"
+    return Step(StepReason.CHANGING_CAPACITY, message, commands) if commands else None
 
 
 def _has_room(view: View, server: Server) -> bool:

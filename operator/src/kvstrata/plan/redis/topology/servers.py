@@ -29,9 +29,8 @@ def meet(view: View) -> Step | None:
         for one, other in _introductions(view)
         if not (view.knows(one, other) and view.knows(other, one)) and not _meeting(view, one, other)
     )
-    if not commands:
-        return None
-    return Step(StepReason.MEETING, f"{len(commands)} introductions among {len(view.servers)} servers", commands)
+    message = f"{len(commands)} introductions among {len(view.servers)} servers"
+    return Step(StepReason.MEETING, message, commands) if commands else None
 
 
 def announce(view: View) -> Step | None:
@@ -79,10 +78,9 @@ def forget(view: View) -> Step | None:
         for node_id in gone
         if view.sight(server, node_id) is not None and server.itself.primary != node_id
     )
-    if not commands:
-        return None
     names = ", ".join(view.name(command.words[-1]) for command in commands[: len(gone)])
-    return Step(StepReason.FORGETTING, f"servers forget {len(gone)} without a pod: {names}", commands)
+    message = f"servers forget {len(gone)} without a pod: {names}"
+    return Step(StepReason.FORGETTING, message, commands) if commands else None
 
 
 def _awaited(view: View, node_id: str) -> bool:
@@ -98,11 +96,9 @@ def _awaited(view: View, node_id: str) -> bool:
 
 def replicate(view: View) -> Step | None:
     pairs = [(server, leader) for server, leader in _astray(view) if not _holds_keys(server)]
-    if not pairs:
-        return None
     commands = tuple(to(server, "CLUSTER", "REPLICATE", leader.node_id) for server, leader in pairs)
     names = ", ".join(f"{view.name(server.node_id)} of {view.name(leader.node_id)}" for server, leader in pairs)
-    return Step(StepReason.REPLICATING, f"becomes a replica: {names}", commands)
+    return Step(StepReason.REPLICATING, f"becomes a replica: {names}", commands) if commands else None
 
 
 def replace(view: View) -> Step | None:
@@ -164,7 +160,7 @@ def best_replica(view: View, replicas: Iterable[Server]) -> Server:
 def _cut_off(view: View, owner: str) -> bool:
     """Whether a primary that may still live cannot be replaced by a vote. Its replicas and the kubelet do not reach it,
     and most of the primaries, which vote, do not answer, or know a newer epoch of it than its replicas: they refuse
-    replicas that missed the last epoch of their primary, and no server sends it to them."""
+    replicas that missed the last epoch of their primary, and Redis, unlike Valkey, never sends it to them."""
     pod = view.away.get(owner)
     if pod is None or pod.ready:
         return False

@@ -94,9 +94,8 @@ def rejoin(view: View) -> Step | None:
         for server in view.servers.values()
         if server.node_timeout_ms != wanted[server.node_id]
     )
-    if not commands:
-        return None
-    return Step(StepReason.REJOINING, f"the node time-out of {len(commands)} servers is set", commands)
+    message = f"the node time-out of {len(commands)} servers is set"
+    return Step(StepReason.REJOINING, message, commands) if commands else None
 
 
 def _node_timeout_ms(view: View, server: Server) -> int:

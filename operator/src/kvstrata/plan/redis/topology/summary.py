@@ -5,7 +5,6 @@ Failovers by the servers and long migrations cannot be derived from sent command
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvstrata.model.redis.cluster import Cluster, Goal
@@ -30,44 +29,35 @@ class Verdict:
     replication_healthy: bool
     replication_message: str
     uncovered: int
-    shards: int
     shards_ready: int
     empty: bool
     slots_to_move: int
     pods_to_replace: int
     replicas_missing: int
     settled: bool
-    reason: str
     progress: str
 
 
 def judge(view: View, found: Step | None, moved: int = 0) -> Verdict:
-    slots, replication = covered(view), whole(view)
-    shards, ready = view.goal.shards, shards_ready(view)
+    slots = covered(view)
+    replication = slots or whole(view)
+    ready, work = shards_ready(view), ""
+    if found is not None:
+        work = "; " + (progress(view, moved) if found.reason is StepReason.MOVING_SLOTS else found.message)
     return Verdict(
         slots_covered=slots is None,
-        slots_message=_why(slots),
-        replication_healthy=slots is None and replication is None,
-        replication_message=_why(slots or replication),
+        slots_message=slots.message if slots else "",
+        replication_healthy=replication is None,
+        replication_message=replication.message if replication else "",
         uncovered=count(uncovered(view)),
-        shards=shards,
         shards_ready=ready,
         empty=not view.slots and all(pod.uid in view.cluster.servers or pod.ip is None for pod in view.pods),
         slots_to_move=max(0, left_to_move(view) - moved),
         pods_to_replace=sum(outdated(view, pod) and view.stays(pod) for pod in view.pods),
         replicas_missing=replicas_missing(view),
         settled=found is None,
-        reason=found.reason if found else "",
-        progress=f"{ready} of {shards} shards ready" + (f"; {_reported(view, found, moved)}" if found else ""),
+        progress=f"{ready} of {view.goal.shards} shards ready{work}",
     )
-
-
-def _reported(view: View, found: Step, moved: int) -> str:
-    return progress(view, moved) if found.reason is StepReason.MOVING_SLOTS else found.message
-
-
-def _why(waiting: Step | None) -> str:
-    return waiting.message if waiting else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +70,13 @@ class Failover:
 
 def failovers(before: Cluster, after: Cluster, goal: Goal) -> tuple[Failover, ...]:
     then, now = View(before, goal), View(after, goal)
-    return tuple(_failovers(then, now))
-
-
-def _failovers(then: View, now: View) -> Iterator[Failover]:
+    found = []
     for node_id, slots in now.slots.items():
         former = _primary_of(then, node_id)
-        if node_id not in now.servers or former not in then.slots:
-            continue
-        names = f"{now.name(node_id)} has {count(slots)} slots of {then.name(former)}"
-        yield Failover(node_id, f"{names}, {_whereabouts(now, former)}")
+        if node_id in now.servers and former in then.slots:
+            names = f"{now.name(node_id)} has {count(slots)} slots of {then.name(former)}"
+            found.append(Failover(node_id, f"{names}, {_whereabouts(now, former)}"))
+    return tuple(found)
 
 
 def _primary_of(view: View, node_id: str) -> str:

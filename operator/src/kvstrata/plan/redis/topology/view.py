@@ -5,7 +5,7 @@ Where servers disagree, a server's report about itself comes first, then the cla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,13 +53,6 @@ class View:
                 owners[first : last + 1] = [node_id] * (last - first + 1)
         return owners
 
-    def _claims(self) -> Iterator[Peer]:
-        for server in self.servers.values():
-            if server.itself.is_primary:
-                yield server.itself
-        for server in self.servers.values():
-            yield from (peer for peer in server.peers if peer.node_id not in self.servers and peer.slots)
-
     @cached_property
     def slots(self) -> Mapping[str, tuple[SlotRange, ...]]:
         """The slots of each node with any, including nodes that are away or gone."""
@@ -73,8 +66,12 @@ class View:
     def _pieces(self) -> Mapping[str | None, Sequence[SlotRange]]:
         """The slots of each owner, and of none, as ranges in ascending order. Ranges are cut at the bounds of claims,
         which is much faster than per slot."""
+        servers = self.servers.values()
+        claims = [server.itself for server in servers if server.itself.is_primary]
+        others = (peer for server in servers for peer in server.peers if peer.node_id not in self.servers)
+        claims += [peer for peer in others if peer.slots]
         # The winning claim comes first: highest epoch, then first reported.
-        claims = sorted(self._claims(), key=lambda peer: peer.epoch, reverse=True)
+        claims.sort(key=lambda peer: peer.epoch, reverse=True)
         edges = {edge for peer in claims for first, last in peer.slots for edge in (first, last + 1)}
         cuts = sorted({0, SLOTS} | edges)
         place = {cut: number for number, cut in enumerate(cuts)}
@@ -112,11 +109,9 @@ class View:
         return found
 
     def _may_be_known(self, pod: ServerPod) -> bool:
-        """Whether a silent pod may still be a node that others know.
-
-        Not if its connection is refused and its container has just started: the former process has ended. Either alone
-        is no proof: a busy server starts slowly, and a proxy may refuse.
-        """
+        """Whether a silent pod may still be a node that others know. Not if its connection is refused and its container
+        has just started: the former process has ended. Either alone is no proof: a busy server starts slowly, and a
+        proxy may refuse."""
         if pod.uid in self.cluster.servers:
             return False
         reason, _ = self.cluster.silent.get(pod.uid, ("", ""))

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstrata.contract.store.redis_keys import capacity_key
 from kvstrata.contract.store.redis_scripts import Argument
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.redis.budget.scope_state import Grant
-from kvstrata_sidecar.adapter.redis.client.commands import (
-    MEMBERS_PER_COMMAND,
-    Transport,
-    call,
-    read_number,
-    read_text,
-    reads_fields,
-    reads_numbers,
-)
-from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.commands import MEMBERS_PER_COMMAND, call, reads_numbers
+from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, Transport
 
 GRANT_KEEP_MS = 7 * 86_400_000
 """Time that the grant of a scope in no policy stays charged; its blocks have expired by then."""
@@ -50,8 +44,12 @@ class UnlistedScope:
     age_ms: int
 
 
-Change = tuple[int, int, int]
-"""A scope's grant, the number of its last change, and the bytes charged beyond the tier's capacity."""
+class Change(NamedTuple):
+    """A scope's grant, the number of its last change, and the bytes charged beyond the tier's capacity."""
+
+    granted_bytes: int
+    sequence: int
+    overcommitted_bytes: int
 
 
 class TierCapacity:
@@ -64,7 +62,7 @@ class TierCapacity:
     def grow(self, transport: Transport, keyspace: str, bounds: SharedBounds, ledger: Grant, wanted: int) -> Change:
         """Grant `wanted` bytes as far as they are guaranteed or free."""
         change = self._change(transport, "grow", keyspace, ledger, wanted=wanted, **_bounds(bounds))
-        self._short = self._short or change[2] + (bounds.capacity_bytes or 0) // FREE_SHARE > 0
+        self._short = self._short or change.overcommitted_bytes + (bounds.capacity_bytes or 0) // FREE_SHARE > 0
         return change
 
     def charge(self, transport: Transport, keyspace: str, bounds: SharedBounds, ledger: Grant) -> Change:
@@ -75,22 +73,20 @@ class TierCapacity:
         self, transport: Transport, keyspace: str, bounds: SharedBounds, granted: int, sequence: int, age_ms: int = 0
     ) -> None:
         """Lower a grant that its ledger knows to be lowered, unless it was changed since `sequence`. A scope in no
-        policy that is charged nothing is forgotten; `age_ms` is the time since a policy had it, 0 if one has it.
-        """
+        policy that is charged nothing is forgotten; `age_ms` is the time since a policy had it, 0 if one has it."""
         self._change(
             transport, "shrink", keyspace, None, granted=granted, sequence=sequence, age_ms=age_ms, **_bounds(bounds)
         )
 
     def release(self, transport: Transport, keyspace: str, ledger: Grant, sequence: int, age_ms: int) -> int:
         """End the guarantee of a scope in no policy, unless it was changed since `sequence` (0: in any case); return
-        the number of this change, 0 if it was.
-        """
-        return self._change(transport, "release", keyspace, ledger, sequence=sequence, age_ms=age_ms)[1]
+        the number of this change, 0 if it was."""
+        return self._change(transport, "release", keyspace, ledger, sequence=sequence, age_ms=age_ms).sequence
 
     def unlisted(self, transport: Transport, cursor: int) -> tuple[int, list[UnlistedScope]]:
         """Take one step of a walk over all scopes; return the next cursor, 0 at the end, and those in no policy."""
         step = call("unlisted", self._key, _read_unlisted, cursor=cursor, count=SCOPES_PER_STEP, stale_ms=STALE_MS)
-        following, found = transport.ask([step])[0]
+        ((following, found),) = transport.ask([step])
         return following, found
 
     def take_short(self) -> bool:
@@ -100,7 +96,7 @@ class TierCapacity:
 
     def free(self, transport: Transport, capacity_bytes: int) -> int:
         """Return the bytes charged to no scope; negative if the tier is overcommitted."""
-        ((charged,),) = transport.ask([Command(self._key, (b"HMGET", self._key, b"sum"), reads_fields(1))])
+        ((charged,),) = transport.ask([Command(self._key, (b"HMGET", self._key, b"sum"), protocol.reads_fields(1))])
         return capacity_bytes - int(charged)
 
     def granted(self, transport: Transport, keyspaces: Iterable[str]) -> dict[str, int]:
@@ -115,15 +111,15 @@ class TierCapacity:
 
     def tidy(self, transport: Transport) -> int:
         """Recompute the sum of all charges and end guarantees of scopes in no policy; return the difference found."""
-        cursor, walk, begun = 0, 0, False
-        while cursor or not begun:
+        cursor = walk = 0
+        while True:
             step = call(
                 "tidy", self._key, reads_numbers(3), cursor=cursor, mine=walk, count=SCOPES_PER_STEP,
                 stale_ms=STALE_MS, keep_ms=GRANT_KEEP_MS,
             )  # fmt: skip
             ((cursor, walk, drift),) = transport.ask([step])
-            begun = True
-        return int(drift)
+            if not cursor:
+                return int(drift)
 
     def _change(
         self, transport: Transport, script: str, keyspace: str, ledger: Grant | None, **arguments: Argument
@@ -134,11 +130,9 @@ class TierCapacity:
                 "ledger_granted": ledger.granted_bytes,
                 "ledger_sequence": ledger.ledger_sequence,
             }
-        (answer,) = transport.ask(
-            [call(script, self._key, reads_numbers(3), keyspace=keyspace.encode(), keep_ms=GRANT_KEEP_MS, **arguments)]
-        )
-        granted, sequence, beyond = answer
-        return granted, sequence, beyond
+        arguments |= {"keyspace": keyspace.encode(), "keep_ms": GRANT_KEEP_MS}
+        (answer,) = transport.ask([call(script, self._key, reads_numbers(3), **arguments)])
+        return Change(*answer)
 
 
 def _bounds(bounds: SharedBounds) -> dict[str, int]:
@@ -150,4 +144,5 @@ def _read_unlisted(reply: Reply) -> tuple[int, list[UnlistedScope]]:
         raise FramingError("a step through the grants is malformed")
     cursor, *words = reply
     rows = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
-    return read_number(cursor), [UnlistedScope(read_text(name), *map(read_number, rest)) for name, *rest in rows]
+    scopes = [UnlistedScope(protocol.read_text(name), *map(protocol.read_number, rest)) for name, *rest in rows]
+    return protocol.read_number(cursor), scopes

@@ -11,35 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, ledger_key
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
 from kvstrata_sidecar.adapter.redis.budget.capacity import DEPARTED_GRACE_MS, STALE_MS, TierCapacity, UnlistedScope
+from kvstrata_sidecar.adapter.redis.budget.reservation import Demand, Outcome, Reserved, reservation
 from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView, Grant, ScopeView, view
-from kvstrata_sidecar.adapter.redis.client.commands import (
-    FOR_EVER_MS,
-    Place,
-    Terms,
-    Transport,
-    call,
-    read_ages,
-    read_list,
-    read_number,
-    read_text,
-    reads_status,
-    state_key,
-)
-from kvstrata_sidecar.adapter.redis.client.resp import (
-    Command,
-    FramingError,
-    NodeAwayError,
-    PeerClosedError,
-    Reply,
-    ReplyError,
-    SlotMovingError,
-)
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client import resp
+from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, call, read_text, reads_status
 from kvstrata_sidecar.adapter.redis.recent import Recent
 
 ATTEMPTS = 6
@@ -70,30 +52,6 @@ HORIZON_S = 1.0
 UNLIMITED = SharedBounds(FOR_EVER_MS)
 NOTHING = SharedBounds(0, 0, 0)
 
-Outcome = Refusal | bool | Exception
-"""Of a reservation: True if made, False if the block is present, else the refusal or error."""
-
-OUTCOMES: dict[str, Outcome | None] = {"ok": True, "present": False, "tombstone": Refusal.TOMBSTONE, "short": None}
-
-
-class Demand(NamedTuple):
-    """A block that needs `size` bytes at a place, under a token that identifies its writer."""
-
-    place: Place
-    size: int
-    token: bytes
-    terms: Terms
-
-
-class Reserved(NamedTuple):
-    """Outcome, None if the lease is short of `missing_bytes`; and the evicted blocks with their ages."""
-
-    outcome: Outcome | None
-    missing_bytes: int
-    evicted: int
-    evicted_bytes: int
-    ages_ms: Sequence[int]
-
 
 @dataclass(eq=False)
 class Ledgers:
@@ -109,7 +67,7 @@ class Ledgers:
         self.capacity = TierCapacity(self.domain)
         self.horizons: Recent[str, int] = Recent(self.clock, HORIZON_S)
 
-    def of(self, transport: Transport, keyspace: str, bounds: SharedBounds | None = None) -> ScopeLedger:
+    def of(self, transport: resp.Transport, keyspace: str, bounds: SharedBounds | None = None) -> ScopeLedger:
         """Return a scope's ledger; `bounds` may be None where they do not matter."""
         return ScopeLedger(self, transport, keyspace, bounds or UNLIMITED)
 
@@ -117,7 +75,7 @@ class Ledgers:
 class ScopeLedger:
     """One scope's ledger over one connection. All methods raise as the transport does."""
 
-    def __init__(self, tier: Ledgers, transport: Transport, keyspace: str, bounds: SharedBounds) -> None:
+    def __init__(self, tier: Ledgers, transport: resp.Transport, keyspace: str, bounds: SharedBounds) -> None:
         self._tier = tier
         self._transport = transport
         self._keyspace = keyspace
@@ -130,13 +88,13 @@ class ScopeLedger:
     def reserve(self, demands: Sequence[Demand]) -> list[Outcome]:
         """Reserve bytes for blocks; return the outcome of each. Raises PeerClosedError: then all can be tried again."""
         begun_s, limit = self._tier.clock(), self._bounds.limit_bytes
-        outcomes: list[Outcome | None] = [Refusal.OVER_BUDGET if one.size > limit else None for one in demands]
-        asked = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        outcomes: list[Outcome | None] = [None] * len(demands)
+        fitting = [index for index, one in enumerate(demands) if one.size <= limit]
         before_ms = self._tier.horizons.get(self._keyspace) or 0
-        questions = [reservation(demands[index], self._tier.window_ms, before_ms) for index in asked]
+        questions = [reservation(demands[index], self._tier.window_ms, before_ms) for index in fitting]
         short: dict[int, int | None] = {}
-        for index, answer in zip(asked, self._transport.ask_each(questions) if questions else (), strict=True):
-            if isinstance(answer, PeerClosedError):
+        for index, answer in zip(fitting, self._transport.ask_each(questions), strict=True):
+            if isinstance(answer, resp.PeerClosedError):
                 raise answer
             outcomes[index] = self._outcome(answer)
             if outcomes[index] is None:
@@ -145,14 +103,13 @@ class ScopeLedger:
         for index, missing_bytes in short.items():
             try:
                 outcomes[index] = self._make_way(demands[index], begun_s, missing_bytes)
-            except (NodeAwayError, SlotMovingError, ReplyError) as error:
+            except (resp.NodeAwayError, resp.SlotMovingError, resp.ReplyError) as error:
                 outcomes[index] = error
         return [Refusal.OVER_BUDGET if outcome is None else outcome for outcome in outcomes]
 
     def lease(self, bucket: int, wanted: int, minimum: int, growth_share: int = 0) -> int:
         """Raise a bucket's lease by `minimum` to `wanted` bytes; return by how many, 0 if the ledger has less left.
-        `growth_share` bounds the excess over `minimum` to that part of the lease. A void ledger is rebuilt first.
-        """
+        `growth_share` bounds the excess over `minimum` to that part of the lease. A void ledger is rebuilt first."""
         for _ in range(ATTEMPTS):
             status, (amount, version, *grant) = self._ask(
                 "lease", self._key, reads_status(5), bucket=bucket, wanted=wanted, minimum=minimum,
@@ -215,12 +172,11 @@ class ScopeLedger:
             if status == "busy":
                 time.sleep(REBUILD_PATIENCE_MS / 1000 / (ATTEMPTS - 2))
                 continue
-            adopted = self._transport.ask(
-                [
-                    call("adopt", self._state(bucket), reads_status(1), of_version=version, keep_ms=LEDGER_KEEP_MS)
-                    for bucket in range(BUCKETS)
-                ]
-            )
+            adoptions = [
+                call("adopt", self._state(bucket), reads_status(1), of_version=version, keep_ms=LEDGER_KEEP_MS)
+                for bucket in range(BUCKETS)
+            ]
+            adopted = self._transport.ask(adoptions)
             newer = [number for status, (number,) in adopted if status != "ok"]
             if newer:
                 at_least = max(newer) + 1
@@ -233,10 +189,9 @@ class ScopeLedger:
             if status == "live":
                 return
 
-    def give_back(self, back: int = 0) -> int:
-        """Return unneeded capacity to the tier and, if guarantees need it, up to `back` used bytes; return the bytes
-        by which the tier is overcommitted.
-        """
+    def give_back(self, reclaimable_bytes: int = 0) -> int:
+        """Return unneeded capacity to the tier and, if guarantees need it, up to `reclaimable_bytes` in use; return the
+        bytes by which the tier is overcommitted."""
         capacity, bounds = self._tier.capacity, self._bounds
         scope = self._with_ledger()
         whole = bounds.capacity_bytes or 0
@@ -247,19 +202,22 @@ class ScopeLedger:
                 self.take(bucket.bucket, bucket.slack - spare)
         ledger = self.view().ledger
         spare = 0 if tight else self._loan_reserve(ledger.leased)
-        granted, sequence, beyond = capacity.charge(self._transport, self._keyspace, bounds, ledger)
-        owed = min(max(0, beyond), back)
-        target = max(min(granted - owed, ledger.leased + spare, bounds.limit_bytes), bounds.kept_bytes)
+        granted, sequence, overcommitted_bytes = capacity.charge(self._transport, self._keyspace, bounds, ledger)
+        reclaimed_bytes = min(max(0, overcommitted_bytes), reclaimable_bytes)
+        target = max(min(granted - reclaimed_bytes, ledger.leased + spare, bounds.limit_bytes), bounds.kept_bytes)
         # A little more than needed is kept: it would be requested again.
-        worthwhile = granted - target > spare or (owed > 0 and granted > target)
-        if worthwhile and self._accept(target, sequence) is not None and self._is_under(target, ledger.leased):
-            capacity.shrink(self._transport, self._keyspace, bounds, target, sequence)
-        return max(0, beyond)
+        worthwhile = granted - target > spare or (reclaimed_bytes > 0 and granted > target)
+        if worthwhile and self._accept(target, sequence) is not None:
+            if ledger.leased > target:
+                self._tier.of(self._transport, self._keyspace, replace(bounds, limit_bytes=target)).settle()
+                ledger = self.view().ledger
+            if ledger.leased <= target:
+                capacity.shrink(self._transport, self._keyspace, bounds, target, sequence)
+        return max(0, overcommitted_bytes)
 
     def release(self, unlisted: UnlistedScope | None = None, missing: int = 0) -> None:
         """Return the capacity of a scope in no policy, but for its blocks; and that of blocks, for `missing` bytes.
-        `unlisted` is the entry found, which must be unchanged; None if the scope has only just left the policy.
-        """
+        `unlisted` is the entry found, which must be unchanged; None if the scope has only just left the policy."""
         capacity, scope = self._tier.capacity, self._with_ledger()
         age_ms, found = (STALE_MS - DEPARTED_GRACE_MS, 0) if unlisted is None else (unlisted.age_ms, unlisted.sequence)
         sequence = capacity.release(self._transport, self._keyspace, scope.ledger, found, age_ms)
@@ -274,13 +232,13 @@ class ScopeLedger:
                 size = self.take(bucket.bucket, missing - freed, FOR_EVER_MS)
                 freed += size
         leased = self._accept(0, sequence)
-        if leased is not None or not any(scope.leases):
+        if leased is not None or not any(one.lease for one in scope.buckets):
             capacity.shrink(self._transport, self._keyspace, NOTHING, leased or 0, sequence, age_ms)
 
     def _make_way(self, demand: Demand, begun_s: float, missing_bytes: int | None) -> Outcome | None:
         """Make room for a block and reserve it; return None if no room can be found."""
         if self._bounds is UNLIMITED:
-            raise FramingError("a scope without a limit ran short of it")
+            raise resp.FramingError("a scope without a limit ran short of it")
         before_ms, gather = self._tier.horizons.get(self._keyspace) or 0, True
         for _ in range(1, ATTEMPTS):
             if missing_bytes is not None:
@@ -336,11 +294,7 @@ class ScopeLedger:
     def _collect(self, buckets: Sequence[BucketView], amount: int) -> int:
         """Take back unused leases, then those of the buckets with the oldest blocks. Return the bytes."""
         taken = self._take_unused(buckets, amount)
-
-        def last_use_ms(bucket: BucketView) -> float:
-            return bucket.oldest_ms if bucket.oldest_ms is not None else FOR_EVER_MS
-
-        for bucket in sorted(buckets, key=last_use_ms):
+        for bucket in sorted(buckets, key=lambda one: FOR_EVER_MS if one.oldest_ms is None else one.oldest_ms):
             if taken < amount:
                 taken += self.take(bucket.bucket, amount - taken, FOR_EVER_MS)
         return taken
@@ -358,12 +312,12 @@ class ScopeLedger:
         bounds, needed = self._bounds, ledger.leased + minimum
         reserve = self._loan_reserve(max(ledger.leased, LOAN_GROWTH_SHARE * minimum))
         wanted = min(bounds.limit_bytes, needed + reserve)
-        granted, sequence, beyond = self._tier.capacity.grow(self._transport, self._keyspace, bounds, ledger, wanted)
-        if beyond > 0 and granted > bounds.guaranteed_bytes:
+        change = self._tier.capacity.grow(self._transport, self._keyspace, bounds, ledger, wanted)
+        if change.overcommitted_bytes > 0 and change.granted_bytes > bounds.guaranteed_bytes:
             # Charged, because it is in use, but not available for leases: the next sweeps reduce it.
             return False
-        self._accept(granted, sequence)
-        return granted >= needed
+        self._accept(change.granted_bytes, change.sequence)
+        return change.granted_bytes >= needed
 
     def _loan_reserve(self, leased: int) -> int:
         """Return the bytes that the scope may be granted beyond its leases."""
@@ -374,17 +328,10 @@ class ScopeLedger:
         status, (leased,) = self._ask("grant", self._key, reads_status(1), granted=granted, sequence=sequence)
         return leased if status == "ok" else None
 
-    def _is_under(self, limit: int, leased: int) -> bool:
-        """Evict until no more than `limit` is leased out; return whether it holds."""
-        if leased > limit:
-            self._tier.of(self._transport, self._keyspace, replace(self._bounds, limit_bytes=limit)).settle()
-            leased = self.view().ledger.leased
-        return leased <= limit
-
     def _with_ledger(self) -> ScopeView:
         """Return the scope's state, with a rebuilt ledger if that is lost and buckets have leases."""
         scope = self.view()
-        if scope.ledger.lost and any(scope.leases):
+        if scope.ledger.lost and any(one.lease for one in scope.buckets):
             self.rebuild(0)
             scope = self.view()
         return scope
@@ -403,34 +350,14 @@ class ScopeLedger:
         for age_ms in ages_ms:
             self._tier.aged(age_ms / 1000)
 
-    def _ask(self, script: str, key: bytes, read: Callable[[Reply], Any], **arguments: Any) -> Any:
+    def _ask(self, script: str, key: bytes, read: Callable[[resp.Reply], Any], **arguments: Any) -> Any:
         return self._transport.ask([call(script, key, read, **arguments)])[0]
 
     def _state(self, bucket: int) -> bytes:
-        return state_key(bucket_prefix(self._tier.domain, self._keyspace, bucket).encode())
+        return protocol.state_key(protocol.base_of(self._tier.domain, self._keyspace, bucket))
 
 
-def reservation(demand: Demand, window_ms: int, evict_before_ms: int = 0, passed_ms: int = 0) -> Command:
-    """Return the command that reserves a block `passed_ms` after its demand, evicting blocks last used before
-    `evict_before_ms` if needed. Answers Reserved.
-    """
-    place, size, token, terms = demand
-    return call(
-        "reserve", state_key(place.base), _read_reserved, member=place.member, size=size, token=token,
-        window_ms=window_ms, keep_ms=terms.keep_ms, life_ms=terms.life_ms, limited=terms.bounds is not None,
-        evict_before_ms=evict_before_ms, encrypts=terms.encrypts, age_ms=terms.age_ms + passed_ms,
-    )  # fmt: skip
-
-
-def _read_reserved(reply: Reply) -> Reserved:
-    status, *sizes, ages = read_list(reply, 5)
-    if (name := read_text(status)) not in OUTCOMES:
-        raise FramingError("a reservation was not answered as it can be")
-    missing, evicted, evicted_bytes = map(read_number, sizes)
-    return Reserved(OUTCOMES[name], missing, evicted, evicted_bytes, read_ages(ages))
-
-
-def _read_yielded(reply: Reply) -> tuple[int, int, int, int, list[int]]:
-    *numbers, ages = read_list(reply, 5)
-    taken, version, evicted_bytes, evicted = map(read_number, numbers)
-    return taken, version, evicted_bytes, evicted, read_ages(ages)
+def _read_yielded(reply: resp.Reply) -> tuple[int, int, int, int, list[int]]:
+    *numbers, ages = protocol.read_list(reply, 5)
+    taken, version, evicted_bytes, evicted = map(protocol.read_number, numbers)
+    return taken, version, evicted_bytes, evicted, protocol.read_ages(ages)

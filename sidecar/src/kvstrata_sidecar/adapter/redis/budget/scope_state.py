@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, ledger_key
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
-from kvstrata_sidecar.adapter.redis.client.commands import (
-    FOR_EVER_MS,
-    Transport,
-    read_list,
-    read_moment_ms,
-    read_number,
-    reads_fields,
-    state_key,
-)
-from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, read_number, reads_fields, state_key
+from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply, Transport
 
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
     """A bucket's accounting in bytes. `state` is its key, `oldest_ms` the last use of its least recently used block,
     None without any, `longest_ms` the longest life given to a block. If not `known`, its server is away and its charge
-    counts as in use.
-    """
+    counts as in use."""
 
     bucket: int
     state: bytes
@@ -91,10 +82,6 @@ class ScopeView:
         """Bytes and number of committed blocks."""
         return sum(bucket.used for bucket in self.buckets), sum(bucket.blocks for bucket in self.buckets)
 
-    @property
-    def leases(self) -> tuple[int, ...]:
-        return tuple(bucket.lease for bucket in self.buckets)
-
     def leasing(self, exclude: int | None = None) -> list[BucketView]:
         """Return the buckets with a lease, without `exclude` and those on unreachable servers."""
         return [one for one in self.buckets if one.known and one.bucket != exclude and one.lease > 0]
@@ -120,9 +107,9 @@ LEDGER_FIELDS = (b"leased", b"room", b"turn", b"v", b"void", *(b"b:%d" % bucket 
 def view(transport: Transport, domain: str, keyspace: str) -> ScopeView:
     """Read a scope's ledger and buckets. Raises an error reply of the ledger's server."""
     key = ledger_key(domain, keyspace).encode()
-    bases = [bucket_prefix(domain, keyspace, bucket).encode() for bucket in range(BUCKETS)]
+    bases = [protocol.base_of(domain, keyspace, bucket) for bucket in range(BUCKETS)]
     commands = [
-        Command(key, (b"TIME",), read_moment_ms),
+        protocol.time_at(key),
         Command(key, (b"HMGET", key, *LEDGER_FIELDS), reads_fields(len(LEDGER_FIELDS))),
         *(command for base in bases for command in _ask_bucket(base)),
     ]
@@ -131,11 +118,16 @@ def view(transport: Transport, domain: str, keyspace: str) -> ScopeView:
         if isinstance(answer, Exception):
             raise answer
     leased, granted, sequence, version, void, *by_bucket = ledger
-    buckets = tuple(
-        _bucket_view(bucket, state_key(base), rest[ASKED_OF_A_BUCKET * bucket :][:ASKED_OF_A_BUCKET], by_bucket[bucket])
-        for bucket, base in enumerate(bases)
-    )
-    return ScopeView(now_ms, LedgerView(leased, granted, sequence, version, bool(void), tuple(by_bucket)), buckets)
+    buckets = []
+    for bucket, (base, charged) in enumerate(zip(bases, by_bucket, strict=True)):
+        answers = rest[ASKED_OF_A_BUCKET * bucket :][:ASKED_OF_A_BUCKET]
+        if any(isinstance(answer, Exception) for answer in answers):
+            buckets.append(BucketView(bucket, state_key(base), charged, 0, charged, 0, None, known=False))
+        else:
+            (used, held, lease, longest_ms), oldest_ms, blocks = answers
+            buckets.append(BucketView(bucket, state_key(base), used, held, lease, longest_ms, oldest_ms, blocks))
+    ledger = LedgerView(leased, granted, sequence, version, bool(void), tuple(by_bucket))
+    return ScopeView(now_ms, ledger, tuple(buckets))
 
 
 def _ask_bucket(base: bytes) -> Sequence[Command]:
@@ -147,13 +139,6 @@ def _ask_bucket(base: bytes) -> Sequence[Command]:
     )
 
 
-def _bucket_view(bucket: int, state: bytes, answers: Sequence[Any], charged: int) -> BucketView:
-    if any(isinstance(answer, Exception) for answer in answers):
-        return BucketView(bucket, state, charged, 0, charged, 0, None, known=False)
-    (used, held, lease, longest_ms), oldest_ms, blocks = answers
-    return BucketView(bucket, state, used, held, lease, longest_ms, oldest_ms, blocks)
-
-
 def _read_oldest(reply: Reply) -> float | None:
-    words = read_list(reply, 0, 2)
+    words = protocol.read_list(reply, 0, 2)
     return float(read_number(words[1])) if words else None

@@ -12,15 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from kvstrata.contract.store.redis_keys import BlockKey, bucket_of, bucket_prefix
+from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix
 from kvstrata.contract.store.redis_scripts import Argument, script
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
-from kvstrata_sidecar.adapter.redis.client.block_io import Parts, Read, Write
-from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, ReplyError, command, integer
-from kvstrata_sidecar.adapter.tier.sealer import Opening
+from kvstrata_sidecar.adapter.redis.client import resp
+from kvstrata_sidecar.adapter.tier.sealer import Opening, Sealer
 
 WRITE_WINDOW_MS = 30_000
 """Life of a value that is not committed, and of its reservation."""
@@ -33,22 +32,6 @@ FOR_EVER_MS = 9_007_199_254_740_991
 """Later than every moment, and still exact in a script's numbers."""
 
 
-class Transport(Protocol):
-    """Sends commands to the server, or to the server of a cluster that has the slot of their key."""
-
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the results, in order. Raises the first error."""
-
-    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the results or errors, in order."""
-
-    def set_each(self, writes: Sequence[Write]) -> None:
-        """Write values and set each `answer`."""
-
-    def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
-        """Read values; for each, whether it is there and counts."""
-
-
 class Place(NamedTuple):
     """Where a block is: its bucket's prefix and its name therein. A tuple, because one is made for every block."""
 
@@ -58,13 +41,9 @@ class Place(NamedTuple):
     member: bytes
 
     @classmethod
-    def of(cls, key: BlockKey) -> Place:
-        return cls.at(key.domain, key.keyspace, key.member, key.chunk_hash)
-
-    @classmethod
     def at(cls, domain: str, keyspace: str, member: str, chunk_hash: bytes) -> Place:
         bucket = bucket_of(chunk_hash)
-        return cls(keyspace, bucket, _base(domain, keyspace, bucket), member.encode())
+        return cls(keyspace, bucket, base_of(domain, keyspace, bucket), member.encode())
 
     @property
     def name(self) -> bytes:
@@ -93,10 +72,6 @@ class Sought(NamedTuple):
     members: list[bytes]
     numbers: list[int]
 
-    @classmethod
-    def at(cls, domain: str, keyspace: str, bucket: int) -> Sought:
-        return cls(_base(domain, keyspace, bucket), [], [])
-
 
 @dataclass(slots=True)
 class Sight:
@@ -106,19 +81,20 @@ class Sight:
     refused: Counter[Refusal] = field(default_factory=Counter)
 
 
-def call(name: str, key: bytes, read: Callable[[Reply], Any], /, **arguments: Argument) -> Command:
+def call(name: str, key: bytes, read: Callable[[resp.Reply], Any], /, **arguments: Argument) -> resp.Command:
     """Return the command that runs a script on `key`, by its digest if the server knows it."""
     loaded = script(name)
     rest = (b"1", key, *loaded.words(arguments))
-    return Command(key, (b"EVALSHA", loaded.sha, *rest), read, (b"EVAL", loaded.text, *rest))
+    return resp.Command(key, (b"EVALSHA", loaded.sha, *rest), read, (b"EVAL", loaded.text, *rest))
 
 
 @lru_cache(maxsize=65_536)
-def _base(domain: str, keyspace: str, bucket: int) -> bytes:
+def base_of(domain: str, keyspace: str, bucket: int) -> bytes:
+    """Return the prefix of a bucket's keys."""
     return bucket_prefix(domain, keyspace, bucket).encode()
 
 
-def claim(transport: Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
+def claim(transport: resp.Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
     """Claim exclusive work for `ttl_ms`; return whether this process has it."""
     (mine,) = transport.ask([call("claim", key, read_number, token=token, life_ms=ttl_ms)])
     return bool(mine)
@@ -128,25 +104,20 @@ def state_key(base: bytes) -> bytes:
     return base + b":#s"
 
 
-def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, window_ms: int) -> Write:
+def write(place: Place, parts: Callable[[], resp.Parts], token: bytes, terms: Terms, window_ms: int) -> resp.Write:
     """Return the write and commit of a reserved block; the answer is `ok`, or it came too late."""
     commit = call(
         "commit", state_key(place.base), read_text, member=place.member, token=token,
         ttl_ms=terms.life_ms - terms.age_ms, age_ms=terms.age_ms, keep_ms=terms.keep_ms,
     )  # fmt: skip
-    return Write(place.name, parts, window_ms, commit)
+    return resp.Write(place.name, parts, window_ms, commit)
 
 
-def lookup_each(transport: Transport, asked: Sequence[tuple[Sequence[Sought], int | None]]) -> list[Sight]:
+def lookup_each(transport: resp.Transport, asked: Sequence[tuple[Sequence[Sought], int | None]]) -> list[Sight]:
     """Return which blocks are committed and alive; `asked` has each keyspace's sought blocks and retention in ms. A
-    bucket with blocks that may outlive the retention is not used until it was clamped.
-    """
+    bucket with blocks that may outlive the retention is not used until it was clamped."""
     sights = [Sight() for _ in asked]
-    first = next((one for sought, _ in asked for one in sought), None)
-    if first is None:
-        return sights
-    # One clock for all: if a bucket has moved to another server, that server's clock decides at the load.
-    commands = [_now(state_key(first.base))]
+    commands: list[resp.Command] = []
     questions: list[tuple[Sight, int | None, list[int]]] = []
     for sight, (sought, retention_ms) in zip(sights, asked, strict=True):
         for base, members, numbers in sought:
@@ -154,9 +125,12 @@ def lookup_each(transport: Transport, asked: Sequence[tuple[Sequence[Sought], in
             for start in range(0, len(members), MEMBERS_PER_COMMAND):
                 some = members[start : start + MEMBERS_PER_COMMAND]
                 commands.append(allowed)
-                commands.append(Command(allowed.key, (b"ZMSCORE", base + b":#x", *some), _read_scores(len(some))))
+                commands.append(resp.Command(allowed.key, (b"ZMSCORE", base + b":#x", *some), reads_scores(len(some))))
                 questions.append((sight, retention_ms, numbers[start : start + MEMBERS_PER_COMMAND]))
-    now_ms, *answers = transport.ask(commands)
+    if not commands:
+        return sights
+    # One clock for all: if a bucket has moved to another server, that server's clock decides at the load.
+    now_ms, *answers = transport.ask([time_at(commands[0].key), *commands])
     for (sight, retention_ms, numbers), state, scores in zip(questions, answers[::2], answers[1::2], strict=True):
         refusal = _bucket_refusal(state, retention_ms)
         if refusal is not None:
@@ -171,23 +145,21 @@ def lookup_each(transport: Transport, asked: Sequence[tuple[Sequence[Sought], in
     return sights
 
 
-class Loading(Read):
-    """A block that is read if it is committed and alive. `open_into` is called when its value arrives.
+class Loading(resp.Read):
+    """A block that is read into `view` if it is committed and alive. Afterwards: `hit`: it was loaded; `age_ms`: since
+    it was computed; `refusal`: why it may not be used; `unreadable`: it should have been there; `damaged`: the value is
+    no block."""
 
-    Afterwards: `hit`: it was loaded; `age_ms`: since it was computed; `refusal`: why it may not be used; `unreadable`:
-    it should have been there; `damaged`: the value is no block.
-    """
-
-    def __init__(self, place: Place, open_into: Callable[[], Opening], retention_ms: int | None) -> None:
+    def __init__(self, place: Place, view: memoryview, sealer: Sealer, retention_ms: int | None) -> None:
         state = state_key(place.base)
         self.key = place.name
-        self.before: Sequence[Command] = (
-            _now(state),
+        self.before: Sequence[resp.Command] = (
+            time_at(state),
             _allowed(state),
-            Command(self.key, (b"ZSCORE", place.base + b":#x", place.member), _read_score),
-            Command(self.key, (b"HGET", place.base + b":#m", place.member), _read_computed),
+            resp.Command(self.key, (b"ZSCORE", place.base + b":#x", place.member), read_score),
+            resp.Command(self.key, (b"HGET", place.base + b":#m", place.member), _read_computed),
         )
-        self._open = open_into
+        self._place, self._view, self._sealer = place, view, sealer
         self._retention_ms = retention_ms
         self.hit = self.unreadable = self.damaged = False
         self.age_ms = 0
@@ -197,11 +169,12 @@ class Loading(Read):
         now_ms, state, score, computed_ms = answers
         self.refusal = _bucket_refusal(state, self._retention_ms)
         self.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
-        self.unreadable = self.refusal is None and _alive(score, now_ms, state) and computed_ms is not None
+        is_alive = score is not None and now_ms < score <= _latest_ms(now_ms, state)
+        self.unreadable = self.refusal is None and is_alive and computed_ms is not None
         return self.unreadable
 
     def open(self) -> Opening:
-        return self._open()
+        return self._sealer.open_into(self._place.keyspace, self.key, self._view)
 
     def take(self, opening: Opening) -> bool:
         self.hit = opening.finish()
@@ -209,82 +182,76 @@ class Loading(Read):
         return self.hit
 
 
-def discard(transport: Transport, places: Sequence[Place]) -> list[bool]:
+def discard(transport: resp.Transport, places: Sequence[Place]) -> list[bool]:
     """Delete blocks; return for each whether it was there."""
     commands = [call("discard", state_key(place.base), reads_numbers(1), members=[place.member]) for place in places]
     return [number == 1 for (number,) in transport.ask(commands)]
 
 
-def read_text(reply: Reply) -> str:
+def read_text(reply: resp.Reply) -> str:
     if not isinstance(reply, bytes):
-        raise FramingError("an answer is not a string")
+        raise resp.FramingError("an answer is not a string")
     return reply.decode("utf-8", "replace")
 
 
-def read_number(reply: Reply) -> int:
+def read_number(reply: resp.Reply) -> int:
     """Return a number, sent as integer or as digits."""
     if isinstance(reply, int):
         return reply
     if not isinstance(reply, bytes):
-        raise FramingError("an answer is not a number")
-    return -integer(reply[1:]) if reply[:1] == b"-" else integer(reply)
-
-
-@lru_cache(maxsize=MEMBERS_PER_COMMAND)
-def reads_list(count: int) -> Callable[[Reply], list[Reply]]:
-    return lambda reply: read_list(reply, count)
+        raise resp.FramingError("an answer is not a number")
+    return -resp.integer(reply[1:]) if reply[:1] == b"-" else resp.integer(reply)
 
 
 @cache
-def reads_numbers(count: int) -> Callable[[Reply], list[int]]:
+def reads_numbers(count: int) -> Callable[[resp.Reply], list[int]]:
     return lambda reply: [read_number(one) for one in read_list(reply, count)]
 
 
 @cache
-def reads_fields(count: int) -> Callable[[Reply], list[int]]:
+def reads_fields(count: int) -> Callable[[resp.Reply], list[int]]:
     """Return a reader of numbers in `count` fields of a hash, 0 for missing ones."""
     return lambda reply: [0 if one is None else read_number(one) for one in read_list(reply, count)]
 
 
 @cache
-def reads_status(count: int) -> Callable[[Reply], tuple[str, list[int]]]:
+def reads_status(count: int) -> Callable[[resp.Reply], tuple[str, list[int]]]:
     """Return a reader of a status and `count` numbers."""
 
-    def read(reply: Reply) -> tuple[str, list[int]]:
+    def read(reply: resp.Reply) -> tuple[str, list[int]]:
         status, *rest = read_list(reply, 1 + count)
         return read_text(status), [read_number(one) for one in rest]
 
     return read
 
 
-def read_ages(reply: Reply) -> list[int]:
-    """Return blocks' ages in milliseconds."""
+def read_ages(reply: resp.Reply) -> list[int]:
     if not isinstance(reply, bytes):
-        raise FramingError("ages are not a string")
-    return [integer(one) for one in reply.split()]
+        raise resp.FramingError("ages are not a string")
+    return [resp.integer(one) for one in reply.split()]
 
 
-def read_list(reply: Reply, *counts: int) -> list[Reply]:
+def read_list(reply: resp.Reply, *counts: int) -> list[resp.Reply]:
     if not isinstance(reply, list) or len(reply) not in counts:
-        raise FramingError("an answer is not an array of the expected length")
+        raise resp.FramingError("an answer is not an array of the expected length")
     return reply
 
 
-def read_moment_ms(reply: Reply) -> int:
-    """Return the answer to TIME in milliseconds."""
+def _read_moment_ms(reply: resp.Reply) -> int:
     seconds, micros = reads_numbers(2)(reply)
     return seconds * 1000 + micros // 1000
 
 
-def _now(key: bytes) -> Command:
-    return Command(key, (b"TIME",), read_moment_ms)
+def time_at(key: bytes) -> resp.Command:
+    """Return the command that reads the clock of a key's server, in milliseconds."""
+    return resp.Command(key, (b"TIME",), _read_moment_ms)
 
 
 @lru_cache(maxsize=65_536)
-def _allowed(state: bytes) -> Command:
+def _allowed(state: bytes) -> resp.Command:
     """Return the command that reads whether a bucket may be used."""
     arguments = (b"HMGET", state, b"retention", b"tombstone")
-    return Command(state, arguments, _read_optional_pair, encoded=command(*arguments))
+    return resp.Command(state, arguments, _read_optional_pair, encoded=resp.command(*arguments))
 
 
 def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | None) -> Refusal | None:
@@ -296,47 +263,42 @@ def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | No
     return None
 
 
-def _alive(score: float | None, now_ms: int, state: tuple[int | None, int | None]) -> bool:
-    return score is not None and now_ms < score <= _latest_ms(now_ms, state)
-
-
 def _latest_ms(now_ms: int, state: tuple[int | None, int | None]) -> float:
     """Return the latest expiry of a readable block. One beyond any life given in its bucket dates from before the
-    server's clock was set back: its age is unknown.
-    """
+    server's clock was set back: its age is unknown."""
     longest_ms, _ = state
     return math.inf if longest_ms is None else now_ms + longest_ms
 
 
-def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:
+def _read_optional_pair(reply: resp.Reply) -> tuple[int | None, int | None]:
     first, second = read_list(reply, 2)
     return None if first is None else read_number(first), None if second is None else read_number(second)
 
 
-def _read_score(reply: Reply) -> float | None:
+def read_score(reply: resp.Reply) -> float | None:
     if reply is None:
         return None
     if not isinstance(reply, bytes):
-        raise FramingError("a score is not a string")
+        raise resp.FramingError("a score is not a string")
     try:
         return float(reply)
     except ValueError as error:
-        raise FramingError("a score is no number") from error
+        raise resp.FramingError("a score is no number") from error
 
 
 @lru_cache(maxsize=MEMBERS_PER_COMMAND)
-def _read_scores(count: int) -> Callable[[Reply], list[float | None]]:
-    def read(reply: Reply) -> list[float | None]:
+def reads_scores(count: int) -> Callable[[resp.Reply], list[float | None]]:
+    def read(reply: resp.Reply) -> list[float | None]:
         try:
-            return [float(one) if isinstance(one, bytes) else _read_score(one) for one in read_list(reply, count)]
+            return [float(one) if isinstance(one, bytes) else read_score(one) for one in read_list(reply, count)]
         except ValueError as error:
-            raise FramingError("a score is no number") from error
+            raise resp.FramingError("a score is no number") from error
 
     return read
 
 
-def _read_computed(reply: Reply) -> int | None:
+def _read_computed(reply: resp.Reply) -> int | None:
     if reply is None:
         return None
     _, _, computed_ms = read_text(reply).partition(":")
-    return integer(computed_ms.encode())
+    return resp.integer(computed_ms.encode())

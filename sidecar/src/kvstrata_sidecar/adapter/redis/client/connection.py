@@ -11,49 +11,12 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvstrata_sidecar.adapter.redis.client.block_io import Parts, Read, Write
+from kvstrata_sidecar.adapter.redis.client import resp
 from kvstrata_sidecar.adapter.redis.client.replies import Replies
-from kvstrata_sidecar.adapter.redis.client.resp import (
-    ACCESS_CODES,
-    ASKING,
-    CRLF,
-    PIPELINE_COMMANDS,
-    REPLICA_CODE,
-    AccessError,
-    AccessLostError,
-    Command,
-    DemotedError,
-    FramingError,
-    PeerClosedError,
-    PeerTimeoutError,
-    Reply,
-    ReplyError,
-    TransportError,
-    command,
-    integer,
-    read_ok,
-    reason,
-    spelled_out,
-    unknown_script,
-)
-
-__all__ = [
-    "AccessError",
-    "Command",
-    "Connection",
-    "FramingError",
-    "PeerClosedError",
-    "PeerTimeoutError",
-    "Reply",
-    "ReplyError",
-    "TransportError",
-    "command",
-    "reason",
-]
 
 REPLICA_ROLE = b"role:slave"
 """A replica's role in INFO, in Redis and Valkey."""
@@ -73,16 +36,16 @@ def clear_tls_errors() -> None:
         pass
 
 
-class Connection:
+class Connection(resp.Transport):
     """One authenticated connection. Not thread-safe, except for `abort`."""
 
-    def __init__(self, raw: socket.socket, io_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, raw: socket.socket, io_timeout_s: float) -> None:
         self._socket = raw
         self._tls = isinstance(raw, ssl.SSLSocket)
-        self._clock = clock
-        self._replies = Replies(raw, clock, tls=self._tls)
-        self._open = True
-        self.commands = 0
+        self._replies = Replies(raw, tls=self._tls)
+        self.usable = True
+        self._started: Sequence[resp.Command] = ()
+        self._asking = False
         if self._tls:
             raw.settimeout(io_timeout_s)
         else:
@@ -93,56 +56,42 @@ class Connection:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
-    @property
-    def usable(self) -> bool:
-        return self._open
-
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
-        answers = self.ask_each(commands)
-        for answer in answers:
-            if isinstance(answer, ReplyError):
-                raise answer
-        return answers
-
-    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+    def ask_each(self, commands: Sequence[resp.Command]) -> list[Any]:
         answers = self.exchange(commands)
-        unknown = [index for index, answer in enumerate(answers) if unknown_script(commands[index], answer)]
-        if unknown:
-            for index, answer in zip(unknown, self.exchange([spelled_out(commands[i]) for i in unknown]), strict=True):
-                answers[index] = answer
+        unknown = [index for index, answer in enumerate(answers) if resp.unknown_script(commands[index], answer)]
+        for index, answer in zip(unknown, self.exchange([resp.spelled_out(commands[i]) for i in unknown]), strict=True):
+            answers[index] = answer
         return answers
 
     def exchange(
-        self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None
+        self, commands: Sequence[resp.Command], *, asking: bool = False, give_up_after_s: float | None = None
     ) -> list[Any]:
         """Send commands in pipelines; return each result or ReplyError. `asking` also reaches slots being imported."""
         answers: list[Any] = []
-        for start in range(0, len(commands), PIPELINE_COMMANDS):
-            batch = commands[start : start + PIPELINE_COMMANDS]
+        for start in range(0, len(commands), resp.PIPELINE_COMMANDS):
+            batch = commands[start : start + resp.PIPELINE_COMMANDS]
             self.start(batch, asking=asking, give_up_after_s=give_up_after_s)
-            answers += self.finish(batch, asking=asking)
+            answers += self.finish()
         return answers
 
-    def start(self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None) -> None:
-        """Send at most PIPELINE_COMMANDS; `finish` with the same ones must follow before anything else."""
+    def start(
+        self, commands: Sequence[resp.Command], *, asking: bool = False, give_up_after_s: float | None = None
+    ) -> None:
+        """Send at most PIPELINE_COMMANDS; `finish` must follow before anything else."""
+        self._started = [one for asked in commands for one in (resp.ASKING, asked)] if asking else commands
+        self._asking = asking
         with self._exchange(give_up_after_s):
-            prefix = ASKING if asking else b""
-            self._send([b"".join(prefix + (one.encoded or command(*one.arguments)) for one in commands)])
+            self._send([b"".join(one.encoded or resp.command(*one.arguments) for one in self._started)])
 
-    def finish(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
+    def finish(self) -> list[Any]:
         """Return the results or ReplyErrors of started commands."""
-        if not self._open:
-            raise PeerClosedError("the connection was closed")
-        answers: list[Any] = []
+        if not self.usable:
+            raise resp.PeerClosedError("the connection was closed")
         with self._in_step():
-            if not asking:
-                return self._replies.answers(commands)
-            for one in commands:
-                self._replies.answer(Command(one.key, (), read_ok))
-                answers.append(self._replies.answer(one))
-        return answers
+            answers = self._replies.answers(self._started)
+        return answers[1::2] if self._asking else answers
 
-    def set_each(self, writes: Sequence[Write]) -> None:
+    def set_each(self, writes: Sequence[resp.Write]) -> None:
         """Write values in one pipeline and set each answer. The command behind a refused value is still executed."""
         with self._exchange():
             carried = b""
@@ -151,112 +100,84 @@ class Connection:
                 size = len(first) + sum(map(len, rest))
                 ttl = b"%d" % write.ttl_ms
                 head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(write.key), write.key, size)
-                tail = CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
-                if write.after is not None:
-                    tail += command(*write.after.arguments)
+                tail = resp.CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
+                tail += resp.command(*write.after.arguments)
                 # Send small pieces together with a body: fewer calls, fewer TLS records.
                 small = carried + head if isinstance(first, memoryview) else carried + head + first
                 bodies = [first, *rest] if isinstance(first, memoryview) else rest
                 self._send([small, *bodies, tail] if number == len(writes) else [small, *bodies])
                 carried = tail
             for write in writes:
-                answer = self._replies.answer(Command(write.key, (), read_ok))
-                accepted = True if write.after is None else self._replies.answer(write.after)
-                write.answer = answer if isinstance(answer, ReplyError) else accepted
-        unknown = [write for write in writes if write.after is not None and unknown_script(write.after, write.answer)]
-        if unknown:
-            texts = [spelled_out(write.after) for write in unknown if write.after is not None]
-            for write, answer in zip(unknown, self.exchange(texts), strict=True):
-                write.answer = answer
+                answer = self._replies.answer(resp.Command(write.key, (), resp.read_ok))
+                accepted = self._replies.answer(write.after)
+                write.answer = answer if isinstance(answer, resp.ReplyError) else accepted
+        unknown = [write for write in writes if resp.unknown_script(write.after, write.answer)]
+        for write, answer in zip(unknown, self.exchange([resp.spelled_out(one.after) for one in unknown]), strict=True):
+            write.answer = answer
 
-    def set(self, key: bytes, parts: Parts, ttl_ms: int, after: Command | None = None) -> Any:
-        """Write one value; return the result of `after`. Raises ReplyError if either is refused."""
-        write = Write(key, lambda: parts, ttl_ms, after)
-        self.set_each([write])
-        if isinstance(write.answer, ReplyError):
-            raise write.answer
-        return write.answer
-
-    def get_each(self, reads: Sequence[Read], *, asking: bool = False) -> list[bool | ReplyError | None]:
-        """Read values one by one; for each whether it is there and counts, or the error.
-
-        An unwanted value closes the connection, because draining it costs as much as a block and a new connection less
-        than a millisecond; those behind it are None. `asking` applies to the values alone.
-        """
-        outcomes: list[bool | ReplyError | None] = [None] * len(reads)
+    def get_each(self, reads: Sequence[resp.Read], *, asking: bool = False) -> list[bool | resp.ReplyError | None]:
+        """Read values one by one; for each whether it is there and counts, or the error. An unwanted value closes the
+        connection, because draining it costs as much as a block and a new connection less than a millisecond; those
+        behind it are None. `asking` also reaches slots being imported, for values that were accepted already."""
+        outcomes: list[bool | resp.ReplyError | None] = [None] * len(reads)
         with self._exchange():
             for number, read in enumerate(reads):
                 # One by one: otherwise the server would buffer all the blocks.
-                self._send([self._question(read, asking=asking)])
                 outcomes[number] = self._get(read, asking=asking)
-                if not self._open:
+                if not self.usable:
                     break
                 if self._replies.left_over:
-                    raise FramingError("bytes are left over after a reply")
+                    raise resp.FramingError("bytes are left over after a reply")
         return outcomes
 
-    @staticmethod
-    def _question(read: Read, *, asking: bool) -> bytes:
-        words = [command(*one.arguments) for one in read.before]
-        return b"".join([*words, ASKING if asking else b"", command(b"GET", read.key)])
-
-    def _get(self, read: Read, *, asking: bool) -> bool | ReplyError:
+    def _get(self, read: resp.Read, *, asking: bool) -> bool | resp.ReplyError:
         """Read one value; framing errors and unwanted values close the connection."""
+        before = [resp.ASKING] if asking else read.before
+        self._send([b"".join([*(resp.command(*one.arguments) for one in before), resp.command(b"GET", read.key)])])
         # One by one: the bytes behind them begin a block, which must not be copied.
-        answers = [self._replies.answer(one) for one in read.before]
-        if asking:
-            self._replies.answer(Command(read.key, (), read_ok))
-        refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
+        answers = [self._replies.answer(one) for one in before]
+        # A source that refuses ASKING may still have the value.
+        errors = (answer for answer in answers if isinstance(answer, resp.ReplyError) and not asking)
+        refused = next(errors, None)
         try:
             header = self._replies.line()
-        except ReplyError as error:
+        except resp.ReplyError as error:
             if not error.in_frame:
                 raise
             return refused or error
         if header == b"$-1":
-            if refused is None:
+            if refused is None and not asking:
                 read.accept(answers)
             return refused or False
-        length = self._length(header)
-        if refused is not None or not read.accept(answers):
-            self.close()
-            return refused or False
-        opening = read.open()
-        first, *rest = opening.parts
-        if length != len(first) + sum(map(len, rest)):
-            self.close()
-            return False
-        self._replies.fill(first)
-        if not opening.header_holds():
-            self.close()
-            return False
-        for part in rest:
-            self._replies.fill(part)
-        self._replies.expect_end_of_value()
-        return read.take(opening)
+        if header[:1] != b"$":
+            raise resp.FramingError("GET was not answered with a value")
+        length = resp.integer(header[1:])
+        if refused is None and (asking or read.accept(answers)):
+            opening = read.open()
+            first, *rest = opening.parts
+            if length == len(first) + sum(map(len, rest)):
+                self._replies.fill(first)
+                if opening.header_holds():
+                    for part in rest:
+                        self._replies.fill(part)
+                    self._replies.expect_end_of_value()
+                    return read.take(opening)
+        self.close()
+        return refused or False
 
     def greet(self, username: str | None, password: bytes | None, give_up_after_s: float) -> None:
         """Authenticate and check that the peer speaks RESP. Raises AccessError if it refuses the credentials."""
         with self._exchange(give_up_after_s):
             if password is not None:
-                name = (username or "default").encode()
-                self._send([command(b"AUTH", name, password)])
-                self._expect_access(b"+OK")
-            self._send([command(b"PING")])
-            self._expect_access(b"+PONG")
-
-    def ping(self, give_up_after_s: float) -> None:
-        with self._exchange(give_up_after_s):
-            self._send([command(b"PING")])
-            if self._replies.line() != b"+PONG":
-                raise FramingError("PING was not answered with PONG")
+                self._require_access(b"+OK", b"AUTH", (username or "default").encode(), password)
+            self._require_access(b"+PONG", b"PING")
 
     def expect_primary(self, give_up_after_s: float) -> None:
         """Raise TransportError, and close, if the peer reports itself as replica; no report passes."""
-        (info,) = self.exchange([Command(b"", (b"INFO", b"replication"))], give_up_after_s=give_up_after_s)
+        (info,) = self.exchange([resp.Command(b"", (b"INFO", b"replication"))], give_up_after_s=give_up_after_s)
         if isinstance(info, bytes) and REPLICA_ROLE in info.splitlines():
             self.close()
-            raise TransportError("it is a replica, which takes no blocks")
+            raise resp.TransportError("it is a replica, which takes no blocks")
 
     def abort(self) -> None:
         """Make the command under way and the next one fail at once."""
@@ -267,7 +188,7 @@ class Connection:
             pass
 
     def close(self) -> None:
-        self._open = False
+        self.usable = False
         self._replies.forget()
         try:
             self._socket.close()
@@ -277,12 +198,11 @@ class Connection:
     @contextmanager
     def _exchange(self, give_up_after_s: float | None = None) -> Iterator[None]:
         """One command and its replies: closes the connection for every outcome but a whole, expected answer."""
-        if not self._open:
-            raise PeerClosedError("the connection was closed")
-        self._replies.give_up_at_s = None if give_up_after_s is None else self._clock() + give_up_after_s
+        if not self.usable:
+            raise resp.PeerClosedError("the connection was closed")
+        self._replies.give_up_at_s = None if give_up_after_s is None else time.monotonic() + give_up_after_s
         with self._in_step():
             self._require_no_data()
-            self.commands += 1
             yield
 
     @contextmanager
@@ -291,33 +211,26 @@ class Connection:
         try:
             yield
             if self._replies.left_over:
-                raise FramingError("bytes are left over after a reply")
-        except ReplyError as error:
+                raise resp.FramingError("bytes are left over after a reply")
+        except resp.ReplyError as error:
             if not error.in_frame or self._replies.left_over:
                 self.close()
-            if error.code in ACCESS_CODES:
-                self.close()
-                raise AccessLostError(f"access refused: {error}") from error
-            if error.code == REPLICA_CODE:
-                raise DemotedError(f"it has become a replica: {error}") from error
+            if error.code in resp.ACCESS_CODES:
+                raise resp.AccessLostError(f"access refused: {error}") from error
+            if error.code == resp.REPLICA_CODE:
+                raise resp.DemotedError(f"it has become a replica: {error}") from error
             raise
-        except TransportError:
+        except (TimeoutError, BlockingIOError) as error:
             self.close()
-            raise
-        except TimeoutError as error:
-            self.close()
-            raise PeerTimeoutError("timed out") from error
-        except BlockingIOError as error:
-            self.close()
-            raise PeerTimeoutError("timed out") from error
+            raise resp.PeerTimeoutError("timed out") from error
         except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             self.close()
             clear_tls_errors()
-            raise PeerClosedError(reason(error)) from error
+            raise resp.PeerClosedError(resp.reason(error)) from error
         except (OSError, ValueError) as error:
             self.close()
             clear_tls_errors()
-            raise TransportError(reason(error)) from error
+            raise resp.TransportError(resp.reason(error)) from error
         except BaseException:
             self.close()
             raise
@@ -338,7 +251,7 @@ class Connection:
                 surplus = self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
             except BlockingIOError:
                 return
-        raise FramingError("bytes came unasked") if surplus else PeerClosedError("closed while idle")
+        raise resp.FramingError("bytes came unasked") if surplus else resp.PeerClosedError("closed while idle")
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         if self._tls:
@@ -354,18 +267,13 @@ class Connection:
             if sent:
                 views[0] = views[0][sent:]
 
-    def _expect_access(self, expected: bytes) -> None:
+    def _require_access(self, expected: bytes, *arguments: bytes) -> None:
+        self._send([resp.command(*arguments)])
         try:
             line = self._replies.line()
-        except ReplyError as error:
+        except resp.ReplyError as error:
             if error.in_frame and error.code != "NOPERM":
                 raise
-            raise AccessError(f"access refused: {error}") from error
+            raise resp.AccessError(f"access refused: {error}") from error
         if line != expected:
-            raise FramingError("the peer does not speak RESP as Redis does")
-
-    @staticmethod
-    def _length(header: bytes) -> int:
-        if header[:1] != b"$":
-            raise FramingError("GET was not answered with a value")
-        return integer(header[1:])
+            raise resp.FramingError("the peer does not speak RESP as Redis does")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from pathlib import Path
 
-from kvstrata_sidecar.adapter.params import Endpoint, TlsParams
-from kvstrata_sidecar.adapter.redis.client.connection import (
-    AccessError,
-    Connection,
-    PeerTimeoutError,
-    TransportError,
-    reason,
-)
+from kvstrata_sidecar.adapter.params import Endpoint, TierParams, TlsParams
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import AccessError, PeerTimeoutError, TransportError, reason
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 
 OP_CLEANSE_PLAINTEXT = 1 << 1
@@ -25,32 +20,23 @@ OP_CLEANSE_PLAINTEXT = 1 << 1
 Otherwise each connection would keep up to 16 KB of the last block that it loaded."""
 
 
-def dial(
-    endpoint: Endpoint | Address,
-    *,
-    tls: TlsParams | None,
-    username: str | None,
-    password_file: str | None,
-    connect_timeout_s: float,
-    io_timeout_s: float,
-) -> Connection:
-    """Return an authenticated connection. All files are read now, so that rotated ones count.
-
-    Credentials are sent only after the server's certificate was verified. Raises AccessError if they are missing or
-    refused, TransportError or ReplyError for other failures.
-    """
-    password = None if password_file is None else read_password(password_file)
+def dial(endpoint: Endpoint | Address, tier: TierParams) -> Connection:
+    """Return an authenticated connection to a server. All files are read now, so that rotated ones count. Credentials
+    are sent only after the server's certificate was verified. Raises AccessError if they are missing or refused,
+    TransportError or ReplyError for other failures."""
+    connect_timeout_s, io_timeout_s = tier.connect_timeout_ms / 1000, tier.io_timeout_ms / 1000
+    password = None if tier.password_file is None else read_password(tier.password_file)
     try:
         raw = socket.create_connection((endpoint.host, endpoint.port), timeout=connect_timeout_s)
     except OSError as error:
         raise TransportError(f"cannot connect to {endpoint}: {reason(error)}") from error
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
+        if tier.tls is not None:
             proves = endpoint.proves if isinstance(endpoint, Address) else endpoint.host
-            raw = _start_tls(raw, tls, tls.server_name or proves, connect_timeout_s)
+            raw = _start_tls(raw, tier.tls, tier.tls.server_name or proves)
         connection = Connection(raw, io_timeout_s)
-        connection.greet(username, password, give_up_after_s=connect_timeout_s + io_timeout_s)
+        connection.greet(tier.username, password, give_up_after_s=connect_timeout_s + io_timeout_s)
     except AccessError as error:
         raw.close()
         raise AccessError(f"{endpoint}: {error}") from error
@@ -80,50 +66,23 @@ def read_password(path: str) -> bytes:
     return password
 
 
-def _start_tls(raw: socket.socket, tls: TlsParams, server_name: str, timeout_s: float) -> ssl.SSLSocket:
+def _start_tls(raw: socket.socket, tls: TlsParams, server_name: str) -> ssl.SSLSocket:
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
     except OSError as error:
         raise AccessError(f"the CA file {tls.ca_file} cannot be read: {reason(error)}") from error
-    if tls.cert_file is not None:
-        try:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
-        except OSError as error:
-            raise AccessError(f"the certificate {tls.cert_file} cannot be used: {reason(error)}") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= OP_CLEANSE_PLAINTEXT
-    raw.setblocking(False)
-    secured = context.wrap_socket(raw, server_hostname=server_name, do_handshake_on_connect=False)
     try:
-        _shake_hands(secured, time.monotonic() + timeout_s)
+        secured = context.wrap_socket(raw, server_hostname=server_name, do_handshake_on_connect=False)
+        # On connect it would be left out for a peer that has gone. The socket's timeout bounds the whole handshake: a
+        # peer that sends a byte a second gains no time.
+        secured.do_handshake()
+        return secured
     except ssl.SSLCertVerificationError as error:
-        secured.close()
         raise AccessError(f"the server's certificate is not trusted: {error.verify_message}") from error
-    except BaseException:
-        secured.close()
-        raise
-    return secured
-
-
-def _shake_hands(secured: ssl.SSLSocket, give_up_at_s: float) -> None:
-    """Run the TLS handshake with one deadline for all of it: a peer that sends a byte a second gains no time."""
-    while True:
-        left_s = give_up_at_s - time.monotonic()
-        if left_s <= 0:
-            raise PeerTimeoutError("the TLS handshake timed out")
-        try:
-            secured.do_handshake()
-            return
-        except ssl.SSLWantReadError:
-            _wait(secured, select.POLLIN, left_s)
-        except ssl.SSLWantWriteError:
-            _wait(secured, select.POLLOUT, left_s)
-
-
-def _wait(waited_for: socket.socket, event: int, timeout_s: float) -> None:
-    poller = select.poll()
-    poller.register(waited_for, event)
-    poller.poll(timeout_s * 1000)
+    except TimeoutError as error:
+        raise PeerTimeoutError("the TLS handshake timed out") from error
 
 
 class Dialing:
@@ -131,41 +90,34 @@ class Dialing:
 
     def __init__(self, open_connection: Callable[[], Connection]) -> None:
         self._open_connection = open_connection
-        self._changed = threading.Condition()
-        self._outcome: Connection | Exception | None = None
-        self._given_up: str | None = None
+        self._outcome: Future[Connection] = Future()
+        self.over = False
         threading.Thread(target=self._run, name="kvs-dial", daemon=True).start()
-
-    @property
-    def over(self) -> bool:
-        return self._outcome is not None
 
     def wait(self, timeout_s: float) -> Connection:
         """Return the connection. Raises the error of opening it, PeerTimeoutError when it was given up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._outcome is not None or self._given_up is not None, timeout_s)
-            outcome = self._outcome
-            if outcome is None or self._given_up is not None:
-                self._given_up = self._given_up or "connecting took too long"
-                if isinstance(outcome, Connection):
-                    outcome.close()
-                raise PeerTimeoutError(self._given_up)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        try:
+            return self._outcome.result(timeout_s)
+        except TimeoutError:
+            self.give_up("connecting took too long")
+            return self._outcome.result()
 
     def give_up(self, why: str) -> None:
-        with self._changed:
-            self._given_up = self._given_up or why
-            self._changed.notify_all()
+        self._fail(PeerTimeoutError(why))
 
     def _run(self) -> None:
         try:
-            outcome: Connection | Exception = self._open_connection()
+            connection = self._open_connection()
         except Exception as error:
-            outcome = error
-        with self._changed:
-            self._outcome = outcome
-            if self._given_up is not None and isinstance(outcome, Connection):
-                outcome.close()
-            self._changed.notify_all()
+            self.over = True
+            self._fail(error)
+            return
+        self.over = True
+        try:
+            self._outcome.set_result(connection)
+        except InvalidStateError:  # it was given up
+            connection.close()
+
+    def _fail(self, error: Exception) -> None:
+        with suppress(InvalidStateError):  # it has ended
+            self._outcome.set_exception(error)

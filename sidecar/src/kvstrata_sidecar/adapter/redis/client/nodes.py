@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvstrata_sidecar.adapter.redis.client.resp import AccessError, NodeAwayError
 from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, Redirection, SlotMap, slot_of
 from kvstrata_sidecar.adapter.tier.breaker import Breaker, BreakerState
 
-Clock = Callable[[], float]
+UNNAMED = "the policy does not name the tier's servers"
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One server and its breaker. Connections of an earlier `era` lead to a server that became a replica."""
 
-    __slots__ = ("addresses", "breaker", "era")
-
-    def __init__(self, addresses: Sequence[Address], clock: Clock) -> None:
-        self.addresses = tuple(addresses)
-        self.breaker = Breaker(clock)
-        self.era = 0
+    addresses: tuple[Address, ...]
+    breaker: Breaker
+    era: int = 0
 
     @property
     def address(self) -> Address:
@@ -36,53 +35,54 @@ class Node:
 
 
 class Topology:
-    """Which node has which slot. Thread-safe.
+    """Which node has which slot. Thread-safe. `seeds` are the declared addresses: of one server, or of servers of a
+    `cluster` to ask; without any, no slot has a node. `only` is the node with all slots, None in a cluster. `changed`
+    is called, without locks, when nodes came or went, `failed` when a node's breaker may have opened. `problem`: why
+    the map could not be fetched."""
 
-    `seeds` are the addresses in the parameters: of one server, or of servers of a `cluster` to ask. `changed` is
-    called, without locks, when nodes came or went, `failed` when a node's breaker may have opened.
-    """
-
-    def __init__(self, seeds: Sequence[Address], *, cluster: bool, clock: Clock) -> None:
-        self.seeds = tuple(seeds)
+    def __init__(self, seeds: Sequence[Address], *, cluster: bool, clock: Callable[[], float]) -> None:
         self.cluster = cluster
         self.changed: Callable[[], None] = lambda: None
         self.failed: Callable[[], None] = lambda: None
         self._clock = clock
         self._condition = threading.Condition()
-        self._only = None if cluster else Node(seeds, clock)
-        self._owners: list[Node | None] = [self._only] * SLOTS
+        self._wanted = False
+        self._begin(seeds)
+
+    def _begin(self, seeds: Sequence[Address]) -> None:
+        self.seeds = tuple(seeds)
+        self.only = None if self.cluster or not seeds else Node(self.seeds, Breaker(self._clock))
+        self._owners: list[Node | None] = [self.only] * SLOTS
         self._nodes: dict[Address, Node] = {}
         self._strangers: dict[Address, Node] = {}
         self._known: dict[tuple[str, int], Address] = {}
-        self._primaries: tuple[Node, ...] = () if self._only is None else (self._only,)
+        self.primaries: tuple[Node, ...] = () if self.only is None else (self.only,)
         self._served = SLOTS
-        self._wanted = False
         self._hint: Address | None = None
-        self._problem = ""
+        self.problem = "" if seeds else UNNAMED
 
-    @property
-    def only(self) -> Node | None:
-        """The node with all slots, None in a cluster."""
-        return self._only
-
-    @property
-    def primaries(self) -> tuple[Node, ...]:
-        return self._primaries
+    def move(self, seeds: Sequence[Address]) -> None:
+        """Leave all nodes for those at other addresses, of which nothing is known yet."""
+        with self._condition:
+            self._begin(seeds)
+            self.want()
+        self.changed()
 
     def node_of(self, key: bytes) -> Node | None:
         """Return the primary that owns the key's slot, None if unknown."""
-        return self._only or self._owners[slot_of(key)]
+        return self.only or self._owners[slot_of(key)]
 
     def owner(self, key: bytes) -> Node:
         """Return the primary that owns the key's slot. Raises NodeAwayError if unknown."""
         node = self.node_of(key)
         if node is None:
-            raise NodeAwayError(self._problem or "no server of the cluster has this slot")
+            raise NodeAwayError(self.problem or "no server of the cluster has this slot")
         return node
 
-    def usable(self, key: bytes) -> bool:
+    def usable(self, key: bytes) -> Node | None:
+        """Return the primary that owns the key's slot, None if unknown or away."""
         node = self.node_of(key)
-        return node is not None and node.breaker.closed
+        return node if node is not None and node.breaker.closed else None
 
     def known(self) -> tuple[Address, ...]:
         """Return the addresses of all servers in the newest map, replicas included."""
@@ -90,8 +90,7 @@ class Topology:
 
     def follow(self, redirection: Redirection, *, strangers: bool) -> Node | None:
         """Return the node of a redirection and record its slot; None if the map lacks it, unless `strangers` may be
-        followed, which authenticate themselves. A new map is requested.
-        """
+        followed, which authenticate themselves. A new map is requested."""
         address = redirection.address
         with self._condition:
             node = self._nodes.get(address)
@@ -99,42 +98,42 @@ class Topology:
             if node is None and (known or strangers):
                 node = self._strangers.get(address)
                 if node is None:
-                    node = self._strangers[address] = Node((address,), self._clock)
+                    node = self._strangers[address] = Node((address,), Breaker(self._clock))
             came = False
             if node is not None and redirection.for_good and self._owners[redirection.slot] is not node:
                 self._owners[redirection.slot] = node
-                came = node not in self._primaries
+                came = node not in self.primaries
                 if came:
-                    self._primaries = (*self._primaries, node)
-            self._want(address if known else None)
+                    self.primaries = (*self.primaries, node)
+            self.want(address if known else None)
         if node is not None:
             node.breaker.vouched_for()
         if came:
             self.changed()
         return node
 
-    def adopt(self, slot_map: SlotMap) -> bool:
-        """Put a map in force; return whether it differs from the one before."""
+    def adopt(self, slot_map: SlotMap, seeds: Sequence[Address] | None = None) -> bool:
+        """Put a map in force; return whether it differs from the one before. A map that was asked for at `seeds` is
+        ignored if these are no longer the declared ones."""
         with self._condition:
-            old = {address: node for node in self._primaries for address in node.addresses}
+            if seeds is not None and seeds is not self.seeds:
+                return False
+            old = {address: node for node in self.primaries for address in node.addresses}
             old |= self._strangers | self._nodes
-            nodes = {one: old.get(one) or Node((one,), self._clock) for one in slot_map.primaries}
+            nodes = {one: old.get(one) or Node((one,), Breaker(self._clock)) for one in slot_map.primaries}
             by_index = [nodes[address] for address in slot_map.primaries]
             owners = [by_index[index] if index >= 0 else None for index in slot_map.owners]
             primaries = tuple(dict.fromkeys(node for node in owners if node is not None))
             differs = owners != self._owners
-            came = set(primaries) != set(self._primaries)
-            self._owners, self._nodes, self._primaries = owners, nodes, primaries
+            came = set(primaries) != set(self.primaries)
+            self._owners, self._nodes, self.primaries = owners, nodes, primaries
             self._strangers = {}
             self._served = slot_map.served
             self._known = {one.where: one for one in (*slot_map.replicas, *slot_map.primaries)}
-            self._problem = ""
+            self.problem = ""
         if came:
             self.changed()
         return differs
-
-    def succeeded(self, node: Node) -> None:
-        node.breaker.succeeded()
 
     def blame(self, node: Node, error: Exception | str) -> None:
         node.breaker.failed(str(error), fatal=isinstance(error, AccessError))
@@ -146,12 +145,15 @@ class Topology:
         with self._condition:
             if node.era == era:
                 node.era += 1
-            self._want(None)
+            self.want()
 
     def want(self, hint: Address | None = None) -> None:
         """Request a new map soon, from `hint` first."""
         with self._condition:
-            self._want(hint)
+            self._hint = hint or self._hint
+            if self.cluster and not self._wanted:
+                self._wanted = True
+                self._condition.notify_all()
 
     def wanted(self, timeout_s: float) -> bool:
         """Wait until the map is wanted; return whether it is."""
@@ -161,49 +163,38 @@ class Topology:
             return wanted
 
     def candidates(self) -> tuple[Address | None, tuple[Address, ...], tuple[Address, ...]]:
-        """Return which servers to ask for the map: the hinted one, usable ones with slots, and all others."""
+        """Return which servers to ask for the map: the hinted one, usable ones with slots, and all."""
         with self._condition:
             hint, self._hint = self._hint, None
-            usable = tuple(node.address for node in self._primaries if node.breaker.closed)
-            others = (*self._known.values(), *(node.address for node in self._primaries), *self.seeds)
-            return hint, usable, tuple(one for one in dict.fromkeys(others) if one not in usable)
-
-    def unknown(self, problem: str) -> None:
-        """Record why the map could not be fetched."""
-        self._problem = problem
+            usable = tuple(node.address for node in self.primaries if node.breaker.closed)
+            return hint, usable, (*self._known.values(), *(node.address for node in self.primaries), *self.seeds)
 
     @property
     def whole(self) -> bool:
         """Whether usable nodes serve all slots."""
-        return self._served == SLOTS and bool(self._primaries) and all(one.breaker.closed for one in self._primaries)
+        return self._served == SLOTS and bool(self.primaries) and all(one.breaker.closed for one in self.primaries)
 
     def state(self) -> BreakerState:
         """Return the state of the tier as a whole: closed when any node's breaker is."""
-        states = [node.breaker.state for node in self._primaries]
+        states = [node.breaker.state for node in self.primaries]
         return min(states, key=list(BreakerState).index, default=BreakerState.OPEN)
 
     def away(self) -> tuple[Node, ...]:
-        return tuple(node for node in self._primaries if not node.breaker.closed)
+        return tuple(node for node in self.primaries if not node.breaker.closed)
 
     def detail(self) -> str:
         """Return the fault, empty when all is well."""
-        primaries, away = self._primaries, self.away()
-        if self._only is not None:
-            return self._only.breaker.detail
+        primaries, away = self.primaries, self.away()
+        if self.only is not None:
+            return self.only.breaker.detail
         if not primaries:
-            return self._problem or "the cluster's slots are not known yet"
+            return self.problem or "the cluster's slots are not known yet"
         if away:
             reasons = "; ".join(f"{node}: {node.breaker.detail}" for node in away[:3])
             return f"{len(away)} of {len(primaries)} servers are away: {reasons}"
         if self._served < SLOTS:
             return f"{SLOTS - self._served} slots have no server"
-        return self._problem or next((node.breaker.detail for node in primaries if node.breaker.detail), "")
-
-    def _want(self, hint: Address | None) -> None:
-        self._hint = hint or self._hint
-        if self.cluster and not self._wanted:
-            self._wanted = True
-            self._condition.notify_all()
+        return self.problem or next((node.breaker.detail for node in primaries if node.breaker.detail), "")
 
 
 def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
@@ -237,4 +228,5 @@ class FullNodes:
 
     @property
     def detail(self) -> str:
-        return "the tier is out of memory: it refuses blocks" if self._until_s else ""
+        full = any(node in self._topology.primaries for node in tuple(self._until_s))
+        return "the tier is out of memory: it refuses blocks" if full else ""

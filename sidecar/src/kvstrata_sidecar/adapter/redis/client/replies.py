@@ -7,36 +7,21 @@ memory, so that no part of a tenant's block stays in the heap.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from kvstrata_sidecar.adapter.redis.client.resp import (
-    CRLF,
-    MAX_DEPTH,
-    MAX_ELEMENTS,
-    MAX_LINE_BYTES,
-    MAX_REPLY_BYTES,
-    Command,
-    FramingError,
-    PeerClosedError,
-    PeerTimeoutError,
-    Reply,
-    ReplyError,
-    integer,
-    parse,
-    within,
-)
+from kvstrata_sidecar.adapter.redis.client import resp
 
 
 class Replies:
     """Reads from a socket that it does not own; exceptions leave the stream out of step. `give_up_at_s` None: never."""
 
-    def __init__(self, raw: socket.socket, clock: Callable[[], float], *, tls: bool) -> None:
+    def __init__(self, raw: socket.socket, *, tls: bool) -> None:
         self._socket = raw
-        self._clock = clock
         # SSLSocket's recv_into only calls this, once for each record of 16 KB.
         self._read: Callable[[int, memoryview], int] | None = cast(Any, raw).read if tls else None
-        self._buffer = ReadAhead(MAX_LINE_BYTES + 4096)
+        self._buffer = ReadAhead(resp.MAX_LINE_BYTES + 4096)
         self._left_bytes = 0
         self.give_up_at_s: float | None = None
 
@@ -50,70 +35,70 @@ class Replies:
 
     def line(self) -> bytes:
         """Return the next line without its end. Raises ReplyError if it is an error reply."""
-        while (end := self._buffer.find(CRLF)) < 0:
-            if len(self._buffer) > MAX_LINE_BYTES:
-                raise FramingError("a reply line has no end")
+        while (end := self._buffer.find(resp.CRLF)) < 0:
+            if len(self._buffer) > resp.MAX_LINE_BYTES:
+                raise resp.FramingError("a reply line has no end")
             self.check_time()
             if not self._buffer.receive(self._socket.recv_into):
-                raise PeerClosedError("the peer closed the connection")
-        line = self._buffer.take(end + len(CRLF))[: -len(CRLF)]
+                raise resp.PeerClosedError("the peer closed the connection")
+        line = self._buffer.take(end + len(resp.CRLF))[: -len(resp.CRLF)]
         if line[:1] == b"-":
-            raise ReplyError(line[1:].decode("utf-8", "replace"))
+            raise resp.ReplyError(line[1:].decode("utf-8", "replace"))
         return line
 
-    def answers(self, commands: Sequence[Command]) -> list[Any]:
+    def answers(self, commands: Sequence[resp.Command]) -> list[Any]:
         """Return the next results or errors. Copies all received bytes: no block may be expected behind them."""
         answers: list[Any] = []
         while len(answers) < len(commands):
-            lines = self._buffer.peek().split(CRLF)
+            lines = self._buffer.peek().split(resp.CRLF)
             behind, index = 0, 0
             for one in commands[len(answers) :]:
-                reply, index = parse(lines, index)
+                reply, index = resp.parse(lines, index)
                 if index < 0:
                     break
                 behind = index
                 answers.append(one.read(reply))
-            self._buffer.skip(sum(map(len, lines[:behind])) + len(CRLF) * behind)
+            self._buffer.skip(sum(map(len, lines[:behind])) + len(resp.CRLF) * behind)
             if len(answers) < len(commands):
                 answers.append(self.answer(commands[len(answers)]))
         return answers
 
-    def answer(self, one: Command) -> Any:
+    def answer(self, one: resp.Command) -> Any:
         """Return the next result, or the error if the connection stays in step."""
-        self._left_bytes = MAX_REPLY_BYTES
+        self._left_bytes = resp.MAX_REPLY_BYTES
         try:
             reply = self._reply(self.line())
-        except ReplyError as error:  # the other replies of the pipeline still come
+        except resp.ReplyError as error:  # the other replies of the pipeline still come
             if not error.in_frame:
                 raise
             return error
         return one.read(reply)
 
-    def _reply(self, line: bytes, depth: int = 0) -> Reply:
+    def _reply(self, line: bytes, depth: int = 0) -> resp.Reply:
         kind, rest = line[:1], line[1:]
-        self._left_bytes -= len(line) + len(CRLF)
+        self._left_bytes -= len(line) + len(resp.CRLF)
         if self._left_bytes < 0:
-            raise FramingError("an answer exceeds the maximum for its question")
+            raise resp.FramingError("an answer exceeds the maximum for its question")
         if kind == b"+":
             return rest
         if kind == b":":
-            return -integer(rest[1:]) if rest[:1] == b"-" else integer(rest)
+            return -resp.integer(rest[1:]) if rest[:1] == b"-" else resp.integer(rest)
         if kind == b"$":
             if rest == b"-1":
                 return None
-            data = bytearray(within(rest, MAX_LINE_BYTES))
+            data = bytearray(resp.within(rest, resp.MAX_LINE_BYTES))
             self._left_bytes -= len(data)
             self.fill(memoryview(data))
             self.expect_end_of_value()
             return bytes(data)
-        if kind == b"*" and depth < MAX_DEPTH:
+        if kind == b"*" and depth < resp.MAX_DEPTH:
             if rest == b"-1":
                 return None
             try:
-                return [self._reply(self.line(), depth + 1) for _ in range(within(rest, MAX_ELEMENTS))]
-            except ReplyError as error:
-                raise FramingError(f"an error within an answer: {error}") from error
-        raise FramingError("an answer of an unknown kind")
+                return [self._reply(self.line(), depth + 1) for _ in range(resp.within(rest, resp.MAX_ELEMENTS))]
+            except resp.ReplyError as error:
+                raise resp.FramingError(f"an error within an answer: {error}") from error
+        raise resp.FramingError("an answer of an unknown kind")
 
     def fill(self, view: memoryview) -> None:
         position = self._buffer.pour(view)
@@ -125,18 +110,18 @@ class Replies:
             else:
                 count = self._socket.recv_into(rest, 0, socket.MSG_WAITALL)
             if count == 0:
-                raise PeerClosedError("the peer closed the connection within a value")
+                raise resp.PeerClosedError("the peer closed the connection within a value")
             position += count
 
     def expect_end_of_value(self) -> None:
-        end = bytearray(len(CRLF))
+        end = bytearray(len(resp.CRLF))
         self.fill(memoryview(end))
-        if bytes(end) != CRLF:
-            raise FramingError("a value does not end at its length")
+        if bytes(end) != resp.CRLF:
+            raise resp.FramingError("a value does not end at its length")
 
     def check_time(self) -> None:
-        if self.give_up_at_s is not None and self._clock() > self.give_up_at_s:
-            raise PeerTimeoutError("timed out")
+        if self.give_up_at_s is not None and time.monotonic() > self.give_up_at_s:
+            raise resp.PeerTimeoutError("timed out")
 
 
 class ReadAhead:
@@ -174,7 +159,7 @@ class ReadAhead:
     def take(self, length: int) -> bytes:
         """Return the next `length` bytes, which are available and not secret."""
         taken = bytes(self._view[self._start : self._start + length])
-        self._advance(length)
+        self.skip(length)
         return taken
 
     def peek(self) -> bytes:
@@ -182,26 +167,23 @@ class ReadAhead:
         return bytes(self._view[self._start : self._end])
 
     def skip(self, length: int) -> None:
-        """Skip the next `length` bytes, which are available and not secret."""
-        self._advance(length)
+        """Skip the next `length` bytes, which are available, and not secret or overwritten."""
+        self._start += length
+        if self._start == self._end:
+            self._start = self._end = 0
 
     def pour(self, target: memoryview) -> int:
         """Move the next bytes into `target` and overwrite them here; return how many there were."""
         count = min(len(self), len(target))
         target[:count] = self._view[self._start : self._start + count]
         self._wipe(self._start, self._start + count)
-        self._advance(count)
+        self.skip(count)
         return count
 
     def clear(self) -> None:
         """Overwrite the rest."""
         self._wipe(self._start, self._end)
         self._start = self._end = 0
-
-    def _advance(self, count: int) -> None:
-        self._start += count
-        if self._start == self._end:
-            self._start = self._end = 0
 
     def _wipe(self, start: int, end: int) -> None:
         if start < end:

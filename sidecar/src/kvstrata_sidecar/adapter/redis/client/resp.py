@@ -1,9 +1,13 @@
-"""RESP2 without sockets: commands, replies and errors; `connection` moves the bytes."""
+"""RESP2 without sockets: commands, values, replies and errors; `connection` moves the bytes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from kvstrata_sidecar.adapter.tier.sealer import Opening
 
 CRLF = b"\r\n"
 MAX_LINE_BYTES = 16 * 1024
@@ -15,24 +19,12 @@ MAX_DEPTH = 4
 PIPELINE_COMMANDS = 1024
 
 Reply = int | bytes | list["Reply"] | None
+Parts = Sequence[bytes | memoryview]
 
-IN_FRAME_ERRORS = frozenset(
-    {
-        "ASK",
-        "BUSY",
-        "CLUSTERDOWN",
-        "LOADING",
-        "MASTERDOWN",
-        "MISCONF",
-        "MOVED",
-        "NOPERM",
-        "NOREPLICAS",
-        "NOSCRIPT",
-        "OOM",
-        "TRYAGAIN",
-        "WRONGTYPE",
-    }
-)
+IN_FRAME_ERRORS = frozenset({
+    "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOPERM", "NOREPLICAS", "NOSCRIPT",
+    "OOM", "TRYAGAIN", "WRONGTYPE",
+})  # fmt: skip
 """Error replies after which a connection stays in step: Redis read the whole command and answered it once."""
 
 
@@ -95,17 +87,63 @@ class ReplyError(Exception):
 
 
 class Command(NamedTuple):
-    """One command about `key`, by which a cluster routes it. A tuple, because a lookup makes dozens.
-
-    `read` converts the reply and raises FramingError. `otherwise` is sent if the server does not know the script.
-    `encoded` is `arguments` in RESP, for frequent commands.
-    """
+    """One command about `key`, by which a cluster routes it. A tuple, because a lookup makes dozens. `read` converts
+    the reply and raises FramingError. `otherwise` is sent if the server does not know the script. `encoded` is
+    `arguments` in RESP, for frequent commands."""
 
     key: bytes
     arguments: tuple[bytes, ...]
     read: Callable[[Reply], Any] = lambda reply: reply
     otherwise: tuple[bytes, ...] | None = None
     encoded: bytes = b""
+
+
+@dataclass(slots=True)
+class Write:
+    """A value for `key` that lives for `ttl_ms`, and the command sent right behind it. `parts` is called when the value
+    is about to be sent, so that one staging buffer per worker suffices. `answer` is the result of `after` or the error;
+    None until a reply came."""
+
+    key: bytes
+    parts: Callable[[], Parts]
+    ttl_ms: int
+    after: Command
+    answer: Any = None
+
+
+class Read(ABC):
+    """A value to read, and the decision whether it counts. Methods are called in this order."""
+
+    key: bytes
+    before: Sequence[Command]
+
+    @abstractmethod
+    def accept(self, answers: Sequence[Any]) -> bool:
+        """Whether the value counts, given the replies to `before`."""
+
+    @abstractmethod
+    def open(self) -> Opening:
+        """Return the destination of the value; called for one value at a time, when it arrives."""
+
+    @abstractmethod
+    def take(self, opening: Opening) -> bool:
+        """Whether the bytes read are the value; called when all of them are there."""
+
+
+class Transport(ABC):
+    """Sends commands to the server, or to the server of a cluster that has the slot of their key."""
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the results, in order. Raises the first error."""
+        answers = self.ask_each(commands)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    @abstractmethod
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the results or errors, in order."""
 
 
 _HEADS = {size: b"$%d" % size for size in range(256)}
@@ -121,9 +159,6 @@ def command(*arguments: bytes) -> bytes:
     return CRLF.join(lines)
 
 
-ASKING = command(b"ASKING")
-
-
 def unknown_script(asked: Command, answer: Any) -> bool:
     """Whether the server does not know a script whose text can be sent."""
     return isinstance(answer, ReplyError) and answer.code == "NOSCRIPT" and asked.otherwise is not None
@@ -136,8 +171,7 @@ def spelled_out(asked: Command) -> Command:
 
 def parse(lines: Sequence[bytes], index: int, depth: int = 0) -> tuple[Reply, int]:
     """Return the reply that begins with `lines[index]`, and the index behind it, -1 if it needs the full parser: it is
-    incomplete, an error, negative or malformed. The last line is incomplete.
-    """
+    incomplete, an error, negative or malformed. The last line is incomplete."""
     if index >= len(lines) - 1:
         return None, -1
     line = lines[index]
@@ -179,6 +213,16 @@ def _parse_elements(lines: Sequence[bytes], index: int, number: int, depth: int)
 def read_ok(reply: Reply) -> None:
     if reply != b"OK":
         raise FramingError("a write was not answered with OK")
+
+
+def _read_pong(reply: Reply) -> None:
+    if reply != b"PONG":
+        raise FramingError("PING was not answered with PONG")
+
+
+PING = Command(b"", (b"PING",), _read_pong)
+ASKING = Command(b"", (b"ASKING",), read_ok, encoded=command(b"ASKING"))
+"""Lets the next command reach a slot that the server is importing."""
 
 
 def within(digits: bytes, highest: int) -> int:

@@ -8,7 +8,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.redis.client.nodes import Topology
 from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError, TransportError
 from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, SlotMap, read_slots
@@ -27,16 +29,15 @@ ASKED_AT_A_TIME = 8
 class Scout(threading.Thread):
     """Keeps a topology up to date until it is closed. `jitter` returns a number from 0 to 1."""
 
-    def __init__(
-        self, name: str, topology: Topology, dial: Callable[[Address], Connection], jitter: Callable[[], float]
-    ) -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, tier: TierParams, topology: Topology, jitter: Callable[[], float]) -> None:
+        super().__init__(name=f"kvs-{tier.name}-scout", daemon=True)
+        self._tier = tier
         self._topology = topology
-        self._dial = dial
         self._jitter = jitter
         self._closed = threading.Event()
         self._last: tuple[Address, Connection] | None = None
         self._rest: list[Address] = []
+        self._seeds = topology.seeds
 
     def run(self) -> None:
         while not self._closed.is_set():
@@ -57,15 +58,18 @@ class Scout(threading.Thread):
         if last is not None:
             last[1].abort()
 
-    def look(self) -> bool:
-        """Ask until a server knows all slots, or adopt the best answer; return whether there was one."""
+    def look(self) -> None:
+        """Ask until a server knows all slots, or adopt the best answer."""
         best: SlotMap | None = None
         problem = ""
+        seeds = self._topology.seeds
+        if seeds is not self._seeds:
+            self._seeds, self._rest = seeds, []
         order = self._order(*self._topology.candidates())
         asked, self._rest = order[:ASKED_AT_A_TIME], order[ASKED_AT_A_TIME:]
         for address in asked:
             if self._closed.is_set():
-                return False
+                return
             try:
                 answer = self._ask(address)
             except (TransportError, ReplyError) as error:
@@ -76,25 +80,23 @@ class Scout(threading.Thread):
                 best = answer
             if best.served == SLOTS:
                 break
-        if best is None:
-            self._topology.unknown(problem)
-            return False
-        if self._topology.adopt(best):
+        if best is not None and self._topology.adopt(best, seeds):
             logger.info("The cluster's slots: %s", ", ".join(map(str, best.primaries)))
-        return True
+        elif best is None and seeds:
+            self._topology.problem = problem
 
-    def _order(self, hint: Address | None, usable: Sequence[Address], others: Sequence[Address]) -> list[Address]:
+    def _order(self, hint: Address | None, usable: Sequence[Address], known: Sequence[Address]) -> list[Address]:
         """Return the order of servers to ask: each pod begins elsewhere; servers left out last time come next."""
         first = [] if hint is None else [hint]
         if self._last is not None and self._last[0] in usable:
             first.append(self._last[0])
         start = int(self._jitter() * len(usable))
-        return list(dict.fromkeys([*first, *usable[start:], *usable[:start], *self._rest, *others]))
+        return list(dict.fromkeys([*first, *usable[start:], *usable[:start], *self._rest, *known]))
 
     def _ask(self, address: Address) -> SlotMap:
         if self._last is None or self._last[0] != address or not self._last[1].usable:
             self._drop()
-            self._last = (address, self._dial(address))
+            self._last = (address, dial(address, self._tier))
         command = Command(b"", (b"CLUSTER", b"SLOTS"), lambda reply: read_slots(reply, address))
         answer: SlotMap | ReplyError
         (answer,) = self._last[1].exchange([command], give_up_after_s=QUESTION_TIMEOUT_S)

@@ -72,11 +72,9 @@ def slot_of(key: bytes) -> int:
 
 
 def read_slots(reply: Reply, asked: Address) -> SlotMap:
-    """Read the answer of `asked` to CLUSTER SLOTS. Raises FramingError for anything that is no map.
-
-    A server may omit its host (it is the one asked) or announce no name (`?`): then its IP address is used, or without
-    one its slots have no owner.
-    """
+    """Read the answer of `asked` to CLUSTER SLOTS. Raises FramingError for anything that is no map. A server may omit
+    its host (it is the one asked) or announce no name (`?`): then its IP address is used, or without one its slots have
+    no owner."""
     if not isinstance(reply, list):
         raise FramingError("CLUSTER SLOTS was not answered with an array")
     primaries: dict[Address, int] = {}
@@ -124,7 +122,7 @@ def _server(entry: Reply, asked: Address) -> Address | None:
     about = _pairs(rest[1]) if len(rest) > 1 else {}
     if port == 0:  # a server that does not know its own port yet
         return None
-    named = _text(host or b"")
+    named = (host or b"").decode("ascii", "replace")
     name = about.get("hostname") or None
     if named == "?":
         named = about.get("ip", "")
@@ -140,12 +138,8 @@ def _server(entry: Reply, asked: Address) -> Address | None:
 def _pairs(reply: Reply) -> dict[str, str]:
     if not isinstance(reply, list) or not all(isinstance(text, bytes) for text in reply):
         return {}
-    words = [_text(text) for text in reply if isinstance(text, bytes)]
+    words = [text.decode("ascii", "replace") for text in reply if isinstance(text, bytes)]
     return dict(zip(words[::2], words[1::2], strict=False))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("ascii", "replace")
 
 
 def _plausible(host: str) -> bool:

@@ -7,71 +7,31 @@ that moves key by key is in two places; a script that wrote in one would miss th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.redis.client.block_io import Accepted, Read, Write
+from kvstrata_sidecar.adapter.redis.client import resp
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.connections import Connections
-from kvstrata_sidecar.adapter.redis.client.dial import dial
-from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
-from kvstrata_sidecar.adapter.redis.client.resp import (
-    FOREIGN_KEY,
-    PIPELINE_COMMANDS,
-    AccessError,
-    Command,
-    NodeAwayError,
-    ReplyError,
-    SlotMovingError,
-    TransportError,
-    spelled_out,
-    unknown_script,
-)
-from kvstrata_sidecar.adapter.redis.client.slots import Address, redirection, slot_of
+from kvstrata_sidecar.adapter.redis.client.nodes import Node
+from kvstrata_sidecar.adapter.redis.client.slots import Redirection, redirection, slot_of
 
 MAX_REDIRECTIONS = 5
 NOT_THE_NODES_FAULT = frozenset({"OOM", "MOVED", "ASK", "TRYAGAIN"})
 WRITES = frozenset({b"EVAL", b"EVALSHA", b"SET"})
 
+Target = tuple[Node, bool]
+"""Where commands go: a node, and whether they ask for a slot that it is importing."""
 
-class ClusterTransport:
-    """One thread's connections to a tier's nodes; any thread may call `abort`. `dial(node)` is abandoned after
-    `dial_timeout_s`. With `strangers` (TLS), nodes that the map does not name are followed.
-    """
 
-    def __init__(
-        self, topology: Topology, dial: Callable[[Node], Connection], *, strangers: bool, dial_timeout_s: float
-    ) -> None:
-        self._topology = topology
-        self._strangers = strangers
-        self._nodes = Connections(topology, dial, dial_timeout_s)
+class ClusterTransport(Connections, resp.Transport):
+    """Sends commands and values to the nodes that have their slots, for one thread; any thread may call `abort`."""
 
-    @property
-    def usable(self) -> bool:
-        return self._nodes.usable
-
-    def renew(self) -> None:
-        self._nodes.renew()
-
-    def abort(self, why: str = "") -> None:
-        """Fail all exchanges at once, running and later ones, until `renew`; `why` blames the node."""
-        self._nodes.abort(why)
-
-    def close(self) -> None:
-        self._nodes.close()
-
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
-        answers = self.ask_each(commands)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
-
-    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+    def ask_each(self, commands: Sequence[resp.Command]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
-        todo: dict[tuple[Node, bool], list[int]] = {}
+        todo: dict[Target, list[int]] = {}
         asked = list(commands)
-        judged: dict[Node, ReplyError | None] = {}
+        judged: dict[Node, resp.ReplyError | None] = {}
         only = self._topology.only
         if only is not None and commands:
             todo[only, False] = [*range(len(commands))]
@@ -79,18 +39,18 @@ class ClusterTransport:
             for index, one in enumerate(commands):
                 try:
                     todo.setdefault((self._topology.owner(one.key), False), []).append(index)
-                except NodeAwayError as error:
+                except resp.NodeAwayError as error:
                     answers[index] = error
         for turn in range(MAX_REDIRECTIONS + 1):
             self._round(todo, asked, answers)
-            again: dict[tuple[Node, bool], list[int]] = {}
+            again: dict[Target, list[int]] = {}
             for (node, asking), indices in todo.items():
                 failed = [index for index in indices if isinstance(answers[index], Exception)]
                 if len(failed) < len(indices):
                     judged.setdefault(node, None)
                 for index in failed:
                     answer = answers[index]
-                    if not isinstance(answer, ReplyError):
+                    if not isinstance(answer, resp.ReplyError):
                         continue
                     target = None if turn == MAX_REDIRECTIONS else self._next(node, asking, asked, index, answer)
                     if target is None:
@@ -106,29 +66,27 @@ class ClusterTransport:
             self._judge(node, fault)
         return answers
 
-    def set_each(self, writes: Sequence[Write]) -> None:
-        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
-            self._nodes.use(node, lambda one: one.set_each([writes[index] for index in indices]))
+    def set_each(self, writes: Sequence[resp.Write]) -> None:
+        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, resp.ReplyError]]:
+            self.use(node, lambda one: one.set_each([writes[index] for index in indices]))
             for index in indices:
-                if isinstance(writes[index].answer, ReplyError):
+                if isinstance(writes[index].answer, resp.ReplyError):
                     yield index, writes[index].answer
 
-        def fail(node: Node, index: int, error: ReplyError) -> None:
+        for node, index, error in self._follow([write.key for write in writes], settle):
             writes[index].answer = self._judged(node, error)
 
-        self._follow([write.key for write in writes], settle, fail)
-
-    def get_each(self, reads: Sequence[Read]) -> list[bool]:
+    def get_each(self, reads: Sequence[resp.Read]) -> list[bool]:
         """Read values; for each whether it is there and counts. Raises the first error reply."""
         found = [False] * len(reads)
 
-        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
+        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, resp.ReplyError]]:
             left = indices
             while left:
-                replies = self._nodes.use(node, lambda one: one.get_each([reads[index] for index in left]))  # noqa: B023
+                replies = self.use(node, lambda one: one.get_each([reads[index] for index in left]))  # noqa: B023
                 unknown: list[int] = []
                 for index, outcome in zip(left, replies, strict=True):
-                    if isinstance(outcome, ReplyError):
+                    if isinstance(outcome, resp.ReplyError):
                         yield index, outcome
                     elif outcome is None:
                         unknown.append(index)
@@ -136,21 +94,16 @@ class ClusterTransport:
                         found[index] = outcome
                 left = unknown
 
-        def fail(node: Node, index: int, error: ReplyError) -> None:
+        for node, index, error in self._follow([read.key for read in reads], settle):
             if error.code != "ASK" or not self._topology.cluster:
                 raise self._judged(node, error) from error
             found[index] = self._get_apart(node, reads[index])
-
-        self._follow([read.key for read in reads], settle, fail)
         return found
 
     def _follow(
-        self,
-        keys: Sequence[bytes],
-        settle: Callable[[Node, list[int]], Iterator[tuple[int, ReplyError]]],
-        fail: Callable[[Node, int, ReplyError], None],
-    ) -> None:
-        """Run `settle`, which yields error replies, where the keys' slots are; `fail` receives the final errors."""
+        self, keys: Sequence[bytes], settle: Callable[[Node, list[int]], Iterator[tuple[int, resp.ReplyError]]]
+    ) -> Iterator[tuple[Node, int, resp.ReplyError]]:
+        """Run `settle`, which yields error replies, where the keys' slots are; yield the final errors."""
         todo: dict[Node, list[int]] = {}
         for index, key in enumerate(keys):
             todo.setdefault(self._topology.owner(key), []).append(index)
@@ -160,67 +113,58 @@ class ClusterTransport:
                 refused = 0
                 for index, error in settle(node, indices):
                     refused += 1
-                    target = self._moved(node, error) if turn < MAX_REDIRECTIONS else None
+                    target = self._target(node, error, lambda to: to.for_good) if turn < MAX_REDIRECTIONS else None
                     if target is None:
-                        fail(node, index, error)
+                        yield node, index, error
                     else:
-                        again.setdefault(target, []).append(index)
+                        again.setdefault(target[0], []).append(index)
                 if refused < len(indices):
                     self._judge(node, None)
             todo = again
 
-    def probe(self, node: Node, question: Command | None, give_up_after_s: float) -> None:
+    def probe(self, node: Node, question: resp.Command | None, give_up_after_s: float) -> None:
         """Check that a node answers, regardless of its breaker's state. Raises the failure."""
+        commands = [resp.PING] if question is None else [resp.PING, question]
+        exchange = partial(Connection.exchange, commands=commands, give_up_after_s=give_up_after_s)
+        for answer in self.use(node, exchange, probing=True):
+            if isinstance(answer, resp.ReplyError) and answer.code not in NOT_THE_NODES_FAULT:
+                raise answer
 
-        def ping(connection: Connection) -> None:
-            connection.ping(give_up_after_s)
-            if question is not None:
-                (answer,) = connection.exchange([question], give_up_after_s=give_up_after_s)
-                if isinstance(answer, ReplyError) and answer.code not in NOT_THE_NODES_FAULT:
-                    raise answer
-
-        self._nodes.use(node, ping, probing=True)
-
-    def _get_apart(self, node: Node, read: Read) -> bool:
+    def _get_apart(self, node: Node, read: resp.Read) -> bool:
         """Read a value in a slot that moves key by key: the commands before it may be at another server."""
         if not read.accept(self.ask(read.before)):
             return False
-        apart = Accepted(read)
-        asking = False
         for _ in range(2):
-            (outcome,) = self._nodes.use(node, lambda one: one.get_each([apart], asking=asking))  # noqa: B023
-            if not isinstance(outcome, ReplyError):
+            (outcome,) = self.use(node, partial(Connection.get_each, reads=[read], asking=True))
+            if not isinstance(outcome, resp.ReplyError):
                 return bool(outcome)
-            redirected = redirection(outcome, node.address, self._topology.known())
-            target = None if redirected is None else self._topology.follow(redirected, strangers=self._strangers)
-            if target is None or redirected is None:
+            target = self._target(node, outcome, lambda _: True)
+            if target is None:
                 raise self._judged(node, outcome) from outcome
-            node, asking = target, not redirected.for_good
-        raise SlotMovingError("a block is redirected without end")
+            node = target[0]
+        raise resp.SlotMovingError("a block is redirected without end")
 
-    def _round(self, todo: dict[tuple[Node, bool], list[int]], asked: list[Command], answers: list[Any]) -> None:
-        """Ask each node its part, all at the same time.
-
-        A node with two parts, because one slot has moved there and another is moving, receives the second after it
-        answered the first: there is one connection to it.
-        """
-        if len(todo) == 1 or any(len(indices) > PIPELINE_COMMANDS for indices in todo.values()):
+    def _round(self, todo: dict[Target, list[int]], asked: list[resp.Command], answers: list[Any]) -> None:
+        """Ask each node its part, all at the same time. A node with two parts, because one slot has moved there and
+        another is moving, receives the second after it answered the first: there is one connection to it."""
+        if len(todo) == 1 or any(len(indices) > resp.PIPELINE_COMMANDS for indices in todo.values()):
             for (node, asking), indices in todo.items():
-                mine = [asked[index] for index in indices]
-                self._note(answers, indices, lambda: self._nodes.use(node, lambda c: c.exchange(mine, asking=asking)))  # noqa: B023
+                exchange = partial(Connection.exchange, commands=[asked[index] for index in indices], asking=asking)
+                self._note(answers, indices, partial(self.use, node, exchange))
             return
-        begun: list[tuple[Node, bool, list[int], Connection]] = []
+        begun: list[tuple[Node, list[int], Connection]] = []
         second = {part: indices for part, indices in todo.items() if part[1] and (part[0], False) in todo}
         try:
             for (node, asking), indices in todo.items():
                 if (node, asking) in second:
                     continue
-                outcome = self._note(answers, indices, self._starting(node, [asked[i] for i in indices], asking))
+                start = partial(self._start, node, [asked[index] for index in indices], asking)
+                outcome = self._note(answers, indices, start)
                 if isinstance(outcome, Connection):
-                    begun.append((node, asking, indices, outcome))
+                    begun.append((node, indices, outcome))
             while begun:
-                node, asking, indices, connection = begun[0]
-                self._note(answers, indices, self._finishing(node, connection, [asked[i] for i in indices], asking))
+                node, indices, connection = begun[0]
+                self._note(answers, indices, partial(self.end, node, connection, Connection.finish))
                 begun.pop(0)
         finally:
             for *_, connection in begun:  # with unread answers
@@ -228,24 +172,19 @@ class ClusterTransport:
         if second:
             self._round(second, asked, answers)
 
-    def _starting(self, node: Node, mine: list[Command], asking: bool) -> Callable[[], Connection]:
+    def _start(self, node: Node, commands: list[resp.Command], asking: bool) -> Connection:
         def start(connection: Connection) -> Connection:
-            connection.start(mine, asking=asking)
+            connection.start(commands, asking=asking)
             return connection
 
-        return lambda: self._nodes.use(node, start, keep=True)
-
-    def _finishing(
-        self, node: Node, connection: Connection, mine: list[Command], asking: bool
-    ) -> Callable[[], list[Any]]:
-        return lambda: self._nodes.end(node, connection, lambda one: one.finish(mine, asking=asking))
+        return self.use(node, start, keep=True)
 
     @staticmethod
     def _note(answers: list[Any], indices: list[int], do: Callable[[], Any]) -> Any:
         """Run `do`; set its outcome for each of `indices`."""
         try:
             outcome = do()
-        except (TransportError, ReplyError) as error:
+        except (resp.TransportError, resp.ReplyError) as error:
             outcome = error
             for index in indices:
                 answers[index] = error
@@ -255,83 +194,44 @@ class ClusterTransport:
         return outcome
 
     def _next(
-        self, node: Node, asking: bool, asked: list[Command], index: int, answer: ReplyError
-    ) -> tuple[Node, bool] | None:
+        self, node: Node, asking: bool, asked: list[resp.Command], index: int, answer: resp.ReplyError
+    ) -> Target | None:
         """Return where to ask again after an error reply, None if the error is final."""
         one = asked[index]
-        if unknown_script(one, answer):
-            asked[index] = spelled_out(one)
+        if resp.unknown_script(one, answer):
+            asked[index] = resp.spelled_out(one)
             return node, asking
-        redirected = redirection(answer, node.address, self._topology.known()) if self._topology.cluster else None
-        if redirected is None or redirected.slot != slot_of(one.key):
-            return None
-        if not redirected.for_good and (asking or one.arguments[0] in WRITES):
-            return None
-        target = self._topology.follow(redirected, strangers=self._strangers)
-        return None if target is None else (target, not redirected.for_good)
 
-    def _moved(self, node: Node, error: ReplyError) -> Node | None:
-        redirected = redirection(error, node.address, self._topology.known()) if self._topology.cluster else None
-        if redirected is None or not redirected.for_good:
-            return None
-        return self._topology.follow(redirected, strangers=self._strangers)
+        def may_follow(to: Redirection) -> bool:
+            return to.slot == slot_of(one.key) and (to.for_good or not (asking or one.arguments[0] in WRITES))
 
-    def _judged(self, node: Node, error: ReplyError) -> Exception:
+        return self._target(node, answer, may_follow)
+
+    def _target(self, node: Node, error: resp.ReplyError, may_follow: Callable[[Redirection], bool]) -> Target | None:
+        """Return where a redirection leads; None without one that is followed."""
+        to = redirection(error, node.address, self._topology.known()) if self._topology.cluster else None
+        if to is None or not may_follow(to):
+            return None
+        # With TLS, servers that the map does not name are followed, too: they prove their name.
+        target = self._topology.follow(to, strangers=self._tier.tls is not None)
+        return None if target is None else (target, not to.for_good)
+
+    def _judged(self, node: Node, error: resp.ReplyError) -> Exception:
         """Return the error for the caller, and blame the node if it cannot serve."""
         meaning = self._meaning(node, error)
         if meaning is error:
             self._judge(node, error)
         return meaning
 
-    def _judge(self, node: Node, fault: ReplyError | None) -> None:
+    def _judge(self, node: Node, fault: resp.ReplyError | None) -> None:
         if fault is None:
-            self._topology.succeeded(node)
+            node.breaker.succeeded()
         elif fault.code not in NOT_THE_NODES_FAULT:
             self._topology.blame(node, fault)
 
-    def _meaning(self, node: Node, error: ReplyError) -> Exception:
+    def _meaning(self, node: Node, error: resp.ReplyError) -> Exception:
         """Return the error for the caller."""
-        if self._topology.cluster and (error.code in ("MOVED", "ASK", "TRYAGAIN") or FOREIGN_KEY in str(error)):
+        if self._topology.cluster and (error.code in ("MOVED", "ASK", "TRYAGAIN") or resp.FOREIGN_KEY in str(error)):
             self._topology.want()
-            return SlotMovingError(f"{node}: {error}")
+            return resp.SlotMovingError(f"{node}: {error}")
         return error
-
-
-class Ways:
-    """Makes a transport for each thread. Thread-safe."""
-
-    def __init__(self, tier: TierParams, topology: Topology) -> None:
-        self._tier = tier
-        self._topology = topology
-
-    def transport(self) -> ClusterTransport:
-        timeout_s = 2 * (self._tier.connect_timeout_ms + self._tier.io_timeout_ms) / 1000
-        return ClusterTransport(
-            self._topology,
-            self._connect,
-            strangers=self._tier.tls is not None,
-            dial_timeout_s=timeout_s * len(self._tier.endpoints),
-        )
-
-    def dial(self, address: Address) -> Connection:
-        """Return an authenticated connection to a server. Raises as `dial.dial` does."""
-        return dial(
-            address,
-            tls=self._tier.tls,
-            username=self._tier.username,
-            password_file=self._tier.password_file,
-            connect_timeout_s=self._tier.connect_timeout_ms / 1000,
-            io_timeout_s=self._tier.io_timeout_ms / 1000,
-        )
-
-    def _connect(self, node: Node) -> Connection:
-        problems: list[TransportError | ReplyError] = []
-        for address in node.addresses:
-            try:
-                connection = self.dial(address)
-                if not self._tier.cluster:  # in a cluster the map has the roles
-                    connection.expect_primary(self._tier.io_timeout_ms / 1000)
-                return connection
-            except (TransportError, ReplyError) as error:
-                problems.append(error)
-        raise next((problem for problem in problems if isinstance(problem, AccessError)), problems[0])

@@ -10,7 +10,8 @@ from functools import partial
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.policy.limits import SharedBounds, bounds_of
 from kvstrata_sidecar.adapter.redis.budget.scope_state import ScopeView
-from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, reads_status
+from kvstrata_sidecar.adapter.redis.client.commands import call, reads_status
+from kvstrata_sidecar.adapter.redis.client.resp import Transport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.inbox import MAX_WAITING
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
@@ -22,10 +23,8 @@ Terms = tuple[SharedBounds | None, int | None]
 
 
 class PolicyChanges:
-    """Policy changes that a tier has yet to apply. Thread-safe.
-
-    `departed` are keyspaces that left the policy and still have capacity.
-    """
+    """Policy changes that a tier has yet to apply. Thread-safe. `departed` are keyspaces that left the policy and still
+    have capacity."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,6 +43,11 @@ class PolicyChanges:
             left = (name for name, (bounds, _) in before.items() if bounds is not None and bounds.divided)
             departed = [name for name in (*self.departed, *left) if name not in terms]
             self.departed = dict.fromkeys(departed[:MAX_WAITING])
+
+    def apply_all_again(self) -> None:
+        """Have everything applied again: the tier has other servers."""
+        with self._lock:
+            self._terms = {}
 
     def pending(self) -> list[tuple[str, Terms]]:
         with self._lock:
@@ -76,8 +80,7 @@ def _guarantees(terms: Mapping[str, Terms]) -> dict[str, int]:
 
 class ApplyPolicy:
     """Applies changed bounds and retentions; scopes for which that fails are tried again after all others. Asks which
-    keyspaces of a new policy the tier has revoked.
-    """
+    keyspaces of a new policy the tier has revoked."""
 
     def __init__(self, deps: TierDeps) -> None:
         self._deps = deps
@@ -91,10 +94,11 @@ class ApplyPolicy:
         """Record the changes of the view in force. Thread-safe."""
         # A lock of its own: thousands of scopes take a while.
         with self._following:
-            view, tier = self._deps.enforcement.view, self._deps.tier
+            view, terms = self._deps.enforcement.view, self._deps.terms
             if view is not None and view is not self._followed:
-                self._followed, bounds = view, bounds_of(view, tier.name)
-                self.changes.follow({n: (b.shared(tier.capacity_bytes), b.retention_ms) for n, b in bounds.items()})
+                self._followed, capacity_bytes = view, terms.capacity_bytes
+                bounds = {n: terms.in_tier(b) for n, b in bounds_of(view, self._deps.tier.name).items()}
+                self.changes.follow({n: (b.shared(capacity_bytes), b.retention_ms) for n, b in bounds.items()})
 
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
         self.follow()

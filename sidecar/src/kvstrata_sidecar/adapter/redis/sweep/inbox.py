@@ -14,10 +14,8 @@ MEMBERS_PER_TOUCH = 500
 
 
 class Inbox:
-    """Touches of blocks, abandoned reservations, and scopes that must be swept before use. Thread-safe.
-
-    `wake` is set when the policy changes or the tier is closed: then the present turn ends soon.
-    """
+    """Touches of blocks, abandoned reservations, and scopes that must be swept before use. Thread-safe. `wake` is set
+    when the policy changes or the tier is closed: then the present turn ends soon."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -23,8 +23,8 @@ from functools import partial
 from kvstrata.contract.store.redis_keys import capacity_claim_key
 from kvstrata_sidecar.adapter.redis.budget.capacity import DEPARTED_GRACE_MS, FREE_SHARE, UnlistedScope
 from kvstrata_sidecar.adapter.redis.budget.ledger import Ledgers
-from kvstrata_sidecar.adapter.redis.client.commands import Transport, claim, read_number
-from kvstrata_sidecar.adapter.redis.client.resp import Command
+from kvstrata_sidecar.adapter.redis.client.commands import claim, read_number
+from kvstrata_sidecar.adapter.redis.client.resp import Command, Transport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import PolicyChanges
 from kvstrata_sidecar.adapter.redis.sweep.scopes import expire
@@ -47,9 +47,8 @@ IN_VAIN = b"-"
 class UnlistedScopes:
     """Takes capacity back from scopes that no policy names, when asked to."""
 
-    def __init__(self, deps: TierDeps, capacity_bytes: int) -> None:
+    def __init__(self, deps: TierDeps) -> None:
         self._deps = deps
-        self._capacity_bytes = capacity_bytes
         # Separate: evictions of these scopes count for no scope.
         self._ledgers = Ledgers(deps.domain, self._count, deps.clock, deps.ledgers.window_ms)
         self._key = capacity_claim_key(deps.domain, "d").encode()
@@ -63,9 +62,9 @@ class UnlistedScopes:
         """Record that capacity may be short."""
         self._wanted = self._wanted or self._deps.clock() >= self.rest_until_s
 
-    def make_room(self, connection: SweeperConnection, deadline: Deadline) -> bool:
+    def make_room(self, connection: SweeperConnection, deadline: Deadline, capacity_bytes: int) -> bool:
         """Take back until a part of the capacity is free; return whether no more can be taken for now."""
-        capacity, capacity_bytes = self._ledgers.capacity, self._capacity_bytes
+        capacity = self._ledgers.capacity
         if self._wanted and not self._deps.enforcement.serves():
             # Policies of other pods may be stale, too, and then no pod renews their scopes.
             self._rest(DEPARTED_GRACE_MS / 1000)
@@ -125,25 +124,30 @@ class UnlistedScopes:
 class ReclaimCapacity:
     """The job of a tier whose capacity is divided. Once an interval it also corrects the sum of all charges."""
 
-    def __init__(self, deps: TierDeps, changes: PolicyChanges, capacity_bytes: int) -> None:
+    def __init__(self, deps: TierDeps, changes: PolicyChanges) -> None:
         self._deps = deps
         self._changes = changes
-        self._capacity_bytes = capacity_bytes
+        self._capacity_bytes = 0
         self._tidy_key = capacity_claim_key(deps.domain, "w").encode()
         self._key = capacity_claim_key(deps.domain, "g").encode()
         self._until_s = self._look_at_s = self._held_until_s = 0.0
         self._in_vain: set[str] = set()
-        self.unlisted = UnlistedScopes(deps, capacity_bytes)
+        self.unlisted = UnlistedScopes(deps)
         self.due_s = 0.0
 
     def request(self) -> None:
-        """Record that guarantees changed, or that the tier is overcommitted."""
+        """Record that guarantees or the capacity changed, or that the tier is overcommitted."""
         self._until_s = self._deps.clock() + PATIENCE_S
         self._in_vain.clear()
         self.unlisted.request()
 
     def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:
         deps, changes, capacity = self._deps, self._changes, self._deps.ledgers.capacity
+        if (capacity_bytes := deps.terms.capacity_bytes) is None:
+            return False
+        if capacity_bytes != self._capacity_bytes:
+            self._capacity_bytes = capacity_bytes
+            self.request()
         for keyspace in [*changes.departed]:
             if deadline.is_interrupted():
                 break
@@ -158,7 +162,7 @@ class ReclaimCapacity:
                 deps.count("drift_rooms", abs(capacity.tidy(connection.transport())))
         if capacity.take_short():
             self.unlisted.request()
-        done = self.unlisted.make_room(connection, deadline)
+        done = self.unlisted.make_room(connection, deadline, capacity_bytes)
         if done and self._look_at_s <= deps.clock() < self._until_s:
             self._take_back(connection, deadline)
         return False

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter.redis.budget.scope_state import BucketView
-from kvstrata_sidecar.adapter.redis.client.commands import Transport, call, claim, reads_numbers, reads_status
+from kvstrata_sidecar.adapter.redis.client.commands import call, claim, reads_numbers, reads_status
+from kvstrata_sidecar.adapter.redis.client.resp import Transport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.redis.sweep.apply_policy import ENTRIES_PER_CALL, clamp
-from kvstrata_sidecar.adapter.redis.sweep.audit_leases import AuditLeases
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Deadline, SweeperConnection
 
 AUDIT_EVERY = 10
@@ -22,11 +22,47 @@ AUDIT_EVERY = 10
 RECOUNT_STEP = 500
 """Entries that one script adds up: more would block the server for too long."""
 
+LOOK_AGAIN_S = 2.0
+"""Longer than a lease takes; a rebuild voids the lease of a writer that stalls longer."""
+
+
+class AuditLeases:
+    """Finds differences between a ledger's charges and its buckets' leases. A writer that dies during a lease, or a
+    server that falls back to an older copy, leaves a constant difference; a lease under way differs for a moment only.
+    So the same difference at a second look a little later is a loss."""
+
+    def __init__(self, deps: TierDeps) -> None:
+        self._deps = deps
+        self._differed: dict[str, tuple[float, tuple[int, ...]]] = {}
+
+    def run(self, connection: SweeperConnection, deadline: Deadline) -> bool:  # noqa: ARG002
+        now_s = self._deps.clock()
+        for keyspace, noted in [*self._differed.items()]:
+            due = noted[0] <= now_s and not connection.attempt(keyspace, self.compare)
+            if due and self._differed.get(keyspace) is noted:  # the policy does not allow the tier for it any more
+                del self._differed[keyspace]
+        return False
+
+    def compare(self, transport: Transport, keyspace: str) -> None:
+        """Rebuild a ledger that differs from a bucket by as much as at the look before."""
+        ledger = self._deps.ledgers.of(transport, keyspace)
+        scope = ledger.view()
+        _, before = self._differed.pop(keyspace, (0.0, ()))
+        if scope.ledger.lost:
+            return
+        differs = tuple(one.lease - charged for one, charged in zip(scope.buckets, scope.ledger.by_bucket, strict=True))
+        if any(now != 0 and now == then for now, then in zip(differs, before, strict=False)):
+            self._deps.count("drift_leases", 1, keyspace)
+            # A bucket with more than its charge may have brought the scope above its limit.
+            self._deps.inbox.urge(keyspace)
+            ledger.rebuild(scope.ledger.version)
+        elif any(differs):
+            self._differed[keyspace] = (self._deps.clock() + LOOK_AGAIN_S, differs)
+
 
 class SweepScopes:
     """Sweeps scopes that cannot be used as they are, then once an interval, with jitter, all of the policy, each by the
-    pod that claims it. `overcommitted` is called when guarantees exceed the tier's capacity.
-    """
+    pod that claims it. `overcommitted` is called when guarantees exceed the tier's capacity."""
 
     def __init__(self, deps: TierDeps, leases: AuditLeases, overcommitted: Callable[[], None]) -> None:
         self._deps = deps
@@ -87,18 +123,17 @@ class SweepScopes:
         return is_above
 
     def _audit(self, transport: Transport, keyspace: str, state: bytes) -> None:
-        """Remove entries without their value, and correct accounting that differs from the index.
-
-        A large bucket is recounted in steps; an unfinished recount continues with the next audit.
-        """
-        cursor, begun, encrypts = 0, False, self._deps.tier.encrypts
-        while cursor or not begun:
+        """Remove entries without their value, and correct accounting that differs from the index. A large bucket is
+        recounted in steps; an unfinished recount continues with the next audit."""
+        cursor, encrypts = 0, self._deps.tier.encrypts
+        while True:
             step = call("audit", state, reads_numbers(4), cursor=cursor, count=ENTRIES_PER_CALL, encrypts=encrypts)
             ((cursor, lost, lost_bytes, plain),) = transport.ask([step])
-            begun = True
             self._deps.count("drift_entries", lost, keyspace)
             self._deps.count("drift_bytes", lost_bytes, keyspace)
             self._deps.count("plaintext_removed", plain, keyspace)
+            if not cursor:
+                break
         for index in (b"x", b"a"):
             position = 0
             while position >= 0:

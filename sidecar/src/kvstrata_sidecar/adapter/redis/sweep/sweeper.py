@@ -10,14 +10,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from kvstrata_sidecar.adapter.policy.enforcement import Permit
-from kvstrata_sidecar.adapter.redis.client.commands import Transport
-from kvstrata_sidecar.adapter.redis.client.resp import ReplyError, TransportError
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError, Transport, TransportError
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.sweep.inbox import Inbox
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +26,10 @@ TURN_S = 1.0
 
 
 class Deadline(NamedTuple):
-    """End of a turn: `is_over` returns whether its time has passed, `is_preempted` whether urgent work waits."""
+    """End of a turn: whether its time has passed, and whether work that can wait is left to another turn."""
 
     is_over: Callable[[], bool]
-    is_preempted: Callable[[], bool]
-
-    def is_interrupted(self) -> bool:
-        """Whether work that can wait is left to another turn."""
-        return self.is_over() or self.is_preempted()
+    is_interrupted: Callable[[], bool]
 
 
 class SweeperConnection:
@@ -73,17 +68,16 @@ class SweeperConnection:
 
     def attempt(self, keyspace: str, work: Callable[[Transport, str], object], *, listed: bool = True) -> bool:
         """Do work about a scope while the policy allows it, or about one that is not `listed` there. Return whether to
-        repeat it: it failed, or returned a true value.
-        """
+        repeat it: it failed, or returned a true value."""
         permit = self._deps.enforcement.enter(keyspace, self.abort) if listed else None
-        if listed and not isinstance(permit, Permit):
+        if isinstance(permit, Refusal):
             return False
         again: object = True
         try:
             with self.isolated("The sweep of a scope"):
                 again = work(self.transport(), keyspace)
         finally:
-            if isinstance(permit, Permit):
+            if permit is not None:
                 permit.release()
         return bool(again)
 
@@ -105,17 +99,23 @@ class Job(Protocol):
         """Do due work until the deadline; return whether there is more. A failure ends it until the next turn."""
 
 
-class Sweeper(threading.Thread):
-    """Runs jobs until it is closed."""
+def _send(transport: Transport, _: str, command: Command) -> None:
+    try:
+        transport.ask([command])
+    except ReplyError as error:
+        if error.code != "OOM":  # a full server takes no touches
+            raise
 
-    def __init__(
-        self, jobs: Sequence[Job], connection: SweeperConnection, inbox: Inbox, clock: Callable[[], float]
-    ) -> None:
-        super().__init__(daemon=True)
-        self._jobs = jobs
+
+class Sweeper(threading.Thread):
+    """Sends the inbox and runs jobs, in this order in each turn, until it is closed."""
+
+    def __init__(self, deps: TierDeps, connection: SweeperConnection, jobs: Sequence[Job]) -> None:
+        super().__init__(name=f"kvs-{deps.tier.name}-sweeper", daemon=True)
         self._connection = connection
-        self._inbox = inbox
-        self._clock = clock
+        self._jobs = jobs
+        self._inbox = deps.inbox
+        self._clock = deps.clock
         self._turning = threading.Lock()
 
     def close(self) -> None:
@@ -129,11 +129,18 @@ class Sweeper(threading.Thread):
         self._connection.close()
 
     def turn(self) -> bool:
-        """Run each job; return whether there is more to do."""
+        """Run each job once; return whether there is more to do."""
         with self._turning:
             self._inbox.wake.clear()
             until_s = self._clock() + TURN_S
-            deadline = Deadline(lambda: self._inbox.closed or self._clock() >= until_s, self._inbox.interrupts)
+
+            def is_over() -> bool:
+                return self._inbox.closed or self._clock() >= until_s
+
+            deadline = Deadline(is_over, lambda: is_over() or self._inbox.interrupts())
+            with self._connection.isolated("The inbox"):
+                for keyspace, command in self._inbox.take_commands():
+                    self._connection.attempt(keyspace, partial(_send, command=command))
             return sum([self._run(job, deadline) for job in self._jobs]) > 0
 
     def _run(self, job: Job, deadline: Deadline) -> bool:

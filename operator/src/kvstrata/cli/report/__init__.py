@@ -1,0 +1,1 @@
+"""`kubectl kvstrata report`: one HTML file about the use of the cache."""

@@ -1,0 +1,77 @@
+"""Redis tiers of a model, as policy: pods join and leave them without a restart.
+
+The gate writes a tier's password and certificate authority to files in `ACCESS_DIRECTORY`, before a policy names the
+tier, and removes them after the adapter has applied one that does not. `policy.json` has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Annotated
+
+from kvstrata.contract.wire import Base64, Form, Items, Positive, Range, ShortText, wired
+
+ACCESS_DIRECTORY = "tiers"
+MAX_PASSWORD_BYTES = 4 * 1024
+MAX_AUTHORITY_BYTES = 32 * 1024
+"""A root holds the access of sixteen tiers, and a Secret at most 1 MiB."""
+
+TierName = Annotated[str, Form("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "name of a tier")]
+
+
+@wired("a server's address", row=True)
+class Server:
+    host: ShortText
+    port: Annotated[int, Range(1, 65_535)]
+
+
+@wired(
+    "the rules of a tier",
+    complete=True,
+    camel=True,
+    omit=("retention_s", "cluster", "username", "password", "tls", "encrypts"),
+    names={"retention_s": "retentionSeconds"},
+)
+class TierRules:
+    """The addresses of a tier's servers, the bytes that the blocks of all scopes may take together, and the life of a
+    block without a retention of its own.
+
+    `cluster`: the servers belong to a Redis Cluster and report its other servers. `username` None is the default user.
+    `password` and `tls`: whether servers ask for one, and whether they are reached over TLS. `encrypts`: only blocks
+    with a data key are stored.
+    """
+
+    name: TierName
+    servers: Annotated[tuple[Server, ...], Items(least=1)]
+    capacity_bytes: Positive
+    retention_s: Positive | None = None
+    cluster: bool = False
+    username: ShortText | None = None
+    password: bool = False
+    tls: bool = False
+    encrypts: bool = False
+
+
+@wired("the access to a tier", omit=("password", "authority"))
+class TierAccess:
+    """Contents of a tier's Secrets: the user's password, and certificate authorities in PEM. None: there is none, or it
+    is unknown yet."""
+
+    password: Annotated[bytes, Base64(1, MAX_PASSWORD_BYTES)] | None = field(default=None, repr=False)
+    authority: Annotated[bytes, Base64(1, MAX_AUTHORITY_BYTES)] | None = field(default=None, repr=False)
+
+
+def password_file(tier: str) -> str:
+    return f"{tier}.password"
+
+
+def authority_file(tier: str) -> str:
+    return f"{tier}.ca.crt"
+
+
+def files_of(access: Mapping[str, TierAccess]) -> dict[str, bytes]:
+    """Return the files in `ACCESS_DIRECTORY` by name."""
+    passwords = {password_file(tier): one.password for tier, one in access.items()}
+    authorities = {authority_file(tier): one.authority for tier, one in access.items()}
+    return {name: content for name, content in {**passwords, **authorities}.items() if content is not None}

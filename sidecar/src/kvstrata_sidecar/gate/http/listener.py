@@ -1,0 +1,137 @@
+"""A listening socket whose connections are counted from accept, before TLS, and the certificates of a server.
+
+asyncio's servers report a connection only after its TLS handshake, so half-open ones would be in no bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.http.messages import Limits
+
+_BACKLOG = 1024
+_ACCEPTS_PER_TURN = 32
+"""Connections accepted before the loop serves others, so that handshakes advance during a flood."""
+_PAUSE_S = 1.0
+"""Pause after the system is out of file descriptors or memory."""
+
+
+class Accepted(asyncio.Protocol):
+    """The protocol of one accepted connection. `connection_made` comes after its handshake."""
+
+    __slots__ = ("opening",)
+
+    def __init__(self) -> None:
+        self.opening: asyncio.Future[Any] | None = None  # its handshake under way, which may be cancelled
+
+    def opening_failed(self) -> None:
+        """The handshake failed or was cancelled, and the connection is closed."""
+
+
+class Listener:
+    """Passes the address of each accepted connection to `accept`, which returns the connection's protocol."""
+
+    def __init__(
+        self,
+        accept: Callable[[str], Accepted],
+        address: tuple[str, int],
+        tls: ssl.SSLContext | None,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._accept = accept
+        timeouts = {"ssl_handshake_timeout": limits.head_s, "ssl_shutdown_timeout": limits.tls_shutdown_s}
+        self._tls: dict[str, Any] = {"ssl": tls, **timeouts} if tls is not None else {}
+        self._loop = loop
+        self._paused: asyncio.TimerHandle | None = None
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket = socket.create_server(address, family=family, backlog=_BACKLOG)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._listen()
+
+    def close(self) -> None:
+        if self._paused is not None:
+            self._paused.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        self._paused = None
+        self._loop.add_reader(self._socket, self._accept_waiting)
+
+    def _accept_waiting(self) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                accepted, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.warning("no connection can be accepted", problem=str(error))
+                self._loop.remove_reader(self._socket)
+                self._paused = self._loop.call_later(_PAUSE_S, self._listen)
+                return
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._open(accepted, self._accept(address[0]))
+
+    def _open(self, accepted: socket.socket, connection: Accepted) -> None:
+        def opened(task: asyncio.Future[Any]) -> None:
+            connection.opening = None
+            if task.cancelled() or task.exception() is not None:
+                accepted.close()
+                connection.opening_failed()
+
+        opening = self._loop.connect_accepted_socket(lambda: connection, accepted, **self._tls)
+        connection.opening = self._loop.create_task(opening)
+        connection.opening.add_done_callback(opened)
+
+
+class ServerTls:
+    """A context with a certificate from a mounted Secret, reloaded when Kubernetes replaces it."""
+
+    def __init__(self, directory: Path, *, client_authority: bool) -> None:
+        self._directory = directory
+        names = ("tls.crt", "tls.key", "ca.crt") if client_authority else ("tls.crt", "tls.key")
+        self._files = [directory / name for name in names]
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+        if client_authority:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+        self._loaded = self._stamps()
+        self._load()
+
+    def reload_if_changed(self) -> bool:
+        """Reload changed files; a broken pair leaves the old one in use and is tried again."""
+        stamps = self._stamps()
+        if stamps == self._loaded or not stamps:
+            return False
+        try:
+            self._load()
+        except (OSError, ssl.SSLError) as error:
+            log.warning("the new certificate cannot be used", directory=str(self._directory), problem=str(error))
+            return False
+        self._loaded = stamps
+        log.info("a new certificate is in use", directory=str(self._directory))
+        return True
+
+    def _load(self) -> None:
+        certificate, key, *authorities = self._files
+        self.context.load_cert_chain(certificate, key)
+        for authority in authorities:
+            # A context only adds authorities: a replaced one stays trusted until the next start.
+            self.context.load_verify_locations(authority)
+
+    def _stamps(self) -> tuple[tuple[int, int], ...]:
+        try:
+            stats = [path.stat() for path in self._files]
+        except OSError:
+            return ()
+        return tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)

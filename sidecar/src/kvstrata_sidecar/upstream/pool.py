@@ -1,0 +1,195 @@
+"""LMCache's memory manager (0.5.6): reads its tables, deletes by key, and replaces its `free`.
+
+Its tables are read without its lock: copying a dictionary's items is atomic, and `delete` checks locks again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from kvstrata_sidecar.adapter.memory.scrub import Scrubber
+from kvstrata_sidecar.adapter.tier.buffers import Spans
+from kvstrata_sidecar.upstream.loans import Loans
+from kvstrata_sidecar.upstream.room import Room
+
+DELETED_AT_ONCE = 256
+"""Blocks deleted under one hold of LMCache's lock, for which all tenants' requests wait."""
+
+
+class Reserved(NamedTuple):
+    """A block locked for reading, so that it is not deleted. `span` holds its memory even if LMCache frees it."""
+
+    key: Any
+    entry: Any
+    view: memoryview
+    size_bytes: int
+    span: int
+
+
+class Pool:
+    """One LMCache L1Manager whose freed memory is overwritten from `guard` until `close`. `success`, `locked` and
+    `no_memory` are LMCache's answers, `store_tag` its tag of stores. `spans` is memory that disks may still touch.
+    `loans` are not counted as blocks; only `in_use` includes them."""
+
+    def __init__(
+        self,
+        manager: Any,
+        success: object,
+        locked: object,
+        no_memory: object,
+        store_tag: str,
+        spans: Spans | None = None,
+    ) -> None:
+        self._manager = manager
+        self._success, self._locked = success, locked
+        self._memory = manager._memory_manager
+        self._free: Callable[[list[Any]], Any] = self._memory.free
+        self._spans = Spans() if spans is None else spans
+        self.scrubber = Scrubber(self)
+        self._spans.released = self.scrubber.look_again
+        self.loans = Loans(manager)
+        self.room = Room(manager, no_memory, store_tag)
+
+    def guard(self) -> None:
+        self.scrubber.start()
+
+        def free(objects: list[Any]) -> object:
+            self.scrubber.take([one for one in objects if self.loans.frees(one)])
+            return self._success
+
+        self._memory.free = free
+
+    def close(self) -> None:
+        self.room.close()
+        self.scrubber.take(self.loans.close())
+        self._memory.__dict__.pop("free", None)
+        self.scrubber.close()
+
+    def listen(self, listener: Any) -> None:
+        """Have LMCache report every change to `listener`, under its lock."""
+        self._manager.register_listener(listener)
+
+    def usage(self) -> tuple[int, int]:
+        """Return (bytes that hold blocks or are being written, all bytes)."""
+        used_bytes, total_bytes = self._manager.get_memory_usage()
+        return used_bytes - self.scrubber.pending_bytes, total_bytes
+
+    def resident(self) -> list[tuple[Any, Any]]:
+        """Return all blocks that readers can find, as (key, entry)."""
+        found, loans = list(self._manager._objects.items()), self.loans
+        return [(key, entry) for key, entry in found if not loans.has(key, entry)] if loans else found
+
+    def staged(self) -> list[tuple[Any, Any]]:
+        """Return all blocks that are being written, as (key, entry); a key may have several writers."""
+        staging = list(self._manager._staging.items())
+        return [(key, entry) for key, writers in staging for entry in list(writers.values())]
+
+    def staged_bytes(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for key, entry in self.staged():
+            total[key.cache_salt] += self.size(entry)
+        return total
+
+    def abandoned(self) -> list[Any]:
+        """Return the keys whose writers have timed out."""
+        return [key for key, entry in self.staged() if not entry.write_lock.is_locked()]
+
+    def entry(self, key: Hashable) -> Any:
+        """Return the entry of a block that readers can find, None without one."""
+        entry = self._manager._objects.get(key)
+        return None if self.loans.has(key, entry) else entry
+
+    def address(self, key: Hashable) -> int | None:
+        """Return the memory address of a block or a loan, None without one."""
+        entry = self._manager._objects.get(key)
+        return None if entry is None else int(entry.memory_obj.data_ptr)
+
+    def coming(self, key: Hashable) -> bool:
+        return bool(self._manager._staging.get(key))
+
+    def holds(self, key: Hashable, entry: Any) -> bool:
+        """Whether this very entry is being written or readable; in this order none is missed on its way."""
+        writers = self._manager._staging.get(key)
+        if writers is not None and any(one is entry for one in list(writers.values())):
+            return True
+        return self.entry(key) is entry
+
+    def in_use(self, key: Hashable) -> bool:
+        entry = self._manager._objects.get(key)
+        return entry is not None and bool(entry.read_lock.is_locked())
+
+    @staticmethod
+    def size(entry: Any) -> int:
+        """Return an entry's bytes, padding included."""
+        return int(entry.memory_obj.get_physical_size())
+
+    def delete(self, keys: Sequence[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
+        """Delete unused blocks; return (deleted, locked). Missing blocks are in neither."""
+        deleted: set[Hashable] = set()
+        locked: set[Hashable] = set()
+        for start in range(0, len(keys), DELETED_AT_ONCE):
+            answers = self._manager.delete(list(keys[start : start + DELETED_AT_ONCE]))
+            for key, answer in answers.items():
+                if answer == self._success:
+                    deleted.add(key)
+                elif answer == self._locked:
+                    locked.add(key)
+        return deleted, locked
+
+    @property
+    def read_lock_s(self) -> float:
+        return float(self._manager._read_ttl_seconds)
+
+    def reserve(self, keys: Sequence[Hashable]) -> list[Reserved]:
+        """Lock blocks for reading, until `let_go`, without missing and temporary ones. Nothing is lent for this."""
+        wanted = [key for key in keys if (entry := self.entry(key)) is not None and not entry.is_temporary]
+        reserved: list[Reserved] = []
+        for key, (answer, memory_object) in self._manager.reserve_read(wanted).items():
+            if answer != self._success:
+                continue
+            entry = self._manager._objects.get(key)
+            if entry is None or entry.memory_obj is not memory_object:
+                continue
+            address, size_bytes = int(memory_object.data_ptr), self.size(entry)
+            span = self._spans.hold(address, size_bytes)
+            reserved.append(Reserved(key, entry, memoryview(memory_object.byte_array).cast("B"), size_bytes, span))
+        return reserved
+
+    def let_go(self, reserved: Sequence[Reserved]) -> None:
+        for one in reserved:
+            self._spans.release(one.span)
+        # If LMCache emptied its table meanwhile, this would undo another reader's lock.
+        self._manager.finish_read([one.key for one in reserved if self._manager._objects.get(one.key) is one.entry])
+
+    def return_loans(self) -> None:
+        """Return loans of readers that are gone, and free memory that only loans held."""
+        unread, unowned = self.loans.overdue()
+        self.delete(unread)
+        self.scrubber.take(unowned)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until everything deleted so far is overwritten; return whether that succeeded in time."""
+        # LMCache deletes and frees under one hold of its lock: after taking the lock, the memory has been freed.
+        with self._manager._lock:
+            pass
+        return self.scrubber.flush(timeout_s)
+
+    def span(self, memory_object: Any) -> tuple[int, int] | None:
+        """Return address and length of an object's memory, None if it was freed already."""
+        if not memory_object.is_valid():
+            return None
+        return int(memory_object.data_ptr), int(memory_object.get_physical_size())
+
+    def lent(self, address: int, length: int) -> bool:
+        """Whether an operation that cannot be cancelled may still touch this memory."""
+        return self._spans.touches(address, length)
+
+    def overwrite(self, address: int, length: int) -> None:
+        """Fill memory with zeros, without the interpreter's lock."""
+        ctypes.memset(address, 0, length)
+
+    def give_back(self, objects: Iterable[Any]) -> None:
+        self._free(list(objects))

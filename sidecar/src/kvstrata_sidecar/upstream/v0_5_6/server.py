@@ -1,0 +1,73 @@
+"""LMCache 0.5.6 in the cache server; implements `upstream.versions.CacheServer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap, TTLLock
+from lmcache.v1.distributed.error import L1Error
+from lmcache.v1.distributed.internal_api import L1ManagerListener, L2StoreResult
+from lmcache.v1.distributed.l1_manager import L1Manager, L1ObjectState
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
+from lmcache.v1.distributed.memory_manager import L1MemoryManager
+from lmcache.v1.distributed.storage_controllers.store_controller import StoreListener
+from lmcache.v1.distributed.storage_manager import _L1_WRITE_TAG
+
+from kvstrata_sidecar.adapter.policy_tiers import Leave
+from kvstrata_sidecar.adapter.tier.buffers import Spans
+from kvstrata_sidecar.upstream import server_checks as checks
+from kvstrata_sidecar.upstream.pool import Pool
+from kvstrata_sidecar.upstream.v0_5_6.chunks import Chunks
+
+AdapterBase = L2AdapterInterface
+ListenerBase = L1ManagerListener
+MISSING = (L1Error.KEY_NOT_EXIST, None)
+
+store_result = L2StoreResult
+no_usage = partial(AdapterUsage, total_bytes_used=0, total_capacity_bytes=0)
+hasher = checks.the_hasher
+
+
+def bitmap(length: int, hits: Collection[int]) -> Any:
+    made = Bitmap(length)
+    made.batched_set(list(hits))
+    return made
+
+
+def manager(context: Any) -> Any:
+    return checks.the_manager(context.storage_manager, L1Manager, L1MemoryManager)
+
+
+def pool(manager: Any, spans: Spans) -> Pool:
+    return Pool(manager, L1Error.SUCCESS, L1Error.KEY_IS_LOCKED, L1Error.OUT_OF_MEMORY, _L1_WRITE_TAG, spans)
+
+
+def entry_of(manager: Any) -> Callable[[Any], Any]:
+    ttl_s = manager._read_ttl_seconds
+    return lambda memory_object: L1ObjectState(
+        memory_obj=memory_object, write_lock=TTLLock(ttl_s), read_lock=TTLLock(ttl_s), is_temporary=True
+    )
+
+
+def store_again(manager: Any) -> Callable[[list[Any]], object]:
+    notify: Callable[[list[Any]], object] = checks.the_store_listener(manager, StoreListener).on_l1_keys_write_finished
+    return notify
+
+
+def loads(context: Any) -> Chunks:
+    return Chunks(checks.the_layouts(context), context.storage_manager)
+
+
+def join(context: Any, module: str, name: str, params: Mapping[str, Any]) -> Leave:
+    storage = context.storage_manager
+    number = storage.add_l2_adapter(PluginL2AdapterConfig(module, name, dict(params)))
+    return partial(storage.delete_l2_adapter, number)
+
+
+def copies_elsewhere(build_context: Any) -> bool:
+    if build_context.mp_config.supported_transfer_mode == "lmcache_driven":
+        return False
+    return not build_context.server_context.shm_pool_info["shm_name"]

@@ -1,0 +1,152 @@
+"""The digest of a model's files: which changes it sees, and what it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstrata_sidecar.connector import model_files
+from kvstrata_sidecar.connector.model_files import MAX_STRIPES, STRIPE_BYTES, WHOLE_BYTES, ModelFiles
+
+GIB = 1 << 30
+TENSOR_BYTES = 16 << 10
+TENSORS = 24
+SHARD = "model-00001-of-00002.safetensors"
+LONGEST_S = 5.0
+
+
+def header_of(tensors: int, tensor_bytes: int) -> bytes:
+    """Return length and header of a safetensors file with tensors of this size."""
+    named = {
+        f"layers.{number}.weight": {
+            "dtype": "BF16",
+            "shape": [tensor_bytes // 2],
+            "data_offsets": [number * tensor_bytes, (number + 1) * tensor_bytes],
+        }
+        for number in range(tensors)
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **named}).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of two shards in its directory, as a PersistentVolumeClaim has it; only small files are read whole."""
+    monkeypatch.setattr(model_files, "WHOLE_BYTES", 8 * STRIPE_BYTES)
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"hidden_size": 8}')
+    (directory / "tokenizer.json").write_text("[]")
+    for name in (SHARD, SHARD.replace("00001", "00002", 1)):
+        header = header_of(TENSORS, TENSOR_BYTES)
+        (directory / name).write_bytes(header + os.urandom(TENSORS * TENSOR_BYTES))
+    return directory
+
+
+def edit(path: Path, start: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+def retrain(directory: Path) -> None:
+    """Change one tensor of 24 in one of the shards."""
+    start = len(header_of(TENSORS, TENSOR_BYTES)) + 7 * TENSOR_BYTES
+    edit(directory / SHARD, start, os.urandom(TENSOR_BYTES))
+
+
+def flip_in_a_stripe(directory: Path) -> None:
+    """Change the byte in the middle of a tensor."""
+    middle = len(header_of(TENSORS, TENSOR_BYTES)) + 7 * TENSOR_BYTES + TENSOR_BYTES // 2
+    byte = (directory / SHARD).read_bytes()[middle]
+    edit(directory / SHARD, middle, bytes([byte ^ 1]))
+
+
+def lengthen(directory: Path) -> None:
+    with (directory / SHARD).open("ab") as file:
+        file.write(b"\0")
+
+
+def swap_shards(directory: Path) -> None:
+    first, second = sorted(directory.glob("*.safetensors"))
+    first.rename(directory / "x")
+    second.rename(first)
+    (directory / "x").rename(second)
+
+
+SEEN: dict[str, Callable[[Path], object]] = {
+    "one retrained tensor": retrain,
+    "a bit in a stripe": flip_in_a_stripe,
+    "a byte of a header": lambda directory: edit(directory / SHARD, 40, b"X"),
+    "another configuration": lambda directory: (directory / "config.json").write_text('{"hidden_size": 9}'),
+    "another tokenizer": lambda directory: (directory / "tokenizer.json").write_text("{}"),
+    "a longer shard": lengthen,
+    "a shard less": lambda directory: (directory / SHARD).unlink(),
+    "shards in another order": swap_shards,
+    "code beside the weights": lambda directory: (directory / "modeling.py").write_text("x = 1"),
+}
+
+
+@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN.keys())
+def test_a_change_of_the_model_is_seen(model: Path, change: Callable[[Path], object]) -> None:
+    before = ModelFiles().digest(model)
+    change(model)
+    assert ModelFiles().digest(model) != before
+
+
+def test_a_copy_with_other_times_and_documents_is_the_same_model(model: Path) -> None:
+    before = ModelFiles().digest(model)
+    os.utime(model / SHARD, (1, 1))
+    (model / "README.md").write_text("# A model")
+    (model / ".cache").mkdir()
+    (model / ".cache" / "lock").write_text("")
+    assert ModelFiles().digest(model) == before
+    linked = model.with_name("snapshot")
+    linked.mkdir()
+    for path in model.iterdir():
+        (linked / path.name).symlink_to(path)
+    assert ModelFiles().digest(linked) == before, "as the hub's cache has it"
+
+
+@pytest.mark.parametrize("bytes_edited", [1, (TENSOR_BYTES - STRIPE_BYTES) // 2])
+def test_edited_elements_between_the_stripes_are_missed(model: Path, bytes_edited: int) -> None:
+    before = ModelFiles().digest(model)
+    edit(model / SHARD, len(header_of(TENSORS, TENSOR_BYTES)), os.urandom(bytes_edited))
+    assert ModelFiles().digest(model) == before
+
+
+@pytest.mark.parametrize("header", [b"", b"\xff" * 8, (9).to_bytes(8, "little") + b"[1, 2, 3]"])
+def test_weights_with_a_malformed_header_are_read_in_stripes(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header + bytes(2 * WHOLE_BYTES))
+    files = ModelFiles()
+    before = files.digest(tmp_path)
+    assert files.read_bytes <= MAX_STRIPES * STRIPE_BYTES + 64
+    edit(path, WHOLE_BYTES, os.urandom(WHOLE_BYTES))
+    assert ModelFiles().digest(tmp_path) != before
+
+
+def test_a_directory_without_a_model_has_no_digest(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ModelFiles().digest(tmp_path)
+
+
+@pytest.mark.parametrize("tensors", [24, 3000], ids=["dense", "many experts"])
+def test_140_gigabytes_take_seconds_and_few_bytes(tmp_path: Path, tensors: int) -> None:
+    shards, shard_bytes = 30, 140 * GIB // 30
+    header = header_of(tensors, shard_bytes // tensors)
+    for number in range(shards):
+        path = tmp_path / f"model-{number:05}-of-{shards:05}.safetensors"
+        path.write_bytes(header)
+        os.truncate(path, shard_bytes)
+    (tmp_path / "config.json").write_text("{}")
+    files, began_s = ModelFiles(), time.process_time()
+    files.digest(tmp_path)
+    took_s = time.process_time() - began_s
+    assert files.read_bytes <= shards * (MAX_STRIPES * STRIPE_BYTES + 2 * len(header)) + 2
+    assert took_s < LONGEST_S
