@@ -23,9 +23,8 @@ from e2e.product.watches import Seen, Watch, watch
 pytestmark = pytest.mark.cluster
 
 STALE_AFTER_S = 15
-DRAIN_TIMEOUT_S = 10
-FENCED_WITHIN_S = STALE_AFTER_S + DRAIN_TIMEOUT_S
-"""From the last reading of its policy to the end of the last request on it."""
+FENCED_WITHIN_S = STALE_AFTER_S
+"""From the last reading of its policy to the last request that begins on it."""
 
 NO_LONGER_S = 60
 """From then to the end of the invalidation, on a busy machine."""
@@ -38,7 +37,7 @@ def pods(kubectl: Kubectl) -> Iterator[Stage]:
         pytest.skip("cuts pods off inside their own networks: only the local cluster's can be entered")
     wait_until("everything is at rest", lambda: not unsettled(kubectl))
     with open_direct_stage(kubectl, print) as stage:
-        with domain_rules(kubectl, {"staleAfter": f"{STALE_AFTER_S}s", "drainTimeout": f"{DRAIN_TIMEOUT_S}s"}):
+        with domain_rules(kubectl, {"staleAfter": f"{STALE_AFTER_S}s"}):
             yield stage
         wait_until("everything is ready and enforced", lambda: not unsettled(kubectl))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.store.block_value import Header, pack_header
 from kvstrata_sidecar.adapter.policy import data_keys as datakeys
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, NoKeyError, SealedOpening
@@ -95,6 +96,21 @@ def test_the_staging_buffer_is_one_for_all_blocks_and_holds_no_plaintext(tmp_pat
     sealer.seal(KEYSPACE_A, b"other", memoryview(body[:100]), 0)
     assert sealer.staging._memory is staging
     assert b"plaintext" not in bytes(staging)
+
+
+@pytest.mark.parametrize(
+    ("header", "damaged"),
+    [
+        (pack_header(b"name", Header(4, True, 1, bytes(12), codec=1)), False),
+        (b"kvs9" + pack_header(b"name", Header(4, True, 1, bytes(12)))[4:], False),
+        (pack_header(b"another", Header(4, True, 1, bytes(12))), True),
+    ],
+    ids=["with another codec", "of another format", "of another name"],
+)
+def test_a_value_that_a_later_version_wrote_is_a_miss_and_stays(tmp_path: Path, header: bytes, damaged: bool) -> None:
+    opening = GcmSealer(held(tmp_path, FIRST)).open_into(KEYSPACE_A, b"name", memoryview(bytearray(4)))
+    opening.parts[0][:] = header
+    assert (opening.finish(), opening.damaged) == (False, damaged)
 
 
 def test_threads_that_seal_while_keys_rotate_never_seal_with_zeros(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_a_change_of_the_model_is_seen(model: Path, change: Callable[[Path], obj
     assert ModelFiles().digest(model) != before
 
 
+def test_a_large_tokenizer_is_read_whole(model: Path) -> None:
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_bytes(bytes(33 << 20))
+    before = ModelFiles().digest(model)
+    edit(tokenizer, 20_000_001, b"x")
+    assert ModelFiles().digest(model) != before
+
+
 def test_a_copy_with_other_times_and_documents_is_the_same_model(model: Path) -> None:
     before = ModelFiles().digest(model)
     os.utime(model / SHARD, (1, 1))

@@ -19,6 +19,13 @@ DOMAIN = [
     Row("stale_after_hours", "CacheDomain", {"spec.staleAfter": "24.01h"}, "spec.staleAfter", "between 5s and 24h"),
     Row("stale_after_form", "CacheDomain", {"spec.staleAfter": "5 min"}, "spec.staleAfter", "such as 45s, 5m, 1h30m"),
     Row("stale_after_empty", "CacheDomain", {"spec.staleAfter": ""}, "spec.staleAfter", "at least 2 chars"),
+    Row(
+        "max_request_duration",
+        "CacheDomain",
+        {"spec.maxRequestDuration": "25h"},
+        "spec.maxRequestDuration",
+        "must be between 1s and 24h",
+    ),
     Row("drain_timeout", "CacheDomain", {"spec.drainTimeout": "2h"}, "spec.drainTimeout", "must be between 1s and 1h"),
     Row("on_stale", "CacheDomain", {"spec.onStale": "Hope"}, "spec.onStale", '"Fence", "ServeStale"'),
     Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret", "KMS"'),

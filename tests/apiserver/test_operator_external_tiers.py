@@ -55,7 +55,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Redi
 @pytest.fixture(scope="module")
 def tiers(server: Server, operator: OperatorProcess, servers: dict[str, RedisProcess]) -> Iterator[list[str]]:
     """All tiers, once the operator has said something of each."""
-    for name, value in (("ext-wrong", b"wrong"), ("ext-data", b"data")):
+    for name, value in (("ext-wrong", b"wrong"), ("ext-data", b"data\n")):  # as `echo` writes it
         data = {"password": base64.b64encode(value).decode()}
         server.apply({"apiVersion": "v1", "kind": "Secret", "metadata": _named(name), "data": data})
     may(servers["ext-user"], "-evalsha")

@@ -152,6 +152,10 @@ class RecorderEngine:
         self.requests: list[EngineRequest] = []
         self.healthy = True
         self.handler: Handler = plain_answer
+        self.models: object = {
+            "object": "list",
+            "data": [{"id": "tiny", "created": 1_700_000_000, "max_model_len": 2048}],
+        }
         self.page: Handler = no_page
         """Answers scrapes, which are not recorded."""
         self.disconnects = 0
@@ -225,6 +229,9 @@ class RecorderEngine:
                 request = EngineRequest(head, await reader.readexactly(length), reader)
                 if request.path == "/health":
                     await whole(writer, 200 if self.healthy else 503, b"{}")
+                    continue
+                if request.path == "/v1/models":
+                    await whole(writer, 200, json.dumps(self.models).encode())
                     continue
                 if request.path == "/metrics":
                     await self.page(request, writer)

@@ -256,6 +256,8 @@ HEADS: dict[str, tuple[bytes, int]] = {
     "long target": (whole(JSON, line=f"POST {CHAT}?{'a' * 3000} HTTP/1.1"), 431),
     "many headers": (whole(JSON + "".join(f"X-{n}: 1\r\n" for n in range(120))), 431),
     "large head": (raw(f"POST {CHAT} HTTP/1.1", AUTH + f"X-A: {'a' * 40_000}"), 431),
+    "large head in one piece": (whole(JSON + "".join(f"X-{n}: {'a' * 4000}\r\n" for n in range(10))), 431),
+    "large head, whole": (whole(JSON + f"Cookie: a={'x' * 40_000}\r\n"), 431),
     "garbage": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
 }  # fmt: skip
 

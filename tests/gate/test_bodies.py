@@ -261,6 +261,36 @@ def test_sequences_of_a_request_are_prompts_times_n(prompt: list[Any], n: int, p
     assert (engine_sees(bodies.COMPLETIONS, data) is not None) is passes
 
 
+def test_too_many_prompts_are_refused_by_their_name() -> None:
+    for body, named in (({"prompt": ["x"] * 65}, "prompt"), ({"prompt": ["x"] * 2, "n": 33}, "n")):
+        with pytest.raises(Refusal) as refusal:
+            bodies.rewrite(bodies.COMPLETIONS, dict(body))
+        assert refusal.value.param == named
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({"prompt": "x", "n": 2.0}, {"n": 2.0}),
+        ({"prompt": "x", "max_tokens": 2.0, "top_k": 5.0, "seed": 3.0}, {"max_tokens": 2, "top_k": 5, "seed": 3}),
+        ({"prompt": [1.0, 2]}, {"prompt": [1, 2]}),
+        ({"prompt": [[1], [2.0, 3.0]]}, {"prompt": [[1], [2, 3]]}),
+        ({"prompt": "x", "stop_token_ids": [1.0]}, {"stop_token_ids": [1]}),
+    ],
+)
+def test_whole_numbers_may_be_written_with_a_point(given: dict[str, Any], seen: dict[str, Any]) -> None:
+    fields, shape = bodies.rewrite(bodies.COMPLETIONS, given)
+    assert {name: fields[name] for name in seen} == seen
+    assert type(shape.sequences) is int
+
+
+@pytest.mark.parametrize("given", [{"prompt": [1.5]}, {"prompt": [1.0, "x"]}, {"prompt": "x", "n": 1.5},
+                                   {"prompt": "x", "max_tokens": "2"}, {"prompt": "x", "seed": 1e300}])  # fmt: skip
+def test_other_numbers_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(Refusal):
+        bodies.rewrite(bodies.COMPLETIONS, given)
+
+
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":null}'}}
 STREAMED_CALL = {**CALL, "index": 0, "function": {**CALL["function"], "parsed_arguments": None}}  # type: ignore[dict-item]
 
@@ -292,15 +322,21 @@ def turn_of(endpoint: bodies.Endpoint, message: dict[str, Any], **fields: Any) -
         # What no engine reads when it comes back.
         (chat_message(content="hi", annotations=[{"type": "url_citation", "url_citation": {}}]), {"content": "hi"}),
         (chat_message(content="hi", audio={"id": "of another tenant"}), {"content": "hi"}),
+        # What other providers' answers have, in a conversation that was begun there.
+        (
+            {"role": "assistant", "content": "hi", "reasoning_details": [{"type": "reasoning.text", "text": "so"}],
+             "thinking_blocks": [], "provider_specific_fields": {"a": 1}, "citations": ["x"]},
+            {"content": "hi"},
+        ),
     ],
-)
+)  # fmt: skip
 def test_an_answers_message_is_taken_back_and_the_engine_sees_what_it_said(
     answered: dict[str, Any], seen: dict[str, Any]
 ) -> None:
     assert turn_of(bodies.CHAT, answered) == {"role": "assistant", **seen}
 
 
-@pytest.mark.parametrize("key", ["tools", "task", "uuid", "cache_salt", "prompt_embeds", "citations", "thinking"])
+@pytest.mark.parametrize("key", ["tools", "task", "uuid", "cache_salt", "prompt_embeds", "thinking"])
 @pytest.mark.parametrize("endpoint", [bodies.CHAT, bodies.MESSAGES], ids=["chat", "messages"])
 def test_an_unknown_key_of_a_message_is_refused_unless_it_is_null(endpoint: bodies.Endpoint, key: str) -> None:
     message = {"role": "assistant", "content": "hi"}

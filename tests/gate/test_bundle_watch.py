@@ -105,10 +105,10 @@ async def test_a_replaced_model_object_is_refused(gate: World) -> None:
 STALE_AFTER_S = 60
 
 
-def grow_stale(world: World) -> None:
+def grow_stale(world: World, after_s: int = STALE_AFTER_S) -> None:
     """Let the policy be older than it may be by its own clock, and no time pass for anything else."""
     real = world.gate.freshness.now_ns
-    world.gate.freshness.now_ns = lambda: real() + (STALE_AFTER_S + 1) * 1_000_000_000
+    world.gate.freshness.now_ns = lambda: real() + (after_s + 1) * 1_000_000_000
     assert not world.gate.enforcement.fresh()
 
 
@@ -145,12 +145,12 @@ async def test_a_root_that_cannot_be_adopted_makes_the_policy_stale(world: World
         await until(lambda: not world.gate.enforcement.fresh())
 
 
-async def test_a_request_outlives_a_policy_gone_stale_by_the_drain_timeout_only(world: World) -> None:
+async def test_a_request_outlives_a_policy_gone_stale_by_the_longest_duration_only(world: World) -> None:
     async def never(request, writer):  # type: ignore[no-untyped-def]
         await asyncio.Event().wait()
 
     world.engine.handler = never
-    revision = await world.publish([entry("acme")], Rules(stale_after_s=STALE_AFTER_S, drain_timeout_s=1))
+    revision = await world.publish([entry("acme")], Rules(stale_after_s=STALE_AFTER_S, max_request_s=1))
     async with world.started():
         await world.acked(revision)
         await until(lambda: len(world.gate.keys.ring) == 3)
@@ -162,6 +162,30 @@ async def test_a_request_outlives_a_policy_gone_stale_by_the_drain_timeout_only(
         assert (answer.status, answer.error["code"]) == (503, "policy_changed")
 
 
+async def test_a_stream_that_runs_when_the_api_server_goes_ends_whole(world: World) -> None:
+    """With default rules: after five minutes without it new requests have no reuse, and running ones go on."""
+    released = asyncio.Event()
+
+    async def wait(request, writer):  # type: ignore[no-untyped-def]
+        await released.wait()
+        await plain_answer(request, writer)
+
+    world.engine.handler = wait
+    revision = await world.publish([entry("acme")], Rules())
+    async with world.started():
+        await world.acked(revision)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        running = asyncio.create_task(world.ask(post("/v1/completions", {"prompt": "a"})))
+        await until(lambda: world.engine.requests)
+        world.api.broken = True
+        grow_stale(world, Rules().stale_after_s)
+        (hold,) = world.gate.enforcement.in_flight.values()
+        await until(lambda: hold.deadline < float("inf"))
+        assert hold.deadline - asyncio.get_running_loop().time() > 10 * 60
+        released.set()
+        assert (await running).status == 200
+
+
 async def test_a_policy_confirmed_in_time_lets_requests_run_on(world: World) -> None:
     released = asyncio.Event()
 
@@ -170,7 +194,7 @@ async def test_a_policy_confirmed_in_time_lets_requests_run_on(world: World) -> 
         await plain_answer(request, writer)
 
     world.engine.handler = wait
-    revision = await world.publish([entry("acme")], Rules(stale_after_s=STALE_AFTER_S, drain_timeout_s=5))
+    revision = await world.publish([entry("acme")], Rules(stale_after_s=STALE_AFTER_S, max_request_s=5))
     async with world.started():
         await world.acked(revision)
         await until(lambda: len(world.gate.keys.ring) == 3)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
 from urllib.parse import quote
 
 import pytest
@@ -111,6 +113,20 @@ async def test_a_host_is_any_valid_one(gate: World, host: str) -> None:
 async def test_a_request_without_one_valid_host_is_refused(gate: World, host: str) -> None:
     answer = await gate.ask(get("/v1/models", host=host))
     assert (answer.status, answer.error["code"]) == (400, "malformed_http")
+
+
+async def test_the_model_list_has_the_engines_context_and_time(gate: World) -> None:
+    (listed,) = (await gate.ask(get("/v1/models"))).json["data"]
+    assert (listed["id"], listed["max_model_len"], listed["created"]) == ("tiny", 2048, 1_700_000_000)
+
+
+@pytest.mark.parametrize("models", [{}, [], {"data": []}, {"data": [{"max_model_len": "x", "created": None}]}])
+async def test_an_engine_without_facts_is_described_without_them(world: World, models: object) -> None:
+    world.engine.models = models
+    async with ready(world):
+        (listed,) = (await world.ask(get("/v1/models"))).json["data"]
+        assert listed.keys() == {"id", "object", "created", "owned_by"}
+        assert abs(listed["created"] - time.time()) < 600
 
 
 async def test_a_model_is_looked_up_by_its_id(world: World) -> None:
@@ -275,7 +291,25 @@ async def test_the_engines_errors_on_messages_wear_anthropics_envelope(
     assert (answer.status, answer.json) == (status, {"type": "error", "error": {"type": kind, "message": message}})
     assert answer.headers["content-length"] == str(len(answer.body))
     other = await gate.ask(post(CHAT, chat()))
-    assert json.loads(other.body) == json.loads(json.dumps(body).replace("SALT", "[removed]"))
+    if isinstance(body, dict):
+        assert json.loads(other.body) == json.loads(json.dumps(body).replace("SALT", "[removed]"))
+    else:
+        assert other.error["message"] == message
+
+
+async def test_an_engines_error_that_is_no_json_becomes_one(gate: World) -> None:
+    async def fail(_: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await whole(writer, 500, b"Internal Server Error")
+
+    gate.engine.handler = fail
+    answer = await gate.ask(post(CHAT, chat()))
+    assert (answer.status, answer.error["message"], answer.error["code"]) == (500, "the engine answered 500", "engine")
+
+
+async def test_answers_have_the_time(gate: World) -> None:
+    began = time.time()
+    for answer in (await gate.ask(post(CHAT, chat())), await gate.ask(post(CHAT, chat(), "wrong"))):
+        assert int(began) <= parsedate_to_datetime(answer.headers["date"].upper()).timestamp() <= time.time()
 
 
 async def test_the_gates_own_refusals_on_messages_have_anthropics_types(gate: World) -> None:

@@ -190,15 +190,20 @@ async def test_a_renewed_certificate_is_served_to_new_connections(gate: World) -
     gate.authority.issue(gate.gate_tls, f"gate.{MODEL}.ns.kvstrata.internal", server=True)
     for certificate in gate.gate._certificates:
         assert certificate.reload_if_changed()
+        assert not certificate.problem
     second = await gate.connect("https", context)
     assert serial(first) != serial(second)
     first.close()
     second.close()
 
 
-async def test_a_broken_certificate_leaves_the_old_one_in_use(gate: World) -> None:
-    (gate.gate_tls / "tls.crt").write_text("not a certificate")
+@pytest.mark.parametrize("broken", ["no certificate", "a certificate of another key"])
+async def test_a_broken_certificate_leaves_the_old_one_in_use_and_is_reported(gate: World, broken: str) -> None:
+    other = (gate.operator_tls / "tls.crt").read_text()
+    (gate.gate_tls / "tls.crt").write_text(other if broken == "a certificate of another key" else "not a certificate")
     assert not any(certificate.reload_if_changed() for certificate in gate.gate._certificates)
+    sentence = f"the new certificate in {gate.gate_tls} cannot be used, and the former one is: "
+    assert sentence in gate.gate.state().problem
     connection = await gate.connect("https", pki.client_context(gate.operator_tls, present=False))
     await connection.send(post("/v1/completions", {"prompt": "a"}))
     assert (await connection.answer()).status == 200

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,8 +142,25 @@ async def test_the_health_pages_say_what_they_are(world: World) -> None:
     assert (alive.status, alive.body, alive.headers["content-type"]) == (200, b"ok\n", "text/plain")
     assert (page.status, page.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert (other.status, other.error["code"]) == (404, "not_found")
-    assert (posted.status, posted.error["code"], posted.headers["allow"]) == (405, "method", "get")
+    assert (posted.status, posted.error["code"], posted.headers["allow"]) == (405, "method", "get, head")
     assert all(answer.headers["connection"] == "close" for answer in (unready, alive, page, other, posted))
+
+
+@pytest.mark.parametrize("line", ["HEAD /livez HTTP/1.1", "GET /livez HTTP/1.0", "HEAD /livez HTTP/1.0"])
+async def test_the_health_port_answers_the_probes_of_load_balancers(gate: World, line: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gate.gate.ports["health"])
+    host = "Host: g\r\n" if line.endswith("1.1") else ""
+    writer.write(f"{line}\r\n{host}\r\n".encode())
+    head, _, body = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"Content-Length: 3" in head
+    assert body == (b"" if line.startswith("HEAD") else b"ok\n")
+    writer.close()
+
+
+async def test_callers_are_not_served_over_http_1_0(gate: World) -> None:
+    answer = await gate.ask(b"GET /v1/models HTTP/1.0\r\nHost: g\r\nAuthorization: Bearer x\r\n\r\n")
+    assert answer.status == 505
 
 
 async def test_a_ready_gate_says_ok_and_counts_what_it_holds(gate: World) -> None:

@@ -147,6 +147,14 @@ async def test_a_tenant_over_its_limit_gets_429_in_both_shapes_until_the_limit_i
     assert (third.status, limits_of(third)) == (200, {})
 
 
+async def test_a_request_is_charged_for_each_of_its_sequences(gate: World) -> None:
+    await in_force(gate, acme=RateLimit(requests_per_minute=10))
+    first = await gate.ask(post("/v1/completions", {"prompt": ["a", "b"], "n": 6}))
+    assert (first.status, limits_of(first)["remaining-requests"]) == (200, "0")
+    second = await gate.ask(post("/v1/completions", {"prompt": "a"}))
+    assert (second.status, int(second.headers["retry-after"]) > 6) == (429, True)
+
+
 async def test_the_models_default_is_for_tenants_without_limits_and_without_a_policy(gate: World) -> None:
     await in_force(gate, default=RateLimit(1, 5000), acme=RateLimit(requests_per_minute=9))
     answers = {key: await gate.ask(post("/v1/completions", {"prompt": "a"}, key)) for key in ("key-of-acme", NOBODY)}

@@ -139,13 +139,14 @@ async def test_answers_that_report_all_tokens_and_errors_are_not_uncounted(gate:
     assert [metric(page, UNCOUNTED % tokens) for tokens in ("all", "cached")] == [0, 0]
 
 
-async def test_the_cached_tokens_of_several_prompts_are_unknown(gate: World) -> None:
+async def test_the_cached_tokens_of_several_sequences_are_unknown(gate: World) -> None:
     await gate.ask(post("/v1/completions", {"prompt": ["a", "b"]}))
+    await gate.ask(post("/v1/completions", {"prompt": "a", "n": 4}))
     await gate.ask(post("/v1/completions", {"prompt": ["a"]}))
     page = (await gate.get("/metrics")).body
-    assert [metric(page, UNCOUNTED % tokens) for tokens in ("all", "cached")] == [0, 1]
+    assert [metric(page, UNCOUNTED % tokens) for tokens in ("all", "cached")] == [0, 2]
     assert metric(page, 'kvstrata_gate_cached_prompt_tokens_total{tenant="acme"}') == 4
-    assert metric(page, 'kvstrata_gate_prompt_tokens_total{tenant="acme"}') == 14
+    assert metric(page, 'kvstrata_gate_prompt_tokens_total{tenant="acme"}') == 21
 
 
 async def test_a_whole_answer_of_many_megabytes_is_counted(gate: World) -> None:

@@ -55,7 +55,7 @@ EXCESSIVE: dict[str, list[Any]] = {
     "max_tokens": [-1, BIG, "1"],
     "max_completion_tokens": [-1, BIG, "1"],
     "min_tokens": [-1, BIG],
-    "n": [0, 65, True, 1.0],
+    "n": [0, 65, True, 1.5, "1"],
     "logit_bias": [{str(token): 1 for token in range(301)}, {"01": 1}, {"+1": 1}, {" 1": 1}, {"1_0": 1}, {"-1": 1},
                    {"\u0661": 1}, {"1": 101}, {"1": True}, {"1": None}, [1]],
     "logprobs": [-1, 21, "1"],

@@ -214,7 +214,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         TEAM, (put(invalidation("now", scope={"tenant": "a"}, sharedScopes="Roll")),)
     ),
     "an invalidation waits for a pod that vanished": Scenario(
-        TEAM, (together(delete("Pod", "pod-1"), put(invalidation("now", **BY_TENANT))), *[wait(400)] * 4)
+        TEAM, (together(delete("Pod", "pod-1"), put(invalidation("now", **BY_TENANT))), *[wait(1300)] * 3)
     ),
     "an invalidation of nobody fails and is deleted in time": Scenario(
         SOLO, (put(invalidation("now", scope={"tenant": "nobody"}, ttlSecondsAfterFinished=60)), wait(90))

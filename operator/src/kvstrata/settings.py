@@ -28,6 +28,7 @@ class Settings:
 
     namespace: str
     pod_name: str
+    release: str
     watch_namespaces: tuple[str, ...]
     build: BuildContext
     log_level: str
@@ -85,6 +86,7 @@ class Settings:
         return cls(
             namespace=namespace,
             pod_name=required("KVSTRATA_POD_NAME"),
+            release=env.get("KVSTRATA_RELEASE") or "",
             watch_namespaces=listed("KVSTRATA_WATCH_NAMESPACES"),
             build=BuildContext(
                 sidecar_image=required("KVSTRATA_SIDECAR_IMAGE"),
@@ -95,6 +97,7 @@ class Settings:
                 nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
                 image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
                 job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
+                job_resources=parsed("KVSTRATA_JOB_RESOURCES", "{}"),
             ),
             log_level=(env.get("KVSTRATA_LOG_LEVEL") or "INFO").upper(),
             http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),

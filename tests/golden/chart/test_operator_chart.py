@@ -163,6 +163,8 @@ def test_jobs_get_the_operators_placement_and_none_of_its_own_spreading() -> Non
     settings = Settings.from_environment(environment({**placed, "affinity": affinity}))
     assert settings.build.job_placement == {**placed, "affinity": {"nodeAffinity": affinity["nodeAffinity"]}}
     assert Settings.from_environment(environment()).build.job_placement == {}
+    resources = {"requests": {"cpu": "100m"}, "limits": {"cpu": 1, "memory": "512Mi"}}
+    assert Settings.from_environment(environment({"jobResources": resources})).build.job_resources == resources
     with pytest.raises(SettingsError, match="KVSTRATA_JOB_PLACEMENT must be an object with no fields but"):
         Settings.from_environment({**environment(), "KVSTRATA_JOB_PLACEMENT": '{"hostNetwork": true}'})
 

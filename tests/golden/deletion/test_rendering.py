@@ -143,6 +143,16 @@ def test_the_image_of_the_sidecar_is_pulled_as_the_operators_own() -> None:
     assert "imagePullSecrets" not in render("plain-text")[0]["spec"]["template"]["spec"]
 
 
+def test_a_job_has_the_resources_that_the_installer_names_over_its_default() -> None:
+    default = render("plain-text")[0]["spec"]["template"]["spec"]["containers"][0]["resources"]
+    chosen = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1"}}
+    pod = render("plain-text", replace(CONTEXT, job_resources=chosen))[0]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {
+        "requests": {**default["requests"], "cpu": "100m"},
+        "limits": {**default["limits"], "cpu": "1"},
+    }
+
+
 def test_a_job_runs_where_the_operator_may_run() -> None:
     placement: dict[str, Any] = {
         "nodeSelector": {"pool": "control"},

@@ -105,6 +105,7 @@ def test_an_unreadable_status_never_hides_a_broken_spec() -> None:
 def test_an_empty_domain_has_the_documented_defaults() -> None:
     spec = CacheDomain.parse({**valid("CacheDomain"), "spec": None}).spec
     assert (spec.stale_after.in_seconds, spec.drain_timeout.in_seconds) == (300, 30)
+    assert spec.max_request_duration.in_seconds == 900
     assert spec.on_stale is OnStale.FENCE
     assert spec.key_custody is KeyCustody.SECRET
     assert spec.unknown_tenants is UnknownTenants.NO_REUSE

@@ -160,3 +160,44 @@ async def test_a_renewal_is_one_request_and_never_overwrites_what_another_wrote(
     assert not await lease._try_once()
     assert not await lease._try_once(), "it reads whose the Lease is"
     assert _spec(server)["holderIdentity"] == "two"
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_another_release_in_the_namespace_waits_and_names_the_first(
+    released: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, clock = MemoryKube(), Clock()
+    first = Lease(server, "ns", "lease", "one", clock, release="a")
+    second = Lease(server, "ns", "lease", "two", clock, release="b")
+    await first.acquire()
+    assert not await second._try_once()
+    assert not await second._try_once()
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert "another Helm release has this namespace" in record.message
+    assert (record.release, record.leader) == ("a", "one")  # type: ignore[attr-defined]
+    if released:
+        await first.release()
+        assert not await second._try_once(), "the first's other pod may follow"
+    clock.now_s += module.OTHER_RELEASE_S - 1
+    assert not await second._try_once()
+    clock.now_s += 1
+    assert await second._try_once(), "a release that is gone is followed"
+    assert not await first._try_once()
+
+
+async def test_a_pod_that_stands_by_logs_for_whom_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    server, clock = MemoryKube(), Clock()
+    await Lease(server, "ns", "lease", "one", clock, release="a").acquire()
+    other = Lease(server, "ns", "lease", "two", clock, release="a")
+    for _ in range(3):
+        assert not await other._try_once()
+    assert [one.leader for one in caplog.records if one.message == "standing by"] == ["one"]  # type: ignore[attr-defined]
+
+
+async def test_a_lease_of_a_version_without_releases_is_followed_as_before() -> None:
+    server, clock = MemoryKube(), Clock()
+    first = Lease(server, "ns", "lease", "one", clock)
+    await first.acquire()
+    await first.release()
+    assert await Lease(server, "ns", "lease", "two", clock, release="b")._try_once()

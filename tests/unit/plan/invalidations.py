@@ -9,12 +9,15 @@ from tests.support.objects import NAMESPACE, cpu_tier, domain, model, pod
 from tests.support.worlds import Simulation
 
 KIND = "CacheInvalidation"
-FENCE_S = 70
-"""staleAfter + drainTimeout of these worlds."""
+FENCE_S = 60
+"""staleAfter of these worlds."""
+
+END_S = FENCE_S + 30
+"""staleAfter + maxRequestDuration."""
 
 
 def at_rest(*objects: Any, pods: int = 2, **domain_spec: Any) -> Simulation:
-    spec = {"staleAfter": "1m", "drainTimeout": "10s", **domain_spec}
+    spec = {"staleAfter": "1m", "drainTimeout": "10s", "maxRequestDuration": "30s", **domain_spec}
     simulation = Simulation(domain(**spec), cpu_tier(), model(tiers=("cpu",)), *objects)
     simulation.settle()
     simulation.put(*(pod(f"pod-{n}") for n in range(pods)))

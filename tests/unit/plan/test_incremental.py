@@ -88,7 +88,9 @@ def test_what_is_remembered_is_what_would_be_computed(names: list[str]) -> None:
                 found.name,
             )
         for other in world.models:
-            assert committed(plan_bundle(world, other)) == committed(plan_bundle(fresh, other)), name
+            assert committed(plan_bundle(world, other, simulation.now)) == committed(
+                plan_bundle(fresh, other, simulation.now)
+            ), name
         simulation.settle()
         for other, kept in simulation.world.bundles.items():
             entries = tuple(kept.bundle.entries.values())

@@ -228,7 +228,7 @@ def test_the_domains_key_is_drawn_once_for_a_restore() -> None:
 
 def commit(world: RestoredWorld) -> CommitBundle | None:
     """What would be written of the model's bundle now."""
-    actions = plan_bundle(world.simulation.world, "tiny").actions
+    actions = plan_bundle(world.simulation.world, "tiny", world.simulation.now).actions
     return next((action for action in actions if isinstance(action, CommitBundle)), None)
 
 

@@ -49,6 +49,55 @@ def test_a_refused_child_stalls_its_owner_until_it_is_taken(
     assert simulation.condition(kind, name, "Stalled")[0] != "True"
 
 
+@pytest.mark.parametrize(
+    ("written", "subject"),
+    [
+        ("kvs-shared-redis-auth", ("CacheTier", "shared")),
+        ("kvs-tiny-gate-tls", ("CachedModel", "tiny")),
+        ("kvs-tiny-bundle", ("CachedModel", "tiny")),
+        ("kvstrata-domain", ("CacheDomain", "default")),
+    ],
+    ids=["a tier's password", "a gate's certificate", "a bundle", "the domain's key"],
+)
+def test_a_refused_write_is_reported_by_the_object_that_it_is_for(written: str, subject: tuple[str, str]) -> None:
+    simulation = Simulation()
+    said = f'"{written}" is forbidden: exceeded quota: count/secrets'
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        if name == written and verb in ("create", "apply", "replace"):
+            raise KubeError(403, "Forbidden", said)
+
+    simulation.kube.before_write = refuse
+    simulation.put(cpu_tier(), redis_tier(), model(tiers=("cpu", "shared")), policy("acme"))
+    simulation.advance(20)
+    stalled = next(c for c in simulation.status(*subject)["conditions"] if c["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "ChildRefused")
+    assert said in stalled["message"]
+    simulation.kube.before_write = lambda verb, kind, name: None
+    simulation.advance(120)
+    assert simulation.condition(*subject, "Stalled")[0] != "True"
+
+
+def test_where_no_cachedomain_is_admitted_all_that_wait_for_it_say_why() -> None:
+    simulation = Simulation()
+    said = 'cachedomains.kvstrata.io "default" is forbidden: exceeded quota: count/cachedomains'
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == ("create", "CacheDomain"):
+            raise KubeError(403, "Forbidden", said)
+
+    simulation.kube.before_write = refuse
+    simulation.put(cpu_tier(), redis_tier(), model(tiers=("cpu", "shared")), policy("acme"))
+    simulation.advance(20)
+    for subject in (("CacheTier", "shared"), ("CachedModel", "tiny"), ("TenantCachePolicy", "acme")):
+        told = [one["message"] for one in simulation.status(*subject)["conditions"]]
+        assert any(said in message and "create it" in message for message in told), subject
+    simulation.kube.before_write = lambda verb, kind, name: None
+    simulation.advance(120)
+    assert simulation.condition("TenantCachePolicy", "acme", "Ready")[0] == "True"
+    assert said not in str(simulation.status("CachedModel", "tiny"))
+
+
 def test_an_object_that_is_not_of_its_type_is_refused_although_the_api_server_calls_it_its_own_error() -> None:
     said = "failed to create typed patch object (ns/kvs-shared-redis; apps/v1, Kind=StatefulSet): duplicate entries"
     assert KubeError(500, "InternalServerError", said).is_refusal

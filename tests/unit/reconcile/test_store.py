@@ -7,6 +7,8 @@ from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import OBJECTS, DomainState, World
 from kvstrata.reconcile import domain_store
@@ -95,6 +97,17 @@ def test_a_pod_that_goes_is_remembered_with_whether_it_had_ended() -> None:
     assert [(departure.uid, departure.clean) for departure in gone] == [
         ("uid-pod-0", False), ("uid-pod-1", True), ("uid-pod-2", True)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [None, at(5, pod("pod-0"))], ids=["not known", "known"])
+def test_a_list_that_was_begun_before_a_pods_deletion_does_not_bring_it_back(last: dict[str, Any] | None) -> None:
+    known = store()
+    known.observe(at(4, pod("pod-0")))
+    known.forget("Pod", NAMESPACE, "pod-0", last)
+    known.observe(at(4, pod("pod-0")))
+    assert known.world(NAMESPACE).live_pods("tiny") == ()
+    known.observe(at(6, pod("pod-0"), uid="another"))
+    assert [p.uid for p in known.world(NAMESPACE).live_pods("tiny")] == ["another"]
 
 
 def test_a_pod_of_the_same_name_is_another_pod() -> None:

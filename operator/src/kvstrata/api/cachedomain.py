@@ -98,10 +98,14 @@ class CacheDomainSpec(ApiModel):
 
     stale_after: Annotated[Duration, between("5s", "24h")] = Duration("5m")
     """Age of a pod's last confirmation of its policy at which onStale applies. Absent means 5m. An unreachable pod
-    delays an invalidation by at most staleAfter + drainTimeout."""
+    delays an invalidation by at most staleAfter, and an erasure by maxRequestDuration more."""
 
     drain_timeout: Annotated[Duration, between("1s", "1h")] = Duration("30s")
     """How long requests on a removed keyspace may continue before they are aborted. Absent means 30s."""
+
+    max_request_duration: Annotated[Duration, between("1s", "24h")] = Duration("15m")
+    """How long requests may continue on a pod that has not confirmed its policy for staleAfter, as while the API server
+    is away, before they are aborted. New requests are answered without reuse. Absent means 15m."""
 
     on_stale: OnStale = OnStale.FENCE
     """Fence: requests are answered without any reuse. ServeStale: the last known policy stays in use, and invalidations

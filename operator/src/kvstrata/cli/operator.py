@@ -87,7 +87,9 @@ class Operator:
         word = (settings.pod_name, utc_now, self._may_write)
         kms_domains = KmsDomains(kube, settings.namespace, self._store, services, *word)
         self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains)
-        self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
+        self._lease = Leadership(
+            Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s, settings.release
+        )
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
         self._first_lists: asyncio.Future[Lists | None] = asyncio.get_running_loop().create_future()

@@ -138,6 +138,10 @@ class GateClient:
         query = {"after": str(after), "wait": f"{wait_s:g}"}
         return await self._ask(pod_ip, server_name, _STATE, None, ANSWER_GRACE_S + wait_s, query)
 
+    def forget(self, pod_ip: str, server_name: str) -> None:
+        """Forget a pod that is gone."""
+        self._seen.pop((pod_ip, server_name), None)
+
     async def render(self, pod_ip: str, server_name: str, prefix: PrefixSource) -> tuple[pools.Rendered, str]:
         return await self._ask(pod_ip, server_name, _RENDER, pools.RenderRequest(prefix).encode())
 

@@ -25,6 +25,11 @@ ATTEMPT_TIMEOUT_S = 4.0
 """Leaves time for a second attempt on a new connection before RENEW_DEADLINE_S."""
 RETRY_EVERY_S = 1.0
 """How often a candidate tries; bounds how long a released Lease stays free."""
+OTHER_RELEASE_S = 120.0
+"""How long a Lease of another Helm release must rest, free or not, before it is taken: longer than the pods of that
+release need to start again, so that only one that was removed or renamed is followed."""
+
+RELEASE = "kvstrata.io/release"
 RELEASE_TIMEOUT_S = 5.0
 """A process that ends has no more time than its pod's grace period."""
 
@@ -41,13 +46,22 @@ class WentBackError(RuntimeError):
 
 class Lease:
     """A candidate for one Lease. A holder that could not renew for RENEW_DEADLINE_S must stop before DURATION_S, when
-    another may start. While `fit` returns False, the Lease is neither taken nor renewed."""
+    another may start. While `fit` returns False, the Lease is neither taken nor renewed. `release` is that of Helm: two
+    in one namespace would serve the namespaces of one of them only."""
 
     def __init__(
-        self, kube: Kube, namespace: str, name: str, identity: str, monotonic: Monotonic, fit: Fit = lambda: True
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        monotonic: Monotonic,
+        fit: Fit = lambda: True,
+        release: str = "",
     ) -> None:
         self._kube, self._namespace, self._name, self._identity = kube, namespace, name, identity
-        self._monotonic, self._fit = monotonic, fit
+        self._monotonic, self._fit, self._release = monotonic, fit, release
+        self._waits_for = ""
         self._observed: tuple[str, str] = ("", "")
         self._observed_at = monotonic()
         self._renewed_at = float("-inf")
@@ -133,13 +147,35 @@ class Lease:
             # The renewal may be as young as the answer: the holder counts from when it sent the write.
             self._observed, self._observed_at = seen, answered_at
         expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
-        if holder not in ("", self._identity) and asked_at - self._observed_at < expires_s:
+        annotations = lease["metadata"].setdefault("annotations", {})
+        release = annotations.get(RELEASE) or self._release
+        if is_others := release != self._release:
+            expires_s = max(expires_s, OTHER_RELEASE_S)
+        rested_s = asked_at - self._observed_at
+        if (is_others or holder not in ("", self._identity)) and rested_s < expires_s:
+            self._stand_by(holder, release)
             return False
+        self._waits_for = ""
+        annotations |= {RELEASE: self._release} if self._release else {}
         if holder != self._identity or not self.term:
             # A restarted container has its predecessor's name, but needs a term of its own.
             spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION_S)}
         return await self._write(lease, create=create)
+
+    def _stand_by(self, holder: str, release: str) -> None:
+        """Log the leader that this process waits for, once for each."""
+        if f"{release}/{holder}" == self._waits_for:
+            return
+        self._waits_for = f"{release}/{holder}"
+        if release == self._release:
+            log.info("standing by", extra={"leader": holder})
+        else:
+            log.error(
+                "another Helm release has this namespace, and one serves from it: install this one into a namespace of "
+                "its own, or uninstall the other",
+                extra={"release": release, "leader": holder},
+            )
 
     def _look_for_restore(self, lease: dict[str, Any] | None) -> None:
         """Raise WentBackError for a Lease that is older than one seen before, or than this process' own last write.
@@ -195,10 +231,16 @@ class Leadership:
     """
 
     def __init__(
-        self, connect: Callable[[], Awaitable[Kube]], namespace: str, name: str, identity: str, monotonic: Monotonic
+        self,
+        connect: Callable[[], Awaitable[Kube]],
+        namespace: str,
+        name: str,
+        identity: str,
+        monotonic: Monotonic,
+        release: str = "",
     ) -> None:
         self._connect, self._namespace, self._name, self._identity = connect, namespace, name, identity
-        self._monotonic = monotonic
+        self._monotonic, self._helm_release = monotonic, release
         self._ticked_at = monotonic()
         self._ticking: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
@@ -236,7 +278,9 @@ class Leadership:
 
     async def _acquire(self) -> int:
         kube = await self._connect()
-        self._lease = Lease(kube, self._namespace, self._name, self._identity, self._monotonic, self._turns)
+        self._lease = Lease(
+            kube, self._namespace, self._name, self._identity, self._monotonic, self._turns, self._helm_release
+        )
         term = await self._lease.acquire()
         # Not in `hold`: the caller may be busy for longer than a renewal can wait.
         self._holding = asyncio.create_task(self._lease.hold(), name="lease")

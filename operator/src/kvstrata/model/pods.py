@@ -46,7 +46,8 @@ class Pod:
     """A pod of a CachedModel as the API server shows it.
 
     `ever_ran`: the kubelet reported a container as running or terminated. Before that the pod holds no policy, and its
-    gate reads the newest bundle when it starts. `render_id` is empty on pods of a version without rendering.
+    gate reads the newest bundle when it starts. `reported`: the kubelet reported its containers at all; until
+    then it may have started them. `render_id` is empty on pods of a version without rendering.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Pod:
     scheduled: bool
     finished: bool
     ever_ran: bool
+    reported: bool
     ready: bool
     deleting: bool
     identity: str
@@ -66,13 +68,13 @@ class Pod:
     @property
     def live(self) -> bool:
         """Whether this pod may serve requests, so that a policy needs its acknowledgement."""
-        return self.scheduled and self.ever_ran and not self.finished
+        return self.scheduled and (self.ever_ran or not self.reported) and not self.finished
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A pod whose object disappeared. `clean`: all containers were reported as ended before. `acked`: the last revision
-    known to be enforced."""
+    """A pod whose object disappeared. `clean`: all containers were reported before, as ended or never started. `acked`:
+    the last revision known to be enforced."""
 
     name: str
     uid: str

@@ -69,7 +69,9 @@ class DomainState:
     `contested`: tenants with several policies. `policy_names`: by UID. `unsettled`: policies with a generation that was
     never enforced. `granting`: admitted bytes by tier in status writes under way. `owned`: kind and name of children
     that an object controls, by its UID. `foreign`: by kind and name, the UID of the object that needs a name taken by a
-    foreign object, which watches do not show.
+    foreign object, which watches do not show. `rewritten`: by kind and name, fields of a child as the API server
+    answered its last write, where that is not as they were sent. `refused`: of bundles and a CacheDomain, the API
+    server's reason to refuse the last write.
 
     Keys: `sources` ConfigMap name and key; `renders` pod UID, then the prefix's digest; `warmed` pod UID, then the
     digits of the version's scope and that digest; `holdings` pod UID, then pool UID; `probes` pod UID; `event_looks`
@@ -101,6 +103,8 @@ class DomainState:
     children: dict[tuple[str, str], LiveObject] = field(default_factory=dict)
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     foreign: dict[tuple[str, str], str] = field(default_factory=dict)
+    rewritten: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    refused: dict[Key, str] = field(default_factory=dict)
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
     pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))
     departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
@@ -152,6 +156,14 @@ class World(DomainState):
     @property
     def domain(self) -> CacheDomain | None:
         return self.domains.get(DOMAIN_NAME)
+
+    @property
+    def domain_awaited(self) -> str:
+        """Why the domain has no identity yet."""
+        why = self.refused.get(Key("CacheDomain", self.namespace, DOMAIN_NAME))
+        if why is None:
+            return "the domain's identity, key and epochs are being drawn"
+        return f"CacheDomain {DOMAIN_NAME} cannot be created: {why}; create it, with an empty spec, or admit it"
 
     @property
     def domain_spec(self) -> CacheDomainSpec:

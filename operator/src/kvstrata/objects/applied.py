@@ -12,41 +12,103 @@ APPLIED = "kvstrata.io/applied"
 """Annotation with the digest of the last applied object: it reveals fields that are no longer desired."""
 
 
+TEMPLATE = "template"
+_KEYS = ("mountPath", "name", "containerPort")
+"""Fields that name the items of lists in a pod template, as the API server merges them."""
+
+
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
     metadata = dict(desired["metadata"])
     metadata["annotations"] = {**(metadata.get("annotations") or {}), APPLIED: digest(desired)[:16]}
     return {**desired, "metadata": metadata}
 
 
-def is_applied(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> bool:
-    """Whether `live` came from exactly this stamped `desired` and none of its fields has changed since."""
+def is_applied(
+    live: Mapping[str, Any] | None, desired: Mapping[str, Any], rewritten: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether `live` came from exactly this stamped `desired` and none of its fields has changed since. `rewritten`:
+    those fields as the API server answered the write, where an admission webhook changed them."""
     if live is None:
         return False
-    stamp = desired["metadata"]["annotations"][APPLIED]
+    stamp = _stamp(desired)
     if (live["metadata"].get("annotations") or {}).get(APPLIED) != stamp:
         return False
-    return contains(live, desired)
+    if contains(live, desired):
+        return True
+    return rewritten is not None and _stamp(rewritten) == stamp and part_of(live, desired) == rewritten
 
 
-def missing(memo: Memo, live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the stamped `desired` if it is still to be applied, else None. Memoized for the same pair of objects."""
+def missing(
+    memo: Memo,
+    live: Mapping[str, Any] | None,
+    desired: Mapping[str, Any],
+    rewritten: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any] | None:
+    """Return the stamped `desired` if it is still to be applied, else None. Memoized for the same objects."""
     kind, name = desired["kind"], desired["metadata"]["name"]
     wanted = memo.get((stamped, kind), name, (desired,), lambda: stamped(desired))
-    return None if memo.get((is_applied, kind), name, (live, wanted), lambda: is_applied(live, wanted)) else wanted
+    inputs = (live, wanted, rewritten)
+    return None if memo.get((is_applied, kind), name, inputs, lambda: is_applied(*inputs)) else wanted
 
 
-def contains(live: Any, desired: Any) -> bool:
-    """Whether every field of `desired` is in `live` with the same value; the server may have added others. Lists must
-    have equal length: the server adds fields to items of our lists, but never items."""
+def contains(live: Any, desired: Any, *, in_template: bool = False) -> bool:
+    """Whether every field of `desired` is in `live` with the same value. Others may have added fields, and to the named
+    lists of a pod template items, as webhooks inject containers: the API server merges both by their owners. Other
+    lists have equal length."""
     if isinstance(desired, Mapping):
         return isinstance(live, Mapping) and all(
-            contains(live.get(name), value) for name, value in desired.items() if value not in (None, {}, [])
+            contains(live.get(name), value, in_template=in_template or name == TEMPLATE)
+            for name, value in desired.items()
+            if value not in (None, {}, [])
         )
     if isinstance(desired, list | tuple):
-        if not isinstance(live, list) or len(live) != len(desired):
-            return False
-        return all(contains(a, b) for a, b in zip(live, desired, strict=True))
+        found = _paired(live, desired, in_template=in_template)
+        return found is not None and all(
+            contains(one, other, in_template=in_template) for one, other in zip(found, desired, strict=True)
+        )
     return bool(live == desired) or (desired in ("", 0, False) and live is None)
+
+
+def part_of(live: Any, desired: Any, *, in_template: bool = False) -> Any:
+    """Return the fields of `live` that `desired` has, with the values of `live`."""
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        return {
+            name: part_of(live[name], value, in_template=in_template or name == TEMPLATE)
+            for name, value in desired.items()
+            if name in live
+        }
+    if isinstance(desired, list | tuple) and (found := _paired(live, desired, in_template=in_template)) is not None:
+        return [part_of(one, other, in_template=in_template) for one, other in zip(found, desired, strict=True)]
+    return live
+
+
+def difference(live: Any, desired: Any, path: str = "") -> str:
+    """Return the path of the first field of `desired` that `live` lacks or has with another value; empty if none."""
+    if contains(live, desired, in_template=TEMPLATE in path):
+        return ""
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        found = (difference(live.get(name), value, f"{path}.{name}") for name, value in desired.items())
+        return next(filter(None, found), path)
+    if isinstance(desired, list | tuple):
+        pairs = _paired(live, desired, in_template=TEMPLATE in path)
+        named = (difference(one, other, f"{path}[{n}]") for n, (one, other) in enumerate(zip(pairs or (), desired)))  # noqa: B905
+        return next(filter(None, named), path)
+    return path
+
+
+def _paired(live: Any, desired: list[Any] | tuple[Any, ...], *, in_template: bool) -> list[Any] | None:
+    """Return the items of `live` for those of `desired`; None if they have none."""
+    if not isinstance(live, list):
+        return None
+    key = next((key for key in _KEYS if all(isinstance(one, Mapping) and key in one for one in desired)), None)
+    if in_template and key is not None:
+        by_key = {one[key]: one for one in live if isinstance(one, Mapping) and key in one}
+        return [by_key[one[key]] for one in desired] if all(one[key] in by_key for one in desired) else None
+    return live if len(live) == len(desired) else None
+
+
+def _stamp(desired: Mapping[str, Any]) -> Any:
+    return desired["metadata"]["annotations"][APPLIED]
 
 
 def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ class BuildContext:
 
     `operator_labels` and `operator_namespace` select the peers of the gates' control port. `service_monitors`: whether
     the cluster knows that kind. `nodefs_reserve_percent` of a node's file system stay free of a tier's files: below its
-    threshold, 10 % by default, the kubelet evicts the pod. `image_pull_secrets` and `job_placement` (fields of a pod's
-    spec) are for pods in the operator's namespace.
+    threshold, 10 % by default, the kubelet evicts the pod. `image_pull_secrets`, `job_placement` (fields of a pod's
+    spec) and `job_resources` (its container's, over the default) are for pods in the operator's namespace.
     """
 
     sidecar_image: str
@@ -29,3 +29,4 @@ class BuildContext:
     nodefs_reserve_percent: int = 11
     image_pull_secrets: tuple[str, ...] = ()
     job_placement: Mapping[str, Any] = field(default_factory=dict)
+    job_resources: Mapping[str, Any] = field(default_factory=dict)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
+from kvstrata.contract.policy.bundle import Rules
 from kvstrata.model.pods import Departure, Pod
 from kvstrata.model.world import World
 
 FENCE_MARGIN_S = 1
 """A gate checks the age of its policy ten times a second, and aborts late requests a moment after."""
+
+FOR_EVER = datetime.max.replace(tzinfo=UTC)
 
 TOKEN_CACHE_S = 10
 """How long API servers accept a token that they reviewed before its pod was deleted."""
@@ -19,7 +22,8 @@ TOKEN_CACHE_S = 10
 @dataclass(frozen=True, slots=True)
 class Witness:
     """A pod with a required acknowledgement. `fenced_by` is the latest time at which it refuses all reuse by itself,
-    None for never; `acked` the last revision known to be enforced."""
+    and unless only new requests matter has no request with reuse either; None for never. `acked` is the last revision
+    known to be enforced."""
 
     model: str
     pod: str
@@ -38,40 +42,76 @@ class Account:
     open: tuple[Witness, ...]
 
 
-def witnesses_now(world: World, now: datetime) -> tuple[Witness, ...]:
+def witnesses_now(world: World, now: datetime, *, new_only: bool = False) -> tuple[Witness, ...]:
     """Return every pod that may serve with a policy that is revoked now, also of deleted models. Vanished pods count
-    until they ended or had time to fence themselves off: their nodes may be partitioned."""
+    until they ended or had time to fence themselves off: their nodes may be partitioned. `new_only`: only requests that
+    begin from now on matter."""
     models = sorted({*world.pods, *world.departures})
-    return tuple(witness for model in models for witness in witnesses_of(world, model, now))
+    return tuple(witness for model in models for witness in witnesses_of(world, model, now, new_only=new_only))
 
 
-def witnesses_of(world: World, model: str, now: datetime) -> tuple[Witness, ...]:
-    # The token of a vanished pod ended with its object, except for API servers' caches.
-    vanished = (
-        _witness(world, model, gone, gone.acked, gone.at + timedelta(seconds=TOKEN_CACHE_S))
-        for gone in world.departures.get(model, ())
-        if not gone.clean
-    )
+def witnesses_of(world: World, model: str, now: datetime, *, new_only: bool = False) -> tuple[Witness, ...]:
+    """Return the witnesses of one model, vanished pods first: a list that is cut short keeps those that no one else
+    would find again."""
+    live = world.live_pods(model)
     return (
-        *(_witness(world, model, pod, world.acked_revision(pod), now) for pod in world.live_pods(model)),
-        *(gone for gone in vanished if gone.fenced_by is None or gone.fenced_by > now),
+        *_vanished(world, model, now, new_only=new_only),
+        *(_witness(world, model, pod, world.acked_revision(pod), now, new_only=new_only) for pod in live),
     )
 
 
-def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping[str, int], now: datetime) -> Account:
+def longest_fence(world: World, model: str, rules: Rules, now: datetime) -> tuple[int | None, int | None]:
+    """Return `fence_s` and `end_s` of the bundle's root once `rules` are committed. Earlier rules count until every pod
+    that may have them has acknowledged others, or has fenced itself off."""
+    committed = world.bundles.get(model)
+    if committed is None:
+        return rules.fence_s, rules.end_s
+    root = committed.bundle.root
+    settled = committed.whole and all(one.acked >= root.rules_since for one in witnesses_of(world, model, now))
+    before = root.rules if settled else root
+    return _longer(before.fence_s, rules.fence_s), _longer(before.end_s, rules.end_s)
+
+
+def _longer(one_s: int | None, other_s: int | None) -> int | None:
+    return None if one_s is None or other_s is None else max(one_s, other_s)
+
+
+def _vanished(world: World, model: str, now: datetime, *, new_only: bool) -> Iterator[Witness]:
+    """Yield the vanished pods that may still reuse blocks, the last to fence itself off first."""
+    # The token of a vanished pod ended with its object, except for API servers' caches.
+    gone = [
+        _witness(world, model, one, one.acked, one.at + timedelta(seconds=TOKEN_CACHE_S), new_only=new_only)
+        for one in world.departures.get(model, ())
+        if not one.clean
+    ]
+    held = [one for one in gone if one.fenced_by is None or one.fenced_by > now]
+    yield from sorted(held, key=lambda one: one.fenced_by or FOR_EVER, reverse=True)
+
+
+def account_for(
+    world: World,
+    witnesses: tuple[Witness, ...],
+    revisions: Mapping[str, int],
+    now: datetime,
+    *,
+    new_only: bool = False,
+) -> Account:
     """Return how far the witnesses, and later pods, enforce `revisions` (by model).
 
-    A pod is settled when it acknowledged, when the kubelet reported all of its containers as ended, or when its
-    `fenced_by` has passed. A vanished pod may still run on a partitioned node, so only time settles it; one of a
-    deleted model has no bundle to acknowledge, so it must end.
+    A pod is settled when it acknowledged, when the kubelet reported all of its containers as ended or never started, or
+    when its `fenced_by` has passed. A vanished pod may still run on a partitioned node, so only time settles it; one
+    of a deleted model has no bundle to acknowledge, so it must end.
     """
     seen = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
-    ended = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.finished}
-    ended |= {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
+    ended = ended_pods(world)
     everyone = {witness.uid: witness for witness in witnesses}
     for pod in seen.values():
         if pod.model in revisions:
             everyone.setdefault(pod.uid, Witness(pod.model, pod.name, pod.uid, None))
+    for model, revision in revisions.items():
+        for gone in _vanished(world, model, now, new_only=new_only):
+            if gone.acked < revision:
+                everyone.setdefault(gone.uid, gone)
     acked, fenced, still_open = 0, 0, []
     for uid, witness in everyone.items():
         known = seen.get(uid)
@@ -80,19 +120,27 @@ def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping
             acked += 1
         elif uid in ended:
             continue
-        elif is_fenced(world, witness, known, now):
+        elif is_fenced(world, witness, known, now, new_only=new_only):
             fenced += 1
         else:
             still_open.append(witness)
     return Account(acked, len(seen), fenced, tuple(still_open))
 
 
-def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime) -> bool:
+def ended_pods(world: World) -> set[str]:
+    """Return the UIDs of pods whose containers the kubelet reported as ended, or as never started."""
+    here = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.scheduled and not pod.live}
+    return here | {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
+
+
+def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime, *, new_only: bool = False) -> bool:
     """Whether a witness has refused all reuse by itself by now; `known` is its live pod, if any."""
-    return witness.fenced_by is not None and now >= witness.fenced_by and not _speaks(world, known, now)
+    if witness.fenced_by is None or now < witness.fenced_by:
+        return False
+    return not _speaks(world, known, now, new_only=new_only)
 
 
-def _speaks(world: World, pod: Pod | None, now: datetime) -> bool:
+def _speaks(world: World, pod: Pod | None, now: datetime, *, new_only: bool) -> bool:
     """Whether a live pod reports a fresh policy: then it is stuck, and not fenced. The last report of an unreachable
     pod counts for as long as it could read under its own rules; after that it has fenced itself off."""
     reported = world.states.get(pod.uid) if pod else None
@@ -100,25 +148,28 @@ def _speaks(world: World, pod: Pod | None, now: datetime) -> bool:
         return False
     if reported.in_contact:
         return True
-    until = _fenced_by(world, pod.model, reported.state.acked, reported.at)
+    until = _fenced_by(world, pod.model, reported.state.acked, reported.at, new_only=new_only)
     return until is None or now < until
 
 
-def _witness(world: World, model: str, pod: Pod | Departure, acked: int, reads_until: datetime) -> Witness:
+def _witness(
+    world: World, model: str, pod: Pod | Departure, acked: int, reads_until: datetime, *, new_only: bool
+) -> Witness:
     """Return a pod as a witness. Another leader may have received its last acknowledgement, in the model's status."""
     found = world.models.get(model)
     recorded = [one.acked or 0 for one in found.status.witnesses if one.uid == pod.uid] if found else []
     latest = max([acked, *recorded])
-    return Witness(model, pod.name, pod.uid, _fenced_by(world, model, latest, reads_until), latest)
+    fenced_by = _fenced_by(world, model, latest, reads_until, new_only=new_only)
+    return Witness(model, pod.name, pod.uid, fenced_by, latest)
 
 
-def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetime | None:
+def _fenced_by(world: World, model: str, acked: int, since: datetime, *, new_only: bool) -> datetime | None:
     """Return when a pod that enforces revision `acked` and reads nothing after `since` refuses all reuse. It follows
-    the rules that it acknowledged last, not newer ones."""
+    the rules that it acknowledged last, not newer ones: of a pod without that revision any that it may still have."""
     committed = world.bundles.get(model)
-    if committed is None or not committed.whole or acked < committed.bundle.root.rules_since:
+    if committed is None or not committed.whole:
         return None
-    rules = committed.bundle.root.rules
-    if rules.on_stale != "Fence":
-        return None
-    return since + timedelta(seconds=rules.stale_after_s + rules.drain_timeout_s + FENCE_MARGIN_S)
+    root = committed.bundle.root
+    rules = root.rules if acked >= root.rules_since else root
+    fence_s = rules.fence_s if new_only else rules.end_s
+    return since + timedelta(seconds=fence_s + FENCE_MARGIN_S) if fence_s is not None else None

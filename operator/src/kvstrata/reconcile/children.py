@@ -14,12 +14,13 @@ from typing import Any
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND, SERVICE_MONITOR
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
-from kvstrata.objects.applied import missing
+from kvstrata.objects.applied import difference, missing, part_of
 from kvstrata.plan.actions import Create, ReadForeign, Remove, SetFinalizers
 from kvstrata.plan.ownership import has_our_label
 
 from . import metrics
 from .domain_store import NameConflictError, note_refusal
+from .events import Events
 from .queue import WorkQueue
 from .store import Store
 
@@ -31,6 +32,7 @@ class Children:
 
     def __init__(self, kube: Kube, store: Store, queue: WorkQueue, may_write: Callable[[], None]) -> None:
         self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
+        self._events = Events(kube)
 
     async def apply(self, key: Key, children: Sequence[Mapping[str, Any]]) -> None:
         """Apply children that differ. Raises KubeError: ChildRefusedError for an invalid child, NameConflictError."""
@@ -47,7 +49,8 @@ class Children:
 
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
         (kind, name), domain = _slot(desired), self._store.domain(key.namespace)
-        wanted = missing(domain.memo, domain.children.get((kind, name)), desired)
+        slot = (kind, name)
+        wanted = missing(domain.memo, domain.children.get(slot), desired, domain.rewritten.get(slot))
         if wanted is None:
             return
         try:
@@ -59,7 +62,22 @@ class Children:
                 raise ChildRefusedError(kind, name, error) from error
             raise
         metrics.WRITES.labels(kind, "apply").inc()
+        if (changed := difference(applied, wanted)) == "":
+            domain.rewritten.pop(slot, None)
+        else:
+            await self._note_rewritten(key, slot, part_of(applied, wanted), changed.lstrip("."))
         self._queue.add_all(self._store.observe(applied))
+
+    async def _note_rewritten(self, key: Key, slot: tuple[str, str], fields: Mapping[str, Any], changed: str) -> None:
+        """Take a child as the API server answers it: a webhook that rewrites it would do so again at every write."""
+        domain = self._store.domain(key.namespace)
+        if domain.rewritten.get(slot) == fields:
+            return
+        domain.rewritten[slot] = fields
+        message = f"{slot[0]} {slot[1]}: {changed} is stored otherwise than written, as by an admission webhook"
+        log.warning("a child was rewritten", extra={"key": str(key), "child": "/".join(slot), "field": changed})
+        if (owner := domain.objects[key.kind].get(key.name)) is not None:
+            await self._events.publish(owner, "ChildRewritten", message, warning=True)
 
     async def _written(self, key: Key, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Apply or create a child. After a conflict, apply over an object of the same owner: a watch is late."""

@@ -185,10 +185,6 @@ class Versions:
         while (now - self._gone[oldest := next(iter(self._gone))]).total_seconds() > REMEMBERED_S:
             del self._gone[oldest], self._known[oldest]
 
-    def drop(self, slot: Slot) -> None:
-        self._known.pop(slot, None)
-        self._gone.pop(slot, None)
-
 
 def _parse(raw: Mapping[str, Any], before: Resource | None) -> Resource:
     """Raises InvalidObjectError. A deleted policy with an invalid spec keeps the last valid one, which names the data

@@ -79,7 +79,7 @@ PLANNERS: Mapping[str, Planner] = {
     "TenantGroup": lambda world, _ctx, name, now: plan_group(world, name, now),
     "PrefixPool": lambda world, _ctx, name, now: plan_pool(world, name, now),
     "CacheInvalidation": lambda world, _ctx, name, now: plan_invalidation(world, name, now),
-    BUNDLE: lambda world, _ctx, name, _now: plan_bundle(world, name),
+    BUNDLE: lambda world, _ctx, name, now: plan_bundle(world, name, now),
 }
 
 

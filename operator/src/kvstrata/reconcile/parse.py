@@ -45,6 +45,7 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         scheduled=bool(spec.get("nodeName")),
         finished=_finished(containers, deleting=deleting),
         ever_ran=any(_ever_ran(container) for container in containers),
+        reported=bool(containers),
         ready=ready,
         deleting=deleting,
         identity=own.get(labels.IDENTITY, ""),

@@ -84,14 +84,17 @@ class AckListener:
 
     async def _poll(self, namespace: str, pod: Pod) -> None:
         failures = 0
-        while True:
-            if await self._ask(namespace, pod, long=not failures):
-                failures = 0
-                # A gate that always has news must not occupy the operator.
-                await asyncio.sleep(MIN_PAUSE_S)
-            else:
-                failures += 1
-                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S)) - 1] * (0.75 + 0.5 * self._jitter()))
+        try:
+            while True:
+                if await self._ask(namespace, pod, long=not failures):
+                    failures = 0
+                    # A gate that always has news must not occupy the operator.
+                    await asyncio.sleep(MIN_PAUSE_S)
+                else:
+                    failures += 1
+                    await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S)) - 1] * (0.75 + 0.5 * self._jitter()))
+        finally:
+            self._gates.forget(pod.ip or "", gate_server_name(pod.model, namespace))
 
     async def _ask(self, namespace: str, pod: Pod, *, long: bool) -> bool:
         """Ask a pod for its state; return whether its answer was believed."""

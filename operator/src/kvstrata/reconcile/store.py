@@ -74,11 +74,8 @@ class Store:
         version = resource_version(last) if last else 0
         if version and version < d.versions.of((kind, name)):
             return frozenset()
-        if kind == "Pod":
-            d.versions.drop((kind, name))
-        else:
-            # The answer to an own write may arrive after the deletion: it must not bring the object back.
-            d.versions.gone((kind, name), version)
+        # An answer to an own write, and a page of a list, may arrive after the deletion: none brings the object back.
+        d.versions.gone((kind, name), version)
         if kind in OWN_KINDS:
             d.memo.forget(name)
             key = Key(kind, namespace, name)
@@ -184,7 +181,7 @@ class Store:
         for model, pods in d.pods.items():
             if (pod := pods.pop(name, None)) is None:
                 continue
-            clean = (last or pod).finished or not (last or pod).ever_ran
+            clean = not (last or pod).live
             answer = d.states.get(pod.uid)
             departure = Departure(pod.name, pod.uid, self._now(), clean, answer.state.acked if answer else 0)
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]

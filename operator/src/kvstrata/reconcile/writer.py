@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -66,8 +67,8 @@ class Writer:
         }
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
-        """Write everything of `plan`, in its order. Raises KubeError on the first refusal; earlier writes stand. A
-        ChildRefusedError is reported in the status of `key` before it is raised."""
+        """Write everything of `plan`, in its order. Raises KubeError on the first refusal, which is reported in the
+        status of the object that the write is for; earlier writes stand."""
         granting = self._store.domain(key.namespace).granting
         # Plans made from here on must not give away the same capacity.
         granting.update(admitted_by(plan.statuses))
@@ -78,25 +79,44 @@ class Writer:
                 self._queue.put_off_no_more(key)
             for write in plan.statuses:
                 await self._write_status(key, write)
-        except ChildRefusedError as refused:
-            world = self._store.world(key.namespace)
-            for write in plan_refused(world, key, refused.child, refused.message, utc_now()).statuses:
-                await self._write_status(key, write)
-            raise
         except NameConflictError:
             await self._children.find_foreign(key.namespace, plan.apply)
             if key.kind == BUNDLE:
                 self._queue.add(Key("CachedModel", key.namespace, key.name))
             raise
+        except KubeError as error:
+            if error.is_refusal:
+                await self._report_refusal(key, error)
+            raise
         finally:
             for write in plan.statuses:
                 granting.pop(write.key, None)
+        if self._store.domain(key.namespace).refused.pop(key, None) is not None:
+            self._queue.add_all(self._waiting_for(key))
         for other in plan.enqueue:
             self._queue.add(other)
         if plan.wake_after_s is not None:
             self._queue.add(key, plan.wake_after_s)
         for forget in self._forget_tier if key.kind == "CacheTier" else ():
             forget(key.namespace, key.name)
+
+    def _waiting_for(self, key: Key) -> Iterable[Key]:
+        """Return the objects whose status has why a bundle, or the CacheDomain, is not written."""
+        if key.kind == BUNDLE:
+            return (Key("CachedModel", key.namespace, key.name),)
+        objects = self._store.domain(key.namespace).objects
+        return [Key(kind, key.namespace, name) for kind, named in objects.items() for name in named]
+
+    async def _report_refusal(self, key: Key, error: KubeError) -> None:
+        # The API server's own words name the object, but for an apply that its type refuses.
+        refused = f"{error.child}: {error.message}" if isinstance(error, ChildRefusedError) else error.message
+        domain = self._store.domain(key.namespace)
+        if key.kind in (BUNDLE, "CacheDomain") and domain.refused.get(key) != refused:
+            domain.refused[key] = refused
+            self._queue.add_all(self._waiting_for(key))
+        for write in plan_refused(self._store.world(key.namespace), key, refused, utc_now()).statuses:
+            with suppress(KubeError):  # the status itself may be refused
+                await self._write_status(key, write)
 
     async def _act(self, key: Key, orders: Sequence[actions.Action]) -> None:
         """Carry out actions in order; every Secret with a name conflict is found."""

@@ -1,8 +1,8 @@
 """A digest of a model's files that takes seconds for hundreds of gigabytes.
 
-The digest is of names, lengths and contents. Small files (configuration, tokenizer, code) are read whole. Of a file of
-weights its header is read, which has names, shapes and places of all tensors, and a stripe in the middle of at most
-`MAX_STRIPES` tensors, spread evenly over the file; of other large files as many stripes.
+The digest is of names, lengths and contents. Files without weights (configuration, tokenizer, code) are read whole.
+Of a file of weights its header is read, which has names, shapes and places of all tensors, and a stripe in the middle
+of at most `MAX_STRIPES` tensors, spread evenly over the file; of other large files as many stripes.
 
 It misses a change of weights that keeps every name, length and header and all bytes of the stripes: a few edited
 elements, or an edited tensor among those without a stripe. Training, merging and quantization change tensors densely
@@ -18,7 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 WHOLE_BYTES = 8 << 20
-"""Files up to this length are read whole."""
+"""Files of weights up to this length are read whole."""
+
+OTHERS_WHOLE_BYTES = 64 << 20
+"""The same of other files: a tokenizer of 256,000 words has 33 MB."""
 
 STRIPE_BYTES = 4096
 MAX_STRIPES = 256
@@ -57,7 +60,7 @@ class ModelFiles:
         try:
             size = os.fstat(descriptor).st_size
             own.update(size.to_bytes(LENGTH_BYTES, "little"))
-            if size > WHOLE_BYTES:  # without it the kernel reads 128 KiB and more for a stripe
+            if size > _whole_bytes(path):  # without it the kernel reads 128 KiB and more for a stripe
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             for start, length in self._parts(descriptor, path, size):
                 own.update(self._read(descriptor, start, length))
@@ -67,7 +70,7 @@ class ModelFiles:
 
     def _parts(self, descriptor: int, path: Path, size: int) -> Iterator[tuple[int, int]]:
         """Yield start and length of the parts to read."""
-        if size <= WHOLE_BYTES:
+        if size <= _whole_bytes(path):
             yield 0, size
             return
         middles: list[int] = []
@@ -91,6 +94,10 @@ class ModelFiles:
             data += part
         self.read_bytes += len(data)
         return bytes(data)
+
+
+def _whole_bytes(path: Path) -> int:
+    return WHOLE_BYTES if path.suffix in WEIGHTS else OTHERS_WHOLE_BYTES
 
 
 def _files(directory: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:

@@ -136,7 +136,7 @@ class Gate:
         self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)
         health = HealthService(self.not_ready, self.scraped_page)
-        self.health_server = HttpServer(health, HEALTH_LIMITS, loop, closing_after_response=True)
+        self.health_server = HttpServer(health, HEALTH_LIMITS, loop, closing_after_response=True, serves_probes=True)
         self.enforcement.changed.append(self.control.changed)
         self._certificates: list[ServerTls] = []
 
@@ -147,7 +147,8 @@ class Gate:
     def state(self) -> PodState:
         settings, enforcement, identity = self.settings, self.enforcement, self.enforcement.identity
         cache = self.link.state
-        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem)
+        certificates = [certificate.problem for certificate in self._certificates]
+        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem, *certificates)
         return PodState(
             pod=settings.pod_name,
             pod_uid=settings.pod_uid,
@@ -263,7 +264,7 @@ class Gate:
     def _open(self, name: str, server: HttpServer, port: int, tls: ServerTls | None = None) -> None:
         if tls is not None:
             self._certificates.append(tls)
-        self.ports[name] = server.listen(self.settings.bind, port, tls.context if tls is not None else None)
+        self.ports[name] = server.listen(self.settings.bind, port, tls)
 
     async def _watch_engine(self) -> None:
         while True:
@@ -275,6 +276,8 @@ class Gate:
                 self.engine_ready, self._engine_ready_s = ready, self.loop.time()
                 # A restarted engine may have another tokenizer.
                 self.warming.forget()
+                if ready:
+                    self.tenants.describe((await self.engine.get("/v1/models"))[1])
                 log.info("the engine is ready" if ready else "the engine is not ready")
                 self.control.changed()
             await asyncio.sleep(1.0)
@@ -293,10 +296,14 @@ class Gate:
             await asyncio.sleep(POLL_S)
 
     async def _watch_certificates(self) -> None:
+        known = [""] * len(self._certificates)
         while True:
             await asyncio.sleep(10.0)
             for certificate in self._certificates:
                 certificate.reload_if_changed()
+            if (problems := [one.problem for one in self._certificates]) != known:
+                known = problems
+                self.control.changed()
 
     async def _finish_in_flight(self) -> None:
         self.drain.begin()

@@ -166,8 +166,8 @@ class HealthService:
     def check_head(self, request: Request) -> None:
         if request.path not in (b"/livez", b"/readyz", b"/metrics"):
             raise Refusal(404, Reason.NOT_FOUND, "the pages here are /livez, /readyz and /metrics")
-        if request.method != b"GET":
-            raise Refusal(405, Reason.METHOD, "use GET here", allow="GET")
+        if request.method not in (b"GET", b"HEAD"):
+            raise Refusal(405, Reason.METHOD, "use GET here", allow="GET, HEAD")
 
     def serve(self, request: Request, connection: ServerConnection) -> None:
         if request.path == b"/livez":

@@ -82,12 +82,17 @@ _ENFORCED = attrgetter(*(one.name for one in fields(Entry) if one.name != "since
     "the bundle's rules",
     complete=True,
     camel=True,
-    omit=("audit_tenants", "rate"),
-    names={"stale_after_s": "staleAfterSeconds", "drain_timeout_s": "drainTimeoutSeconds"},
+    omit=("audit_tenants", "rate", "max_request_s"),
+    names={
+        "stale_after_s": "staleAfterSeconds",
+        "drain_timeout_s": "drainTimeoutSeconds",
+        "max_request_s": "maxRequestSeconds",
+    },
 )
 class Rules:
     """Rules for all tenants of a model. `audit_tenants`: the audit log may have tenants' names. `rate` is for tenants
-    without limits of their own, unknown ones too."""
+    without limits of their own, unknown ones too. `max_request_s`: how long requests with reuse may run on once the
+    policy is stale."""
 
     stale_after_s: int = 300
     drain_timeout_s: int = 30
@@ -96,6 +101,17 @@ class Rules:
     reuse: Annotated[str, Form("Prefix|Disabled", "mode that this version knows")] = "Prefix"
     audit_tenants: bool = False
     rate: RateLimit = UNLIMITED
+    max_request_s: int = 900
+
+    @property
+    def fence_s(self) -> int | None:
+        """How long requests may begin with reuse without the API server; None: without bound."""
+        return self.stale_after_s if self.on_stale == "Fence" else None
+
+    @property
+    def end_s(self) -> int | None:
+        """How long such requests may run; None: without bound."""
+        return self.stale_after_s + self.max_request_s if self.on_stale == "Fence" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +125,11 @@ class ShardRef:
         return other_slot(self.slot)
 
 
-@wired("the bundle root", versioned=True, camel=True, omit=("pools", "tiers", "access"))
+@wired("the bundle root", versioned=True, camel=True, omit=("pools", "tiers", "access", "fence_s", "end_s"))
 class Root(Message):
     """The head of a bundle. Revisions grow by one a commit; readers refuse a lower revision or term. `tiers` are the
-    model's Redis tiers from fast to slow, `access` their credentials by name."""
+    model's Redis tiers from fast to slow, `access` their credentials by name. `fence_s`, `end_s`: the longest of
+    those rules and of others that pods may still have; None: without bound."""
 
     domain: str
     model: str
@@ -125,6 +142,8 @@ class Root(Message):
     pools: tuple[PoolRef, ...] = ()
     tiers: tuple[TierRules, ...] = ()
     access: Mapping[TierName, TierAccess] = field(default_factory=dict)
+    fence_s: int | None = None
+    end_s: int | None = None
 
     def __post_init__(self) -> None:
         if any(shard.index != index for index, shard in enumerate(self.shards)):

@@ -20,6 +20,11 @@ MAX_AUTHORITY_BYTES = 32 * 1024
 TierName = Annotated[str, Form("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "name of a tier")]
 
 
+def password_in(value: bytes) -> bytes:
+    """Return the password in the value of a Secret: without the line end that `echo` adds, for operator and pods."""
+    return value.rstrip(b"\r\n")
+
+
 @wired("a server's address", row=True)
 class Server:
     host: ShortText

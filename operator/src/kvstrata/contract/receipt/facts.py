@@ -117,7 +117,8 @@ class Fence:
     """The staleAfter that it enforced, in seconds."""
 
     drain_timeout_s: int
-    """The drainTimeout that it enforced, in seconds."""
+    """How long its running requests had to end, in seconds: its maxRequestDuration; from versions before it, its
+    drainTimeout."""
 
     waited_until: Moment
     """End of the wait for it."""

@@ -78,3 +78,8 @@ def unpack_header(key: bytes, data: bytes) -> Header | None:
     if magic != MAGIC or flags not in (0, _ENCRYPTED) or codec != RAW or reserved != 0 or digest != seal(key):
         return None
     return Header(body_bytes, flags == _ENCRYPTED, generation, nonce, computed_ms, codec)
+
+
+def is_of_another_version(data: bytes) -> bool:
+    """Whether a header is one that this version does not read: of another format, or with another codec."""
+    return not data.startswith(MAGIC) or _HEADER.unpack(data)[3] != RAW

@@ -101,13 +101,15 @@ def build_deletion_job(ctx: BuildContext, deletion: TierDeletion) -> dict[str, A
     name = names.deletion_job(deletion.erasure, tier.name, deletion.round)
     own_labels = labels.of_deletion(deletion.erasure)
     memory = BASE_BYTES + len(deletion.keyspaces) * BYTES_OF_A_KEYSPACE
+    requests = {"cpu": "50m", "memory": binary(memory), **ctx.job_resources.get("requests", {})}
+    limits = {"memory": binary(2 * memory), **ctx.job_resources.get("limits", {})}
     container = {
         "name": CONTAINER,
         "image": ctx.sidecar_image,
         "imagePullPolicy": ctx.image_pull_policy,
         "command": ["python3", "-m", "kvstrata_sidecar.delete_job", f"{paths.DELETION}/{ORDER_FILE}"],
         "env": environment({"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths.PLUGIN_SOURCE}),
-        "resources": amounts({"cpu": "50m", "memory": binary(memory)}, {"memory": binary(2 * memory)}),
+        "resources": amounts(requests, limits),
         "securityContext": SECURITY,
         "volumeMounts": [mount("deletion", paths.DELETION, read_only=True)],
     }

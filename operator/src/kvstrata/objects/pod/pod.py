@@ -49,7 +49,7 @@ def pod_template(
         "terminationGracePeriodSeconds": engine.DRAIN_TIMEOUT_S + TERMINATION_MARGIN_S,
         "securityContext": pod_security() | nvme.group_change(tiers),
         "initContainers": [
-            plugin_container(ctx),
+            plugin_container(ctx, model),
             gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(shard_count)),
             cache.build_container(domain_id, model, tiers, identity, ctx.nodefs_reserve_percent),
         ],
@@ -68,13 +68,22 @@ def pod_template(
     }
 
 
-def plugin_container(ctx: BuildContext) -> dict[str, Any]:
+_PLAIN = ("cpu", "memory", "ephemeral-storage")
+
+
+def plugin_container(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
+    """It ends before the others start, so it gets the engine's requests and limits, which pass where the engine's do
+    (LimitRange, ResourceQuota), and a pod asks for no more; but no devices."""
+    chosen = model.spec.engine.resources
+    parts = (chosen.requests, chosen.limits) if chosen is not None else ({}, {})
+    requests, limits = ({name: part[name] for name in part if name in _PLAIN} for part in parts)
+    default = amounts(requests={"cpu": "10m", "memory": "16Mi"}, limits={"memory": "64Mi"})
     return {
         "name": "plugin",
         "image": ctx.sidecar_image,
         "imagePullPolicy": ctx.image_pull_policy,
         "command": ["cp", "-R", f"{paths.PLUGIN_SOURCE}/.", paths.PLUGIN],
-        "resources": amounts(requests={"cpu": "10m", "memory": "16Mi"}, limits={"memory": "64Mi"}),
+        "resources": amounts(requests, limits) or default,
         "securityContext": SECURITY,
         "volumeMounts": [mount("plugin", paths.PLUGIN)],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -31,11 +32,12 @@ from kvstrata.plan.bundle.compile import access_of, desired_entries, rules_of, t
 from kvstrata.plan.keys.data_keys import last_restore
 from kvstrata.plan.ownership import foreign_of
 from kvstrata.plan.pools.shards import desired_pools, empty_leftovers, leftovers
+from kvstrata.plan.witnesses import longest_fence
 
 TIDY_AFTER_S = 60.0
 
 
-def plan_bundle(world: World, name: str) -> Plan:
+def plan_bundle(world: World, name: str, now: datetime) -> Plan:
     """Return the commit that updates the bundle of model `name`, or an empty plan. Nothing is committed while the API
     server may have been restored with invalidated data, or a foreign Secret has a name of the bundle."""
     model = world.models.get(name)
@@ -51,6 +53,8 @@ def plan_bundle(world: World, name: str) -> Plan:
     pools = desired_pools(world, model, current.pools if current else {})
     restored, last = last_restore(world), committed.bundle.root if committed else None
     least = restored.revision if restored else 0
+    rules = rules_of(world, model)
+    fence_s, end_s = longest_fence(world, name, rules, now)
     head = Root(
         domain=world.domain_id,
         model=name,
@@ -58,7 +62,9 @@ def plan_bundle(world: World, name: str) -> Plan:
         revision=1 + max(last.revision if last else 0, model.status.bundle_revision or 0, least),
         # A deleted Lease restarts its count; the bundle's term keeps growing.
         term=max(world.term, last.term if last else 0, restored.term if restored else 0),
-        rules=rules_of(world, model),
+        rules=rules,
+        fence_s=fence_s,
+        end_s=end_s,
         shards=(),
         tiers=tiers_of(world, model),
         access=access_of(world, model, current),

@@ -303,6 +303,7 @@ def rules_of(world: World, model: CachedModel) -> Rules:
         reuse=reuse,
         audit_tenants=domain.audit_names is AuditNames.TENANTS,
         rate=enforced_rate(model.spec.gate.rate_limit),
+        max_request_s=domain.max_request_duration.in_seconds,
     )
 
 

@@ -39,7 +39,7 @@ from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.erasure.prefix import source_of
 from kvstrata.plan.redis.backend import report_of
 from kvstrata.plan.rules.invalidation import scopes_to_leave
-from kvstrata.plan.witnesses import FENCE_MARGIN_S, is_fenced
+from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced
 from kvstrata.plan.witnesses import Witness as Held
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
@@ -190,8 +190,7 @@ def reports(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...
     stated = erasure.only(Rolled)
     revisions = {target.model: target.revision for target in stated.targets} if stated else {}
     live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
-    ended = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.finished}
-    ended |= {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
+    ended = ended_pods(world)
     fences = {pod.uid: pod.fenced_by for pod in awaiting}
     for witness in witnesses(erasure):
         settled = standing_of(erasure, witness.uid)
@@ -242,7 +241,7 @@ def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:
 
 def _acknowledged(world: World, pod: Pod, needed: int | None) -> PodSeen | None:
     seen_state = world.states.get(pod.uid)
-    if seen_state is None or needed is None or seen_state.state.acked < needed:
+    if seen_state is None or needed is None or world.acked_revision(pod) < needed:
         return None
     state = seen_state.state
     if not (state.gate_boot and state.cache_boot):
@@ -254,9 +253,11 @@ def _fence(world: World, witness: Witness, fenced_by: datetime, now: datetime) -
     committed = world.bundles.get(witness.model)
     if committed is None or not committed.whole:
         return None
-    rules = committed.bundle.root.rules
-    last_fresh = fenced_by - timedelta(seconds=rules.stale_after_s + rules.drain_timeout_s + FENCE_MARGIN_S)
-    return Fence(format_timestamp(last_fresh), rules.stale_after_s, rules.drain_timeout_s, format_timestamp(now))
+    root = committed.bundle.root
+    # Of a pod that may have had earlier rules the longest counts.
+    whole_s, running_s = max(root.rules.end_s or 0, root.end_s or 0), root.rules.max_request_s
+    last_fresh = fenced_by - timedelta(seconds=whole_s + FENCE_MARGIN_S)
+    return Fence(format_timestamp(last_fresh), whole_s - running_s, running_s, format_timestamp(now))
 
 
 def _subject(invalidation: CacheInvalidation) -> Subject:

@@ -223,11 +223,11 @@ def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Pl
     )
 
 
-def plan_creation_refused(policy: TenantCachePolicy, child: str, sentence: str, now: datetime) -> Plan:
-    """Return the plan that reports why `child`, which should erase a deleted policy, cannot be created."""
+def plan_creation_refused(policy: TenantCachePolicy, sentence: str, now: datetime) -> Plan:
+    """Return the plan that reports why a write for the erasure of a deleted policy is refused."""
     why = Decision(
         PolicyReason.CREATION_REFUSED,
-        f"{child}, which is to erase the tenant's cached blocks, is refused: {sentence}; admit it (it is tried "
+        f"a write that is to erase the tenant's cached blocks is refused: {sentence}; admit it (it is tried "
         f"again), or annotate the policy with {ABANDON}: <reason> to give the erasure up, which the receipt will state",
     )
     return Plan(statuses=write_status(policy, now, (*kstatus(why, None, why), _no_access()), {}))

@@ -119,7 +119,7 @@ def _awake_at_deadline(step: Plan, invalidation: CacheInvalidation, now: datetim
 
 def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     if world.domain_key is None:
-        return _wait_for_domain(invalidation, now, "the domain's key is being drawn")
+        return _wait_for_domain(invalidation, now, world.domain_awaited)
     refused = first(chain.RULES, world, invalidation)
     if refused:
         return _fail(invalidation, now, refused)
@@ -211,7 +211,7 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
             "uid": witness.uid,
             **({"fencedBy": format_timestamp(witness.fenced_by)} if witness.fenced_by else {}),
         }
-        for witness in witnesses_now(world, now)
+        for witness in witnesses_now(world, now, new_only=invalidation.spec.mode is Mode.LAZY)
     ][:MAX_AWAITING]
     waiting = Decision(SharedReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
     fields = {
@@ -238,7 +238,7 @@ def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
 def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     revisions = {target.model: target.revision for target in invalidation.status.targets}
     witnesses = tuple(Witness(pod.model, pod.pod, pod.uid, pod.fenced_by) for pod in invalidation.status.awaiting)
-    account = account_for(world, witnesses, revisions, now)
+    account = account_for(world, witnesses, revisions, now, new_only=invalidation.spec.mode is Mode.LAZY)
     pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
     if not account.open:
         return _complete(invalidation, now, pods)
@@ -246,7 +246,7 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
     moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
     if len(moments) < len(account.open):
-        message += "; a pod that runs under onStale ServeStale, or under older rules, is never counted as fenced"
+        message += "; a pod that may run under onStale ServeStale is never counted as fenced"
     step = _go_on(invalidation, now, Decision(SharedReason.AWAITING_ACKS, message), {"pods": pods})
     wake_after_s = max(1.0, (min(moments) - now).total_seconds()) if moments else None
     return replace(step, enqueue=(), wake_after_s=wake_after_s)

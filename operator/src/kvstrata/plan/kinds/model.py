@@ -58,7 +58,7 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
 
 def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) -> Plan:
     if not world.domain_id or world.domain_key is None:
-        waiting = Decision(SharedReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
+        waiting = Decision(SharedReason.WAITING_FOR_DOMAIN, world.domain_awaited)
         return Plan(statuses=write_status(model, now, kstatus(pending=waiting), {}, can_wait=True))
     if model.spec.tiers is None and model.name not in world.tiers:
         message = f"CacheTier {model.name} is being created: spec.tiers names none"
@@ -163,6 +163,7 @@ def _report(
     world: World, model: CachedModel, now: datetime, identity: str, rolled_out: Finding, former: FormerCaches
 ) -> Plan:
     enforced, isolated = _enforced(world, model), isolation(world, model, now)
+    refused = world.refused.get(Key(BUNDLE, world.namespace, model.name))
     pending = _problem_of_a_pod(world, model) or rolled_out.failure or enforced.failure
     ready = Decision(ModelReason.READY, "the model serves, and its pods enforce the newest policy")
     if enforced.status == "Unknown":
@@ -179,7 +180,7 @@ def _report(
         fields["cacheGeneration"] = model.spec.cache_generation
     listed = [world.tiers[name] for name in model.tier_names]
     findings = (
-        *kstatus(pending=pending, ready=ready),
+        *kstatus(Decision(SharedReason.CHILD_REFUSED, refused) if refused else None, pending, ready),
         _tiers_bound(world, listed),
         tiers_ordered(listed),
         *_judged(world, model, isolated, enforced),
@@ -195,7 +196,8 @@ def _report(
 
 def _is_written(world: World, model: CachedModel, children: tuple[Mapping[str, Any], ...]) -> bool:
     wanted = next(child for child in children if child["kind"] == "Deployment")
-    return missing(world.memo, _deployment(world, model), wanted) is None
+    rewritten = world.rewritten.get(("Deployment", wanted["metadata"]["name"]))
+    return missing(world.memo, _deployment(world, model), wanted, rewritten) is None
 
 
 def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:

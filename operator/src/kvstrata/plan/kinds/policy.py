@@ -101,7 +101,7 @@ def _report(
     if blocked:
         enforcement = Enforcement(_last_enforced(world, policy), committed=True, coverage=none_enforces)
     elif entry is None:
-        drawing = false(ENFORCED, SharedReason.WAITING_FOR_DOMAIN, "the domain's key and epochs are being drawn")
+        drawing = false(ENFORCED, SharedReason.WAITING_FOR_DOMAIN, world.domain_awaited)
         enforcement = Enforcement(drawing, committed=False, coverage=none_enforces)
     else:
         enforcement = policy_enforcement(world, policy, entry)

@@ -57,7 +57,7 @@ def plan_pool(world: World, name: str, now: datetime) -> Plan:
 
 def _next_step(world: World, pool: PrefixPool, now: datetime) -> Step:
     if not world.domain_id or world.domain_key is None:
-        waiting = Decision(SharedReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
+        waiting = Decision(SharedReason.WAITING_FOR_DOMAIN, world.domain_awaited)
         return Step(pending=waiting, can_wait=True)
     stalled = first(chain.RULES, world, pool)
     if stalled is not None:

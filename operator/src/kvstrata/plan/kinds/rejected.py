@@ -19,19 +19,17 @@ from kvstrata.plan.erasure.policy_deletion import plan_creation_refused
 MOST_CHARACTERS = 4000
 
 
-def plan_refused(world: World, key: Key, child: str, sentence: str, now: datetime) -> Plan:
-    """Return the plan that reports a rejection of `child` in Ready and Stalled; other conditions stay.
-
-    `sentence` is from the API server. The next complete plan replaces the conditions. A deleted policy also reports
-    that it gives no access.
-    """
+def plan_refused(world: World, key: Key, sentence: str, now: datetime) -> Plan:
+    """Return the plan that reports a refused write in Ready and Stalled of the object that it is for; other conditions
+    stay. `sentence` is the API server's. The next complete plan replaces the conditions. A deleted policy also reports
+    that it gives no access."""
     policy = world.policies.get(key.name) if key.kind == TenantCachePolicy.INFO.kind else None
     if policy is not None and policy.metadata.deleting:
-        return plan_creation_refused(policy, child, sentence[:MOST_CHARACTERS], now)
-    owner: Resource | None = world.objects(key.kind).get(key.name) if key.kind in ("CacheTier", "CachedModel") else None
+        return plan_creation_refused(policy, sentence[:MOST_CHARACTERS], now)
+    owner: Resource | None = world.objects(key.kind).get(key.name)
     if owner is None or owner.metadata.deleting:
         return Plan()
-    refused = Decision(SharedReason.CHILD_REFUSED, f"{child}: {sentence}"[:MOST_CHARACTERS])
+    refused = Decision(SharedReason.CHILD_REFUSED, sentence[:MOST_CHARACTERS])
     return Plan(statuses=write_status(owner, now, kstatus(refused), {}, keeps_others=True))
 
 

@@ -79,7 +79,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     tended: credentials.Tending | None = None
     domain = world.domain_id
     if domain is None:
-        waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
+        waiting = Decision(TierReason.PROGRESSING, world.domain_awaited)
         return Plan(statuses=_status(world, tier, now, kstatus(pending=waiting), fields), wake_after_s=1)
     if conflict := name_conflict(world, tier):
         return _conflicting(world, tier, now, fields, conflict)

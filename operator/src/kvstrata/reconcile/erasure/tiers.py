@@ -10,6 +10,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import Kube
 from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
+from kvstrata.contract.policy.tiers import password_in
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import Look
 from kvstrata.model.erasure.record import ErasureRecord, TierNow
@@ -73,7 +74,7 @@ class Looks:
             raise LookError(tier.name, "it has no servers")
         try:
             word = await secret_value(self.kube, tier.namespace, asked.password)
-            password = word.decode() if word is not None else None
+            password = password_in(word).decode() if word is not None else None
             authority = await secret_value(self.kube, tier.namespace, asked.authority)
         except SecretMissingError as error:
             raise LookError(tier.name, str(error)) from None

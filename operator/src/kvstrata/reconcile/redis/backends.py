@@ -11,7 +11,7 @@ from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.redis.external import check_external
 from kvstrata.clients.redis.probe import Access
-from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES
+from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES, password_in
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.refs import Key
@@ -45,7 +45,7 @@ class Backends(Background):
         try:
             password = await self._secret_value(namespace, asked.password, MAX_PASSWORD_BYTES)
             authority = await self._secret_value(namespace, asked.authority, MAX_AUTHORITY_BYTES)
-            text = password.decode() if password else None
+            text = password_in(password).decode() if password else None
         except (KubeError, LookupError) as error:
             report = _report(order, False, SharedReason.SECRET_NOT_FOUND, str(error))
         except UnicodeDecodeError:

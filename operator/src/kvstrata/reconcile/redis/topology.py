@@ -23,6 +23,7 @@ from kvstrata.clients.redis.move_report import MoveReport
 from kvstrata.clients.redis.nodes import REFUSED, NodeAccess, RedisNodes, Sent
 from kvstrata.clients.redis.slot_mover import SlotMover
 from kvstrata.clients.resources import POD
+from kvstrata.contract.policy.tiers import password_in
 from kvstrata.model.pods import BackendReport, ClusterReport
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod, SlotRange
 from kvstrata.model.refs import Key
@@ -187,7 +188,7 @@ class _Tending:
                 return nodes
         order, asked = self.order, self.order.access
         word = await secret_value(self._kube, self._namespace, asked.password)
-        password = word.decode() if word is not None else None
+        password = password_in(word).decode() if word is not None else None
         authority = await secret_value(self._kube, self._namespace, asked.authority)
         access = NodeAccess(order.port, asked.username, password, authority, asked.server_name)
         self._access_read = (order, time.monotonic())

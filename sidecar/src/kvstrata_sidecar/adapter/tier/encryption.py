@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvstrata.contract.store.block_value import (
     HEADER_BYTES,
-    MAGIC,
     NO_NONCE,
     NONCE_BYTES,
     TAG_BYTES,
     Header,
+    is_of_another_version,
     pack_header,
     unpack_header,
 )
@@ -111,8 +111,7 @@ class SealedOpening:
     def finish(self) -> bool:
         """Decrypt into the view. False, with the view overwritten, if it is not this block under a key held."""
         header = unpack_header(self._key, bytes(self._header))
-        # A value that another version wrote does not count as damaged.
-        self.damaged = header is None and self._header.startswith(MAGIC)
+        self.damaged = header is None and not is_of_another_version(bytes(self._header))
         if header is None or not header.encrypted or header.body_bytes != len(self._view):
             return False
         held = self._keys.opening(self._keyspace, header.generation)

@@ -6,9 +6,11 @@ clients. On their path the inner `type` is one of Anthropic's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Reason(StrEnum):
@@ -81,16 +83,18 @@ class Refusal(Exception):  # noqa: N818  (it is an answer, not a fault)
 
 
 def engine_error(path: bytes, status: int, body: bytes) -> bytes:
-    """Return an engine's error as the clients of `path` read it: Anthropic's in their envelope, others unchanged."""
-    if path != _ANTHROPIC_PATH:
-        return body
-    try:
+    """Return an engine's error as the clients of `path` read it: Anthropic's in their envelope, others unchanged unless
+    they are no JSON."""
+    value: Any = None
+    message = None
+    with contextlib.suppress(ValueError):
         value = json.loads(body)
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
         message = value.get("error", value)["message"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        message = None
     if not isinstance(message, str):
         message = f"the engine answered {status}"
+    if path != _ANTHROPIC_PATH:
+        return body if isinstance(value, dict) else Refusal(status, Reason.ENGINE, message).body(path)
     return _envelope({"type": _anthropic_type(status), "message": message})
 
 

@@ -41,13 +41,12 @@ class Listener:
         self,
         accept: Callable[[str], Accepted],
         address: tuple[str, int],
-        tls: ssl.SSLContext | None,
+        tls: ServerTls | None,
         limits: Limits,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._accept = accept
-        timeouts = {"ssl_handshake_timeout": limits.head_s, "ssl_shutdown_timeout": limits.tls_shutdown_s}
-        self._tls: dict[str, Any] = {"ssl": tls, **timeouts} if tls is not None else {}
+        self._accept, self._tls = accept, tls
+        self._timeouts = {"ssl_handshake_timeout": limits.head_s, "ssl_shutdown_timeout": limits.tls_shutdown_s}
         self._loop = loop
         self._paused: asyncio.TimerHandle | None = None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -88,46 +87,52 @@ class Listener:
                 accepted.close()
                 connection.opening_failed()
 
-        opening = self._loop.connect_accepted_socket(lambda: connection, accepted, **self._tls)
+        tls: dict[str, Any] = {"ssl": self._tls.context, **self._timeouts} if self._tls is not None else {}
+        opening = self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
         connection.opening = self._loop.create_task(opening)
         connection.opening.add_done_callback(opened)
 
 
 class ServerTls:
-    """A context with a certificate from a mounted Secret, reloaded when Kubernetes replaces it."""
+    """A certificate from a mounted Secret. `context` is for the next connections: when Kubernetes replaces the files, a
+    context of the new ones takes its place, if they make one. `problem` is empty, or why they make none."""
 
     def __init__(self, directory: Path, *, client_authority: bool) -> None:
-        self._directory = directory
         names = ("tls.crt", "tls.key", "ca.crt") if client_authority else ("tls.crt", "tls.key")
         self._files = [directory / name for name in names]
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
-        if client_authority:
-            self.context.verify_mode = ssl.CERT_REQUIRED
-        self._loaded = self._stamps()
-        self._load()
+        self._read = self._stamps()
+        self.context = self._made()
+        self.problem = ""
 
     def reload_if_changed(self) -> bool:
-        """Reload changed files; a broken pair leaves the old one in use and is tried again."""
+        """Replace the context if files changed; an unusable pair leaves the former one in use until it changes."""
         stamps = self._stamps()
-        if stamps == self._loaded or not stamps:
+        if stamps == self._read or not stamps:
             return False
+        directory = self._files[0].parent
+        self._read = stamps
         try:
-            self._load()
+            self.context = self._made()
         except (OSError, ssl.SSLError) as error:
-            log.warning("the new certificate cannot be used", directory=str(self._directory), problem=str(error))
+            self.problem = f"the new certificate in {directory} cannot be used, and the former one is: {error}"
+            log.warning("the new certificate cannot be used", directory=str(directory), problem=str(error))
             return False
-        self._loaded = stamps
-        log.info("a new certificate is in use", directory=str(self._directory))
+        self.problem = ""
+        log.info("a new certificate is in use", directory=str(directory))
         return True
 
-    def _load(self) -> None:
+    def _made(self) -> ssl.SSLContext:
+        """Raises OSError and ssl.SSLError, also for a certificate with another key. A context in use is never changed:
+        OpenSSL would keep the certificate without its key, and authorities that are gone."""
         certificate, key, *authorities = self._files
-        self.context.load_cert_chain(certificate, key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(certificate, key)
         for authority in authorities:
-            # A context only adds authorities: a replaced one stays trusted until the next start.
-            self.context.load_verify_locations(authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(authority)
+        return context
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
         try:

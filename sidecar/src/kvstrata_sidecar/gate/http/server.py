@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any, Protocol
 
 import httptools
 
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.http.listener import Accepted, Listener
+from kvstrata_sidecar.gate.http.listener import Accepted, Listener, ServerTls
 from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Amounts, Buffered, Exchange, Limits, Request
 
 _SINGLE = frozenset(
@@ -51,6 +53,7 @@ class Service(Protocol):
 class HttpServer:
     """`allowed_origins` are those of browsers (CORS). With `closing_after_response` every response closes its
     connection: while draining, so that callers move to other pods, and always for ports with one-off requests.
+    `serves_probes`: HTTP/1.0 is served, too, as load balancers' probes speak it.
     `connections` has those from accept on, without those that are turned away; `opening` has, oldest first, those in a
     TLS handshake, and those that are turned away until they are closed."""
 
@@ -59,6 +62,7 @@ class HttpServer:
     loop: asyncio.AbstractEventLoop
     allowed_origins: Collection[bytes] = ()
     closing_after_response: bool = False
+    serves_probes: bool = False
     connections: dict[ServerConnection, None] = field(default_factory=dict)  # in the order of their accept
     opening: dict[ServerConnection, None] = field(default_factory=dict)
     _by_address: Amounts = field(default_factory=Amounts)
@@ -70,7 +74,7 @@ class HttpServer:
         # By the bound of `Limits`: of all connections, of one peer address's, of those in a handshake.
         self.turned_away = {"connections": 0, "address": 0, "handshakes": 0}
 
-    def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+    def listen(self, host: str, port: int, tls: ServerTls | None) -> int:
         """Return the port, which is any free one for 0; the first call starts the timeout sweeper."""
         listener = Listener(self._accept, (host, port), tls, self.limits, self.loop)
         self._listeners.append(listener)
@@ -145,8 +149,8 @@ class ServerConnection(Accepted):
 
     __slots__ = (
         "_complete", "_exchange", "_expect", "_head_bytes", "_head_done", "_held_bytes", "_ignores_upgrade",
-        "_is_ambiguous", "_is_preflight", "_keep_alive", "_lingering", "_parser", "_refusal", "_target", "address",
-        "deadline", "paused", "peer", "request", "server", "serving", "transport",
+        "_is_ambiguous", "_is_preflight", "_keep_alive", "_lingering", "_named_bytes", "_parser", "_refusal", "_target",
+        "address", "deadline", "paused", "peer", "request", "server", "serving", "transport",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, address: str) -> None:
@@ -167,7 +171,7 @@ class ServerConnection(Accepted):
     def _reset(self) -> None:
         self.request = Request()
         self._target = b""
-        self._head_bytes = 0
+        self._head_bytes = self._named_bytes = 0
         self._head_done = self._complete = self._expect = False
         self._keep_alive = True
         self._refusal: Refusal | None = None
@@ -234,7 +238,7 @@ class ServerConnection(Accepted):
         except httptools.HttpParserError as error:
             self._refuse(bad_request(Reason.MALFORMED_HTTP, f"malformed HTTP request ({error})"))
         if not self._head_done and self._head_bytes > self.server.limits.head_bytes:
-            self._refuse(Refusal(431, Reason.TOO_LARGE, "the request's head is too large"))
+            self._refuse(self._head_too_large())
         if self._refusal is not None:
             self.refuse(self._refusal)
         elif self._complete:
@@ -276,6 +280,9 @@ class ServerConnection(Accepted):
             self._refuse(Refusal(431, Reason.TOO_LARGE, "the request has too many headers"))
         else:
             headers[key] = headers[key] + b", " + value if key in headers else value
+            self._named_bytes += len(name) + len(value)
+            if self._named_bytes > self.server.limits.head_bytes:
+                self._refuse(self._head_too_large())
 
     def on_headers_complete(self) -> None:
         self._head_done = True
@@ -314,7 +321,8 @@ class ServerConnection(Accepted):
 
     def _check_framing(self) -> None:
         request, headers = self.request, self.request.headers
-        if self._parser.get_http_version() != "1.1":
+        is_probe = self.server.serves_probes and self._parser.get_http_version() == "1.0"
+        if self._parser.get_http_version() != "1.1" and not is_probe:
             raise Refusal(505, Reason.MALFORMED_HTTP, "only HTTP/1.1 is supported")
         request.method = self._parser.get_method()
         absolute = _ABSOLUTE_FORM.match(self._target)
@@ -324,7 +332,7 @@ class ServerConnection(Accepted):
         self._keep_alive = self._parser.should_keep_alive()
         self._ignores_upgrade = self._parser.should_upgrade()
         host = headers.get(b"host")
-        if host is None or not _HOST.fullmatch(host.strip()):
+        if (host is None and not is_probe) or (host is not None and not _HOST.fullmatch(host.strip())):
             raise bad_request(Reason.MALFORMED_HTTP, "exactly one valid Host header is needed")
         self._is_preflight = (
             request.method == b"OPTIONS"
@@ -342,6 +350,9 @@ class ServerConnection(Accepted):
         if expect is not None and expect.lower() != b"100-continue":
             raise Refusal(417, Reason.MALFORMED_HTTP, "the only expectation supported is '100-continue'")
         self._expect = expect is not None and not self._complete
+
+    def _head_too_large(self) -> Refusal:
+        return Refusal(431, Reason.TOO_LARGE, f"the request's head exceeds {self.server.limits.head_bytes} bytes")
 
     def _too_large(self) -> Refusal:
         return Refusal(413, Reason.TOO_LARGE, f"the body exceeds {self.server.limits.body_bytes} bytes")
@@ -381,14 +392,14 @@ class ServerConnection(Accepted):
         head = b"%sContent-Type: %s\r\nContent-Length: %d\r\n%s%s" % (
             STATUS_LINES[status], content_type, len(body), extra, self.head_end(),
         )  # fmt: skip
-        self.transport.write(head + body)
+        self.transport.write(head if self.request.method == b"HEAD" else head + body)
         self.end()
 
     def head_end(self) -> bytes:
         """Return the last lines of a response's head."""
         if self.server.closing_after_response:
             self._keep_alive = False
-        end = b"\r\n" if self._keep_alive else b"Connection: close\r\n\r\n"
+        end = b"Date: %s\r\n%s\r\n" % (_date(int(time.time())), b"" if self._keep_alive else b"Connection: close\r\n")
         if not self.server.allowed_origins:
             return end
         origin = self.request.headers.get(b"origin")
@@ -452,6 +463,11 @@ class ServerConnection(Accepted):
     def let_go(self) -> None:
         self.server.buffered.remove(self.request.subject, self._held_bytes)
         self._held_bytes = 0
+
+
+@lru_cache(maxsize=1)
+def _date(now_s: int) -> bytes:
+    return formatdate(now_s, usegmt=True).encode()
 
 
 class _BodyReader:

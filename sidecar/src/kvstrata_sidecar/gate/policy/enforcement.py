@@ -103,15 +103,15 @@ class Enforcement:
 
     def fence(self) -> None:
         """Check the age of the policy; called a few times a second. Under `onStale: Fence` a stale one may have lost
-        any keyspace, so requests on all of them get `drainTimeout` to end: none outlives a lost invalidation by more
-        than `staleAfter + drainTimeout`."""
+        any keyspace: no request begins with one, nothing is stored, and requests that run get `maxRequestDuration` to
+        end, so none outlives a lost erasure by more than `staleAfter + maxRequestDuration`."""
         fenced = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence" and not self.fresh()
         if fenced == self._fenced:
             return
         self._fenced = fenced
         if self.bundle is None:
             return
-        deadline = self.loop.time() + self.bundle.root.rules.drain_timeout_s
+        deadline = self.loop.time() + self.bundle.root.rules.max_request_s
         for hold in self.in_flight.values():
             if hold.keyspace and hold.floor is None:
                 hold.deadline = deadline if fenced else _NEVER

@@ -227,11 +227,12 @@ def rewrite(endpoint: Endpoint, body: Json) -> tuple[Json, Shape]:
         bounds[endpoint.required](None, endpoint.required)
     prompt, stream = fields.get("prompt"), fields.get("stream", False)
     prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
-    sequences = fields.get("n", 1) * prompts
+    sequences = int(fields.get("n", 1)) * prompts
     if sequences > MAX_SEQUENCES:
         raise bad_request(
-            Reason.BAD_VALUE, f"one request may ask for at most {MAX_SEQUENCES} sequences (n times prompts)", "n"
-        )
+            Reason.BAD_VALUE, f"one request may ask for at most {MAX_SEQUENCES} sequences (n times prompts)",
+            "prompt" if prompts > MAX_SEQUENCES else "n",
+        )  # fmt: skip
     options = fields.get("stream_options", {})
     if "stream_options" in fields and not stream:
         raise bad_request(Reason.BAD_VALUE, "'stream_options' needs 'stream': true", "stream_options")

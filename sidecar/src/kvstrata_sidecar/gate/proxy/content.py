@@ -17,6 +17,7 @@ from kvstrata_sidecar.gate.proxy.pictures import PixelBudget
 from kvstrata_sidecar.gate.proxy.values import (
     MAX_NAME_CHARACTERS,
     Json,
+    are_whole,
     by_type,
     flag,
     kind_of,
@@ -35,8 +36,10 @@ _CHAT_MESSAGE = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning", "reasoning_content",
      "function_call"}
 )  # fmt: skip
-_ANSWERED_ONLY = ("annotations", "audio")
-"""Keys of an answer's message that no engine reads: accepted, and not forwarded."""
+_ANSWERED_ONLY = (
+    "annotations", "audio", "citations", "provider_specific_fields", "reasoning_details", "thinking_blocks",
+)  # fmt: skip
+"""Keys of an answer's message, of any provider, that no engine reads: accepted, and not forwarded."""
 
 _CHAT_PARTS = ("text", "refusal", "image_url", "video_url", "audio_url", "input_audio")
 """Types of a message's parts; each has its content under the key of its type."""
@@ -155,9 +158,9 @@ def prompt(value: object, where: str) -> None:
         return
     if isinstance(value, list) and value:
         kinds = set(map(type, value))
-        if kinds in ({str}, {int}):
+        if kinds == {str} or are_whole(value):
             return
-        if kinds == {list} and all(item and set(map(type, item)) == {int} for item in value):
+        if kinds == {list} and all(item and are_whole(item) for item in value):
             return
     raise wrong(where, "text, a list of texts, token ids or a list of token ids")
 

@@ -1,7 +1,8 @@
 """Rate limits of tenants on this replica: token buckets of requests and of tokens.
 
-A bucket holds a minute's worth and is refilled evenly. A request is charged when it is sent to the engine; its tokens
-are charged when its answer has ended. So a tenant's tokens may fall below zero; it then waits until some are left.
+A bucket holds a minute's worth and is refilled evenly. A request is charged when it is sent to the engine, as often as
+it has sequences; its tokens are charged when its answer has ended. So a bucket may fall below zero; the tenant then
+waits until there is some again.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ engine's socket, and a caller that disconnects ends the engine's work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -65,7 +66,15 @@ class TenantService:
 
     def __post_init__(self) -> None:
         self.rates = Rates(self.clock)
-        described = {"id": self.model, "object": "model", "created": 0, "owned_by": "kvstrata"}
+        self.describe(b"")
+
+    def describe(self, models: bytes) -> None:
+        """Describe the model to callers as the engine's list of models does: its context, and since when it runs."""
+        found: dict[str, object] = {}
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            listed = orjson.loads(models)["data"][0]
+            found = {key: listed[key] for key in ("created", "max_model_len") if isinstance(listed.get(key), int)}
+        described = {"id": self.model, "object": "model", "created": int(self.now_s()), "owned_by": "kvstrata", **found}
         self._model = orjson.dumps(described)
         self._models = orjson.dumps({"object": "list", "data": [described]})
 
@@ -127,7 +136,7 @@ class TenantService:
         # The engine may begin; no part of its answer, and no other policy, arrives before this call returns.
         relay.call = self.engine.send(sent, relay)
         self.sequences.add(tenant, parsed.shape.sequences)
-        self.rates.charge(tenant, limit, requests=1)
+        self.rates.charge(tenant, limit, requests=parsed.shape.sequences)
         relay.rate_headers = self.rates.headers(tenant, limit)
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
         if not grant.keyspace:
@@ -387,8 +396,8 @@ class Relay(Exchange):
             return 0
         answer = self._usage
         usage = answer.usage if answer is not None else Usage()
-        # Of several prompts the engine reports the cached tokens of one.
-        cached = usage.cached if self.shape.prompts == 1 else -1
+        # Of several sequences the engine reports the cached tokens of one.
+        cached = usage.cached if self.shape.sequences == 1 else -1
         self.numbers.tokens(usage.prompt, usage.completion, cached)
         reported = max(usage.prompt, 0) + max(usage.completion, 0)
         if answer is not None and answer.is_final:

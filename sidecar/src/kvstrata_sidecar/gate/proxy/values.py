@@ -88,8 +88,23 @@ def _bound(holds: Callable[[Any], bool], rule: str) -> Bound:
 flag = _bound(lambda value: type(value) is bool, "true or false")
 
 
+def is_whole(value: object) -> bool:
+    return type(value) is int or (type(value) is float and value.is_integer())
+
+
+def are_whole(values: list[Any]) -> bool:
+    """Whether all items are whole numbers; those that are written otherwise become integers in place."""
+    if set(map(type, values)) <= {int}:
+        return True
+    if not all(map(is_whole, values)):
+        return False
+    values[:] = map(int, values)
+    return True
+
+
 def whole(low: int, high: int) -> Bound:
-    return _bound(lambda value: type(value) is int and low <= value <= high, f"a whole number from {low} to {high}")
+    """Also written as 2.0, as languages without whole numbers do, and as the engine reads it."""
+    return _bound(lambda value: is_whole(value) and low <= value <= high, f"a whole number from {low} to {high}")
 
 
 def number(low: float, high: float) -> Bound:
@@ -119,7 +134,7 @@ def one_of(*words: str) -> Bound:
 
 def token_ids(count: int) -> Bound:
     rule = f"a list of at most {count} token ids"
-    return _bound(lambda ids: type(ids) is list and len(ids) <= count and set(map(type, ids)) <= {int}, rule)
+    return _bound(lambda ids: type(ids) is list and len(ids) <= count and are_whole(ids), rule)
 
 
 def biases(value: object, where: str) -> None:

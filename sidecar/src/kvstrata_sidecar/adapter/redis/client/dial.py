@@ -10,6 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from pathlib import Path
 
+from kvstrata.contract.policy.tiers import password_in
 from kvstrata_sidecar.adapter.params import Endpoint, TierParams, TlsParams
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.resp import AccessError, PeerTimeoutError, TransportError, reason
@@ -58,7 +59,7 @@ def dial(endpoint: Endpoint | Address, tier: TierParams) -> Connection:
 def read_password(path: str) -> bytes:
     """Return the password in a file, without a line end. Raises AccessError if there is none."""
     try:
-        password = Path(path).read_bytes().rstrip(b"\r\n")
+        password = password_in(Path(path).read_bytes())
     except OSError as error:
         raise AccessError(f"the password file {path} cannot be read: {reason(error)}") from error
     if not password:

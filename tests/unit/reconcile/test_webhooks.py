@@ -1,0 +1,62 @@
+"""Admission webhooks that change pod templates: what they add is theirs, and nothing is written at rest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+
+PodSpec = dict[str, Any]
+
+
+def inject(spec: PodSpec) -> None:
+    spec["containers"].insert(0, {"name": "proxy", "image": "mesh:1"})
+    spec.setdefault("volumes", []).append({"name": "certificates", "emptyDir": {}})
+
+
+def rewrite(spec: PodSpec) -> None:
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        container["image"] = f"mirror.example/{container['image'].removeprefix('mirror.example/')}"
+
+
+def admitted_with(change: Callable[[PodSpec], None]) -> Simulation:
+    """A namespace whose webhook changes every pod template that is written."""
+    simulation = Simulation(cpu_tier(), redis_tier(), model(tiers=("cpu", "shared")), policy("acme"))
+    api = simulation.kube.api
+    stored = api.apply
+
+    def apply(slot: Any, body: Any, *manager: Any, **options: Any) -> Any:
+        body = copy.deepcopy(body)
+        if slot[0] in ("Deployment", "StatefulSet"):
+            change(body["spec"]["template"]["spec"])
+        return stored(slot, body, *manager, **options)
+
+    api.apply = apply  # type: ignore[method-assign]
+    simulation.come_to_rest()
+    simulation.put(pod("pod-0"))
+    simulation.come_to_rest()
+    return simulation
+
+
+@pytest.mark.parametrize("change", [inject, rewrite])
+def test_a_model_becomes_ready_and_nothing_is_written_at_rest(change: Callable[[PodSpec], None]) -> None:
+    simulation = admitted_with(change)
+    assert "is being written" not in str(simulation.status("CachedModel", "tiny")["conditions"])
+    version = simulation.kube.objects["Deployment", NAMESPACE, "kvs-tiny"]["metadata"]["resourceVersion"]
+    simulation.advance(3600)
+    assert simulation.kube.objects["Deployment", NAMESPACE, "kvs-tiny"]["metadata"]["resourceVersion"] == version
+
+
+def test_what_was_rewritten_is_an_event_of_the_owner() -> None:
+    simulation = admitted_with(rewrite)
+    events = [one for (kind, _, _), one in simulation.kube.objects.items() if kind == "Event"]
+    told = {(one["involvedObject"]["kind"], one["message"]) for one in events if one["reason"] == "ChildRewritten"}
+    changed = "spec.template.spec.initContainers[0].image"
+    message = f"Deployment kvs-tiny: {changed} is stored otherwise than written, as by an admission webhook"
+    assert ("CachedModel", message) in told
+    assert len([one for one in events if one["reason"] == "ChildRewritten"]) == len(told), "once each"
