@@ -120,7 +120,9 @@ async def test_the_model_list_has_the_engines_context_and_time(gate: World) -> N
     assert (listed["id"], listed["max_model_len"], listed["created"]) == ("tiny", 2048, 1_700_000_000)
 
 
-@pytest.mark.parametrize("models", [{}, [], {"data": []}, {"data": [{"max_model_len": "x", "created": None}]}])
+@pytest.mark.parametrize(
+    "models", [{}, [], {"data": []}, {"data": ["x"]}, {"data": [{"max_model_len": "x", "created": None}]}]
+)
 async def test_an_engine_without_facts_is_described_without_them(world: World, models: object) -> None:
     world.engine.models = models
     async with ready(world):

@@ -75,6 +75,7 @@ TEMPLATE: dict[str, Any] = {
                         "ports": [{"containerPort": 80}],
                     }
                 ],
+                "initContainers": [{"name": "plugin"}, {"name": "gate"}],
                 "tolerations": [{"key": "gpu", "operator": "Exists"}],
             }
         }
@@ -92,7 +93,7 @@ def injected(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     "change",
     [
         lambda pod: pod["containers"].insert(0, {"name": "proxy", "image": "mesh:1"}),
-        lambda pod: pod.update(initContainers=[{"name": "init"}], volumes=[{"name": "v"}]),
+        lambda pod: pod.update(initContainers=[*pod["initContainers"], {"name": "i"}], volumes=[{"name": "v"}]),
         lambda pod: pod["containers"][0]["env"].append({"name": "B", "value": "2"}),
         lambda pod: pod["containers"][0]["volumeMounts"].insert(0, {"mountPath": "/b", "name": "b"}),
         lambda pod: pod["containers"][0]["ports"].append({"containerPort": 81}),
@@ -114,10 +115,11 @@ def test_what_a_webhook_adds_to_a_pod_template_is_not_ours_to_compare(
             lambda pod: pod["containers"][0]["env"][0].update(value="2"),
             ".spec.template.spec.containers[0].env[0].value",
         ),
+        (lambda pod: pod["initContainers"].reverse(), ".spec.template.spec.initContainers"),
         (lambda pod: pod.update(containers=[{"name": "proxy"}]), ".spec.template.spec.containers"),
         (lambda pod: pod["tolerations"].append({"key": "x"}), ".spec.template.spec.tolerations"),
     ],
-    ids=["an image", "an argument", "a value", "no engine", "a toleration"],
+    ids=["an image", "an argument", "a value", "the order", "no engine", "a toleration"],
 )
 def test_what_is_changed_of_ours_is_noticed_unless_the_server_answers_every_write_so(
     change: Callable[[dict[str, Any]], object], path: str

@@ -7,12 +7,13 @@ from datetime import timedelta
 
 import pytest
 
+from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.receipt.facts import Target
 from kvstrata.contract.receipt.vocabulary import Standing
 from kvstrata.model.erasure.facts import Rolled, Witness
 from kvstrata.model.erasure.record import Erasure, ErasureRecord
 from kvstrata.plan.erasure.gather import reports
-from kvstrata.plan.witnesses import account_for, witnesses_of
+from kvstrata.plan.witnesses import account_for, longest_fence, witnesses_of
 from tests.support.objects import NAMESPACE, cpu_tier, domain, invalidation, model, pod, policy
 from tests.support.worlds import Simulation
 
@@ -142,6 +143,42 @@ def test_a_pod_whose_containers_were_never_reported_may_have_started_them() -> N
     simulation.put(pod("pod-2", state="waiting", ready=False))
     simulation.come_to_rest()
     assert simulation.status("CacheInvalidation", "now")["phase"] == "Complete"
+
+
+def test_a_pod_that_the_kubelet_rejected_is_no_witness() -> None:
+    simulation = at_rest()
+    rejected = pod("pod-2", ready=False)
+    rejected["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "startTime": "2026-01-01T00:00:00Z"}
+    simulation.put(rejected)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.come_to_rest()
+    assert simulation.status("CacheInvalidation", "now")["phase"] == "Complete"
+    assert witnesses(simulation) == ["pod-0", "pod-1"]
+
+
+def test_a_pod_that_is_bound_after_the_revocation_and_never_starts_is_not_waited_for() -> None:
+    simulation = at_rest()
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    unreported = pod("pod-2", ready=False)
+    unreported["status"] = {"phase": "Pending"}
+    simulation.put(unreported)
+    simulation.ack("pod-0")
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert simulation.status("CacheInvalidation", "now")["phase"] == "Complete"
+
+
+def test_rules_of_a_bundle_that_is_lost_may_have_been_any() -> None:
+    simulation = at_rest()
+    world = replace(simulation.store.world(NAMESPACE), bundles={})
+    assert longest_fence(world, "tiny", Rules(), simulation.now) == (None, None)
+    assert longest_fence(replace(world, pods={}, states={}), "tiny", Rules(), simulation.now) == (300, 1200)
+
+
+def test_requests_of_a_gate_of_the_version_before_may_run_for_the_drain_timeout() -> None:
+    assert Rules(drain_timeout_s=3600).end_s == 300 + 3600
+    assert Rules(on_stale="ServeStale").end_s is None
 
 
 def test_a_pod_that_vanishes_after_the_revocation_and_is_in_no_list_is_waited_for() -> None:

@@ -292,8 +292,8 @@ class CacheInvalidationStatus(Status):
     """When it started."""
 
     rolled_time: Timestamp | None = None
-    """When every scope had its new epoch and every bundle carried it. Unreachable pods fence themselves staleAfter +
-    drainTimeout later."""
+    """When every scope had its new epoch and every bundle carried it. Unreachable pods fence themselves staleAfter
+    later."""
 
     completion_time: Timestamp | None = None
     """When it ended."""

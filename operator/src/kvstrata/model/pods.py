@@ -46,8 +46,8 @@ class Pod:
     """A pod of a CachedModel as the API server shows it.
 
     `ever_ran`: the kubelet reported a container as running or terminated. Before that the pod holds no policy, and its
-    gate reads the newest bundle when it starts. `reported`: the kubelet reported its containers at all; until
-    then it may have started them. `render_id` is empty on pods of a version without rendering.
+    gate reads the newest bundle when it starts. `reported`: the kubelet reported the pod at all; until then it
+    may have started its containers. `render_id` is empty on pods of a version without rendering.
     """
 
     name: str

@@ -161,7 +161,7 @@ class World(DomainState):
     def domain_awaited(self) -> str:
         """Why the domain has no identity yet."""
         why = self.refused.get(Key("CacheDomain", self.namespace, DOMAIN_NAME))
-        if why is None:
+        if why is None or self.domain is not None:
             return "the domain's identity, key and epochs are being drawn"
         return f"CacheDomain {DOMAIN_NAME} cannot be created: {why}; create it, with an empty spec, or admit it"
 

@@ -97,13 +97,14 @@ def difference(live: Any, desired: Any, path: str = "") -> str:
 
 
 def _paired(live: Any, desired: list[Any] | tuple[Any, ...], *, in_template: bool) -> list[Any] | None:
-    """Return the items of `live` for those of `desired`; None if they have none."""
+    """Return the items of `live` for those of `desired`; None if some have none, or another order."""
     if not isinstance(live, list):
         return None
     key = next((key for key in _KEYS if all(isinstance(one, Mapping) and key in one for one in desired)), None)
     if in_template and key is not None:
-        by_key = {one[key]: one for one in live if isinstance(one, Mapping) and key in one}
-        return [by_key[one[key]] for one in desired] if all(one[key] in by_key for one in desired) else None
+        places = {one[key]: place for place, one in enumerate(live) if isinstance(one, Mapping) and key in one}
+        found = [places.get(one[key], -1) for one in desired]
+        return [live[place] for place in found] if -1 not in found and found == sorted(found) else None
     return live if len(live) == len(desired) else None
 
 

@@ -65,7 +65,8 @@ def longest_fence(world: World, model: str, rules: Rules, now: datetime) -> tupl
     that may have them has acknowledged others, or has fenced itself off."""
     committed = world.bundles.get(model)
     if committed is None:
-        return rules.fence_s, rules.end_s
+        lost = any(one.acked for one in witnesses_of(world, model, now))
+        return (None, None) if lost else (rules.fence_s, rules.end_s)
     root = committed.bundle.root
     settled = committed.whole and all(one.acked >= root.rules_since for one in witnesses_of(world, model, now))
     before = root.rules if settled else root
@@ -106,7 +107,8 @@ def account_for(
     ended = ended_pods(world)
     everyone = {witness.uid: witness for witness in witnesses}
     for pod in seen.values():
-        if pod.model in revisions:
+        # One that was bound later and has not started yet will read the newest bundle.
+        if pod.model in revisions and pod.ever_ran:
             everyone.setdefault(pod.uid, Witness(pod.model, pod.name, pod.uid, None))
     for model, revision in revisions.items():
         for gone in _vanished(world, model, now, new_only=new_only):
@@ -131,6 +133,11 @@ def ended_pods(world: World) -> set[str]:
     """Return the UIDs of pods whose containers the kubelet reported as ended, or as never started."""
     here = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.scheduled and not pod.live}
     return here | {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
+
+
+def not_started(world: World) -> set[str]:
+    """Return the UIDs of pods of which no container was reported as started: they hold no blocks yet."""
+    return {pod.uid for pods in world.pods.values() for pod in pods.values() if not pod.ever_ran}
 
 
 def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime, *, new_only: bool = False) -> bool:

@@ -45,7 +45,8 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         scheduled=bool(spec.get("nodeName")),
         finished=_finished(containers, deleting=deleting),
         ever_ran=any(_ever_ran(container) for container in containers),
-        reported=bool(containers),
+        # A pod that the kubelet rejected has no containers, but the time at which it was seen.
+        reported=bool(containers) or "startTime" in status,
         ready=ready,
         deleting=deleting,
         identity=own.get(labels.IDENTITY, ""),

@@ -14,7 +14,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan import actions
 from kvstrata.plan.actions import Plan, StatusWrite
 from kvstrata.plan.budgets.admission import admitted_by
-from kvstrata.plan.kinds.rejected import plan_refused
+from kvstrata.plan.kinds.rejected import MOST_CHARACTERS, plan_refused
 
 from . import metrics
 from .audit import record_restore, record_status
@@ -111,9 +111,12 @@ class Writer:
         # The API server's own words name the object, but for an apply that its type refuses.
         refused = f"{error.child}: {error.message}" if isinstance(error, ChildRefusedError) else error.message
         domain = self._store.domain(key.namespace)
-        if key.kind in (BUNDLE, "CacheDomain") and domain.refused.get(key) != refused:
-            domain.refused[key] = refused
-            self._queue.add_all(self._waiting_for(key))
+        if key.kind in (BUNDLE, "CacheDomain"):
+            if key not in domain.refused:
+                self._queue.add_all(self._waiting_for(key))
+            domain.refused[key] = refused[:MOST_CHARACTERS]
+        if key.kind == BUNDLE:  # it has no status of its own
+            return
         for write in plan_refused(self._store.world(key.namespace), key, refused, utc_now()).statuses:
             with suppress(KubeError):  # the status itself may be refused
                 await self._write_status(key, write)

@@ -111,7 +111,13 @@ class Rules:
     @property
     def end_s(self) -> int | None:
         """How long such requests may run; None: without bound."""
-        return self.stale_after_s + self.max_request_s if self.on_stale == "Fence" else None
+        return self.longest_s if self.on_stale == "Fence" else None
+
+    @property
+    def longest_s(self) -> int:
+        """From the last reading of a policy to the end of requests on it. A gate of the version before `max_request_s`
+        lets them run for `drain_timeout_s`."""
+        return self.stale_after_s + max(self.max_request_s, self.drain_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ def plan_bundle(world: World, name: str, now: datetime) -> Plan:
     restored, last = last_restore(world), committed.bundle.root if committed else None
     least = restored.revision if restored else 0
     rules = rules_of(world, model)
-    fence_s, end_s = longest_fence(world, name, rules, now)
     head = Root(
         domain=world.domain_id,
         model=name,
@@ -63,8 +62,6 @@ def plan_bundle(world: World, name: str, now: datetime) -> Plan:
         # A deleted Lease restarts its count; the bundle's term keeps growing.
         term=max(world.term, last.term if last else 0, restored.term if restored else 0),
         rules=rules,
-        fence_s=fence_s,
-        end_s=end_s,
         shards=(),
         tiers=tiers_of(world, model),
         access=access_of(world, model, current),
@@ -83,6 +80,8 @@ def plan_bundle(world: World, name: str, now: datetime) -> Plan:
         and _content(current.root) == _content(head)
     ):
         return _tidy(world, model, committed)
+    fence_s, end_s = longest_fence(world, name, rules, now)
+    head = replace(head, fence_s=fence_s, end_s=end_s)
     commit = _commit(world, model, committed, current, head, entries, pools)
     followers = tuple(Key("CacheTier", world.namespace, tier) for tier in model.tier_names if tier in world.tiers)
     return Plan(actions=(commit,), enqueue=followers, wake_after_s=TIDY_AFTER_S if commit.pool_shards else None)

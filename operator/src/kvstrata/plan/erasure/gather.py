@@ -39,7 +39,7 @@ from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.erasure.prefix import source_of
 from kvstrata.plan.redis.backend import report_of
 from kvstrata.plan.rules.invalidation import scopes_to_leave
-from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced
+from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced, not_started
 from kvstrata.plan.witnesses import Witness as Held
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
@@ -156,13 +156,13 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
     models = {target.model for target in targets}
     # Some may have been reported as running only after the status was written.
     pods |= {pod.uid: (model, pod.name) for model in sorted(models) for pod in world.live_pods(model)}
-    chosen = frozenset(tier.name for tier in invalidation.spec.tiers)
+    chosen, empty = frozenset(tier.name for tier in invalidation.spec.tiers), not_started(world)
     return Rolled(
         status.rolled_time,
         gone,
         targets,
         tuple(
-            Witness(model, uid, name, inside(world.models.get(model), world.tiers, chosen))
+            Witness(model, uid, name, () if uid in empty else inside(world.models.get(model), world.tiers, chosen))
             for uid, (model, name) in pods.items()
         ),
         record.keys,
@@ -255,9 +255,9 @@ def _fence(world: World, witness: Witness, fenced_by: datetime, now: datetime) -
         return None
     root = committed.bundle.root
     # Of a pod that may have had earlier rules the longest counts.
-    whole_s, running_s = max(root.rules.end_s or 0, root.end_s or 0), root.rules.max_request_s
+    whole_s, stale_s = max(root.rules.longest_s, root.end_s or 0), root.rules.stale_after_s
     last_fresh = fenced_by - timedelta(seconds=whole_s + FENCE_MARGIN_S)
-    return Fence(format_timestamp(last_fresh), whole_s - running_s, running_s, format_timestamp(now))
+    return Fence(format_timestamp(last_fresh), stale_s, whole_s - stale_s, format_timestamp(now))
 
 
 def _subject(invalidation: CacheInvalidation) -> Subject:

@@ -26,7 +26,7 @@ from kvstrata.plan.erasure.advance import Woken
 from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
 from kvstrata.plan.erasure.policy_deletion import ABANDON, reason_of
 from kvstrata.plan.rules.invalidation import shared_by
-from kvstrata.plan.witnesses import witnesses_now
+from kvstrata.plan.witnesses import not_started, witnesses_now
 
 Ordering = CacheInvalidation | TenantCachePolicy
 
@@ -125,6 +125,7 @@ def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rol
         return None
     tiers, models = _tiers(world), {**world.ending.models, **world.models}
     pods = {witness.uid: witness for witness in witnesses_now(world, now)}
+    empty = not_started(world)
     return Rolled(
         now,
         gather.revoked(record),
@@ -134,7 +135,8 @@ def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rol
             if name in world.models
         ),
         tuple(
-            Witness(one.model, uid, one.pod, gather.inside(models.get(one.model), tiers)) for uid, one in pods.items()
+            Witness(one.model, uid, one.pod, () if uid in empty else gather.inside(models.get(one.model), tiers))
+            for uid, one in pods.items()
         ),
         record.keys,
     )

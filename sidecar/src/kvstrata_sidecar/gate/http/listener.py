@@ -105,19 +105,20 @@ class ServerTls:
         self.problem = ""
 
     def reload_if_changed(self) -> bool:
-        """Replace the context if files changed; an unusable pair leaves the former one in use until it changes."""
+        """Replace the context if files changed; an unusable pair leaves the former one in use and is tried again."""
         stamps = self._stamps()
         if stamps == self._read or not stamps:
             return False
         directory = self._files[0].parent
-        self._read = stamps
         try:
             self.context = self._made()
         except (OSError, ssl.SSLError) as error:
-            self.problem = f"the new certificate in {directory} cannot be used, and the former one is: {error}"
-            log.warning("the new certificate cannot be used", directory=str(directory), problem=str(error))
+            problem = f"the new certificate in {directory} cannot be used, and the former one is: {error}"
+            if problem != self.problem:
+                log.warning("the new certificate cannot be used", directory=str(directory), problem=str(error))
+            self.problem = problem
             return False
-        self.problem = ""
+        self._read, self.problem = stamps, ""
         log.info("a new certificate is in use", directory=str(directory))
         return True
 

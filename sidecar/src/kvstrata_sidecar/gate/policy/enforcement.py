@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.contract.policy.bundle import Bundle, Rules
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.policy.grants import PoolSubject, still_granted
 from kvstrata_sidecar.gate.policy.identity import ResolvedIdentity
 from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 
 _NEVER = float("inf")
+_CLOCKS_DIFFER_S = 0.5
 boottime_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
@@ -106,19 +107,31 @@ class Enforcement:
         any keyspace: no request begins with one, nothing is stored, and requests that run get `maxRequestDuration` to
         end, so none outlives a lost erasure by more than `staleAfter + maxRequestDuration`."""
         fenced = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence" and not self.fresh()
+        if fenced and self.bundle is not None:
+            self._bound(self.bundle.root.rules)
         if fenced == self._fenced:
             return
         self._fenced = fenced
         if self.bundle is None:
             return
-        deadline = self.loop.time() + self.bundle.root.rules.max_request_s
         for hold in self.in_flight.values():
-            if hold.keyspace and hold.floor is None:
-                hold.deadline = deadline if fenced else _NEVER
+            if not fenced and hold.keyspace and hold.floor is None:
+                hold.deadline = _NEVER
         if fenced:
             log.warning("the policy is stale: requests run without reuse", age_ms=self.freshness.age_ms())
         self._arm_reaper()
         self.notify()
+
+    def _bound(self, rules: Rules) -> None:
+        """Bound requests that run under a stale policy by its age, which counts suspension, as the loop's clock does
+        not."""
+        left_s = rules.stale_after_s + rules.max_request_s - self.freshness.age_ms() / 1000
+        deadline = self.loop.time() + max(0.0, left_s)
+        late = [one for one in self.in_flight.values() if one.keyspace and one.floor is None]
+        if any(one.deadline > deadline + _CLOCKS_DIFFER_S for one in late):
+            for one in late:
+                one.deadline = deadline
+            self._arm_reaper()
 
     def apply(self, bundle: Bundle) -> None:
         # The policy is on the volume before any request is granted under it: the cache server never learns of a

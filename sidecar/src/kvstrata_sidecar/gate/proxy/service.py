@@ -71,7 +71,7 @@ class TenantService:
     def describe(self, models: bytes) -> None:
         """Describe the model to callers as the engine's list of models does: its context, and since when it runs."""
         found: dict[str, object] = {}
-        with contextlib.suppress(ValueError, LookupError, TypeError):
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             listed = orjson.loads(models)["data"][0]
             found = {key: listed[key] for key in ("created", "max_model_len") if isinstance(listed.get(key), int)}
         described = {"id": self.model, "object": "model", "created": int(self.now_s()), "owned_by": "kvstrata", **found}
