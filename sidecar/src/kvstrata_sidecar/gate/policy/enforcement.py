@@ -104,8 +104,8 @@ class Enforcement:
 
     def fence(self) -> None:
         """Check the age of the policy; called a few times a second. Under `onStale: Fence` a stale one may have lost
-        any keyspace: no request begins with one, nothing is stored, and requests that run get `maxRequestDuration` to
-        end, so none outlives a lost erasure by more than `staleAfter + maxRequestDuration`."""
+        any keyspace: no request begins with one, shared and file tiers take nothing, and requests that run get
+        `maxRequestDuration` to end, so none outlives a lost erasure by more than `staleAfter + maxRequestDuration`."""
         fenced = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence" and not self.fresh()
         if fenced and self.bundle is not None:
             self._bound(self.bundle.root.rules)
