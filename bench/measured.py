@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.result import RUNS_LEFT
 from e2e.cluster.digests import digest_of
 from e2e.cluster.settings import REPOSITORY
 
@@ -81,7 +82,10 @@ def _reason(result: Path, changed: Sequence[str]) -> str:
         return "it has no result"
     if changed:
         return f"its result is older than {', '.join(changed)}"
-    ok = json.loads(result.read_text())["ok"]
+    document = json.loads(result.read_text())
+    if left := document["conditions"].get(RUNS_LEFT):
+        return f"{left} of its runs are left"
+    ok = document["ok"]
     return "" if ok is True else "a figure is out of its range" if ok is False else "its result is not judged"
 
 

@@ -15,6 +15,9 @@ RANGES = Path(__file__).parent / "ranges"
 OTHER_LOAD = "other_load_percent"
 """Condition of every result: the share of the processors that other programs took while times were measured."""
 
+RUNS_LEFT = "runs_left"
+"""Condition of a result that takes several calls: how many runs are missing, or are of earlier code."""
+
 QUIET_PERCENT = 20
 ON_A_QUIET_MACHINE = "on_a_quiet_machine"
 """Key of a bound that nothing can exceed but elapsed time, and so not judged while others keep the machine busy.

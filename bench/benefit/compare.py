@@ -18,14 +18,14 @@ from typing import Any
 from bench.benefit.arms import Settings, chosen
 from bench.benefit.figures import Evaluated, evaluate
 from bench.benefit.fleet import POD_BYTES, SPARE_BYTES, Installed, running
-from bench.benefit.plan import Slot, State, estimate_s, next_slot, remaining
+from bench.benefit.plan import Slot, State, estimate_s, of_earlier_code, remaining
 from bench.benefit.play import Play
 from bench.benefit.table import table
 from bench.benefit.text import words
 from bench.benefit.tiers import tiers_measured
 from bench.benefit.workload import Family, families, workload
 from bench.environment import ROOT, install
-from bench.result import OTHER_LOAD, Result
+from bench.result import OTHER_LOAD, RUNS_LEFT, Result
 from bench.sharing.excerpt import TENTH
 from bench.sharing.stand import engine_python
 from e2e.cluster.progress import ClusterError, Progress
@@ -50,13 +50,13 @@ async def measure(settings: Settings | None = None) -> Result:
     prepared = _prepare(progress)
     state = State(settings)
     await _go_on(settings, state, prepared)
-    left = len(remaining(settings, state.records))
-    if any(slot.cell in settings.main and not slot.repeat for slot in remaining(settings, state.records)):
+    left = remaining(settings, state.records)
+    if any(slot.cell in settings.main and not slot.repeat for slot in left):
         raise ClusterError(
-            f"{len(state.records)} runs are measured and {left} are left, some of them in the main comparison",
+            f"{len(state.records)} runs are measured and {len(left)} are left, some of them in the main comparison",
             advice="run it again: it continues there",
         )
-    return _result(settings, evaluate(settings, state.records, prepared.traced), plotter, left, state.text)
+    return _result(settings, evaluate(settings, state.records, prepared.traced), plotter, state)
 
 
 def _prepare(progress: Progress) -> _Prepared:
@@ -71,7 +71,7 @@ def _prepare(progress: Progress) -> _Prepared:
 async def _go_on(settings: Settings, state: State, prepared: _Prepared) -> None:
     """Measure slot after slot until the time is up, or nothing is left."""
     until_s = time.monotonic() + 60 * settings.call_minutes
-    while (slot := next_slot(settings, state.records, state.call)) is not None:
+    while (slot := state.next(settings)) is not None:
         expected_s = estimate_s(state.records, slot)
         if time.monotonic() + expected_s > until_s:
             _report(
@@ -104,7 +104,7 @@ def _available_bytes() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
-def _result(settings: Settings, evaluated: Evaluated, plotter: Path, left: int, runs: str) -> Result:
+def _result(settings: Settings, evaluated: Evaluated, plotter: Path, state: State) -> Result:
     shown = table(evaluated, REPRODUCE)
     return Result(
         name=NAME,
@@ -114,7 +114,8 @@ def _result(settings: Settings, evaluated: Evaluated, plotter: Path, left: int, 
         reproduce=REPRODUCE,
         conditions={
             "runs": evaluated.runs,
-            "runs_left": left,
+            RUNS_LEFT: len(remaining(settings, state.records)) + len(of_earlier_code(state.records, state.code)),
+            "runs_of_earlier_code": len(of_earlier_code(state.records, state.code)),
             "pods": settings.pods,
             "tenants": settings.tenants,
             "processors": len(os.sched_getaffinity(0)),
@@ -123,7 +124,7 @@ def _result(settings: Settings, evaluated: Evaluated, plotter: Path, left: int, 
             "load_average": evaluated.load_average,
             "spread": evaluated.spread,
         },
-        beside={"md": shown, "jsonl": runs, **_drawn(plotter, evaluated.drawing)},
+        beside={"md": shown, **_drawn(plotter, evaluated.drawing)},
         not_measured=evaluated.not_measured,
     )
 

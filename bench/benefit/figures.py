@@ -21,6 +21,9 @@ MIB = 1 << 20
 class Run:
     """One run's figures."""
 
+    code: str
+    """Digest of the code that it measured."""
+
     first_s: tuple[float, ...]
     """To the first token, of openings and paced requests, elapsed."""
 
@@ -68,6 +71,7 @@ def run_of(record: Record, drawn: Workload, cell: Cell, settings: Settings) -> R
         found[0] += rows[request.number]["cached"]
         found[1] += request.tokens
     return Run(
+        code=record["code"],
         first_s=tuple(row["first_s"] for row in alone),
         first_cpu_s=tuple(row["first_cpu_s"] for row in alone),
         opening_s=tuple(row["first_s"] for row in opening),
@@ -230,6 +234,7 @@ def _ratios(main: MainRuns) -> tuple[dict[str, Figure], dict[str, list[float]], 
     figures, spread, few = {}, {}, {}
     for name, (one, other, value, elapsed) in pairs.items():
         both = [(main[one][repeat], main[other][repeat]) for repeat in main[one].keys() & main[other].keys()]
+        both = [(mine, its) for mine, its in both if mine.code == its.code]
         # An elapsed time of a busy machine is shown only where there is no other.
         quiet = [pair for pair in both if all(run.quiet for run in pair)]
         used = quiet if elapsed and len(quiet) >= JUDGED_REPEATS else both

@@ -1,7 +1,8 @@
 """Choice of the next run, and the file of all records, which survives interruptions.
 
-A record belongs to a slot: one repeat of one cell. The file is named after a digest of the settings and of the measured
-code, so that figures of different programs never mix.
+A record belongs to a slot: one repeat of one cell. It names its code by a digest of the settings and of the measured
+code. Records of earlier code stand until their slot is measured again, and no ratio compares runs of two codes. The
+file is checked in, so that a call on any machine goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.benefit.arms import WALL_JUDGED, Cell, Settings
+from bench.benefit.arms import SMOKE, WALL_JUDGED, Cell, Settings
 from bench.environment import ROOT
 from bench.result import QUIET_PERCENT
 
-STATE = ROOT / ".local/bench-benefit"
+RUNS = ROOT / "bench/results/benefit.jsonl"
+SMOKE_RUNS = ROOT / ".local/benefit-smoke.jsonl"
 MEASURED_CODE = (
     "bench/benefit",
     "e2e/engine",
@@ -117,11 +119,11 @@ def is_quiet(record: Record) -> bool:
     return bool(record["others_percent"] <= QUIET_PERCENT)
 
 
-def next_slot(settings: Settings, records: Sequence[Record], call: int) -> Slot | None:
+def next_slot(settings: Settings, records: Sequence[Record], call: int, code: str) -> Slot | None:
     """Return what to measure next, None if there is nothing.
 
     When all was measured once, runs of arms whose elapsed times are judged, and during which the machine was busy, are
-    tried again, but not twice in one call and not more than `tries` times.
+    tried again, but not twice in one call and not more than `tries` times; then runs of other code than `code`.
     """
     tried: dict[str, list[Record]] = {}
     for record in records:
@@ -136,7 +138,13 @@ def next_slot(settings: Settings, records: Sequence[Record], call: int) -> Slot 
         late = max(run["call"] for run in runs) < call
         if again and late and len(runs) < settings.tries and not any(map(is_quiet, runs)):
             return slot
-    return None
+    earlier = {record["slot"] for record in of_earlier_code(records, code)}
+    return next((slot for slot in ordered if slot.name in earlier), None)
+
+
+def of_earlier_code(records: Iterable[Record], code: str) -> list[Record]:
+    """Return the runs of other code than `code`."""
+    return [record for record in records if record["code"] != code]
 
 
 def remaining(settings: Settings, records: Sequence[Record]) -> list[Slot]:
@@ -176,26 +184,22 @@ def estimate_s(records: Sequence[Record], slot: Slot) -> float:
 class State:
     """The file of records, one JSON object a line; each is written as soon as it was measured."""
 
-    def __init__(self, settings: Settings, directory: Path = STATE) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / f"{digest(settings)}.jsonl"
-        self.records: list[Record] = []
-        if self.path.exists():
-            # A line that was interrupted is the last one.
-            whole = self.path.read_bytes().rpartition(b"\n")[0]
-            self.records = [json.loads(line) for line in whole.splitlines() if line]
+    def __init__(self, settings: Settings, path: Path | None = None) -> None:
+        self.path = path or (SMOKE_RUNS if settings == SMOKE else RUNS)
+        self.code = digest(settings)
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.records: list[Record] = [json.loads(line) for line in lines]
         self.call = 1 + max((record["call"] for record in self.records), default=0)
 
-    @property
-    def text(self) -> str:
-        """All records, as in the file."""
-        return "".join(f"{json.dumps(record, separators=(',', ':'))}\n" for record in self.records)
+    def next(self, settings: Settings) -> Slot | None:
+        """Return what to measure next, None if there is nothing."""
+        return next_slot(settings, self.records, self.call, self.code)
 
     def add(self, slot: Slot, record: dict[str, Any], took_s: float) -> None:
-        """Keep a run's record."""
-        kept = {"slot": slot.name, "call": self.call, "took_s": round(took_s, 1), **record}
-        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
-            self.path.write_bytes(self.path.read_bytes().rpartition(b"\n")[0] + b"\n")
-        with self.path.open("ab") as file:
-            file.write(json.dumps(kept, separators=(",", ":")).encode() + b"\n")
-        self.records.append(kept)
+        """Keep a run's record in place of those of earlier code. The file is whole at every moment."""
+        kept = {"slot": slot.name, "code": self.code, "call": self.call, "took_s": round(took_s, 1), **record}
+        replaced = [one for one in of_earlier_code(self.records, self.code) if one["slot"] == slot.name]
+        self.records = [one for one in self.records if one not in replaced] + [kept]
+        written = self.path.with_suffix(".new")
+        written.write_text("".join(f"{json.dumps(one, separators=(',', ':'))}\n" for one in self.records))
+        written.replace(self.path)

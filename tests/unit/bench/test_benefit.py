@@ -19,7 +19,7 @@ from bench.benefit.arms import GROUP_TENANTS, SMOKE, WALL_JUDGED, Arm, Cell, Set
 from bench.benefit.figures import JUDGED_REPEATS, evaluate, run_of
 from bench.benefit.metrics import computed_tokens, difference, samples
 from bench.benefit.optimum import BLOCK_TOKENS, allowed, least
-from bench.benefit.plan import Slot, State, best, digest, next_slot, remaining, slots
+from bench.benefit.plan import Slot, State, best, digest, next_slot, of_earlier_code, remaining, slots
 from bench.benefit.table import table
 from bench.benefit.text import text, words
 from bench.benefit.workload import (
@@ -138,8 +138,11 @@ class TestOptimum:
         assert allowed(request(3, 0, COMMON, A), [], Arm.POOL, Arm.POOL) == COMMON_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
 
 
+CODE = "0123456789abcdef"
+
+
 def record(slot: Slot, call: int = 1, others: float = 5.0, **more: Any) -> dict[str, Any]:
-    return {"slot": slot.name, "call": call, "took_s": 60.0, "others_percent": others, **more}
+    return {"slot": slot.name, "code": CODE, "call": call, "took_s": 60.0, "others_percent": others, **more}
 
 
 class TestPlan:
@@ -158,33 +161,46 @@ class TestPlan:
         assert {slot.cell for slot in planned} == {None, *cells(SETTINGS)}
         assert len({slot.name for slot in planned}) == len(planned)
 
-    def test_a_call_goes_on_where_the_last_one_ended_also_within_a_line(self, tmp_path: Path) -> None:
-        state = State(SMOKE, tmp_path)
+    def test_a_call_goes_on_where_the_last_one_ended(self, tmp_path: Path) -> None:
+        state = State(SMOKE, tmp_path / "runs.jsonl")
         first, second = slots(SMOKE)[:2]
-        assert next_slot(SMOKE, state.records, state.call) == first
+        assert state.next(SMOKE) == first
         state.add(first, {"others_percent": 1.0}, 60)
-        with state.path.open("ab") as file:
-            file.write(b'{"slot": "interrup')
-        again = State(SMOKE, tmp_path)
-        assert (again.call, next_slot(SMOKE, again.records, again.call)) == (2, second)
+        again = State(SMOKE, tmp_path / "runs.jsonl")
+        assert (again.call, again.next(SMOKE)) == (2, second)
         again.add(second, {"others_percent": 1.0}, 60)
-        assert [one["slot"] for one in State(SMOKE, tmp_path).records] == [first.name, second.name]
+        assert [one["slot"] for one in State(SMOKE, tmp_path / "runs.jsonl").records] == [first.name, second.name]
         assert len(remaining(SMOKE, again.records)) == len(slots(SMOKE)) - 2
+
+    def test_runs_of_earlier_code_stand_until_they_are_measured_again_after_all_that_is_missing(
+        self, tmp_path: Path
+    ) -> None:
+        planned = slots(SMOKE)
+        earlier = [record(slot) for slot in planned[:-1]]
+        (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in earlier))
+        state = State(SMOKE, tmp_path / "runs.jsonl")
+        assert state.next(SMOKE) == planned[-1]
+        state.add(planned[-1], {"others_percent": 1.0}, 60)
+        assert state.next(SMOKE) == planned[0]
+        state.add(planned[0], {"others_percent": 1.0}, 60)
+        assert state.next(SMOKE) == planned[1]
+        assert len(of_earlier_code(state.records, state.code)) == len(planned) - 2
+        assert len(State(SMOKE, tmp_path / "runs.jsonl").records) == len(planned)
 
     def test_only_runs_of_a_busy_machine_are_tried_again_at_another_time_and_not_for_ever(self) -> None:
         records = [record(slot) for slot in slots(SETTINGS)]
-        assert next_slot(SETTINGS, records, 2) is None
+        assert next_slot(SETTINGS, records, 2, CODE) is None
         busy = Slot(Cell(Arm.ISOLATED, SETTINGS.pods, SETTINGS.tenants), 1)
         records = [one | {"others_percent": 90.0} if one["slot"] == busy.name else one for one in records]
-        assert next_slot(SETTINGS, records, 1) is None
-        assert next_slot(SETTINGS, records, 2) == busy
+        assert next_slot(SETTINGS, records, 1, CODE) is None
+        assert next_slot(SETTINGS, records, 2, CODE) == busy
         records.append(record(busy, call=2, others=60.0))
-        assert next_slot(SETTINGS, records, 3) == busy
+        assert next_slot(SETTINGS, records, 3, CODE) == busy
         assert best(records)[busy.name]["others_percent"] == 60.0
         records.append(record(busy, call=3, others=70.0))
-        assert next_slot(SETTINGS, records, 4) is None
+        assert next_slot(SETTINGS, records, 4, CODE) is None
 
-    def test_other_settings_and_other_code_have_another_file(self, tmp_path: Path) -> None:
+    def test_other_settings_and_other_code_have_another_digest(self, tmp_path: Path) -> None:
         for name in ("bench/benefit", "e2e/engine", "sidecar/src", "operator/src/kvstrata/contract", "requirements"):
             (tmp_path / name).mkdir(parents=True)
         (tmp_path / "requirements/engine-cpu.txt").write_text("vllm")
@@ -237,6 +253,9 @@ class TestFigures:
         assert found.figures["requests_per_cpu_of_salted"].value == pytest.approx(1 / 1.2)
         assert ("first_token_of_salted" in found.not_measured) == busy
         assert "first_token_cpu_of_salted" not in found.not_measured
+        mixed = [one | {"code": "other"} if one["slot"].startswith("e/2/16/") else one for one in records[:]]
+        mixed = [one | {"code": CODE} if one["slot"] == "e/2/16/0" else one for one in mixed]
+        assert evaluate(SETTINGS, mixed, traced).not_measured["first_token_cpu_of_salted"].startswith("1 repeats")
         once = [one for one in records if one["slot"].endswith("/0")]
         assert "first_token_cpu_of_salted" in evaluate(SETTINGS, once, traced).not_measured
         assert set(load_range("benefit")) <= set(found.figures)

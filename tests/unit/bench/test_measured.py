@@ -29,10 +29,13 @@ def test_a_result_is_old_when_its_files_have_changed_or_are_unknown(tmp_path: Pa
 
 
 def test_due_are_results_that_are_missing_old_or_not_ok(tmp_path: Path) -> None:
-    for name, ok in (("adapter", True), ("erase", NOT_JUDGED), ("gate", False), ("render", True)):
-        document = {"ok": ok, "measured": measured(name)}
+    for name, ok, left in (
+        ("adapter", True, 0), ("benefit", True, 7), ("erase", NOT_JUDGED, 0), ("gate", False, 0), ("render", True, 0)
+    ):  # fmt: skip
+        document = {"ok": ok, "conditions": {"runs_left": left}, "measured": measured(name)}
         (tmp_path / f"{name}.json").write_text(json.dumps(document | ({"measured": {}} if name == "render" else {})))
-    assert due(("adapter", "erase", "gate", "render", "tier"), tmp_path) == {
+    assert due(("adapter", "benefit", "erase", "gate", "render", "tier"), tmp_path) == {
+        "benefit": "7 of its runs are left",
         "erase": "its result is not judged",
         "gate": "a figure is out of its range",
         "render": f"its result is older than {', '.join(FILES['render'])}",
