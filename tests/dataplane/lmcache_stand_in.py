@@ -18,7 +18,6 @@ from kvstrata.contract.messages.engine_identity import EngineIdentity
 from tests.tiers.gate_stand_in import FINGERPRINT
 
 ADAPTER = "lmcache.integration.vllm.vllm_multi_process_adapter"
-MQ_TIMEOUT_S = 0.05
 
 
 class Role(enum.Enum):
@@ -38,10 +37,6 @@ class Context:
         self._happened.append("flushed")
 
 
-class ServerDrivenContext(Context):
-    """One whose blocks are read by the server itself."""
-
-
 @dataclass
 class WorkerAdapter:
     happened: list[str]
@@ -51,7 +46,6 @@ class WorkerAdapter:
     error_block_ids: set[int] = field(default_factory=set)
     failure: Exception | None = None
     _health_event: threading.Event = field(default_factory=threading.Event)
-    _mq_timeout: float = MQ_TIMEOUT_S
 
     def __post_init__(self) -> None:
         self._health_event.set()
@@ -216,9 +210,6 @@ def play(monkeypatch: pytest.MonkeyPatch, ask: Callable[..., int]) -> None:
         ADAPTER: {"HeartbeatThread": object, "get_lmcache_chunk_size": ask},
         "lmcache.v1.multiprocess.futures": {"MessagingFuture": object},
         "lmcache.v1.multiprocess.rpc": {"get_rpc_spec": lambda operation: SimpleNamespace(streaming=False)},
-        "lmcache.v1.multiprocess.transfer_context.worker_transfer": {
-            "LMCacheDrivenTransferContext": ServerDrivenContext
-        },
         "vllm.distributed.kv_transfer.kv_connector.v1.base": {"KVConnectorRole": Role},
     }
     for name, attributes in contents.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from kvstrata_sidecar.connector.failures import (
@@ -14,7 +12,6 @@ from kvstrata_sidecar.connector.failures import (
     absorb,
     chunk_tokens,
     wait_for_server,
-    within,
 )
 
 
@@ -99,22 +96,3 @@ def test_a_failures_wait_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
     absorb("a store", fail, lambda: "a miss", clock=lambda: next(times))
     assert "after 250 ms" in caplog.text
-
-
-def test_what_does_not_end_is_waited_for_no_longer_than_told() -> None:
-    over = threading.Event()
-    with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
-        within(0.01, lambda: over.wait(60))
-    over.set()
-
-
-def test_what_ends_in_time_is_waited_for_and_its_failure_told() -> None:
-    done: list[str] = []
-
-    def fail() -> None:
-        raise RuntimeError("the device is lost")
-
-    within(60, lambda: done.append("done"))
-    assert done == ["done"]
-    with pytest.raises(RuntimeError, match="device"):
-        within(60, fail)

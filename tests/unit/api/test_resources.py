@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import InvalidObjectError
-from kvstrata.api.cachedmodel import CachedModel, ReuseMode, Transfer
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.cachedmodel_source import DType
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationScope, Phase
@@ -139,7 +139,6 @@ def test_a_model_has_the_documented_defaults() -> None:
     spec = model.spec
     assert spec.cache_image == spec.engine.image
     assert spec.cache_server.chunk_size == 256
-    assert spec.cache_server.transfer is Transfer.ENGINE_DRIVEN
     assert spec.engine.startup_timeout.in_seconds == 1800
     assert spec.engine.tensor_parallel_size == 1
     assert spec.model.dtype is DType.AUTO

@@ -24,7 +24,7 @@ OBJECTS = [one for one in yaml.safe_load_all(EVERY_FIELD.read_text()) if one["ki
 TIERS = {one["metadata"]["name"]: one for one in OBJECTS if one["kind"] == "CacheTier"}
 OTHER_VALUES: Mapping[str, Any] = {
     "spec.medium": "NVMe", "spec.engine.kvCacheDtype": "fp8", "spec.model.dtype": "float16",
-    "spec.cacheServer.transfer": "EngineDriven", "spec.probe.mode": "OnDemand", "spec.cacheServer.chunkSize": 512,
+    "spec.probe.mode": "OnDemand", "spec.cacheServer.chunkSize": 512,
     "spec.redis.external.endpoints": ["other.invalid:6379"], "spec.redis.managed.tls.mode": "Issued",
     "spec.gate.tls.mode": "Issued", "spec.reuse.mode": "Disabled", "spec.redis.managed.rebalance": "Drop",
 }  # fmt: skip

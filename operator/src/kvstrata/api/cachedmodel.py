@@ -103,13 +103,6 @@ class EngineSpec(ApiModel):
     """How long a pod may take until its engine answers. Absent means 30m."""
 
 
-class Transfer(StrEnum):
-    """How blocks move between engine and cache server."""
-
-    ENGINE_DRIVEN = "EngineDriven"
-    GPU_IPC = "GPUIPC"
-
-
 class WarmupSpec(ApiModel):
     """Loading of a new pod's memory tier from slower tiers before the pod serves, most recently used blocks first."""
 
@@ -132,10 +125,6 @@ class CacheServerSpec(ApiModel):
 
     resources: ResourceRequirements | None = None
     """Resources of the cache container. Absent means memory that fits the CPU tier."""
-
-    transfer: Transfer = Transfer.ENGINE_DRIVEN
-    """EngineDriven: by shared memory, without access to the accelerator; the engine keeps all tokens for layers with a
-    sliding window, too. GPUIPC: by handles of the accelerator's memory. Absent means EngineDriven."""
 
     warmup: WarmupSpec | None = None
     """Loading of a new pod's memory tier from slower tiers before the pod becomes ready. Needs a CPU tier, and an NVMe

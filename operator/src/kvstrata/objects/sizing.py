@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstrata.api.cachedmodel import CachedModel, Transfer
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import LEAST_CAPACITY, CacheTier, CacheTierSpec, Medium
 from kvstrata.api.scalars import Quantity
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, MAX_POOLS, MAX_VERSIONS
@@ -84,9 +84,7 @@ def stored_bytes(spec: CacheTierSpec) -> int:
 def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
     ranks = model.spec.engine.tensor_parallel_size
     size = SHARED_MEMORY_MARGIN_BYTES + (ranks * SHARED_MEMORY_PER_RANK_BYTES if ranks > 1 else 0)
-    if model.spec.cache_server.transfer is Transfer.ENGINE_DRIVEN:
-        size += l1_bytes(tiers)
-    return round_up(size)
+    return round_up(size + l1_bytes(tiers))
 
 
 def shard_bytes(spec: CacheTierSpec) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,22 +81,3 @@ def absorb(
             "The cache server failed in %s after %d ms, which counts as a miss: %r", subject, waited_ms, error
         )
         return otherwise()
-
-
-def within(patience_s: float, action: Callable[[], object]) -> None:
-    """Run `action` in a thread and wait for its end. Raises its error, or TimeoutError while it runs on."""
-    raised: list[Exception] = []
-
-    def run() -> None:
-        try:
-            action()
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    if thread.is_alive():
-        raise TimeoutError(f"it has not ended within {patience_s:g} s")
-    if raised:
-        raise raised[0]

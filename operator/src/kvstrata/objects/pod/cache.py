@@ -17,7 +17,6 @@ from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
 from kvstrata.objects.container import amounts, chosen_amounts, container, environment, exec_probe, mount
 from kvstrata.objects.pod import nvme
-from kvstrata.objects.pod.engine import needs_device_sharing
 from kvstrata.objects.quantities import GIB, binary
 
 SHARED_MEMORY_NAME = "kvstrata"
@@ -49,8 +48,6 @@ def build_container(
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": paths.PLUGIN,
     }
-    if needs_device_sharing(model):
-        variables["NVIDIA_VISIBLE_DEVICES"] = "all"
     return container(
         "cache",
         model.spec.cache_image,
@@ -90,10 +87,7 @@ def arguments(
         # Keep blocks that came from a slower tier. LMCache's default drops it after reading, so a prompt in Redis would
         # cross the network at each use.
         flags += ["--l2-prefetch-policy", "retain"]
-    if needs_device_sharing(model):
-        flags += ["--supported-transfer-mode", "lmcache_driven", "--isolated-ipc"]
-    else:
-        flags += ["--supported-transfer-mode", "engine_driven", "--shm-name", SHARED_MEMORY_NAME]
+    flags += ["--supported-transfer-mode", "engine_driven", "--shm-name", SHARED_MEMORY_NAME]
     for params in adapter_params(domain_id, model.name, tiers, identity, nodefs_reserve_percent):
         plugin = {"module_path": ADAPTER_MODULE, "class_name": ADAPTER_CLASS, "adapter_params": params}
         flags += ["--l2-adapter", _json({"type": "plugin", **plugin})]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel, Transfer
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_source import DType, WeightsSource
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.pod_template import PodTemplate
@@ -99,12 +99,9 @@ def arguments(model: CachedModel) -> list[str]:
         flags += ["--gpu-memory-utilization", f"{engine.gpu_memory_utilization_percent / 100:g}"]
     if engine.kv_cache_dtype is not None:
         flags += ["--kv-cache-dtype", engine.kv_cache_dtype]
-    flags += ["--kv-transfer-config", transfer_config(model), *engine.args]
-    if not needs_device_sharing(model):
-        # Engine-driven transfer refuses several groups of KV, which layers with a sliding window would make. The last
-        # of two contrary flags counts.
-        flags.append("--disable-hybrid-kv-cache-manager")
-    return flags
+    # Engine-driven transfer refuses several groups of KV, which layers with a sliding window would make. The last of
+    # two contrary flags counts.
+    return [*flags, "--kv-transfer-config", transfer_config(model), *engine.args, "--disable-hybrid-kv-cache-manager"]
 
 
 def transfer_config(model: CachedModel) -> str:
@@ -119,8 +116,6 @@ def transfer_config(model: CachedModel) -> str:
         "kvstrata.chunk_tokens": model.spec.cache_server.chunk_size,
         "kvstrata.identity_directory": paths.ENGINE,
     }
-    if needs_device_sharing(model):
-        extra["lmcache.mp.isolated_ipc"] = True
     return canonical_json(
         {
             "kv_connector": CONNECTOR,
@@ -141,10 +136,6 @@ def weights(source: WeightsSource) -> str:
 def requests_gpu(model: CachedModel) -> bool:
     chosen = model.spec.engine.resources
     return chosen is not None and (GPU in chosen.limits or GPU in chosen.requests)
-
-
-def needs_device_sharing(model: CachedModel) -> bool:
-    return model.spec.cache_server.transfer is Transfer.GPU_IPC
 
 
 def weight_volumes(model: CachedModel) -> list[dict[str, Any]]:
@@ -200,7 +191,7 @@ def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]
     if chosen is None:
         return {}
     requests, limits = dict[str, str](chosen.requests), dict[str, str](chosen.limits)
-    if "memory" in chosen.limits and model.spec.cache_server.transfer is Transfer.ENGINE_DRIVEN:
+    if "memory" in chosen.limits:
         limits["memory"] = binary(chosen.limits["memory"].in_bytes + sizing.l1_bytes(tiers))
     if requests_gpu(model):
         asked = [int(part[GPU].in_units) for part in (chosen.requests, chosen.limits) if GPU in part]

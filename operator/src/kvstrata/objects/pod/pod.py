@@ -57,8 +57,6 @@ def pod_template(
         "volumes": _volumes(model, tiers, shard_count),
         **placement(chosen, labels.selector_of_model(model.name)),
     }
-    if engine.needs_device_sharing(model):
-        spec.setdefault("runtimeClassName", "nvidia")
     return {
         "metadata": {
             "labels": labels.merged(chosen.labels, own_labels),

@@ -28,11 +28,10 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
 from lmcache.integration.vllm.vllm_multi_process_adapter import HeartbeatThread
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.rpc import get_rpc_spec
-from lmcache.v1.multiprocess.transfer_context.worker_transfer import LMCacheDrivenTransferContext
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvstrata.contract.messages.engine_identity import marked
-from kvstrata_sidecar.connector.failures import Patience, absorb, chunk_tokens, logger, wait_for_server, within
+from kvstrata_sidecar.connector.failures import Patience, absorb, chunk_tokens, logger, wait_for_server
 from kvstrata_sidecar.upstream.resolved_identity import report, resolve
 from kvstrata_sidecar.upstream.v0_5_6.connection import Line
 from kvstrata_sidecar.upstream.v0_5_6.lookups import Lookups
@@ -235,16 +234,11 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
         """Wait until no abandoned store reads the engine's blocks any more.
 
         On a device LMCache copies them in threads of the engine. Their exchanges with the server end within its time
-        limit, and Line refuses new ones, so this takes that time and the copying. If the server itself reads the blocks
-        (GPUIPC), the end of an absent server's reads is unknown: it is given its time limit once.
+        limit, and Line refuses new ones, so this takes that time and the copying.
         """
         context = self.worker_adapter.transfer_ctx
-        if context is None:
-            return
-        flush = context.flush_inflight_stores
-        if isinstance(context, LMCacheDrivenTransferContext):
-            flush = partial(within, self.worker_adapter._mq_timeout, flush)
-        absorb("a wait for stores that were given up", flush, lambda: None)
+        if context is not None:
+            absorb("a wait for stores that were given up", context.flush_inflight_stores, lambda: None)
 
     def _fail_loads_not_begun(self) -> None:
         self._away()

@@ -68,6 +68,4 @@ def join(context: Any, module: str, name: str, params: Mapping[str, Any]) -> Lea
 
 
 def copies_elsewhere(build_context: Any) -> bool:
-    if build_context.mp_config.supported_transfer_mode == "lmcache_driven":
-        return False
     return not build_context.server_context.shm_pool_info["shm_name"]
