@@ -195,13 +195,13 @@ TIER = [
         "must be HOST:PORT such as",
     ),
     Row("no_nvme", "CacheTier", NVME, "spec.nvme", "required for the medium NVMe"),
-    Row("nvme_neither", "CacheTier", {**NVME, "spec.nvme": {}}, "spec.nvme", "exactly one of emptyDir, hostPath"),
+    Row("nvme_neither", "CacheTier", {**NVME, "spec.nvme": {}}, "spec.nvme", "exactly one of emptyDir and hostPath"),
     Row(
         "nvme_both",
         "CacheTier",
         {**NVME, "spec.nvme": {"emptyDir": {}, "hostPath": {"path": "/x"}}},
         "spec.nvme",
-        "exactly one of emptyDir, hostPath",
+        "exactly one of emptyDir and hostPath",
     ),
     Row(
         "nvme_path",

@@ -10,9 +10,9 @@ from pydantic.alias_generators import to_camel
 
 from kvstrata.api.base import READY, ApiModel, Column, KindInfo, Resource, Rule, exactly_one_of
 from kvstrata.api.cachetier_managed import NAME_FITS, RedisManaged
-from kvstrata.api.common import Classification, Labels, SecretKeyRef, SecretRef
+from kvstrata.api.common import Classification, SecretKeyRef, SecretRef
 from kvstrata.api.markers import at_least, immutable, set_list
-from kvstrata.api.scalars import AbsolutePath, Duration, ForeignName, Pattern, Quantity, Text, Timestamp
+from kvstrata.api.scalars import AbsolutePath, Duration, Pattern, Quantity, Text, Timestamp
 from kvstrata.api.status import Status
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
@@ -126,16 +126,6 @@ class NvmeHostPath(ApiModel):
     Pod Security level is privileged."""
 
 
-class NvmeEphemeral(ApiModel):
-    """An ephemeral volume: claimed for each pod and deleted with it."""
-
-    storage_class_name: ForeignName | None = None
-    """StorageClass of the claim. Absent means the cluster's default."""
-
-    labels: Labels = Field(default_factory=dict)
-    """Labels of the claim."""
-
-
 class Nvme(ApiModel):
     """Where an NVMe tier keeps its files."""
 
@@ -145,14 +135,7 @@ class Nvme(ApiModel):
     host_path: NvmeHostPath | None = None
     """A folder of the node with a subfolder for each pod, which the next pod of the same model on the node inherits."""
 
-    ephemeral: NvmeEphemeral | None = None
-    """An ephemeral volume: claimed for each pod and deleted with it."""
-
-    RULES = (
-        exactly_one_of(
-            ("emptyDir", "hostPath", "ephemeral"), "nvme needs exactly one of emptyDir, hostPath and ephemeral"
-        ),
-    )
+    RULES = (exactly_one_of(("emptyDir", "hostPath"), "nvme needs exactly one of emptyDir and hostPath"),)
 
 
 def _member(attribute: str, media: tuple[Medium, ...], message: str) -> Rule:

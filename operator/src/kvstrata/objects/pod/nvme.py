@@ -7,7 +7,6 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.objects import paths, sizing
-from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import mount
 from kvstrata.objects.quantities import MIB, binary, round_up
 
@@ -15,10 +14,6 @@ MARGIN_BYTES = 64 * MIB
 MARGIN_PERCENT = 2
 """Size of a node volume beyond the capacity: directories, and files under removal."""
 
-CLAIM_MARGIN_PERCENT = 5
-"""The same for a claimed volume, which includes the file system's own use."""
-
-CLAIM_FLOOR_PERCENT = 2
 BLOCK_BYTES_AT_LEAST = 256 << 10
 MOST_BLOCKS = 1 << 20
 FEWEST_BLOCKS = 1 << 14
@@ -54,12 +49,6 @@ def volumes(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
     return [_volume(tier) for tier in file_tiers(tiers)]
 
 
-def group_change(tiers: Sequence[CacheTier]) -> dict[str, str]:
-    """Return a part of the pod's security context: the kubelet must not chown all files of a claimed volume at each
-    start."""
-    return {"fsGroupChangePolicy": "OnRootMismatch"} if any(map(_is_claimed, file_tiers(tiers))) else {}
-
-
 def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str, Any]:
     spec = tier.spec
     values: dict[str, Any] = {
@@ -68,7 +57,7 @@ def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str
         "directory": paths.nvme_directory(tier.name),
         "capacity_bytes": sizing.stored_bytes(spec),
         "max_blocks": max_blocks(tier),
-        "free_floor_percent": CLAIM_FLOOR_PERCENT if _is_claimed(tier) else nodefs_reserve_percent,
+        "free_floor_percent": nodefs_reserve_percent,
     }
     if spec.nvme is not None and spec.nvme.host_path is not None:
         # All pods of the node share the folder: each uses its own place in it.
@@ -80,31 +69,12 @@ def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str
     return values
 
 
-def _is_claimed(tier: CacheTier) -> bool:
-    return tier.spec.nvme is not None and tier.spec.nvme.ephemeral is not None
-
-
 def _volume_name(tier: CacheTier) -> str:
     return f"nvme-{tier.name}"
 
 
 def _volume(tier: CacheTier) -> dict[str, Any]:
     spec, size_bytes = tier.spec.nvme, tier.spec.capacity_bytes
-    if spec is not None and spec.ephemeral is not None:
-        claimed_bytes = round_up(size_bytes + size_bytes * CLAIM_MARGIN_PERCENT // 100)
-        template = without_empty(
-            {
-                "metadata": without_empty({"labels": dict(spec.ephemeral.labels)}),
-                "spec": without_empty(
-                    {
-                        "accessModes": ["ReadWriteOnce"],
-                        "storageClassName": spec.ephemeral.storage_class_name,
-                        "resources": {"requests": {"storage": binary(claimed_bytes)}},
-                    }
-                ),
-            }
-        )
-        return {"name": _volume_name(tier), "ephemeral": {"volumeClaimTemplate": template}}
     if spec is not None and spec.host_path is not None:
         return {"name": _volume_name(tier), "hostPath": {"path": spec.host_path.path, "type": "Directory"}}
     # No limit per container: the kubelet would compare their sum with the use of the whole pod.

@@ -47,7 +47,7 @@ def pod_template(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": engine.DRAIN_TIMEOUT_S + TERMINATION_MARGIN_S,
-        "securityContext": pod_security() | nvme.group_change(tiers),
+        "securityContext": pod_security(),
         "initContainers": [
             plugin_container(ctx, model),
             gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(shard_count)),
