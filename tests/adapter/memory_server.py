@@ -45,7 +45,6 @@ class Server:
     view: CacheView | None = None
     passes_on: bool = False
     stale: bool = False
-    lower: list[Any] = field(default_factory=list)
     gone: list[Any] = field(default_factory=list)
     manager: Manager = field(init=False)
 
@@ -63,7 +62,6 @@ class Server:
             high_watermark_percent=self.high_percent,
             gone=self.gone.append,
             passes_on=lambda _: self.passes_on,
-            lower=lambda: self.lower,
             clock=lambda: self.now_s,
         )
         self.pool.guard()

@@ -19,7 +19,6 @@ from tests.adapter.memory_stand_in import (
     BLOCK_BYTES,
     LOCKED,
     NO_MEMORY,
-    READ_TTL_S,
     STORE_TAG,
     SUCCESS,
     Key,
@@ -149,20 +148,3 @@ def test_what_is_being_written_is_summed_up_by_keyspace_and_for_every_writer(ser
     assert server.pool.abandoned() == []
     server.manager._staging[Key(A, 1)]["x"].write_lock.count = 0
     assert server.pool.abandoned() == [Key(A, 1)]
-
-
-def test_blocks_are_lent_to_a_copy_unless_they_are_absent_temporary_or_replaced(server: Server) -> None:
-    server.allow(a=None)
-    server.manager.store(*keys_of(A, 2))
-    server.manager.load(Key(A, 2), temporary=True)
-    reserved = server.pool.reserve(keys_of(A, 4))
-    assert [(one.key, one.size_bytes, len(one.view)) for one in reserved] == [
-        (key, BLOCK_BYTES, BLOCK_BYTES) for key in keys_of(A, 2)
-    ]
-    assert all(server.pool.in_use(key) for key in keys_of(A, 2))
-    assert all(server.pool.lent(server.pool.address(key) or 0, 1) for key in keys_of(A, 2))
-    server.pool.let_go(reserved)
-    assert not any(server.pool.in_use(key) for key in keys_of(A, 2))
-    assert not any(server.pool.lent(server.pool.address(key) or 0, BLOCK_BYTES) for key in keys_of(A, 2))
-    assert server.pool.address(Key(A, 9)) is None
-    assert server.pool.read_lock_s == READ_TTL_S

@@ -13,11 +13,9 @@ from kvstrata_sidecar.adapter.memory import events, evictor
 from kvstrata_sidecar.adapter.memory.events import COMPARE_S, MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import LOOK_S
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
-from kvstrata_sidecar.adapter.memory.write_back import LOOK_S as COPY_S
 from kvstrata_sidecar.upstream import room
 from tests.adapter.memory_server import PATIENCE_S, TIER, A, B, Server, keys_of, until
 from tests.adapter.memory_stand_in import BLOCK_BYTES, LOCKED, SUCCESS, Key
-from tests.adapter.slower_tier import SlowerTier
 
 SOON = 1e-6
 
@@ -214,15 +212,6 @@ class TestTheNextTurn:
         server.turn()
         assert server.resident() == []
 
-    def test_with_slower_tiers_it_is_due_for_copies_as_long_as_something_happens(self, server: Server) -> None:
-        server.lower.append(SlowerTier())
-        server.allow(a=None)
-        assert server.turn() == pytest.approx(COPY_S)
-        server.now_s += COPY_S / 2
-        assert server.turn() == pytest.approx(LOOK_S - COPY_S / 2), "nothing happened"
-        server.manager.store(Key(A, 1))
-        assert server.turn() == pytest.approx(COPY_S / 2)
-
     def test_after_a_turn_that_failed_everything_is_checked(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -264,10 +253,10 @@ class TestTheNextTurn:
         server.allow(a=EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES))
         server.manager.store(Key(A, 1))
         server.turn()
-        assert server.memory.write_back.pending
+        assert server.memory.pending
         server.now_s += GRACE_S
         server.turn()
-        assert not server.memory.write_back.pending
+        assert not server.memory.pending
 
 
 class TestCounts:

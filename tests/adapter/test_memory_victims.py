@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
 
 import pytest
 
-from kvstrata_sidecar.adapter.index import victims
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Fill, Situation, choose, next_expiry_s, next_victims
+from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.policy.limits import Bounds
 from tests.adapter.memory_stand_in import Key
 
@@ -205,115 +203,3 @@ class TestRoom:
         assert set(choice.victims.values()) == {Cause.ROOM}
         assert choice.locked == {}, "room takes others instead"
         assert list(chosen(index, bounds, changed=(A, C)).victims) == []
-
-
-def named(
-    index: ScopeIndex,
-    bounds: dict[str, Bounds],
-    used_bytes: float = 0,
-    *,
-    room_bytes: float = 900,
-    total_bytes: int = 1000,
-    leaving: dict[str, int] | None = None,
-    guarantees: dict[str, float] | None = None,
-    spared: set[int] | None = None,
-    now_s: float = 0.0,
-) -> dict[Hashable, Cause]:
-    fill = Fill(int(used_bytes), room_bytes, total_bytes)
-    kept_back = spared or set()
-    return next_victims(index, bounds, guarantees or {}, fill, leaving or {}, kept_back.__contains__, now_s)
-
-
-class TestWhatGoesNext:
-    @pytest.fixture(autouse=True)
-    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(victims, "AHEAD_BYTES", 20)
-        monkeypatch.setattr(victims, "MOST", 8)
-
-    def test_memory_is_looked_ahead_in_from_five_percent_below_its_mark(self) -> None:
-        index = index_of(*[(A, 1)] * 9)
-        assert named(index, {A: Bounds()}, 850) == {}
-        assert named(index, {A: Bounds()}, 851) == dict.fromkeys(range(8), Cause.ROOM)
-
-    @pytest.mark.parametrize(
-        ("used_bytes", "total_bytes", "leaving_bytes", "count"),
-        [
-            (900, 1000, 0, 5),  # five percent of the memory
-            (910, 1000, 0, 6),  # and what is above the mark
-            (900, 1000, 10, 4),  # but for what is leaving
-            (900, 1000, 11, 4),
-            (900, 1000, 50, 0),
-            (900, 1000, 49, 1),
-            (899, 200, 0, 2),  # the least
-            (900, 200, 0, 2),
-            (901, 200, 0, 3),
-        ],
-    )
-    def test_it_is_looked_ahead_by_a_share_of_the_memory_but_for_what_is_leaving(
-        self, used_bytes: int, total_bytes: int, leaving_bytes: int, count: int
-    ) -> None:
-        index = index_of(*[(A, 10)] * 8)
-        found = named(index, {A: Bounds()}, used_bytes, total_bytes=total_bytes, leaving={B: leaving_bytes})
-        assert found == dict.fromkeys(range(count), Cause.ROOM)
-
-    def test_guarantees_and_what_is_spared_stay(self) -> None:
-        index = index_of(*[(A, 10)] * 4, *[(B, 10)] * 4)
-        found = named(index, {A: Bounds(), B: Bounds()}, 900, guarantees={A: 30.0}, spared={0, 5})
-        assert list(found) == [1, 4, 6, 7]
-
-    @pytest.mark.parametrize(
-        ("limit_bytes", "used_blocks", "leaving_bytes", "count"),
-        [
-            (1000, 95, 0, 0),  # five percent below the limit
-            (1000, 96, 0, 5),  # five percent of the limit
-            (1000, 96, 1, 5),
-            (1000, 96, 10, 4),
-            (1000, 96, 50, 0),
-            (1000, 96, 49, 1),
-            (100, 10, 0, 2),  # the least
-            (30, 3, 0, 2),  # but half of a small scope, rounded up to blocks
-            (20, 2, 0, 1),
-            (10, 1, 0, 1),
-            (0, 1, 0, 0),  # copied as its blocks arrive
-        ],
-    )
-    def test_a_limit_is_looked_ahead_of_by_a_share_of_it(
-        self, limit_bytes: int, used_blocks: int, leaving_bytes: int, count: int
-    ) -> None:
-        index = index_of(*[(A, 10)] * used_blocks)
-        bounds = {A: Bounds(limit_bytes=limit_bytes)}
-        assert named(index, bounds, leaving={A: leaving_bytes}) == dict.fromkeys(range(count), Cause.LIMIT)
-
-    def test_a_scope_near_its_limit_names_no_block_of_another(self) -> None:
-        index = index_of((A, 10), (B, 10))
-        assert named(index, {A: Bounds(limit_bytes=10), B: Bounds()}, spared={0}) == {}
-
-    def test_a_limit_of_a_byte_names_its_block(self) -> None:
-        assert named(index_of((A, 1)), {A: Bounds(limit_bytes=1)}) == {0: Cause.LIMIT}
-
-    @pytest.mark.parametrize(
-        ("now_s", "retention_s", "gone"), [(89.9, 100, []), (90.0, 100, [0]), (91.0, 100, [0, 1]), (0.0, 5, [0])]
-    )
-    def test_a_retention_is_looked_ahead_of_by_ten_seconds(
-        self, now_s: float, retention_s: int, gone: list[int]
-    ) -> None:
-        found = named(index_of((A, 1), (A, 1), (A, 1)), {A: Bounds(retention_s=retention_s)}, now_s=now_s)
-        assert found == dict.fromkeys(gone, Cause.RETENTION)
-
-    def test_retention_counts_from_when_the_eldest_block_was_computed(self) -> None:
-        index = index_of((B, 1), (A, 1), (A, 1))
-        for now_s, gone in ((90.9, []), (91.0, [1]), (92.0, [1, 2])):
-            found = named(index, {A: Bounds(retention_s=100), B: Bounds()}, now_s=now_s)
-            assert found == dict.fromkeys(gone, Cause.RETENTION)
-
-    def test_a_block_is_named_once_by_its_first_cause_and_others_are_left_out(self) -> None:
-        index = index_of((A, 10), (B, 10), (C, 10))
-        found = named(index, {A: Bounds(limit_bytes=10), B: Bounds()}, 900, room_bytes=900)
-        assert found == {0: Cause.LIMIT, 1: Cause.ROOM, 2: Cause.ROOM}
-        assert list(found) == [0, 1, 2]
-
-    def test_no_more_than_so_many_are_named_for_each_reason(self) -> None:
-        index = index_of(*[(A, 1)] * 30, *[(B, 1)] * 30)
-        found = named(index, {A: Bounds(limit_bytes=30, retention_s=5), B: Bounds()}, 900, now_s=100.0)
-        assert len([cause for cause in found.values() if cause is not Cause.ROOM]) == 8
-        assert len(found) == 8, "the least recently used are the eldest"

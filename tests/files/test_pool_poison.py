@@ -135,12 +135,8 @@ def test_what_another_identity_computed_of_the_same_tokens_is_another_block(
     assert other.read(1, 2) == [None, None], "nor under this one's name"
 
 
-def test_nothing_but_the_pools_chunks_is_handed_down_under_its_keyspace(scene: Scene) -> None:
-    tier, done = scene.driver.tier, threading.Event()
-    foreign = blocks(POOL, 9)
-    tier.hand_down(foreign, [aligned(BLOCK_BYTES, WRONG)], 60.0, lambda _: done.set())
-    assert done.wait(60)
-    assert tier.life_s(foreign[0]) == 0.0
+def test_nothing_but_the_pools_chunks_is_stored_under_its_keyspace(scene: Scene) -> None:
+    scene.driver.store(blocks(POOL, 9), fill=WRONG)
     assert files_in(scene.driver.directory) == []
     assert scene.driver.refused("not_in_pool") == 1
 

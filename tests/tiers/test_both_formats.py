@@ -261,7 +261,6 @@ def test_a_block_without_a_fingerprint_is_neither_stored_nor_looked_up(
     assert driver.store([one]).stored_bytes == 0
     assert driver.lookup([one]) == [0]
     assert driver.load([one])[0] == [0]
-    assert not driver.tier.takes(one)
     assert driver.refused("no_fingerprint") == 3
     assert stored(redis_server) == []
 

@@ -56,9 +56,6 @@ MEMORY_TRAFFIC = {
     "promoted_bytes": "Their bytes.",
     "warmed_blocks": "Of these, blocks that were loaded when the server started, before any request for them.",
     "warmed_bytes": "Their bytes.",
-    "handed_down_blocks": "Blocks that were copied to the next slower tier before they left the memory.",
-    "handed_down_bytes": "Their bytes.",
-    "left_uncopied_blocks": "Blocks that left the memory and are in no slower tier that could have them.",
     "lent_blocks": "Blocks of pools that memory lent to a scope that reads them.",
     "lent_bytes": "Their bytes.",
 }

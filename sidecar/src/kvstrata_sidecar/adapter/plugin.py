@@ -138,9 +138,6 @@ class PolicyAdapter(AdapterBase):  # type: ignore[misc]
         try:
             if task.restore is not None:
                 self._restoring.over(task.restore, task)
-            memory = self._runtime.memory
-            if memory is not None and self._own is not None:
-                memory.confirm(self._own, task.keys)
             if task.keys and task.kind is TaskKind.STORE:
                 self._notify_keys_stored(task.keys, task.sizes)
             elif task.keys:

@@ -81,8 +81,6 @@ class Runtime:
     def remove(self, tier: SlowerTier) -> None:
         self._restoring.pop(tier.state().name, None)
         self._put([other for other in self.tiers if other is not tier])
-        if self.memory is not None:
-            self.memory.left(tier)
 
     def follow(self, view: CacheView) -> None:
         """Leave and join Redis tiers until they are those of `view`, and wait a moment for the servers of new ones, so

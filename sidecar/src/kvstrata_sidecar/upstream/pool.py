@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvstrata_sidecar.adapter.memory.scrub import Scrubber
 from kvstrata_sidecar.adapter.tier.buffers import Spans
@@ -17,16 +17,6 @@ from kvstrata_sidecar.upstream.room import Room
 
 DELETED_AT_ONCE = 256
 """Blocks deleted under one hold of LMCache's lock, for which all tenants' requests wait."""
-
-
-class Reserved(NamedTuple):
-    """A block locked for reading, so that it is not deleted. `span` holds its memory even if LMCache frees it."""
-
-    key: Any
-    entry: Any
-    view: memoryview
-    size_bytes: int
-    span: int
 
 
 class Pool:
@@ -138,31 +128,6 @@ class Pool:
                 elif answer == self._locked:
                     locked.add(key)
         return deleted, locked
-
-    @property
-    def read_lock_s(self) -> float:
-        return float(self._manager._read_ttl_seconds)
-
-    def reserve(self, keys: Sequence[Hashable]) -> list[Reserved]:
-        """Lock blocks for reading, until `let_go`, without missing and temporary ones. Nothing is lent for this."""
-        wanted = [key for key in keys if (entry := self.entry(key)) is not None and not entry.is_temporary]
-        reserved: list[Reserved] = []
-        for key, (answer, memory_object) in self._manager.reserve_read(wanted).items():
-            if answer != self._success:
-                continue
-            entry = self._manager._objects.get(key)
-            if entry is None or entry.memory_obj is not memory_object:
-                continue
-            address, size_bytes = int(memory_object.data_ptr), self.size(entry)
-            span = self._spans.hold(address, size_bytes)
-            reserved.append(Reserved(key, entry, memoryview(memory_object.byte_array).cast("B"), size_bytes, span))
-        return reserved
-
-    def let_go(self, reserved: Sequence[Reserved]) -> None:
-        for one in reserved:
-            self._spans.release(one.span)
-        # If LMCache emptied its table meanwhile, this would undo another reader's lock.
-        self._manager.finish_read([one.key for one in reserved if self._manager._objects.get(one.key) is one.entry])
 
     def return_loans(self) -> None:
         """Return loans of readers that are gone, and free memory that only loans held."""

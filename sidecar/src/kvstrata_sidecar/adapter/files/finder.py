@@ -83,14 +83,6 @@ class Finder:
             if declared(identity) == self._identity
         ]
 
-    def life_s(self, block: Block) -> float:
-        bound = self._index.bounds(block.keyspace)
-        if bound is None or bound.limit_bytes == 0:
-            return 0.0
-        if not self._enforcement.readable.admits(block.keyspace, block.chunk_hash, self._tier):
-            return 0.0
-        return float("inf") if bound.retention_s is None else float(bound.retention_s)
-
     def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
         for pool in self._enforcement.readable.candidates(block.keyspace, block.chunk_hash, self._tier):
             key = self.key(block, pool)

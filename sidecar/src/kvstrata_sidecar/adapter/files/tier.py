@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
-from kvstrata.contract.messages.engine_identity import UNRESOLVED
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
 from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper
 from kvstrata_sidecar.adapter.files.disk import Clocks, Disk
@@ -103,11 +102,12 @@ class FileTier(BaseTier[FileTierParams, FileThreads]):
         for keeper in self._keepers:
             keeper.start()
 
-    def life_s(self, block: Block) -> float:
-        return self._finder.life_s(block)
-
-    def takes(self, block: Block) -> bool:
-        return block.fingerprint != UNRESOLVED and self._refusal(block.keyspace, True) is None
+    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        batches = divide(_lent(blocks, views, self._finder.to_store(blocks)), len(blocks), self._params.workers)
+        task = self._open(TaskKind.STORE, len(blocks), len(batches), self._params.store_deadline_ms)
+        for keyspace, batch in batches:
+            self._put(StorePart(task, keyspace, batch, self._files))
+        return task.task_id
 
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Look blocks up; return the id of the task, which is answered already."""
@@ -228,19 +228,6 @@ class FileTier(BaseTier[FileTierParams, FileThreads]):
             or self._pages.refusal(keyspace)
             or self._files.health.refusal(storing=storing)
         )
-
-    def _store(
-        self,
-        blocks: Sequence[Block],
-        views: Sequence[memoryview],
-        deadline_ms: int,
-        done: Callable[[Task], None] | None = None,
-    ) -> int:
-        batches = divide(_lent(blocks, views, self._finder.to_store(blocks)), len(blocks), self._params.workers)
-        task = self._open(TaskKind.STORE, len(blocks), len(batches), deadline_ms, done)
-        for keyspace, batch in batches:
-            self._put(StorePart(task, keyspace, batch, self._files))
-        return task.task_id
 
     def _put(self, part: LoadPart | StorePart) -> None:
         self._require_queued(part, self._io_threads.put(part))

@@ -1,9 +1,8 @@
-"""Which blocks must be evicted now, and which are next. Pure.
+"""Which blocks must be evicted now. Pure.
 
 In this order: blocks of keyspaces outside the policy; blocks under a pool's keyspace that are not the pool's; blocks
 that are too old; of a scope above its limit the least recently used; if memory is above its mark, the least recently
-used of the scopes above their guarantee, down to less than one block below it. The next victims are named early, so
-that they can be copied to slower tiers.
+used of the scopes above their guarantee, down to less than one block below it.
 """
 
 from __future__ import annotations
@@ -12,22 +11,9 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 from kvstrata_sidecar.adapter.index.scope_index import Kept, Scope, ScopeIndex
 from kvstrata_sidecar.adapter.policy.limits import Bounds
-
-NEAR_SHARE = 0.05
-"""Share of memory or limit: how close to its mark or limit counts as near, and how far to look ahead."""
-
-AHEAD_BYTES = 64 << 20
-"""Minimum to look ahead, but through half of a scope at most."""
-
-SOON_S = 10.0
-"""Time before the end of its retention in memory at which a block is named."""
-
-MOST = 2048
-"""Blocks named at once for room, and as many for other reasons: naming them takes time."""
 
 
 class Cause(StrEnum):
@@ -73,14 +59,6 @@ class Situation:
         return self.locked(key) or self.passing(key)
 
 
-class Fill(NamedTuple):
-    """Bytes of memory in use, up to its mark, and in total."""
-
-    used_bytes: int
-    room_bytes: float
-    total_bytes: int
-
-
 def choose(index: ScopeIndex, situation: Situation, changed: Iterable[str] | None = None) -> Choice:
     """Return the blocks to delete. With `changed`, other keyspaces are considered for room only."""
     choice = Choice()
@@ -102,34 +80,6 @@ def next_expiry_s(scope: Scope, bound: Bounds, now_s: float, again_s: float) -> 
         return None
     expiry_s = eldest_s + bound.retention_s
     return expiry_s if expiry_s > now_s else again_s
-
-
-def next_victims(
-    index: ScopeIndex,
-    bounds: Mapping[str, Bounds],
-    guarantees: Mapping[str, float],
-    fill: Fill,
-    leaving: Mapping[str, int],
-    spared: Callable[[Hashable], bool],
-    now_s: float,
-) -> dict[Hashable, Cause]:
-    """Return the blocks evicted next, the first of each cause first. `leaving` are the bytes, by keyspace, of blocks
-    being copied already; `spared` returns True for those and for blocks in use."""
-    tight = {
-        keyspace: bound
-        for keyspace, scope in index.scopes()
-        if keyspace in bounds
-        and (bound := _tightened(bounds[keyspace], scope.used_bytes, scope.eldest_s(), leaving.get(keyspace, 0), now_s))
-    }
-    named: dict[Hashable, Cause] = {}
-    if tight:
-        named |= choose(index, Situation(tight, {}, {}, spared, now_s, 0.0, most=MOST), tight).victims
-    if fill.used_bytes > fill.room_bytes - NEAR_SHARE * fill.total_bytes:
-        ahead_bytes = max(AHEAD_BYTES, NEAR_SHARE * fill.total_bytes) - sum(leaving.values())
-        need_bytes = max(0.0, fill.used_bytes - fill.room_bytes) + ahead_bytes
-        room = choose(index, Situation(bounds, guarantees, {}, spared, now_s, need_bytes, most=MOST), ())
-        named |= {key: cause for key, cause in room.victims.items() if key not in named}
-    return named
 
 
 def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) -> int:
@@ -206,18 +156,3 @@ def _make_room(
             surplus[keyspace] -= kept.size_bytes
         if surplus[keyspace] > 0 and (block := next(others, None)) is not None:
             heapq.heappush(oldest, (block[1].used, keyspace, *block, others))
-
-
-def _tightened(
-    bound: Bounds, used_bytes: int, eldest_s: float | None, leaving_bytes: int, now_s: float
-) -> Bounds | None:
-    """Return bounds that select a scope's next victims now, None if none is near."""
-    limit_bytes = retention_s = None
-    # A scope with limit 0 is copied to the slower tiers as its blocks arrive.
-    if bound.limit_bytes and used_bytes > (1 - NEAR_SHARE) * bound.limit_bytes:
-        most_bytes = max(1, bound.limit_bytes // 2)
-        ahead_bytes = min(most_bytes, max(AHEAD_BYTES, int(NEAR_SHARE * bound.limit_bytes))) - leaving_bytes
-        limit_bytes = used_bytes - ahead_bytes if ahead_bytes > 0 else None
-    if bound.retention_s is not None and eldest_s is not None and eldest_s + bound.retention_s - SOON_S <= now_s:
-        retention_s = max(0, bound.retention_s - int(SOON_S))
-    return None if limit_bytes is None and retention_s is None else Bounds(limit_bytes, 0, retention_s)

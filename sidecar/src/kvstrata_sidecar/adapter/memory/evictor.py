@@ -15,16 +15,18 @@ from dataclasses import KW_ONLY, dataclass
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.index.deadlines import Deadlines
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Fill, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.memory.erase import MemoryEraser
 from kvstrata_sidecar.adapter.memory.events import Events
-from kvstrata_sidecar.adapter.memory.write_back import EVICTIONS, GRACE_S, WriteBack
+from kvstrata_sidecar.adapter.memory.write_back import GRACE_S, PendingWriteBack
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.limits import Bounds, bounds_of, scaled_guarantees
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, NO_SCOPE, Counters
 from kvstrata_sidecar.upstream.pool import Pool
 
 logger = logging.getLogger(__name__)
+
+EVICTIONS = frozenset({Cause.LIMIT, Cause.ROOM, Cause.RETENTION})
 
 GATHER_S = 0.005
 """How long a turn waits for more events: a prompt's blocks are committed one after the other."""
@@ -54,7 +56,7 @@ class Evictor:
     _index: ScopeIndex
     _events: Events
     _eraser: MemoryEraser
-    _write_back: WriteBack
+    _pending: PendingWriteBack
     _counts: Counters
     _: KW_ONLY
     tier: str | None
@@ -107,7 +109,7 @@ class Evictor:
         if everything:
             self._deadlines.clear()
             self._locked.clear()
-        self._write_back.pending.forget(now_s)
+        self._pending.forget(now_s)
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
             self._reclaim_abandoned()
@@ -117,16 +119,10 @@ class Evictor:
         for keyspace in self._index.keyspaces() if everything else changed:
             self._schedule(keyspace, choice, now_s)
         self._unfinished = False
-        if now_s >= self._write_back.due_s:
-            fill = self._fill()
-            self._write_back.look(self.bounds, self._guaranteed(fill.room_bytes), fill, now_s)
         if self._events.comparing:
             return 0.0
         next_s = self._deadlines.next_s()
-        moments_s = [self._look_at_s, *([] if next_s is None else [next_s])]
-        if changed and self._write_back.has_work:
-            moments_s.append(self._write_back.due_s)
-        return max(0.0, min(moments_s) - now_s)
+        return max(0.0, (self._look_at_s if next_s is None else min(self._look_at_s, next_s)) - now_s)
 
     def _apply_policy(self) -> set[str]:
         """Apply the view in force; return the keyspaces whose bounds changed."""
@@ -155,7 +151,8 @@ class Evictor:
             self._counts.add("abandoned", len(self._pool.delete(abandoned)[0]))
 
     def _choose(self, now_s: float, changed: set[str] | None, waiting: int) -> Choice:
-        used_bytes, room_bytes, total_bytes = self._fill()
+        used_bytes, total_bytes = self._pool.usage()
+        room_bytes = total_bytes * self.high_share
         waiting_bytes = waiting * self._index.mean_bytes()
         need_bytes = max(used_bytes - room_bytes, used_bytes + waiting_bytes - total_bytes)
         if need_bytes > 0:
@@ -164,7 +161,7 @@ class Evictor:
             return Choice()
         situation = Situation(
             self.bounds, self._guaranteed(room_bytes), self._pool.staged_bytes(), self._pool.in_use, now_s, need_bytes,
-            self._enforcement.readable.chunks, passing=lambda key: self._write_back.pending.waits(key, now_s),
+            self._enforcement.readable.chunks, passing=lambda key: self._pending.waits(key, now_s),
         )  # fmt: skip
         return choose(self._index, situation, changed)
 
@@ -183,7 +180,6 @@ class Evictor:
             self._index.remove(key)
             cause = choice.victims[key]
             if cause in EVICTIONS:
-                self._write_back.left(key, kept, now_s)
                 self._counts.age(EVICTION, now_s - kept.computed_s)
             self._counts.add(f"evicted_{cause}", 1, self._scope(kept.keyspace))
         return choice.failed
@@ -203,15 +199,11 @@ class Evictor:
         again_s = now_s + LOOK_S
         moment_s = None if scope is None or bound is None else next_expiry_s(scope, bound, now_s, again_s)
         if locked_bytes or keyspace in choice.failed:
-            if self._write_back.pending:
+            if self._pending:
                 # LMCache reports a reader's release, but not a load that takes nothing.
                 again_s = now_s + GRACE_S
             moment_s = again_s if moment_s is None else min(moment_s, again_s)
         self._deadlines.plan(keyspace, moment_s)
-
-    def _fill(self) -> Fill:
-        used_bytes, total_bytes = self._pool.usage()
-        return Fill(used_bytes, total_bytes * self.high_share, total_bytes)
 
     def _guaranteed(self, room_bytes: float) -> Mapping[str, float]:
         """Return guaranteed bytes by keyspace, scaled down if they do not fit."""

@@ -54,7 +54,6 @@ class MemoryModule:
             residue=PICKLED if lmcache.copies_elsewhere(build_context) else "",
             gone=runtime.enforcement.ages.forget,
             passes_on=lambda key: runtime.passes_on(key.cache_salt),
-            lower=lambda: runtime.tiers,
             store_again=store_again,
         )
         self._pool.guard()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
@@ -14,10 +14,10 @@ from kvstrata_sidecar.adapter.memory.evictor import Evictor, Turns
 from kvstrata_sidecar.adapter.memory.lending import Borrowed, Lending
 from kvstrata_sidecar.adapter.memory.pinned import Pinned
 from kvstrata_sidecar.adapter.memory.warmup import Warmer
-from kvstrata_sidecar.adapter.memory.write_back import Offers, WriteBack
+from kvstrata_sidecar.adapter.memory.write_back import Offers, PendingWriteBack
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block, SlowerTier
+from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block
 from kvstrata_sidecar.upstream.pool import Pool
 
 
@@ -25,8 +25,8 @@ class MemoryTier:
     """One pool under the policy in force, from `start` to `close`. Thread-safe.
 
     `name` is the CPU tier's, None without one. `residue` is the reason why copies may remain elsewhere, or empty.
-    `gone` is called with the key of every block that left the memory. `lower` returns the tiers behind it from fast to
-    slow, `passes_on` whether one of them admits a block written here, and `store_again` has LMCache store blocks there.
+    `gone` is called with the key of every block that left the memory. `passes_on` returns whether a tier behind it
+    admits a block written here, and `store_again` has LMCache store blocks there.
     """
 
     per_pod = True
@@ -41,7 +41,6 @@ class MemoryTier:
         residue: str = "",
         gone: Callable[[Hashable], None] = lambda _: None,
         passes_on: Callable[[Any], bool] = lambda _: False,
-        lower: Callable[[], Sequence[SlowerTier]] = tuple,
         store_again: Callable[[list[Hashable]], object] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -49,17 +48,14 @@ class MemoryTier:
         self._enforcement = enforcement
         self.name = name or ""
         self.high_share = high_watermark_percent / 100
-        self._gone = gone
         self._clock = clock
         self.counts = counts = Counters()
         self._index = index = ScopeIndex()
         self.eraser = MemoryEraser(pool, tier=self.name, residue=residue)
-        self.write_back = WriteBack(
-            pool, index, counts, lower=lower, passes_on=passes_on, is_doomed=self.eraser.is_doomed, clock=clock
-        )
-        self._events = Events(pool, index, counts, left=self._left, clock=clock)
+        self.pending = PendingWriteBack(passes_on, clock)
+        self._events = Events(pool, index, counts, left=gone, clock=clock)
         self.evictor = Evictor(
-            pool, enforcement, index, self._events, self.eraser, self.write_back, counts,
+            pool, enforcement, index, self._events, self.eraser, self.pending, counts,
             tier=name, high_share=self.high_share, clock=clock,
         )  # fmt: skip
         self._turns = Turns(self.evictor.turn, clock)
@@ -110,14 +106,6 @@ class MemoryTier:
         """Apply the view in force now, not within a second."""
         self.eraser.follow(self._enforcement.view)
         self._turns.wake()
-
-    def confirm(self, tier: SlowerTier, keys: Iterable[Hashable]) -> None:
-        """Record that a slower tier holds these blocks."""
-        if not tier.per_pod:  # per-pod tiers know their blocks at any time
-            self.write_back.presence.confirm(tier, keys)
-
-    def left(self, tier: SlowerTier) -> None:
-        self.write_back.presence.forget(tier)
 
     def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
         """Whether a reader has the block locked: others may be evicted before they are read."""
@@ -185,10 +173,6 @@ class MemoryTier:
             return False
         return bound.retention_s is None or self.age_s(key) < bound.retention_s
 
-    def _left(self, key: Hashable) -> None:
-        self.write_back.presence.discard(key)
-        self._gone(key)
-
 
 class Listener:
     """LMCache's callbacks for changes of its memory, called under its lock; `L1ManagerListener` has their names."""
@@ -196,7 +180,7 @@ class Listener:
     def __init__(self, memory: MemoryTier, pool: Pool) -> None:
         self._memory = memory
         self._note = memory.note
-        self._pending = memory.write_back.pending
+        self._pending = memory.pending
         self._loans = pool.loans
 
     def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:

@@ -37,12 +37,6 @@ class Places:
         """Return where a load would ask for a block first."""
         return (*self._in_pools()(block), self.own(block))[0]
 
-    def takes(self, block: Block) -> bool:
-        if block.fingerprint == UNRESOLVED or self._deps.refusal(block.keyspace) is not None:
-            return False
-        node = self._deps.topology.usable(self.own(block).base)
-        return node is not None and not self._deps.full.rests(node)
-
     def admitted(self, blocks: Sequence[Block], *, storing: bool = False) -> Iterator[tuple[int, Block]]:
         """Yield number and block of those that policy and keys admit now."""
         readable, tier = self._deps.enforcement.readable, self._deps.tier.name

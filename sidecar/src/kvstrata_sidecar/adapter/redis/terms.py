@@ -10,7 +10,6 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.policy.limits import Bounds, SharedBounds, bounds_in
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
 from kvstrata_sidecar.adapter.redis.client.slots import Address
-from kvstrata_sidecar.adapter.tier.interface import Block
 
 
 class ScopeTerms:
@@ -39,13 +38,6 @@ class ScopeTerms:
             bounds=bounds.shared(self.capacity_bytes),
             encrypts=self._tier.encrypts,
         )
-
-    def life_s(self, block: Block) -> float:
-        if self._bounds(block.keyspace).limit_bytes == 0:
-            return 0.0
-        if not self._enforcement.readable.admits(block.keyspace, block.chunk_hash, self._tier.name):
-            return 0.0
-        return self.of(block.keyspace).life_ms / 1000
 
     def retention_ms(self, keyspace: str) -> int | None:
         """None means that neither the policy nor the tier has a retention."""

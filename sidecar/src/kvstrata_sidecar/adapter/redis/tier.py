@@ -104,11 +104,15 @@ class Tier(BaseTier[TierParams, RedisThreads]):
         for thread in self._upkeep:
             thread.start()
 
-    def life_s(self, block: Block) -> float:
-        return self._deps.terms.life_s(block)
-
-    def takes(self, block: Block) -> bool:
-        return self._places.takes(block)
+    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        batches = self._places.to_store(blocks, views)
+        task = self._open(TaskKind.STORE, len(blocks), len(batches), self._params.store_deadline_ms)
+        for keyspace, node, batch in batches:
+            tokens = (b"%b-%x-%x" % (self._writer, task.task_id, one.position) for one in batch)
+            named = [one._replace(token=token) for one, token in zip(batch, tokens, strict=True)]
+            part = StorePart(task, keyspace, named, self._deps)
+            self._require_queued(part, self._io_threads.blocks.put(part, node))
+        return task.task_id
 
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Start to look up blocks. Blocks of a faster tier are misses here, because they are hits there."""
@@ -209,22 +213,6 @@ class Tier(BaseTier[TierParams, RedisThreads]):
         for thread in self._upkeep:
             # A thread that is connecting cannot be interrupted; it touches nothing of LMCache's and ends by itself.
             thread.join(CLOSE_TIMEOUT_S)
-
-    def _store(
-        self,
-        blocks: Sequence[Block],
-        views: Sequence[memoryview],
-        deadline_ms: int,
-        done: Callable[[Task], None] | None = None,
-    ) -> int:
-        batches = self._places.to_store(blocks, views)
-        task = self._open(TaskKind.STORE, len(blocks), len(batches), deadline_ms, done)
-        for keyspace, node, batch in batches:
-            tokens = (b"%b-%x-%x" % (self._writer, task.task_id, one.position) for one in batch)
-            named = [one._replace(token=token) for one, token in zip(batch, tokens, strict=True)]
-            part = StorePart(task, keyspace, named, self._deps)
-            self._require_queued(part, self._io_threads.blocks.put(part, node))
-        return task.task_id
 
     def _move(self, servers: Sequence[Address]) -> None:
         """Use other servers from now on; I/O with the former ones is aborted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -19,7 +18,7 @@ ParamsT = TypeVar("ParamsT", bound=TierParams | FileTierParams)
 ThreadsT = TypeVar("ThreadsT", bound=TierThreads)
 
 
-class BaseTier(ABC, Generic[ParamsT, ThreadsT]):
+class BaseTier(Generic[ParamsT, ThreadsT]):
     """See SlowerTier. `answered(task)` is called from any thread, without locks, once `pop_stores` or `pop_found` has
     the answer. `lets_go` is as in TaskTable."""
 
@@ -44,29 +43,12 @@ class BaseTier(ABC, Generic[ParamsT, ThreadsT]):
         self._deadlines_ms = {TaskKind.STORE: tier.store_deadline_ms, TaskKind.LOAD: tier.load_deadline_ms}
         self._closed = False
 
-    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
-        return self._store(blocks, views, self._params.store_deadline_ms)
-
-    def hand_down(
-        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
-    ) -> None:
-        self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
-
     def refuse(self, refusal: Refusal, blocks: Sequence[Block]) -> None:
         for keyspace, amount in Counter(block.keyspace for block in blocks).items():
             self._counters.refuse(refusal, amount, keyspace)
 
     def counters(self) -> dict[str, int]:
         return self._counters.snapshot()
-
-    @abstractmethod
-    def _store(
-        self,
-        blocks: Sequence[Block],
-        views: Sequence[memoryview],
-        deadline_ms: int,
-        done: Callable[[Task], None] | None = None,
-    ) -> int: ...
 
     def _counted(self, medium: str, breaker: str, detail: str) -> TierState:
         """Return the part of the state that follows from counters and parameters."""
@@ -85,12 +67,11 @@ class BaseTier(ABC, Generic[ParamsT, ThreadsT]):
         )
 
     def _open(
-        self, kind: TaskKind, key_count: int, parts: int, deadline_ms: int, done: Callable[[Task], None] | None = None,
-        restore: Restore | None = None,
-    ) -> Task:  # fmt: skip
+        self, kind: TaskKind, key_count: int, parts: int, deadline_ms: int, restore: Restore | None = None
+    ) -> Task:
         # A task without parts has no deadline; `_answer` relies on it.
         deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
-        task = self._tasks.open(kind, key_count, parts, deadline_s, done, restore)
+        task = self._tasks.open(kind, key_count, parts, deadline_s, restore)
         if parts:
             self._io_threads.wake_by(deadline_s)
         return task
@@ -99,7 +80,7 @@ class BaseTier(ABC, Generic[ParamsT, ThreadsT]):
         deadline_ms = self._params.load_deadline_ms
         if restore is not None and restore.hurries(deadline_ms):
             deadline_ms = int(1000 * restore.within_s)
-        return self._open(TaskKind.LOAD, key_count, parts, deadline_ms, restore=restore)
+        return self._open(TaskKind.LOAD, key_count, parts, deadline_ms, restore)
 
     def _require_queued(self, part: AnyPart, refusal: Refusal | None) -> None:
         """Count a part that was not queued, for `refusal`, as failed."""
@@ -109,9 +90,6 @@ class BaseTier(ABC, Generic[ParamsT, ThreadsT]):
                 self._tasks.drop(part.task)
 
     def _answer(self, task: Task) -> None:
-        if task.done is not None:
-            task.done(task)
-            return
         if task.restore is not None:
             self._counters.observe(task.kind, self._clock() - task.restore.began_s)
         elif task.deadline_s != float("inf"):

@@ -6,7 +6,7 @@ Only `delete`, `sizes`, `hottest`, `erase` and `close` may block: LMCache's two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ from kvstrata.contract.messages.engine_identity import fingerprint_in
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata_sidecar.adapter.policy.ages import AgeBook
 from kvstrata_sidecar.adapter.policy.refusal import Refusal
-from kvstrata_sidecar.adapter.tier.tasks import Key, Restore, StoreOutcome, Task
+from kvstrata_sidecar.adapter.tier.tasks import Key, Restore, StoreOutcome
 from kvstrata_sidecar.prometheus_text import Histogram
 
 MEMORY, FILES = "CPU", "NVMe"
@@ -119,19 +119,6 @@ class SlowerTier(PodTier, Protocol):
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
         """Start to store blocks from `views`; return the task's id. Refused blocks count as stored with 0 bytes."""
 
-    def hand_down(
-        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
-    ) -> None:
-        """Start to store blocks that are about to leave memory, as `store` does, within `within_s` seconds at most.
-        `done` is called once nothing touches the views any more, from any thread, possibly before this returns. In its
-        task, `found` marks the blocks that are here now, `keys` and `sizes` those written for it."""
-
-    def life_s(self, block: Block) -> float:
-        """Return how long after computation of its tokens the policy keeps a block here, 0 for not at all."""
-
-    def takes(self, block: Block) -> bool:
-        """Whether a block could be stored here now, as far as known without waiting."""
-
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Start to look up blocks; return the task's id. Blocks without an answer at the deadline are misses."""
 
@@ -160,12 +147,6 @@ class SlowerTier(PodTier, Protocol):
 
 class ServerMemory(PodTier, AgeBook, Protocol):
     """The server's own memory; its state has no name without a CPU tier."""
-
-    def confirm(self, tier: SlowerTier, keys: Iterable[Hashable]) -> None:
-        """Record that a slower tier holds these blocks."""
-
-    def left(self, tier: SlowerTier) -> None:
-        """Forget which blocks a tier that was left holds."""
 
     def offer(self, keyspace: str, keys: Sequence[Hashable]) -> None:
         """Receive a pool's blocks that are here and not in all other tiers of the pool."""

@@ -41,9 +41,8 @@ class Restore(NamedTuple):
 
 @dataclass(slots=True)
 class Task:
-    """One request; the table's lock guards it. `found` has a byte for each of its keys, 1 for those present. `done` is
-    set for tasks that LMCache did not submit: LMCache does not fetch their answers. `restore` is set for loads that are
-    measured."""
+    """One request; the table's lock guards it. `found` has a byte for each of its keys, 1 for those present. `restore`
+    is set for loads that are measured."""
 
     task_id: int
     kind: TaskKind
@@ -56,7 +55,6 @@ class Task:
     failed_parts: int = 0
     keys: list[Key] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    done: Callable[[Task], None] | None = None
     restore: Restore | None = None
 
 
@@ -101,13 +99,12 @@ class TaskTable:
         key_count: int,
         parts: int,
         deadline_s: float,
-        done: Callable[[Task], None] | None = None,
         restore: Restore | None = None,
     ) -> Task:
         """Register a task of `parts` parts; one without parts is answered at once, with no hits and no bytes."""
         with self._lock:
             self._last_id += 1
-            task = Task(self._last_id, kind, deadline_s, bytearray(key_count), parts, done=done, restore=restore)
+            task = Task(self._last_id, kind, deadline_s, bytearray(key_count), parts, restore=restore)
             self._tasks[task.task_id] = task
             over = self._answer_if_over(task)
         if over:
@@ -180,8 +177,6 @@ class TaskTable:
             return False
         task.answered = True
         del self._tasks[task.task_id]
-        if task.done is not None:
-            return True
         if task.kind is TaskKind.STORE:
             stored_bytes = sum(task.sizes)
             failed = task.failed_parts > 0 or task.cancelled

@@ -17,7 +17,7 @@ SERVER = (
     "lmcache.v1.distributed.internal_api:L2StoreResult",
     *_of("lmcache.v1.distributed.l1_manager:L1Manager",
          "#_lock", "#_memory_manager", "#_objects", "#_read_ttl_seconds", "#_registered_listeners", "#_staging",
-         ".delete(keys, force)", ".finish_read(keys, read_locks)", ".get_memory_usage()",
+         ".delete(keys, force)", ".get_memory_usage()",
          ".register_listener(listener)", ".reserve_read(keys, read_locks)",
          ".reserve_write(keys, is_temporary, layout_desc, tag)"),
     # Exactly these: loans get an entry that we make.
