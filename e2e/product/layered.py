@@ -44,7 +44,6 @@ ENGINE_BLOCKS = CONTEXT_TOKENS // 32 + 1
 FILLER_TOKENS = 280
 """So many that they take every block of the engine, and leave room for an answer."""
 
-WARM_UP_S = 60
 UP_WITHIN_S = 600.0
 DISK_DIRECTORY = f"run/kvstrata/nvme/{DISK}"
 LINK = "run/kvstrata/link/adapter.sock"
@@ -81,17 +80,6 @@ class Layered:
         """Wait until the pod is ready, and find its processes."""
         self.pod = wait_until("the layered model's pod is ready", self._ready_pod, UP_WITHIN_S)
         self._found()
-
-    def replace_pod(self) -> AdapterState:
-        """Delete the pod; return the state of the next one's cache server when its gate first reported ready."""
-        old = self.pod
-        self.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", old)
-        self.pod = wait_until("there is a new pod", lambda: self._newcomer(old), UP_WITHIN_S)
-        wait_until("its containers run", self._found, UP_WITHIN_S)
-        wait_until("its gate reports ready", self._gate_is_ready, UP_WITHIN_S, every_s=0.05)
-        state = self.state()
-        wait_until("its pod is ready", self._ready_pod, UP_WITHIN_S)
-        return state
 
     def ask(self, tenant: Tenant, prompt: str) -> Found:
         """Ask for a completion; return the chunks of the prompt that were found, by tier."""
@@ -166,12 +154,6 @@ class Layered:
             return False
         return True
 
-    def _gate_is_ready(self) -> bool:
-        try:
-            return scrape(self._gate, HEALTH_PORT, "/readyz").strip() == "ok"
-        except OSError:
-            return False
-
     def _ready_pod(self) -> str:
         pods = self.kubectl.list("pod", DEMO_NAMESPACE, PODS)
         ready = [
@@ -179,17 +161,13 @@ class Layered:
         ]
         return str(ready[0]) if len(ready) == len(pods) == 1 else ""
 
-    def _newcomer(self, old: str) -> str:
-        pods = self.kubectl.list("pod", DEMO_NAMESPACE, PODS)
-        return next((str(pod["metadata"]["name"]) for pod in pods if pod["metadata"]["name"] != old), "")
-
     def _recovered(self, boot: str) -> bool:
         try:
             state = self.state()
         except OSError:
             return False
         well = all(tier.breaker == "closed" and not tier.recovering for tier in state.tiers)
-        return state.boot != boot and state.revision > 0 and well and not state.warming
+        return state.boot != boot and state.revision > 0 and well
 
 
 @contextmanager
@@ -296,7 +274,6 @@ def _model(kubectl: Kubectl) -> dict[str, Any]:
     """Return the demo's model with one pod, these tiers, and an engine that remembers one prompt."""
     spec = kubectl.get("cachedmodel", DEMO_MODEL, DEMO_NAMESPACE)["spec"]
     arguments = [*spec["engine"]["args"], "--num-gpu-blocks-override", str(ENGINE_BLOCKS)]
-    cache = spec["cacheServer"] | {"warmup": {"bytes": "40Mi", "timeout": f"{WARM_UP_S}s"}}
     return _object(
         "CachedModel",
         MODEL,
@@ -305,7 +282,6 @@ def _model(kubectl: Kubectl) -> dict[str, Any]:
             "model": spec["model"] | {"name": MODEL, "maxModelLen": CONTEXT_TOKENS},
             "engine": spec["engine"] | {"replicas": 1, "args": arguments},
             "tiers": [{"name": name} for name in TIERS],
-            "cacheServer": cache,
             "gate": {"authentication": {"apiKeys": {"secretRef": {"name": KEYS}}}},
         },
     )

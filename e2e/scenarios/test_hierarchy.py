@@ -26,7 +26,6 @@ from e2e.product.layered import (
     MODEL,
     REDIS,
     TIERS,
-    WARM_UP_S,
     Found,
     Layered,
     Tenant,
@@ -65,7 +64,7 @@ def layered(kubectl: Kubectl) -> Iterator[Layered]:
     """The model, with keys for the tenants of these stories."""
     if not pods_run_here():
         pytest.skip("looks at a pod's disk and into its processes: only on the local cluster")
-    tenants = ("roamer", "settler", "reader", "outsider", "aging", "open", "secret", "hot", "cold")
+    tenants = ("roamer", "settler", "reader", "outsider", "aging", "open", "secret")
     with open_layered(kubectl, print, *tenants) as opened:
         yield opened
 
@@ -103,12 +102,8 @@ def test_blocks_on_disk_outlive_a_killed_cache_server_as_ciphertext(layered: Lay
         wait_until("the engine uses the new server", lambda: layered.ask(settler, other) == ON_DISK)
         prompt, loaded = layered.finds(settler, prompts, ON_DISK)
         assert loaded.text == computed[prompt].text
-        # Blocks that may be in memory are loaded into it without a request: from the pod's own disk, not the network.
-        wait_until("it is warm", lambda: layered.held(roamer, MEMORY) >= CHUNKS)
-        layered.finds(roamer, prompts, IN_MEMORY)
-        counts = layered.counters()
-        assert counts["memory.warmed_blocks"] >= CHUNKS
-        assert counts.get(f"{REDIS}.loaded", 0) == 0
+        layered.finds(roamer, prompts, ON_DISK)
+        assert layered.counters().get(f"{REDIS}.loaded", 0) == 0, "from the pod's own disk, not the network"
 
 
 @pytest.mark.claim("metrics and status agree with the bytes on the disk")
@@ -279,40 +274,6 @@ def test_a_disk_that_becomes_read_only_costs_new_hits_and_no_request(layered: La
         # It is tried again every 30 s.
         wait_until("blocks are stored again", lambda: layered.ask(settler, new) == ON_DISK, every_s=2)
         wait_until("the tier reports it", lambda: room(layered) == ("True", "RoomLeft"))
-
-
-def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layered, kubectl: Kubectl) -> None:
-    mine, others = ([fresh_prompt() for _ in range(SPARE)] for _ in range(2))
-    with (
-        tenant(layered, "hot") as hot,
-        tenant(layered, "cold", *nothing_on(MEMORY, DISK)) as cold,
-        tier_contents(kubectl, REDIS) as redis,
-    ):
-        for one, prompts in ((hot, mine), (cold, others)):
-            for prompt in prompts:
-                assert layered.ask(one, prompt) == NOTHING
-            wait_until("Redis has them", lambda one=one: len(redis.blocks(one.keyspace)) == SPARE * CHUNKS)
-        state = layered.replace_pod()
-        assert not state.warming
-        warmed = {row.scope: row.blocks for row in state.usage if row.tier == MEMORY}
-        assert warmed == {hot.keyspace[:SCOPE_DIGITS]: SPARE * CHUNKS}
-        assert state.counters["memory.warmed_blocks"] == state.counters[f"{REDIS}.loaded"] == SPARE * CHUNKS
-        # Its first request; and the control: blocks that may not be in memory come over the network on request.
-        layered.finds(hot, mine, IN_MEMORY)
-        layered.finds(cold, others, IN_REDIS)
-
-        def warmed_bytes() -> float | None:
-            name, scope = "kvstrata_cache_memory_warmed_bytes_total", hot.keyspace[:SCOPE_DIGITS]
-            return sample(layered.metrics(), name, scope=scope)
-
-        wait_until("metrics show it", lambda: warmed_bytes() == SPARE * CHUNKS * CHUNK_BYTES)
-        page = layered.metrics()
-        lasted_s = sample(page, "kvstrata_cache_memory_warm_up_seconds")
-        layered.report(f"the memory was warm after {lasted_s} s")
-        assert lasted_s is not None
-        assert lasted_s <= WARM_UP_S
-        assert sample(page, "kvstrata_cache_memory_warmed_blocks_total") == SPARE * CHUNKS
-        assert sample(page, "kvstrata_cache_memory_warming") == 0
 
 
 def on_disk(layered: Layered, owner: Tenant, count: int) -> list[Path]:

@@ -104,6 +104,10 @@ class Server:
         """Erase keyspaces, and look what is left."""
         return self.memory.erase(keyspaces, lambda _keyspace, _chunk: None)
 
+    def held_bytes(self, keyspace: str) -> int:
+        scope = self.memory._index.scope(keyspace)
+        return 0 if scope is None else scope.used_bytes
+
     def resident(self) -> list[Key]:
         return list(self.manager._objects)
 

@@ -137,7 +137,7 @@ def test_ages_are_counted_when_blocks_are_used_and_when_they_make_room(server: S
     assert (count, seconds) == (1, pytest.approx(60))
     assert counted(server, "eviction") == (0, 0.0)
     server.now_s += 10
-    server.allow(a=EnforcedBudget(TIER, limit_bytes=server.memory.held_bytes(A) // 2))
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=server.held_bytes(A) // 2))
     server.turn()
     assert server.resident() == [Key(A, 1)]
     assert counted(server, "eviction") == (1, pytest.approx(20))

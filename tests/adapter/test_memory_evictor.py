@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -200,21 +199,16 @@ def test_the_state_lists_the_largest_scopes_of_this_pod_and_counts_the_rest(
         runtime.govern(server.memory)
         state = runtime.state()
         assert [(row.scope, row.blocks) for row in state.usage] == [(B[:12], 3), (C[:12], 2)]
-        assert (state.usage_left_out, state.tier_usage, state.warming) == (1, (), False)
+        assert (state.usage_left_out, state.tier_usage) == (1, ())
         runtime.govern(None)
         assert (runtime.state().usage, runtime.state().tiers, runtime.state().counters) == ((), (), {})
 
 
-def test_a_new_policy_wakes_the_evictor_and_its_end_ends_the_thread_and_the_warm_up(server: Server) -> None:
+def test_a_new_policy_wakes_the_evictor_and_its_end_ends_the_thread(server: Server) -> None:
     assert not server.memory._turns._wake.is_set()
     server.memory.policy_changed()
     assert server.memory._turns._wake.is_set()
-    assert (server.memory.warming, server.memory.warm_up_s) == (False, None)
-    warmer: Any = Mock(warming=True, lasted_s=1.5)
-    server.memory.warmer = warmer
-    assert (server.memory.warming, server.memory.warm_up_s) == (True, 1.5)
     server.memory.start()
     assert server.memory.healthy
     server.memory.close()
     assert not server.memory.healthy
-    warmer.close.assert_called_once_with()

@@ -41,7 +41,7 @@ class TestTheMark:
         server.turn()
         assert len(server.resident()) == stored - gone
         assert counted(server, "evicted_room") == gone
-        assert server.memory.held_bytes(A) == (stored - gone) * BLOCK_BYTES, "already, and not by the next turn"
+        assert server.held_bytes(A) == (stored - gone) * BLOCK_BYTES, "already, and not by the next turn"
         server.turn()
         assert len(server.resident()) == stored - gone
 
@@ -354,18 +354,18 @@ class TestEvents:
         del server.manager._objects[Key(A, 1)]
         server.now_s += COMPARE_S - 1
         server.turn()
-        assert server.memory.held_bytes(A) == 3 * BLOCK_BYTES
+        assert server.held_bytes(A) == 3 * BLOCK_BYTES
         server.now_s += 1
         server.turn()
-        assert server.memory.held_bytes(A) == 2 * BLOCK_BYTES
+        assert server.held_bytes(A) == 2 * BLOCK_BYTES
         assert server.gone == [Key(A, 1)]
         del server.manager._objects[Key(A, 2)]
         server.now_s += COMPARE_S - SOON
         server.turn()
-        assert server.memory.held_bytes(A) == 2 * BLOCK_BYTES, "a minute from the last time"
+        assert server.held_bytes(A) == 2 * BLOCK_BYTES, "a minute from the last time"
         server.now_s += 2 * SOON
         server.turn()
-        assert server.memory.held_bytes(A) == BLOCK_BYTES
+        assert server.held_bytes(A) == BLOCK_BYTES
 
     def test_as_many_events_wait_as_may_and_a_lost_one_is_made_up_for_once(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -384,12 +384,12 @@ class TestEvents:
         server.manager.store(Key(A, 1))
         server.manager.store(Key(A, 2))
         server.turn()
-        assert (server.memory.held_bytes(A), compared) == (2 * BLOCK_BYTES, 0), "four events: two reserved, two written"
+        assert (server.held_bytes(A), compared) == (2 * BLOCK_BYTES, 0), "four events: two reserved, two written"
         for number in range(3, 6):
             server.manager.store(Key(A, number))
         server.turn()
         server.turn()
-        assert (server.memory.held_bytes(A), compared) == (5 * BLOCK_BYTES, 1)
+        assert (server.held_bytes(A), compared) == (5 * BLOCK_BYTES, 1)
 
     def test_a_scope_that_differed_is_put_right_by_the_same_turn(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -405,22 +405,21 @@ class TestEvents:
         server.allow(a=None)
         server.manager.reserve(Key(A, 1))
         server.turn()
-        assert server.memory.held_bytes(A) == 0
+        assert server.held_bytes(A) == 0
         server.manager.commit(Key(A, 1))
         server.turn()
-        assert server.memory.held_bytes(A) == BLOCK_BYTES
+        assert server.held_bytes(A) == BLOCK_BYTES
         server.now_s += 10
         server.manager.read(Key(A, 1))
         server.manager.release(Key(A, 1))
         server.turn()
         assert server.memory.age_s(Key(A, 1)) == pytest.approx(10)
 
-    def test_only_uses_are_counted_as_hits_and_both_count_for_the_order(self, server: Server) -> None:
+    def test_uses_are_counted_as_hits_and_count_for_the_order(self, server: Server) -> None:
         server.allow(a=None)
         server.manager.store(*keys_of(A, 3))
         server.turn()
         server.now_s += 7
-        server.memory.note(MemoryEvent.ORDERED, [Key(A, 0)])
         server.memory.note(MemoryEvent.USED, [Key(A, 1), Key(A, 9)])
         server.turn()
         assert server.memory.ages()["hit"].sum_s == pytest.approx(7)

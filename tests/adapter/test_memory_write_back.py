@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstrata_sidecar.adapter.memory import erase, evictor, warmup
+from kvstrata_sidecar.adapter.memory import erase, evictor
 from kvstrata_sidecar.adapter.memory.write_back import GRACE_S, MAX_POOLS, PATIENCE_S, Offers, PendingWriteBack
 from tests.adapter.memory_server import B
 
@@ -13,7 +13,6 @@ SOON = 1e-6
 
 def test_figures_are_those_that_the_guides_name() -> None:
     assert GRACE_S == 0.25
-    assert (warmup.BATCH_BYTES, warmup.BATCH_SHARE, warmup.SPARE_SHARE, warmup.PATIENCE_S) == (64 << 20, 8, 0.05, 5.0)
     assert (evictor.GATHER_S, erase.WITHIN_S) == (0.005, 2.0)
 
 

@@ -146,13 +146,6 @@ def test_nothing_is_declined_before_prefill_and_loads_are_measured() -> None:
     assert unmeasured.restoring.worth(prompt(4), b"\1\1\1\0") == b"\1\1\1\0"
 
 
-def test_loads_that_no_request_waits_for_are_not_judged() -> None:
-    world = World()
-    warming = Restoring(world.prefill, lambda: CHUNK_TOKENS, lambda _: False, lambda: {0, 1})
-    assert warming.begin(prompt(2)) is None
-    assert world.restoring.begin(prompt(2)) is not None
-
-
 def test_a_decision_changes_only_beyond_the_margins() -> None:
     assert not declines(0.9, 1.0, declining=False)
     assert declines(0.9, 1.0, declining=True)

@@ -112,20 +112,6 @@ MODEL = [
         "spec.engine.startupTimeout",
         "must be between 10s and 24h",
     ),
-    Row(
-        "nothing_to_warm",
-        "CachedModel",
-        {"spec.cacheServer": {"warmup": {"bytes": "0", "timeout": "1m"}}},
-        "spec.cacheServer.warmup.bytes",
-        "must be above 0",
-    ),
-    Row(
-        "warm_for_ever",
-        "CachedModel",
-        {"spec.cacheServer": {"warmup": {"bytes": "1Gi", "timeout": "2h"}}},
-        "spec.cacheServer.warmup.timeout",
-        "must be between 1s and 1h",
-    ),
     Row("image", "CachedModel", {"spec.engine.image": "a b"}, "spec.engine.image", "reference of an image such"),
     Row("salt_name", "CachedModel", {"spec.model.name": "tiny@1"}, "spec.model.name", "name of a model such"),
     *(

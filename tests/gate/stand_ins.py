@@ -209,7 +209,7 @@ class RecorderEngine:
                     tiers += (TierState(self.memory.name, "CPU", "closed"),)
                 answer = AdapterState(
                     self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
-                    tier_usage=self.tier_usage, warming=self.warming, ungoverned=self.ungoverned,
+                    tier_usage=self.tier_usage, ungoverned=self.ungoverned,
                     fingerprints=self.fingerprints,
                 )  # fmt: skip
         return encode_answer(answer)
@@ -268,7 +268,6 @@ class StandInAdapter:
         self.usage: tuple[ScopeUsage, ...] = ()
         self.tier_usage: tuple[ScopeUsage, ...] = ()
         self.counters: dict[str, int] = {}
-        self.warming = False
         self.ungoverned = ""
         self.fingerprints: tuple[str, ...] = (FINGERPRINT,)
         self.costs: tuple[PrefillCost, ...] = ()
@@ -385,7 +384,7 @@ class StandInAdapter:
                     tiers += (TierState(self.memory.name, "CPU", "closed"),)
                 answer = AdapterState(
                     self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
-                    tier_usage=self.tier_usage, warming=self.warming, ungoverned=self.ungoverned,
+                    tier_usage=self.tier_usage, ungoverned=self.ungoverned,
                     fingerprints=self.fingerprints,
                 )  # fmt: skip
         return encode_answer(answer)

@@ -86,31 +86,17 @@ async def test_limits_are_those_of_the_settings(world: World) -> None:
 async def test_it_says_step_by_step_what_is_missing(world: World) -> None:
     world.engine.healthy = False
     world.adapter.gate.clear()
-    async with world.started(warm_patience_s=60.0):
+    async with world.started():
         gate = world.gate
         await until(lambda: "no policy: the bundle Secret" in gate.not_ready())
         await world.publish([entry("acme")])
         await until(lambda: gate.not_ready().startswith("the first revision is not acknowledged: "))
         world.adapter.gate.set()
         await until(lambda: gate.not_ready() == "the engine is not ready")
-        world.adapter.warming = True
-        await until(lambda: gate.link.state.warming)
         world.engine.healthy = True
-        await until(lambda: gate.not_ready() == "warming: the cache server loads the most recently used blocks")
-        world.adapter.warming = False
         await until(lambda: gate.not_ready() == "")
         gate.stop()
         assert gate.not_ready() == "draining"
-
-
-async def test_a_warming_cache_server_is_waited_for_only_so_long(world: World) -> None:
-    world.adapter.warming = True
-    await world.publish([entry("acme")])
-    async with world.started(warm_patience_s=60.0):
-        await until(lambda: world.gate.not_ready().startswith("warming"))
-        world.gate._engine_ready_s -= 60.0  # as if so much time had passed
-        assert world.gate.not_ready() == ""
-        assert world.gate.link.state.warming
 
 
 async def test_without_a_list_of_api_keys_it_is_not_ready_and_with_an_empty_one_it_is(world: World) -> None:

@@ -66,9 +66,6 @@ class CountedTier:
 class CountedMemory:
     """The server's own memory, with what it counted by scope."""
 
-    warming = False
-    warm_up_s: float | None = None
-
     def __init__(self, name: str = "dram") -> None:
         self._name = name
         self.counts = Counters()

@@ -188,7 +188,7 @@ POD = PodState(
     "f1" * 8, {"files": "5" * 64, "vllm": "0.32.0"}, "the engine has another", "no_fingerprint",
 )  # fmt: skip
 STATE = AdapterState(
-    "cache-boot", 7, 2, True, 2, (TIER,), {"memory.enforced": 1}, USAGE, 3, USAGE[:1], True, "LMCache 0.5.7",
+    "cache-boot", 7, 2, True, 2, (TIER,), {"memory.enforced": 1}, USAGE, 3, USAGE[:1], "LMCache 0.5.7",
     ("f1" * 8,),
 )  # fmt: skip
 

@@ -13,9 +13,9 @@ from kvstrata.api.cachedmodel_source import ModelSpec
 from kvstrata.api.cachedmodel_status import CachedModelStatus, ProbeSpec
 from kvstrata.api.common import RateLimit, SecretRef, ServerTls, TierNames, TlsMode
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
-from kvstrata.api.markers import Marker, at_least, atomic_list, between, map_list, schema_default, set_list
+from kvstrata.api.markers import Marker, atomic_list, between, map_list, schema_default, set_list
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import VALIDATIONS, Duration, Generation, Image, Pattern, Quantity, cel_text
+from kvstrata.api.scalars import VALIDATIONS, Duration, Generation, Image, Pattern, cel_text
 from kvstrata.contract.policy.api_keys import api_keys_secret
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
@@ -103,17 +103,6 @@ class EngineSpec(ApiModel):
     """How long a pod may take until its engine answers. Absent means 30m."""
 
 
-class WarmupSpec(ApiModel):
-    """Loading of a new pod's memory tier from slower tiers before the pod serves, most recently used blocks first."""
-
-    bytes: Annotated[Quantity, at_least("1", "must be above 0")]
-    """Most bytes that are loaded. A value above the memory tier's capacity does no harm."""
-
-    timeout: Annotated[Duration, between("1s", "1h")]
-    """Longest duration, from the moment at which the engine reports the layout of its blocks to the cache server. A pod
-    that is not done by then, or that long after its engine answers, becomes ready nevertheless."""
-
-
 class CacheServerSpec(ApiModel):
     """The cache server beside the engine."""
 
@@ -125,10 +114,6 @@ class CacheServerSpec(ApiModel):
 
     resources: ResourceRequirements | None = None
     """Resources of the cache container. Absent means memory that fits the CPU tier."""
-
-    warmup: WarmupSpec | None = None
-    """Loading of a new pod's memory tier from slower tiers before the pod becomes ready. Needs a CPU tier, and an NVMe
-    or Redis tier. Absent means that requests load the blocks that they need."""
 
 
 Origin = Annotated[

@@ -54,8 +54,6 @@ DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 MEMORY_TRAFFIC = {
     "promoted_blocks": "Blocks that came from slower tiers and stay in memory.",
     "promoted_bytes": "Their bytes.",
-    "warmed_blocks": "Of these, blocks that were loaded when the server started, before any request for them.",
-    "warmed_bytes": "Their bytes.",
     "lent_blocks": "Blocks of pools that memory lent to a scope that reads them.",
     "lent_bytes": "Their bytes.",
 }
@@ -176,11 +174,6 @@ def _families(
     yield "memory_bytes", "gauge", "Bytes of the cache server's own memory.", rows
     text = "Bytes in use in LMCache's memory, as it reports them, beyond counted blocks."
     yield "memory_drift_bytes", "gauge", text, [({}, one.drift_bytes()) for _, one in own]
-    text = "1 while the memory of a server that started is being warmed up, else 0."
-    yield "memory_warming", "gauge", text, [({}, int(state.warming))]
-    rows = [({}, round(one.warm_up_s, 3)) for _, one in own if one.warm_up_s is not None]
-    text = "How long that took, or takes by now, from the engine's registration."
-    yield "memory_warm_up_seconds", "gauge", text, rows
 
 
 def _rows(state: AdapterState, named: Iterable[tuple[TierState, SlowerTier]]) -> list[ScopeUsage]:

@@ -42,9 +42,7 @@ class PolicyAdapter(AdapterBase):  # type: ignore[misc]
         self._runtime = runtime = acquire(params)
         runtime.enforcement.ages.memory = lambda: runtime.memory
         self._own: SlowerTier | None = None
-        self._restoring = Restoring(
-            runtime.prefill, runtime.chunk_tokens, runtime.held_faster(), lambda: runtime.enforcement.warmed
-        )
+        self._restoring = Restoring(runtime.prefill, runtime.chunk_tokens, runtime.held_faster())
         self._asked: dict[int, Sequence[Block]] = {}
         self._tier: SlowerTier | NoTier = NoTier(self._answered)
         if params.tier is not None:

@@ -35,8 +35,6 @@ class PolicyTiers:
         self._joined: dict[str, tuple[Mapping[str, Any], Leave]] = {}
         self._lock = threading.Lock()
         self.join: Join | None = None
-        self.followed = False
-        """Whether the tiers of a policy have been joined."""
 
     def follow(self, tiers: Sequence[TierRules], running: Collection[str]) -> None:
         """Leave and join tiers until they are `tiers`, in this order. Those of `running` that were not joined here were
@@ -58,7 +56,6 @@ class PolicyTiers:
                 name = params["tier"]["name"]
                 with _step(name):
                     joined[name] = params, self.join(params)
-            self.followed = True
 
     def _params(self, rules: TierRules) -> dict[str, Any]:
         folder = Path(self._pod.policy_dir, ACCESS_DIRECTORY)

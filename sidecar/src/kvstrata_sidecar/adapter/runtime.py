@@ -147,7 +147,6 @@ class Runtime:
             usage=tuple(own[:MAX_USAGE_ROWS]),
             usage_left_out=max(0, len(own) - MAX_USAGE_ROWS),
             tier_usage=tuple(sorted(shared, key=lambda row: -row.used_bytes)[:MAX_TIER_USAGE_ROWS]),
-            warming=memory is not None and memory.warming,
             ungoverned=self._ungoverned,
             fingerprints=tuple(self.enforcement.fingerprints()),
         )

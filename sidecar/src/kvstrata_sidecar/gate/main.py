@@ -190,11 +190,7 @@ class Gate:
             return f"the first revision is not acknowledged: {self.link.problem or 'requests are draining'}"
         if not self.engine_ready:
             return "the engine is not ready"
-        # The engine registers its layout with the cache server before it is ready.
-        waited_s = self.loop.time() - self._engine_ready_s
-        if self.link.state.warming and waited_s < self.settings.warm_patience_s:
-            return "warming: the cache server loads the most recently used blocks"
-        pool = self.pools.awaited(waited_s)
+        pool = self.pools.awaited(self.loop.time() - self._engine_ready_s)
         return f"warming: the pool {pool} is not in this pod's memory yet" if pool else ""
 
     def metrics_page(self) -> bytes:

@@ -19,8 +19,7 @@ class Settings:
 
     `model` is the CachedModel's name, `served_model` the `model` in requests (default: the same). A port of -1 switches
     that listener off, 0 takes any free one; `cache_http_port` is that of LMCache's pages. `render_id` identifies how
-    prefixes become tokens. `warm_patience_s` is how long the pod stays unready, after its engine is ready, while the
-    cache server warms its memory up. `cors_origins` has those of browsers that may call, separated by commas.
+    prefixes become tokens. `cors_origins` has those of browsers that may call, separated by commas.
     """
 
     pod_name: str
@@ -59,7 +58,6 @@ class Settings:
     metrics_tenants: int = 200
     drain_grace_s: float = 5.0
     memory_patience_s: float = 5.0
-    warm_patience_s: float = 0.0
     shutdown_s: float = 30.0
 
 

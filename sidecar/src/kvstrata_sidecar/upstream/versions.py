@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from kvstrata_sidecar.adapter.memory.warmup import Loads
 from kvstrata_sidecar.adapter.policy_tiers import Leave
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.upstream.names import differences
@@ -19,6 +18,16 @@ GOVERNED: Mapping[str, str] = {"0.5.6": "v0_5_6"}
 
 SERVER = "server"
 CONNECTOR = "connector"
+
+
+class Chunks(Protocol):
+    """LMCache's parts of chunks, one for each rank and group of layers."""
+
+    def fingerprints(self) -> list[str]:
+        """Return the fingerprints of the engines that have registered."""
+
+    def names(self, keyspace: str, chunk_hashes: Sequence[bytes]) -> list[list[Any]] | None:
+        """Return the keys of each chunk's counted parts, None before an engine registered its layout."""
 
 
 class CacheServer(Protocol):
@@ -52,8 +61,8 @@ class CacheServer(Protocol):
     def store_again(self, manager: Any) -> Callable[[list[Any]], object]:
         """Return the function that has LMCache store blocks of its memory in all tiers behind it."""
 
-    def loads(self, context: Any) -> Loads:
-        """Return the names of chunks' parts, and their loads."""
+    def chunks(self, context: Any) -> Chunks:
+        """Return the names of chunks' parts."""
 
     def join(self, context: Any, module: str, name: str, params: Mapping[str, Any]) -> Leave:
         """Have LMCache make the adapter class `name` of `module` with these parameters, and use it behind those that it

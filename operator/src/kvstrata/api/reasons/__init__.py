@@ -133,10 +133,6 @@ class ModelReason(Meaningful):
         "LowerTierSmaller",
         "A tier is smaller than a faster one, so it has evicted most of the blocks that the faster one evicts.",
     )
-    WARMUP_NEEDS_TIERS = (
-        "WarmupNeedsTiers",
-        "A warm start is configured, and the model has no memory tier, or no slower tier to load it from.",
-    )
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
     PODS_REPORT_PROBLEM = "PodsReportProblem", "A pod cannot read its policy or its API keys."
     VERSION_NOT_GOVERNED = (

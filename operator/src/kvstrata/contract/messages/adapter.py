@@ -199,9 +199,8 @@ class AdapterState:
 
     `usage` lists scopes in the server's own memory, largest first; `usage_left_out` counts those that did not fit.
     `tier_usage` lists scopes in shared tiers, as this pod's sweeps last saw them: pods share the sweeps, so each
-    reports some scopes, and several may report the same. `warming`: the server started and still loads recently used
-    blocks. `ungoverned`: why LMCache's version cannot be governed, so that none runs; empty if it can. `fingerprints`
-    are those of the engines that have registered with the server.
+    reports some scopes, and several may report the same. `ungoverned`: why LMCache's version cannot be governed, so
+    that none runs; empty if it can. `fingerprints` are those of the engines that have registered with the server.
     """
 
     boot: str
@@ -214,7 +213,6 @@ class AdapterState:
     usage: tuple[ScopeUsage, ...] = ()
     usage_left_out: int = 0
     tier_usage: tuple[ScopeUsage, ...] = ()
-    warming: bool = False
     ungoverned: str = ""
     fingerprints: tuple[Fingerprint, ...] = ()
 

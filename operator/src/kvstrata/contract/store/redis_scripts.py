@@ -26,7 +26,6 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "touch": "*members",
         "discard": "*members",
         "sweep": "#count cursor",
-        "hottest": "#first #count",
         "audit": "cursor #count ?encrypts",
         "strays": "index #first #count",
         "recount": "#step",

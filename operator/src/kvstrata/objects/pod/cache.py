@@ -73,7 +73,7 @@ def build_container(
 def arguments(
     domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
 ) -> list[str]:
-    memory = memory_config(domain_id, model, tiers, identity)
+    memory = memory_config(domain_id, tiers, identity)
     flags = [
         *("--host", "127.0.0.1", "--port", str(paths.CACHE_PORT)),
         *("--http-host", "127.0.0.1", "--http-port", str(paths.CACHE_HTTP_PORT)),
@@ -105,14 +105,12 @@ def adapter_params(
     return tuple({"domain": domain_id, "identity": identity, "tier": params} for params in behind or [None])
 
 
-def memory_config(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
+def memory_config(domain_id: str, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
     """Return the configuration of the module that governs the server's memory, also without a CPU tier."""
     memory = next((tier for tier in tiers if tier.spec.medium is Medium.CPU), None)
     config: dict[str, Any] = {"domain": domain_id, "identity": identity, "tier": memory.name if memory else None}
     if memory is not None:
         config["high_watermark_percent"] = memory.spec.high_watermark_percent
-        if (warmup := model.spec.cache_server.warmup) is not None:
-            config["warmup"] = {"bytes": warmup.bytes.in_bytes, "timeout_s": warmup.timeout.in_seconds}
     return config
 
 

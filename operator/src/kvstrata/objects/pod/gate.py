@@ -65,7 +65,7 @@ def caller_port(model: CachedModel) -> int:
 def _variables(model: CachedModel, identity: str) -> dict[str, str]:
     mode = model.spec.gate.tls.mode
     port = caller_port(model)
-    warmup, origins = model.spec.cache_server.warmup, model.spec.gate.allowed_origins
+    origins = model.spec.gate.allowed_origins
     return {
         "KVSTRATA_MODEL": model.name,
         "KVSTRATA_SERVED_MODEL": model.spec.model.name,
@@ -73,7 +73,6 @@ def _variables(model: CachedModel, identity: str) -> dict[str, str]:
         "KVSTRATA_RENDER_ID": render_id(model),
         "KVSTRATA_BUNDLE_SECRET": names.bundle_root(model.name),
         "KVSTRATA_API_KEYS_SECRET": model.api_keys_secret,
-        **({"KVSTRATA_WARM_PATIENCE_S": str(warmup.timeout.in_seconds)} if warmup is not None else {}),
         **({"KVSTRATA_CORS_ORIGINS": ",".join(origins)} if origins else {}),
         "KVSTRATA_ENGINE_SOCKET": paths.ENGINE_SOCKET,
         "KVSTRATA_POLICY_DIR": paths.POLICY,

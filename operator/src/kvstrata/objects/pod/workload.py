@@ -29,12 +29,10 @@ def build_deployment(
 ) -> dict[str, Any]:
     """Return the Deployment. A new pod becomes ready before an old one is deleted: an engine takes minutes to start.
     `tiers` are the ones to use, from fast to slow; `identity` is `cache_identity` of the same arguments."""
-    warmup = model.spec.cache_server.warmup
-    warm_up_s = warmup.timeout.in_seconds if warmup is not None else 0
     spec = {
         "replicas": model.spec.engine.replicas,
         "revisionHistoryLimit": 3,
-        "progressDeadlineSeconds": model.spec.engine.startup_timeout.in_seconds + warm_up_s + PROGRESS_MARGIN_S,
+        "progressDeadlineSeconds": model.spec.engine.startup_timeout.in_seconds + PROGRESS_MARGIN_S,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "selector": {"matchLabels": labels.selector_of_model(model.name)},
         "template": pod_template(ctx, domain_id, model, tiers, identity, shard_count),

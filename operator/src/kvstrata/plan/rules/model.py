@@ -28,18 +28,7 @@ def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
     return Decision(SharedReason.TIERS_CONFLICT, f"{what}, and a pod has one such tier: leave one in spec.tiers")
 
 
-def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | None:
-    """Warmup needs a memory tier and a source tier."""
-    media = {world.tiers[name].spec.medium for name in model.tier_names}
-    if model.spec.cache_server.warmup is None or (Medium.CPU in media and media & {Medium.NVME, Medium.REDIS}):
-        return None
-    return Decision(
-        ModelReason.WARMUP_NEEDS_TIERS,
-        "cacheServer.warmup loads a CPU tier from an NVMe or Redis tier: list one of each in spec.tiers, or remove it",
-    )
-
-
-RULES = (tiers_exist, tiers_fit_a_pod, warms_memory_up_from_tiers)
+RULES = (tiers_exist, tiers_fit_a_pod)
 
 
 def tiers_ordered(tiers: Sequence[CacheTier]) -> Finding | None:

@@ -7,10 +7,9 @@ server's own memory (`adapter/index/victims.py`).
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.cache_view import CacheView
@@ -44,16 +43,12 @@ class FileIndex:
         self._touched: dict[bytes, None] = {}
         self._changed = threading.Condition()
 
-    def present(self, keys: Iterable[bytes], unused: Collection[bytes] = ()) -> list[bool]:
-        """Return for each block whether it may be read now. Counts as a use, except for `unused`."""
-        now_s, unused, asked = self._clock(), frozenset(unused), list(keys)
+    def present(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return for each block whether it may be read now. Counts as a use."""
+        now_s = self._clock()
         with self._changed:
             # The last blocks of a prompt must be evicted first: without the first ones the rest cannot be found.
-            found = [
-                self._readable(key, now_s) is not None if key in unused else self._is_present(key, now_s)
-                for key in reversed(asked)
-            ]
-        return found[::-1]
+            return [self._is_present(key, now_s) for key in reversed(keys)][::-1]
 
     def readable(self, key: bytes) -> bool:
         """Whether a block may be read now; lock-free, and no use of it."""
@@ -63,15 +58,6 @@ class FileIndex:
         """Return a readable block's bytes, 0 for others; no use of it."""
         kept = self._readable(key, self._clock())
         return kept.size_bytes if kept is not None else 0
-
-    def hottest(self, keyspace: str, most: int) -> list[tuple[bytes, int, float]]:
-        """Return a scope's most recently used readable blocks as (key, use, age in seconds); a later use has a larger
-        number. Lock-free, and no use of them."""
-        scope, now_s = self._index.scope(keyspace), self._clock()
-        kept = list(scope.blocks.items()) if scope is not None else []
-        there = ((key, one) for key, one in kept if self._policy.alive(keyspace, one.computed_s, now_s))
-        last = heapq.nlargest(most, there, key=lambda found: found[1].used)
-        return [(key, one.used, max(0.0, now_s - one.computed_s)) for key, one in last]  # type: ignore[misc]
 
     def begin_read(self, key: bytes) -> Kept | None:
         """Pin a block while it is read; None if it may not be read. Followed by `end_read`."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstrata.contract.messages.engine_identity import UNRESOLVED
-from kvstrata.contract.store.block_file import key_of, parts_of
-from kvstrata.contract.store.redis_keys import declared, fingerprint_of, resolved
+from kvstrata.contract.store.block_file import key_of
+from kvstrata.contract.store.redis_keys import resolved
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.interface import Block, Hot, most_of_each
+from kvstrata_sidecar.adapter.tier.interface import Block
 
 Found = tuple[int, bytes]
 """A block's number in its request, and the key of its file."""
@@ -70,18 +70,6 @@ class Finder:
 
     def holds(self, block: Block) -> bool:
         return self._index.readable(self.key(block)) or self._pooled(block, {}) is not None
-
-    def hottest(self, keyspaces: Sequence[str]) -> list[Hot]:
-        """Return the most recently used blocks of this identity in keyspaces that may be used now."""
-        allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace, False) is None]
-        most = most_of_each(len(allowed))
-        found = ((keyspace, *one) for keyspace in allowed for one in self._index.hottest(keyspace, most))
-        named = ((keyspace, *parts_of(key), use, age_s) for keyspace, key, use, age_s in found)
-        return [
-            Hot(keyspace, fingerprint_of(identity), rank, group, chunk_hash, use, age_s)
-            for keyspace, identity, rank, group, chunk_hash, use, age_s in named
-            if declared(identity) == self._identity
-        ]
 
     def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
         for pool in self._enforcement.readable.candidates(block.keyspace, block.chunk_hash, self._tier):

@@ -24,7 +24,7 @@ from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.base import BaseTier
 from kvstrata_sidecar.adapter.tier.buffers import Spans
-from kvstrata_sidecar.adapter.tier.interface import FILES, Block, Hot
+from kvstrata_sidecar.adapter.tier.interface import FILES, Block
 from kvstrata_sidecar.adapter.tier.queues import Lane
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Restore, Task, TaskKind, TaskTable
 from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S, TierThreads, Worker, divide
@@ -114,9 +114,7 @@ class FileTier(BaseTier[FileTierParams, FileThreads]):
         began_s = self._clock()
         keys, needless = self._finder.to_read(blocks)
         task = self._tasks.open(TaskKind.LOOKUP, len(blocks), 1, float("inf"))
-        warmed = self._enforcement.warmed
-        unused = [key for number, key in keys if blocks[number].key in warmed] if warmed else []
-        found = self._files.index.present([key for _, key in keys], unused)
+        found = self._files.index.present([key for _, key in keys])
         hits = [number for (number, _), there in zip(keys, found, strict=True) if there]
         counts = Counter(
             (blocks[number].keyspace, "lookup_hits" if there else "lookup_misses")
@@ -156,11 +154,6 @@ class FileTier(BaseTier[FileTierParams, FileThreads]):
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
         index = self._files.index
         return [index.size(self._finder.key(block)) if self.holds(block.keyspace, block) else 0 for block in blocks]
-
-    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
-        """Return the most recently used blocks of these keyspaces; None until all files are counted."""
-        health = self._files.health
-        return None if health.recovering or health.refusal() is not None else self._finder.hottest(keyspaces)
 
     def kept(self, blocks: Sequence[Block]) -> int:
         """Return how many of these blocks have a file, regardless of policy."""

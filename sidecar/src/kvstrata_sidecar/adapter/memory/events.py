@@ -35,7 +35,6 @@ class MemoryEvent(Enum):
     DELETED = auto()
     RESERVED = auto()
     INHERITED = auto()
-    ORDERED = auto()
 
 
 @dataclass(eq=False)
@@ -102,11 +101,11 @@ class Events:
             elif event is MemoryEvent.DELETED:
                 for key in keys:
                     self._remove(key)
-            elif event is MemoryEvent.USED or event is MemoryEvent.ORDERED:
+            elif event is MemoryEvent.USED:
                 # As LMCache's LRU: the last blocks of a prompt must be evicted first, or the rest could not be found.
                 for key in reversed(keys):
                     kept = self._index.touch(key)
-                    if kept is not None and event is MemoryEvent.USED:
+                    if kept is not None:
                         self._counts.age(HIT, now_s - kept.computed_s)
             else:
                 changed.update(key.cache_salt for key in keys)

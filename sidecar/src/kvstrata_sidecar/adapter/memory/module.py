@@ -8,7 +8,6 @@ from typing import Any
 
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.memory.tier import Listener, MemoryTier
-from kvstrata_sidecar.adapter.memory.warmup import Warmer
 from kvstrata_sidecar.adapter.policy.enforcement import ignore_load
 from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, release
@@ -37,7 +36,7 @@ class MemoryModule:
         params = MemoryParams.from_json(build_context.config)
         self.context = build_context.server_context
         manager = lmcache.manager(self.context)
-        loads = lmcache.loads(self.context)
+        chunks = lmcache.chunks(self.context)
         hasher = Hasher(*lmcache.hasher(self.context))
         store_again = lmcache.store_again(manager)
         remove_salts()
@@ -61,18 +60,9 @@ class MemoryModule:
         self._pool.listen(_Listener(memory, self._pool))
         runtime.enforcement.loaded_from = memory.borrowed.loaded
         memory.start()
-        runtime.enforcement.fingerprints = loads.fingerprints
-        runtime.govern(memory, loads.names, hasher)
+        runtime.enforcement.fingerprints = chunks.fingerprints
+        runtime.govern(memory, chunks.names, hasher)
         runtime.policy_tiers.join = partial(lmcache.join, self.context, *ADAPTER)
-        if params.warmup is not None:
-            memory.warmer = Warmer(
-                params.warmup,
-                memory,
-                runtime.enforcement,
-                lambda: runtime.tiers if runtime.policy_tiers.followed else None,
-                loads,
-            )
-            memory.warmer.start()
         logger.info("LMCache's memory is under the policy of %s", params.tier or "no CPU tier")
 
     def report_status(self) -> dict[str, Any]:

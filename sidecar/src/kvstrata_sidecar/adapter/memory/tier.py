@@ -13,7 +13,6 @@ from kvstrata_sidecar.adapter.memory.events import Events, MemoryEvent
 from kvstrata_sidecar.adapter.memory.evictor import Evictor, Turns
 from kvstrata_sidecar.adapter.memory.lending import Borrowed, Lending
 from kvstrata_sidecar.adapter.memory.pinned import Pinned
-from kvstrata_sidecar.adapter.memory.warmup import Warmer
 from kvstrata_sidecar.adapter.memory.write_back import Offers, PendingWriteBack
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
@@ -47,7 +46,6 @@ class MemoryTier:
         self._pool = pool
         self._enforcement = enforcement
         self.name = name or ""
-        self.high_share = high_watermark_percent / 100
         self._clock = clock
         self.counts = counts = Counters()
         self._index = index = ScopeIndex()
@@ -56,7 +54,7 @@ class MemoryTier:
         self._events = Events(pool, index, counts, left=gone, clock=clock)
         self.evictor = Evictor(
             pool, enforcement, index, self._events, self.eraser, self.pending, counts,
-            tier=name, high_share=self.high_share, clock=clock,
+            tier=name, high_share=high_watermark_percent / 100, clock=clock,
         )  # fmt: skip
         self._turns = Turns(self.evictor.turn, clock)
         self._pinned = Pinned(pool, index, counts, bounds=lambda: self.evictor.bounds, passes_on=passes_on)
@@ -70,7 +68,6 @@ class MemoryTier:
         self.inherit_age, self.age_s = self._events.inherit_age, self._events.age_s
         self.erase, self.by_scope, self.ages = self.eraser.erase, counts.by_scope, counts.ages
         self.start = self._turns.start
-        self.warmer: Warmer | None = None
 
     @property
     def healthy(self) -> bool:
@@ -81,8 +78,6 @@ class MemoryTier:
         self._pool.loans.begin(self._lending, entry_of=entry_of, missing=missing, clock=self._clock)
 
     def close(self) -> None:
-        if self.warmer is not None:
-            self.warmer.close()
         self._turns.close()
         self._pool.room.close()
 
@@ -126,10 +121,6 @@ class MemoryTier:
         """Return how many of these blocks exist or are being written."""
         return sum(self._pool.entry(one.key) is not None or self._pool.coming(one.key) for one in blocks)
 
-    def held_bytes(self, keyspace: str) -> int:
-        scope = self._index.scope(keyspace)
-        return scope.used_bytes if scope is not None else 0
-
     def fill(self) -> tuple[int, int]:
         """Return the bytes in use, and all bytes."""
         return self._pool.usage()
@@ -157,14 +148,6 @@ class MemoryTier:
         """Return LMCache's bytes in use beyond the counted and staged blocks; negative if less."""
         counted = sum(scope.used_bytes for _, scope in self._index.scopes())
         return self._pool.usage()[0] - counted - sum(self._pool.staged_bytes().values())
-
-    @property
-    def warming(self) -> bool:
-        return self.warmer is not None and self.warmer.warming
-
-    @property
-    def warm_up_s(self) -> float | None:
-        return None if self.warmer is None else self.warmer.lasted_s
 
     def _lendable(self, key: Any) -> bool:
         """Whether a pool's block may be lent again: overlapping readers would otherwise keep a doomed block."""

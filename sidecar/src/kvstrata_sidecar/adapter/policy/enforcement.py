@@ -101,8 +101,6 @@ class Enforcement:
         """Called for each loaded block, before the load is answered."""
         self.fingerprints: Callable[[], Collection[str]] = tuple
         """Returns the fingerprints of the engines that have registered with this cache server."""
-        self.warmed: frozenset[Hashable] = frozenset()
-        """LMCache's keys of blocks that memory is being warmed with: lookups and loads of them do not count as use."""
         self.ages = Ages()
         self.keys = DataKeys()
 

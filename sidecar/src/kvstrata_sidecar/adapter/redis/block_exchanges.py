@@ -115,8 +115,7 @@ class LoadPart(BlocksPart):
             size = len(one.view)
             deps.enforcement.ages.inherit(one.key, load.age_ms / 1000, asked_s)
             deps.counters.age(HIT, load.age_ms / 1000)
-            if one.key not in deps.enforcement.warmed:
-                deps.inbox.touch(one.place)
+            deps.inbox.touch(one.place)
             gain.hits.append(one.position)
             gain.carried(one.key, size)
             counts.update(loaded=1, loaded_bytes=size)

@@ -1,4 +1,4 @@
-"""A tier's exchanges besides loads and stores: lookup, deletion, probe, sizes, most recently used blocks.
+"""A tier's exchanges besides loads and stores: lookup, deletion, probe, sizes.
 
 A block may be looked up under the reader's keyspace and under pools', on servers that answer one by one. Found anywhere
 is a hit. If a pool and the reader's keyspace both have it, the reader's copy is deleted.
@@ -13,24 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
-from kvstrata.contract.store.redis_keys import BUCKETS, declared, fingerprint_of, parse_member
-from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.redis.budget.capacity import TierCapacity
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
-from kvstrata_sidecar.adapter.redis.client.commands import MEMBERS_PER_COMMAND, Place, Sought, call, read_number
+from kvstrata_sidecar.adapter.redis.client.commands import MEMBERS_PER_COMMAND, Place, Sought
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology, key_of
-from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, Transport, integer
+from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply, Transport, integer
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.interface import Hot
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
 
 T = TypeVar("T")
-
-SCOPES_AT_ONCE = 512
-"""Scopes that are asked about; those with the largest grants, in a tier whose capacity is divided."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,10 +85,10 @@ class LookupPart(Part[ClusterTransport]):
 
 @dataclass(slots=True, eq=False)
 class QuestionPart(Part[ClusterTransport], Generic[T]):
-    """Ask about blocks of one keyspace, or about something else; LMCache waits for no answer. `done` is set when it is
-    over, `answer` stays None if that failed."""
+    """Ask about blocks of one keyspace; LMCache waits for no answer. `done` is set when it is over, `answer` stays None
+    if that failed."""
 
-    keyspace: str | None
+    keyspace: str
     places: Sequence[Place]
     question: Callable[[Transport, Sequence[Place]], T]
     counters: Counters
@@ -108,7 +101,7 @@ class QuestionPart(Part[ClusterTransport], Generic[T]):
         self.answer = self.question(transport, self.places)
 
     def refused(self, refusal: Refusal) -> None:
-        self.counters.refuse(refusal, max(1, len(self.places)), self.keyspace or "")
+        self.counters.refuse(refusal, len(self.places), self.keyspace)
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         self.done.set()
@@ -221,43 +214,3 @@ def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
 def _read_sizes(reply: Reply, *, count: int) -> list[int]:
     records = protocol.read_list(reply, count)
     return [integer(one.partition(b":")[0]) if isinstance(one, bytes) else 0 for one in records]
-
-
-def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list[str]:
-    """Return at most `SCOPES_AT_ONCE` scopes: those with the largest grants; any, if capacity is undivided."""
-    granted = TierCapacity(domain).granted(transport, keyspaces)
-    order = sorted(granted, key=lambda one: -granted[one]) if granted else list(keyspaces)
-    return order[:SCOPES_AT_ONCE]
-
-
-def hottest(transport: Transport, params: AdapterParams, keyspace: str, most: int) -> list[Hot]:
-    """Return about `most` last used blocks of one scope and this identity, without those of unreachable buckets."""
-    per_bucket = max(1, -(-most // BUCKETS))
-    read = partial(_read_hot, identity=params.identity, keyspace=keyspace)
-    states = [protocol.state_key(protocol.base_of(params.domain, keyspace, bucket)) for bucket in range(BUCKETS)]
-    hot: list[Hot] = []
-    for first in range(0, per_bucket, MEMBERS_PER_COMMAND):
-        count = min(MEMBERS_PER_COMMAND, per_bucket - first)
-        answers = transport.ask_each([call("hottest", state, read, first=first, count=count) for state in states])
-        if all(isinstance(answer, Exception) for answer in answers):
-            raise answers[0]
-        found = [one for answer in answers if not isinstance(answer, Exception) for one in answer]
-        hot += found
-        if not found:
-            break
-    return hot
-
-
-def _read_hot(reply: Reply, *, identity: str, keyspace: str) -> list[Hot]:
-    """Read a bucket's blocks, without those of other identities."""
-    if not isinstance(reply, list) or len(reply) % 3 != 1:
-        raise FramingError("an answer is no list of blocks")
-    now_ms, *words = reply
-    found = []
-    for name, used_ms, computed_ms in zip(words[::3], words[1::3], words[2::3], strict=True):
-        parsed = parse_member(protocol.read_text(name))
-        if parsed is not None and declared(parsed[0]) == identity:
-            age_s = max(0, read_number(now_ms) - read_number(computed_ms)) / 1000
-            last_use = protocol.read_score(used_ms) or 0.0
-            found.append(Hot(keyspace, fingerprint_of(parsed[0]), *parsed[1:], last_use, age_s))
-    return found

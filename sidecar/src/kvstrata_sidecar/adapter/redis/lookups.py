@@ -99,12 +99,11 @@ class Lookups:
         return buckets
 
     def _pass_on(self, shadowed: Iterable[Block]) -> None:
-        """Record uses of blocks that a faster tier serves. Blocks that memory is being warmed with are not used."""
+        """Record uses of blocks that a faster tier serves."""
         counts: Counter[tuple[str, str]] = Counter()
-        warmed = self._deps.enforcement.warmed
         for block in shadowed:
             counts["shadowed", block.keyspace] += 1
-            if block.key not in warmed and self._hints.put_new(block.key, None):
+            if self._hints.put_new(block.key, None):
                 counts["hints", block.keyspace] += 1
                 self._deps.inbox.touch(self._places.first(block))
         for (name, keyspace), amount in counts.items():

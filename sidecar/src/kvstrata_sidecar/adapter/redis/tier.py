@@ -1,6 +1,6 @@
 """One shared tier as LMCache uses it: accepts tasks, queues their parts, answers by deadline.
 
-Only `delete`, `sizes`, `hottest` and `close` block their caller: LMCache's two loops serve all tenants.
+Only `delete`, `sizes` and `close` block their caller: LMCache's two loops serve all tenants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata.contract.store.redis_keys import bucket_prefix, capacity_key
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.redis.block_exchanges import LoadPart, StorePart
@@ -28,7 +27,7 @@ from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.deps import TierDeps
-from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, QuestionPart, T, busiest, hottest, sizes
+from kvstrata_sidecar.adapter.redis.exchanges import LookupPart, QuestionPart, T, sizes
 from kvstrata_sidecar.adapter.redis.lookups import Lookups
 from kvstrata_sidecar.adapter.redis.placement import Places
 from kvstrata_sidecar.adapter.redis.recent import Recent
@@ -43,7 +42,7 @@ from kvstrata_sidecar.adapter.redis.threads import RedisThreads
 from kvstrata_sidecar.adapter.tier.base import BaseTier
 from kvstrata_sidecar.adapter.tier.counts import EVICTION
 from kvstrata_sidecar.adapter.tier.encryption import sealers
-from kvstrata_sidecar.adapter.tier.interface import Block, Hot, most_of_each
+from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.sealer import Sealer
 from kvstrata_sidecar.adapter.tier.tasks import Key, Restore, Task, TaskKind
 from kvstrata_sidecar.adapter.tier.threads import CLOSE_TIMEOUT_S
@@ -146,21 +145,6 @@ class Tier(BaseTier[TierParams, RedisThreads]):
         found = dict(self._ask_about(blocks, sizes, "a count of blocks"))
         return [found.get(index, 0) for index in range(len(blocks))]
 
-    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
-        """Each question, one for each keyspace, may take the load deadline; see PodTier."""
-        allowed = [keyspace for keyspace in keyspaces if self._deps.refusal(keyspace) is None]
-        scopes = self._ask(None, capacity_key(self._deps.domain), lambda one: busiest(one, self._deps.domain, allowed))
-        if scopes is None:
-            return None
-        found: list[Hot] = []
-        for keyspace in scopes:
-            question = partial(hottest, params=self._deps.params, keyspace=keyspace, most=most_of_each(len(scopes)))
-            hot = self._ask(keyspace, bucket_prefix(self._deps.domain, keyspace, 0), question)
-            if hot is None:  # the remaining keyspaces are left out
-                return found or None
-            found += hot
-        return found
-
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> None:
         """Return None: a pod may not erase shared blocks."""
 
@@ -220,14 +204,6 @@ class Tier(BaseTier[TierParams, RedisThreads]):
         self._deps.revoked.forget()
         self._apply_policy.changes.apply_all_again()
         self._sweeping.abort()
-
-    def _ask(self, keyspace: str | None, key: str, question: Callable[[Transport], list[T]]) -> list[T] | None:
-        """Ask the server that has `key`, as soon as no lookup waits for it; None on failure."""
-        node = self._topology.usable(key.encode())
-        part = QuestionPart(keyspace, (), lambda transport, _: question(transport), self._counters, urgent=False)
-        if node is None or self._io_threads.put_lookup(part, node) is not None:
-            return None
-        return self._io_threads.answer(part, self._params.load_deadline_ms / 1000, "a question about hot blocks")
 
     def _ask_about(
         self, blocks: Sequence[Block], question: Callable[[Transport, Sequence[Place]], list[T]], what: str

@@ -1,7 +1,7 @@
 """Interfaces of a pod's tiers: of any tier, for the runtime, the gate's link and metrics; of those behind the server's
 own memory, for LMCache's plugin; and of that memory.
 
-Only `delete`, `sizes`, `hottest`, `erase` and `close` may block: LMCache's two loops serve all tenants.
+Only `delete`, `sizes`, `erase` and `close` may block: LMCache's two loops serve all tenants.
 """
 
 from __future__ import annotations
@@ -21,26 +21,6 @@ from kvstrata_sidecar.prometheus_text import Histogram
 
 MEMORY, FILES = "CPU", "NVMe"
 """Media whose blocks are this pod's alone."""
-
-MAX_HOT = 65_536
-"""Upper bound on the blocks that a tier reports."""
-
-
-class Hot(NamedTuple):
-    """`last_use` is comparable within one tier, larger is later; `age_s` is the time since computation."""
-
-    keyspace: str
-    fingerprint: str
-    rank: int
-    group: int
-    chunk_hash: bytes
-    last_use: float
-    age_s: float
-
-
-def most_of_each(scopes: int) -> int:
-    """Return how many blocks are reported per scope."""
-    return max(1, MAX_HOT // max(1, scopes))
 
 
 class Block(NamedTuple):
@@ -122,10 +102,6 @@ class SlowerTier(PodTier, Protocol):
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Start to look up blocks; return the task's id. Blocks without an answer at the deadline are misses."""
 
-    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
-        """Return the most recently used blocks of these keyspaces, about `hot.MAX_HOT` at most. Does not count as use.
-        None if they cannot be listed now. Waits for servers, scope by scope: not for threads that serve requests."""
-
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview], restore: Restore | None = None) -> int:
         """Start to load blocks into `views`; return the task's id. `restore` may shorten its deadline."""
 
@@ -156,11 +132,3 @@ class ServerMemory(PodTier, AgeBook, Protocol):
 
     def drift_bytes(self) -> int:
         """Return the bytes in use beyond the counted blocks."""
-
-    @property
-    def warming(self) -> bool:
-        """Whether recently used blocks are still being loaded into a server that started."""
-
-    @property
-    def warm_up_s(self) -> float | None:
-        """How long that took, or takes by now; None without a warm-up."""

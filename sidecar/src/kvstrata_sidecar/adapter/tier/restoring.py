@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -140,13 +140,12 @@ class _Length:
 
 @dataclass(eq=False)
 class Restoring:
-    """The decisions of one tier. `held` returns whether a faster tier has a block for the present request; `warmed` has
-    keys that no request waits for. Thread-safe."""
+    """The decisions of one tier. `held` returns whether a faster tier has a block for the present request.
+    Thread-safe."""
 
     _prefill: Prefill
     _chunk_tokens: Callable[[], int | None]
     _held: Callable[[Block], bool]
-    warmed: Callable[[], Collection[Hashable]] = frozenset
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -164,7 +163,7 @@ class Restoring:
     def worth(self, blocks: Sequence[Block], found: bytes) -> bytes:
         """Return a lookup's answer without the hits that are declined."""
         size = self._chunk_tokens()
-        if size is None or 1 not in found or blocks[0].key in self.warmed():
+        if size is None or 1 not in found:
             return found
         hits = usable(blocks, found, self._held)
         if not hits.numbers:
@@ -203,7 +202,7 @@ class Restoring:
     def begin(self, blocks: Sequence[Block]) -> Restore | None:
         """Return how a load is measured and how long it may take; None for one that no request waits for."""
         size = self._chunk_tokens()
-        if size is None or not blocks or blocks[0].key in self.warmed():
+        if size is None or not blocks:
             return None
         tokens = size * len({block.chunk_hash for block in blocks})
         with self._lock:

@@ -57,8 +57,8 @@ def store_again(manager: Any) -> Callable[[list[Any]], object]:
     return notify
 
 
-def loads(context: Any) -> Chunks:
-    return Chunks(checks.the_layouts(context), context.storage_manager)
+def chunks(context: Any) -> Chunks:
+    return Chunks(checks.the_layouts(context))
 
 
 def join(context: Any, module: str, name: str, params: Mapping[str, Any]) -> Leave:
