@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata_sidecar.adapter.memory.evictor import PASSAGE_S
-from tests.adapter.memory_server import TIER, A, B, Server, keys_of
+from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
+from tests.adapter.memory_server import TIER, A, B, C, Server, keys_of
 from tests.adapter.memory_stand_in import BLOCK_BYTES, NO_MEMORY, READ_TTL_S, STORE_TAG, SUCCESS, Key
 
 LIMIT = 4
@@ -103,23 +104,74 @@ def test_after_a_lower_limit_a_lookup_finds_only_what_it_may_lock(server: Server
 
 
 @pytest.mark.parametrize("server", [{"passes_on": True}], indirect=True)
-def test_what_slower_tiers_take_passes_while_less_than_the_limit_is_locked(server: Server) -> None:
+def test_locks_of_lmcaches_store_loop_count_for_the_scope_of_the_blocks(server: Server) -> None:
     written(server, keys_of(A, LIMIT))
-    looked_up(server, *keys_of(A, LIMIT - 1))
-    assert written(server, keys_of(A, 6, first=10)) == 6
-    looked_up(server, Key(A, LIMIT - 1), *keys_of(A, 6, first=10))
-    assert written(server, keys_of(A, 1, first=20)) == 0
-    server.now_s += 1
-    server.turn()
+    server.manager.take_up(*keys_of(A, LIMIT))
+    assert written(server, keys_of(A, 6, first=10)) == 0
+    assert written(server, keys_of(B, 6)) == 6, "the other scope has its own"
+    server.manager.release(*keys_of(A, 1))
+    assert written(server, keys_of(A, 6, first=10)) == 1
     assert used(server) == LIMIT
 
 
 @pytest.mark.parametrize("server", [{"passes_on": True}], indirect=True)
-def test_without_room_for_a_block_memory_is_a_passage(server: Server) -> None:
-    server.allow(a=EnforcedBudget(TIER, limit_bytes=0), b=None)
+def test_new_blocks_count_while_they_wait_for_the_store_loop(server: Server) -> None:
+    assert written(server, keys_of(A, 3)) == 3
+    assert written(server, keys_of(A, 6, first=10)) == LIMIT - 3
+    server.now_s += GRACE_S
+    assert written(server, keys_of(A, 6, first=20)) == LIMIT
+    assert used(server) == LIMIT
+
+
+@pytest.mark.parametrize("server", [{"passes_on": True, "blocks": 32}], indirect=True)
+class TestPassage:
+    """Scopes without room for a block: together they hold at most half of the memory."""
+
+    HALF = 16
+
+    @pytest.fixture(autouse=True)
+    def passage(self, server: Server) -> None:
+        nothing, too_little = EnforcedBudget(TIER, limit_bytes=0), EnforcedBudget(TIER, limit_bytes=BLOCK_BYTES - 1)
+        server.allow(a=nothing, b=too_little, c=None)
+        server.turn()
+        written(server, keys_of(C, 1))
+
+    def test_stores_of_all_such_scopes_hold_half_of_the_memory_until_slower_tiers_have_them(
+        self, server: Server
+    ) -> None:
+        assert written(server, keys_of(A, 10)) == 10
+        server.manager.take_up(*keys_of(A, 10))
+        assert written(server, keys_of(B, 10)) == self.HALF - 10
+        assert server.memory.by_scope()[B[:12]]["refused_over_budget"] == 10 - (self.HALF - 10)
+        assert written(server, keys_of(C, 5, first=10)) == 5, "other scopes have the rest"
+        server.manager.release(*keys_of(A, 10))
+        server.turn()
+        assert used(server) == 0, "nothing is kept"
+        assert written(server, keys_of(B, 9, first=20)) == 9
+
+    def test_loads_are_bounded_alike_and_end_with_their_readers(self, server: Server) -> None:
+        assert written(server, keys_of(A, 20), tag="load") == self.HALF
+        assert written(server, keys_of(B, 1), tag="load") == 0
+        server.manager.finish_read(keys_of(A, self.HALF))
+        server.now_s += GRACE_S
+        server.turn()
+        assert used(server) == 0
+        assert written(server, keys_of(B, 1), tag="load") == 1
+
+
+@pytest.mark.parametrize("limit", [None, 0, 100 * BLOCK_BYTES])
+def test_requests_that_were_aborted_leave_no_record_of_their_locks(server: Server, limit: int | None) -> None:
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=limit), b=None)
     server.turn()
-    written(server, keys_of(B, 1))
-    assert written(server, keys_of(A, 6), tag="load") == 6
+    for first in range(0, 9, 3):
+        written(server, keys_of(A, 3, first), tag="load")
+        looked_up(server, *keys_of(A, 3, first))
+    server.allow(b=None)
+    server.now_s += READ_TTL_S
+    server.turn()
+    assert not server.memory.pinned._noted
+    assert not server.memory.pinned._locked
+    assert not server.memory.pinned._check_above
 
 
 def test_reports_show_an_excess_that_lasts_and_none_that_passes(server: Server) -> None:
@@ -140,11 +192,13 @@ def test_reports_show_an_excess_that_lasts_and_none_that_passes(server: Server) 
     assert server.memory.usage()[0].used_bytes == 0, "a new excess has its own time"
 
 
-@given(st.lists(st.tuples(st.sampled_from("slLfet"), st.integers(0, 9), st.integers(1, 6)), max_size=12))
-def test_use_never_exceeds_the_limit_after_a_turn(steps: list[tuple[str, int, int]]) -> None:
-    with closing(Server(blocks=64)) as server:
-        server.allow(a=EnforcedBudget(TIER, limit_bytes=LIMIT * BLOCK_BYTES))
+@pytest.mark.parametrize("passes_on", [False, True])
+@given(st.lists(st.tuples(st.sampled_from("slLfetu"), st.integers(0, 9), st.integers(1, 6)), max_size=12))
+def test_use_never_exceeds_the_limit_after_a_turn(passes_on: bool, steps: list[tuple[str, int, int]]) -> None:
+    with closing(Server(blocks=64, passes_on=passes_on)) as server:
+        server.allow(a=EnforcedBudget(TIER, limit_bytes=LIMIT * BLOCK_BYTES), b=None)
         server.turn()
+        written(server, keys_of(B, 1))
         for step, first, count in steps:
             keys = keys_of(A, count, first)
             there = [key for key in keys if key in server.resident()]
@@ -153,6 +207,8 @@ def test_use_never_exceeds_the_limit_after_a_turn(steps: list[tuple[str, int, in
                     written(server, [key for key in keys if key not in there], STORE_TAG if step == "s" else "load")
                 case "L":
                     looked_up(server, *keys)
+                case "u":
+                    server.manager.take_up(*there)
                 case "f":
                     server.manager.finish_read(there)
                 case "e":

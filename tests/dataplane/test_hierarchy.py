@@ -13,6 +13,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import EnforcedBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
+from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import PATIENT, StartServer, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, fresh_sequence, until
@@ -141,6 +142,21 @@ def test_what_memory_may_not_keep_reaches_the_tier_behind_it(pod: Pod, sequence:
         return pod.count("stored") == before + prompts * CHUNKS
 
     until(came, pod.gate.state)
+
+
+def test_blocks_that_a_slow_tier_has_yet_to_take_stay_within_the_limit(pod: Pod, sequence: int, keyspace: str) -> None:
+    pod.gate.allow(keyspace)
+    pod.store(sequence, keyspace)
+    (limit_bytes,) = (row.used_bytes for row in pod.gate.state().usage if row.scope == keyspace[:12])
+    pod.gate.enforce({keyspace: (EnforcedBudget("dram", limit_bytes=limit_bytes),)})
+    pod.redis.freeze()
+    try:
+        for number in range(1, 4):
+            pod.server.store(sequence + number, keyspace, 7)
+            time.sleep(2 * GRACE_S)
+            assert pod.in_memory(keyspace) <= CHUNKS, "LMCache's store loop has blocks locked that Redis does not take"
+    finally:
+        pod.redis.thaw()
 
 
 def test_a_copy_in_memory_is_as_old_as_the_block_that_it_was_made_of(pod: Pod, sequence: int, keyspace: str) -> None:

@@ -49,7 +49,7 @@ OVERWRITTEN_WITHIN_S = 0.1
 @dataclass(eq=False)
 class Evictor:
     """Keeps `pool` within the policy in force. `tier` names the CPU tier, None without one; blocks are evicted above
-    `high_share` of the memory."""
+    `high_share` of the memory. `check_locks` is called once a second."""
 
     _pool: Pool
     _enforcement: Enforcement
@@ -61,6 +61,7 @@ class Evictor:
     _: KW_ONLY
     tier: str | None
     high_share: float
+    check_locks: Callable[[], object]
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
@@ -114,6 +115,7 @@ class Evictor:
             self._look_at_s = now_s + LOOK_S
             self._reclaim_abandoned()
             self._pool.return_loans()
+            self.check_locks()
         choice = self._choose(now_s, None if everything else changed, waiting)
         changed |= self._evict(choice)
         for keyspace in self._index.keyspaces() if everything else changed:

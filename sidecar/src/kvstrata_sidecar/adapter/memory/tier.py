@@ -52,15 +52,18 @@ class MemoryTier:
         self.eraser = MemoryEraser(pool, tier=self.name, residue=residue)
         self.pending = PendingWriteBack(passes_on, clock)
         self._events = Events(pool, index, counts, left=gone, clock=clock)
+        self.pinned = Pinned(
+            pool, index, counts, bounds=lambda: self.evictor.bounds,
+            waits=lambda key: self.pending.waits(key, clock()),
+        )  # fmt: skip
         self.evictor = Evictor(
             pool, enforcement, index, self._events, self.eraser, self.pending, counts,
-            tier=name, high_share=high_watermark_percent / 100, clock=clock,
+            tier=name, high_share=high_watermark_percent / 100, check_locks=self.pinned.check_all, clock=clock,
         )  # fmt: skip
         self._turns = Turns(self.evictor.turn, clock)
-        self._pinned = Pinned(pool, index, counts, bounds=lambda: self.evictor.bounds, passes_on=passes_on)
-        pool.room.begin(self._turns.wake, lambda: counts.add("allocation_failed"), self._pinned.unwritable)
+        pool.room.begin(self._turns.wake, lambda: counts.add("allocation_failed"), self.pinned.unwritable)
         self._lending = Lending(
-            enforcement, counts, tier=name, lendable=self._lendable, unlockable=self._pinned.unlockable,
+            enforcement, counts, tier=name, lendable=self._lendable, unlockable=self.pinned.unlockable,
             returned=lambda key: self.note(MemoryEvent.RELEASED, (key,)),
         )  # fmt: skip
         self.borrowed = Borrowed(self._lending.keeps)
@@ -94,7 +97,7 @@ class MemoryTier:
             if own is not None:
                 self.inherit_age(own, self.age_s(key))
                 came.append(own)
-        self._pinned.loaded(came)
+        self.pinned.note(came)
         self.note(MemoryEvent.LOADED, came)
 
     def policy_changed(self) -> None:
@@ -163,12 +166,14 @@ class Listener:
     def __init__(self, memory: MemoryTier, pool: Pool) -> None:
         self._memory = memory
         self._note = memory.note
+        self._note_locks = memory.pinned.note
         self._pending = memory.pending
         self._loans = pool.loans
 
     def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:
         """No use of the blocks, but LMCache reads written blocks to store them in other tiers."""
         self._pending.taken(keys)
+        self._note_locks(keys)
 
     def on_l1_keys_read_finished(self, keys: list[Any]) -> None:
         self._note(MemoryEvent.RELEASED, keys)
@@ -178,6 +183,7 @@ class Listener:
 
     def on_l1_keys_write_finished(self, keys: list[Any]) -> None:
         self._pending.came(keys)
+        self._note_locks(keys)
         self._note(MemoryEvent.WRITTEN, keys)
 
     def on_l1_keys_finish_write_and_reserve_read(self, keys: list[Any]) -> None:
