@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.budget import EnforcedBudget
+from kvstrata.contract.store.block_file import PAGE_BYTES
+from kvstrata.contract.store.block_value import HEADER_BYTES
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.files.file_driver import (
     BLOCK_BYTES,
@@ -53,6 +55,29 @@ class TestStoringAndLoading:
         driver.store([block()])
         assert driver.load([block()], size=2 * BLOCK_BYTES)[0] == [0]
         assert driver.lookup([block()]) == [0]
+
+    @pytest.mark.parametrize("pages", [1, -1, 0], ids=["longer", "shorter", "as long"])
+    @pytest.mark.parametrize("later", ["version", "codec"])
+    def test_a_file_of_a_later_version_is_a_miss_and_stays(
+        self, driver: FileDriver, directory: Path, later: str, pages: int
+    ) -> None:
+        driver.store([block()])
+        (path,) = files_in(directory)
+        header = path.read_bytes()[-HEADER_BYTES:]
+        # The codec's byte follows magic, flags and generation.
+        header = b"kvs4" + header[4:] if later == "version" else header[:6] + b"\7" + header[7:]
+        written = bytes(FILE_BYTES + pages * PAGE_BYTES - HEADER_BYTES) + header
+        path.write_bytes(written)
+        for _ in range(3):
+            assert driver.load([block()])[0] == [0]
+            assert driver.store([block()]) == StoreOutcome(True, 0)
+        assert path.read_bytes() == written
+        counters = driver.tier.counters()
+        assert counters["load_misses"] == 3
+        assert "unreadable" not in counters
+        assert "errors" not in counters
+        assert driver.tier.delete([block()]), "erasure and eviction reach it"
+        assert files_in(directory) == []
 
     def test_what_is_there_is_not_written_again(self, driver: FileDriver, directory: Path) -> None:
         driver.store([block()])

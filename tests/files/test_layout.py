@@ -18,6 +18,7 @@ from kvstrata.contract.store.block_file import (
     keyspace_of,
     parse_file_name,
 )
+from kvstrata.contract.store.block_value import HEADER_BYTES
 from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.files.file_format import GcmPages, Pages, PlainPages, Verdict
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
@@ -124,6 +125,11 @@ class TestContents:
         data = content(make(), aligned(BODY_BYTES, 3))
         other = key_of(KEYSPACE_A, RESOLVED, 1, 0, b"\x18" * 32)
         assert opened(make(), data, name=block_name(DOMAIN, other))[0] is Verdict.DAMAGED
+
+    def test_a_file_of_a_later_version_is_left_to_it(self, make: Callable[[], Pages]) -> None:
+        data = content(make(), aligned(BODY_BYTES, 3))
+        data[-HEADER_BYTES:] = b"kvs4".ljust(HEADER_BYTES, b"?")
+        assert opened(make(), data) == (Verdict.FOREIGN, bytes(BODY_BYTES))
 
     def test_a_plain_file_is_no_encrypted_one_and_the_other_way_round(self, tmp_path: Path) -> None:
         plain, encrypted = PlainPages(), GcmPages(held(tmp_path, FIRST))

@@ -17,6 +17,7 @@ from kvstrata.contract.store import redis_scripts as scripts
 from kvstrata.contract.store.block_value import (
     HEADER_BYTES,
     Header,
+    is_of_later_version,
     pack_header,
     seal,
     unpack_header,
@@ -122,6 +123,14 @@ class TestValues:
         earlier = struct.pack(">4sBBHI16s12s", b"kvs2", 0, 0, 0, 1, seal(b"key"), bytes(12))
         for data in (earlier, earlier + bytes(8), pack_header(b"key", Header(1, codec=1))):
             assert unpack_header(b"key", data) is None
+
+    def test_damage_is_no_later_version(self) -> None:
+        later, other_codec = b"kvs4" + bytes(60), pack_header(b"key", Header(1, codec=1))
+        assert is_of_later_version(b"key", later)
+        assert is_of_later_version(b"key", other_codec)
+        damaged = (bytes(48), b"", b"kvs", b"kvs2" + bytes(44), b"kvs\xff" + bytes(44), other_codec[:-1])
+        for data in (*damaged, pack_header(b"key", Header(1)), pack_header(b"other", Header(1, codec=1))):
+            assert not is_of_later_version(b"key", data)
 
     def test_names_of_earlier_versions_are_read_and_written_as_they_are(self) -> None:
         for identity in ("b" * 16, resolved("b" * 16, "f" * 16)):

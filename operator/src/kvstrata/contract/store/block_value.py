@@ -5,7 +5,8 @@ were computed: a value that was copied, truncated or mixed up is a miss, not ano
 encrypted body is its GCM tag; that of a plain one is a GMAC of header and body under a constant key: a checksum, which
 detects accidents and proves no authorship.
 
-Values of earlier versions have another first word. They are misses, and so are values with an unknown codec.
+Values of other versions have another first word, `kvs` and a digit. They are misses, and so are values with an unknown
+codec.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = b"kvs3"
+_LAST_MAGIC = b"kvs9"
 SEAL_BYTES = 16
 NONCE_BYTES = 12
 TAG_BYTES = 16
@@ -83,3 +85,10 @@ def unpack_header(key: bytes, data: bytes) -> Header | None:
 def is_of_another_version(data: bytes) -> bool:
     """Whether a header is one that this version does not read: of another format, or with another codec."""
     return not data.startswith(MAGIC) or _HEADER.unpack(data)[3] != RAW
+
+
+def is_of_later_version(key: bytes, data: bytes) -> bool:
+    """Whether a header is of a format after this one, or is the one of `key` with another codec; False for damage."""
+    if not data.startswith(MAGIC):
+        return MAGIC < data[: len(MAGIC)] <= _LAST_MAGIC
+    return len(data) == HEADER_BYTES and is_of_another_version(data) and seal(key) in data

@@ -164,6 +164,12 @@ class Disk:
             self._leave_cache(descriptor)
             return whole
 
+    def end(self, keyspace: str, name: str, length: int) -> bytes:
+        """Return the last bytes of a file, at most `length`."""
+        path, flags = f"{keyspace}/{name}", os.O_RDONLY | os.O_NOFOLLOW
+        with self._blocks("read a block") as blocks, opened(path, flags, blocks) as descriptor:
+            return os.pread(descriptor, length, max(0, os.fstat(descriptor).st_size - length))
+
     def spare(self, keyspace: str, name: str, spare: str) -> bool:
         """Turn a file into a spare of this name; return whether it existed."""
         with self._blocks("keep a file") as blocks, suppress(FileNotFoundError):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstrata.contract.store.block_file import block_name, file_bytes, file_name, keyspace_of
+from kvstrata.contract.store.block_value import HEADER_BYTES
 from kvstrata_sidecar.adapter.files.disk import SPARES, Clocks, Disk
-from kvstrata_sidecar.adapter.files.file_format import Pages, Verdict
+from kvstrata_sidecar.adapter.files.file_format import Pages, Verdict, unread
 from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.files.health import DiskError, Fault, Health, TooLateError
 from kvstrata_sidecar.adapter.files.space import Reservation, Spare, Victim
@@ -209,11 +210,14 @@ class LoadPart(BlocksPart):
                 if self.over_already:  # checked after the memory is held, and so held back when freed
                     return False
                 try:
-                    whole = files.disk.read(keyspace, files.name(one.block), pages.room(one.view))
+                    file, name = files.name(one.block), block_name(files.params.domain, one.block)
+                    whole = files.disk.read(keyspace, file, pages.room(one.view))
                     if self.over_already:
                         return False
-                    name = block_name(files.params.domain, one.block)
-                    verdict = pages.open(keyspace, name, one.view) if whole else Verdict.DAMAGED
+                    if whole:
+                        verdict = pages.open(keyspace, name, one.view)
+                    else:  # another codec's files have other lengths
+                        verdict = unread(name, files.disk.end(keyspace, file, HEADER_BYTES))
                 finally:
                     pages.wipe()
             files.health.breaker.succeeded()

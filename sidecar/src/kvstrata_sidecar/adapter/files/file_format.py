@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from kvstrata.contract.store.block_file import PAGE_BYTES, file_bytes
-from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, Header, pack_header, unpack_header
+from kvstrata.contract.store.block_value import (
+    HEADER_BYTES,
+    TAG_BYTES,
+    Header,
+    is_of_later_version,
+    pack_header,
+    unpack_header,
+)
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.buffers import Staging, address_of
@@ -18,7 +25,7 @@ from kvstrata_sidecar.adapter.tier.encryption import Checksum, GcmSealer, PlainO
 
 
 class Verdict(Enum):
-    """FOREIGN: possibly valid for another reader, so the file stays."""
+    """FOREIGN: possibly valid for another reader, or of a later version, so the file stays."""
 
     GOOD = auto()
     FOREIGN = auto()
@@ -64,7 +71,7 @@ class PlainPages:
         if not any(padding) and opening.header_holds() and opening.finish():
             return Verdict.GOOD
         overwrite(view)
-        return Verdict.DAMAGED
+        return unread(name, header)
 
     def wipe(self) -> None:
         """Overwrite plaintext of the last call in our memory."""
@@ -102,20 +109,25 @@ class GcmPages:
 
     def open(self, keyspace: str, name: bytes, view: memoryview) -> Verdict:
         pages = self._staging.take(file_bytes(len(view)))
+        header = bytes(pages[-HEADER_BYTES:])
         if any(pages[len(view) + TAG_BYTES : -HEADER_BYTES]):
             overwrite(view)
-            return Verdict.DAMAGED
+            return unread(name, header)
         opening = self._sealer.open_into(keyspace, name, view)
-        opening.parts[0][:] = pages[-HEADER_BYTES:]
+        opening.parts[0][:] = header
         if opening.finish():
             return Verdict.GOOD
         overwrite(view)
-        # A malformed header is damage: the index has files of this version only.
-        known = unpack_header(name, bytes(opening.parts[0])) is not None
-        return Verdict.FOREIGN if known and not opening.damaged else Verdict.DAMAGED
+        known = unpack_header(name, header) is not None
+        return Verdict.FOREIGN if known and not opening.damaged else unread(name, header)
 
     def wipe(self) -> None:
         """Staged bytes are ciphertext."""
 
 
 Pages = PlainPages | GcmPages
+
+
+def unread(name: bytes, header: bytes) -> Verdict:
+    """Return the verdict on a file with this header that is not the block `name` as this version writes it."""
+    return Verdict.FOREIGN if is_of_later_version(name, header) else Verdict.DAMAGED
