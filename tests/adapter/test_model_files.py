@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata_sidecar.connector import model_files
-from kvstrata_sidecar.connector.model_files import MAX_STRIPES, STRIPE_BYTES, WHOLE_BYTES, ModelFiles
+from kvstrata_sidecar.connector.model_files import MAX_STRIPES, STRIPE_BYTES, WHOLE_BYTES, FilesChangedError, ModelFiles
 
 GIB = 1 << 30
 TENSOR_BYTES = 16 << 10
@@ -97,6 +98,59 @@ def test_a_change_of_the_model_is_seen(model: Path, change: Callable[[Path], obj
     before = ModelFiles().digest(model)
     change(model)
     assert ModelFiles().digest(model) != before
+
+
+def settled_s() -> float:
+    """Wait until a change has a later time than all before, and return a moment between them."""
+    time.sleep(0.02)
+    now_s = time.time()
+    time.sleep(0.02)
+    return now_s
+
+
+@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN.keys())
+def test_files_that_changed_too_late_have_no_digest(model: Path, change: Callable[[Path], object]) -> None:
+    files = ModelFiles(settled_s())
+    assert files.digest(model)
+    change(model)
+    with pytest.raises(FilesChangedError, match="changed while the engine started"):
+        files.digest(model)
+    assert files.digest(model, downloaded=True)
+
+
+def test_a_write_that_keeps_length_and_times_is_a_change(model: Path) -> None:
+    about, files = (model / SHARD).stat(), ModelFiles(settled_s())
+    flip_in_a_stripe(model)
+    os.utime(model / SHARD, ns=(about.st_atime_ns, about.st_mtime_ns))
+    with pytest.raises(FilesChangedError):
+        files.digest(model)
+
+
+def test_another_directory_behind_a_link_is_a_change_also_if_its_files_are_older(model: Path) -> None:
+    current, latest, other = (model.with_name(name) for name in ("current", "latest", "other"))
+    shutil.copytree(model, other)
+    latest.symlink_to(model)
+    current.symlink_to(latest)
+    files = ModelFiles(settled_s())
+    assert files.digest(current)
+    swapped = model.with_name("swapped")
+    swapped.symlink_to(other)
+    swapped.rename(latest)
+    with pytest.raises(FilesChangedError, match="latest changed"):
+        files.digest(current)
+    model.rename(model.with_name("moved"))
+    other.rename(model)
+    with pytest.raises(FilesChangedError):
+        files.digest(model)
+
+
+def test_a_single_file_does_not_change_with_its_neighbours(model: Path) -> None:
+    files = ModelFiles(settled_s())
+    (model / "another.gguf").write_bytes(b"x")
+    assert files.digest(model, (SHARD,))
+    retrain(model)
+    with pytest.raises(FilesChangedError):
+        files.digest(model, (SHARD,))
 
 
 def test_a_large_tokenizer_is_read_whole(model: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from e2e.engine.launch import environment
 from e2e.engine.models import RANDOM
 from kvstrata.contract.messages.engine_identity import EngineIdentity
+from kvstrata_sidecar.upstream.resolved_identity import IMPORTS_S
 from tests.dataplane.engine_process import engine_python
 
 pytestmark = pytest.mark.lmcache
@@ -61,7 +63,7 @@ class Engine:
         )
         self._log = home / "engine.log"
 
-    def resolve(self, model: str | Path = NAME, **more: str | None) -> EngineIdentity:
+    def resolve(self, model: str | Path = NAME, **more: str | float | None) -> EngineIdentity:
         """Return the identity with this model, its own tokenizer and branch unless others are given."""
         asked = {"model": str(model), "tokenizer": str(model), "revision": None, "tokenizer_revision": None} | more
         assert self._process.stdin
@@ -166,6 +168,23 @@ def test_new_files_under_the_same_path_are_another_identity(engine: Engine, tmp_
     other = engine.resolve(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"wEights")
     assert len({before.fingerprint, other.fingerprint, engine.resolve(tmp_path).fingerprint}) == 3
+
+
+def test_files_that_changed_under_a_path_since_the_engine_began_give_no_fingerprint(
+    hub: Hub, engine: Engine, tmp_path: Path
+) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    began_s = time.time()
+    assert engine.resolve(tmp_path, began_s=began_s).fingerprint
+    time.sleep(IMPORTS_S)
+    (tmp_path / "model.safetensors").write_bytes(b"wEights")
+    changed = engine.resolve(tmp_path, began_s=began_s)
+    assert not changed.fingerprint
+    assert "model.safetensors changed while the engine started" in changed.problem
+    assert engine.resolve(tmp_path).fingerprint, "the next start loads them"
+    hub.push(NAME, SECOND)
+    assert engine.resolve(began_s=began_s).fingerprint, "the engine may have downloaded a snapshot itself"
 
 
 def test_a_model_that_is_not_there_has_no_fingerprint_and_the_reason(engine: Engine) -> None:

@@ -6,15 +6,17 @@ of at most `MAX_STRIPES` tensors, spread evenly over the file; of other large fi
 
 It misses a change of weights that keeps every name, length and header and all bytes of the stripes: a few edited
 elements, or an edited tensor among those without a stripe. Training, merging and quantization change tensors densely
-and are seen. It also misses files that change after they were read.
+and are seen. It also misses files that change after they were read. Files that change between their loading and the
+digest have the digest of other weights than are loaded; so a caller can require that nothing changed since a moment.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 WHOLE_BYTES = 8 << 20
@@ -36,15 +38,22 @@ PASSED_OVER = (".md", ".png", ".jpg", ".lock", ".incomplete")
 LENGTH_BYTES = 8
 
 
+class FilesChangedError(Exception):
+    """A model's files may be others than those that were loaded."""
+
+
 class ModelFiles:
-    """Digests of files in a directory; `read_bytes` counts all bytes read."""
+    """Digests of files in a directory; `read_bytes` counts all bytes read. None may have changed after
+    `unchanged_since_s`, in seconds since 1970."""
 
-    def __init__(self) -> None:
+    def __init__(self, unchanged_since_s: float = math.inf) -> None:
         self.read_bytes = 0
+        self._unchanged_since_s = unchanged_since_s
 
-    def digest(self, directory: Path, suffixes: Sequence[str] = ()) -> str:
+    def digest(self, directory: Path, suffixes: Sequence[str] = (), *, downloaded: bool = False) -> str:
         """Return 64 hexadecimal digits for all files below `directory`, or for those with one of `suffixes`. Raises
-        OSError for a directory without such files and for a file that cannot be read."""
+        OSError for a directory without such files and for a file that cannot be read. Raises FilesChangedError, unless
+        they are `downloaded`, if one was written, replaced, renamed or removed too late, or a link to it."""
         whole = hashlib.sha256()
         found = sorted(_files(directory, tuple(suffixes)))
         if not found:
@@ -52,7 +61,17 @@ class ModelFiles:
         for path in found:
             whole.update(f"{path.relative_to(directory)}\0".encode())
             whole.update(self._digest_of(path))
+        if not downloaded:  # after all reads, because a change meanwhile counts as well
+            # Beside a single file others may come and go.
+            folders = set() if suffixes else {directory, *(path.parent for path in found)}
+            self._require_unchanged({*found, *folders, *(link for path in found for link in _links(path.absolute()))})
         return whole.hexdigest()
+
+    def _require_unchanged(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            # Each write and rename sets this time, and no caller can set it back.
+            if max(os.lstat(path).st_ctime, os.stat(path).st_ctime) > self._unchanged_since_s:
+                raise FilesChangedError(f"{path} changed while the engine started: restart the pod to reuse blocks")
 
     def _digest_of(self, path: Path) -> bytes:
         own = hashlib.sha256()
@@ -109,6 +128,14 @@ def _files(directory: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
             wanted = name.endswith(suffixes) if suffixes else not name.endswith(PASSED_OVER)
             if wanted and not name.startswith(".") and path.is_file():
                 yield path
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Yield the symbolic links on the way to an absolute path."""
+    for part in (path, *path.parents):
+        if part.is_symlink():
+            yield part
+            yield from _links(part.parent / part.readlink())
 
 
 def _middles(header: bytes, start: int) -> list[int]:

@@ -1,16 +1,19 @@
 """The resolved identity of this engine: a fingerprint of the model's files, the libraries and the settings in force.
 
 Scheduler and workers compute it each for itself, from the same files and configuration, when their connectors start:
-the weights are loaded by then, so the files are complete. Should two of them differ, every lookup is a miss.
+the weights are loaded by then, so the files are complete. Should two of them differ, every lookup is a miss. If files
+of a model's path changed since the engine began, it may have loaded others, and there is no fingerprint. A hub's
+snapshot, which the engine may have downloaded itself, never changes under its commit.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import multiprocessing
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,25 @@ FORMAT = "1"
 IDENTITY_DIRECTORY_KEY = "kvstrata.identity_directory"
 LIBRARIES = ("vllm", "torch", "lmcache")
 
+IMPORTS_S = 0.5
+"""An engine reads no file of its model sooner after its start."""
 
-def resolve(vllm_config: Any, kv_cache_config: Any) -> EngineIdentity:
+
+def engine_began_s() -> float:
+    """Return when this process, or the one that spawned it, began, in seconds since 1970. Raises OSError."""
+    parent = multiprocessing.parent_process()
+    stat = Path("/proc", "self" if parent is None else str(parent.pid), "stat").read_text()
+    ticks = int(stat.rpartition(")")[2].split()[19])  # after the command: field 22 of proc(5), since the boot
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def resolve(
+    vllm_config: Any, kv_cache_config: Any, engine_began_s: Callable[[], float] = engine_began_s
+) -> EngineIdentity:
     """Return the identity of this engine. Without a fingerprint it has the reason; it never raises."""
-    began_s, files = time.monotonic(), ModelFiles()
+    began_s = time.monotonic()
     try:
+        files = ModelFiles(engine_began_s() + IMPORTS_S)
         facts = {name: str(fact) for name, fact in _facts(vllm_config, kv_cache_config, files).items()}
     except Exception as error:
         logger.error("The engine has no fingerprint, so nothing is reused: %r", error)
@@ -92,7 +109,7 @@ def _model_facts(
     snapshot = Path(found).parent
     facts = {_key(part, "commit"): snapshot.name}
     if part != "tokenizer":
-        facts[_key(part, "files")] = files.digest(snapshot, WEIGHTS)
+        facts[_key(part, "files")] = files.digest(snapshot, WEIGHTS, downloaded=True)
     return facts
 
 
