@@ -22,7 +22,10 @@ sys.exit("\\n".join(found) or None)
 """
 
 
-@pytest.mark.parametrize(("side", "python"), [("SERVER", lmcache_python()), ("CONNECTOR", engine_python())])
+@pytest.mark.parametrize(
+    ("side", "python"),
+    [("SERVER", lmcache_python()), ("CONNECTOR", engine_python()), ("RESET", engine_python())],
+)
 def test_the_installed_packages_have_all_needed_names(side: str, python: Path | None) -> None:
     if python is None:
         pytest.skip("not installed: see tests/dataplane/install_lmcache.py")

@@ -51,10 +51,15 @@ class Entry:
     memory: int
 
 
+@dataclass(frozen=True)
+class Frozen:
+    name: str
+
+
 @pytest.fixture(autouse=True)
 def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("fake_lmcache")
-    module.Manager, module.Entry = Manager, Entry  # type: ignore[attr-defined]
+    module.Manager, module.Entry, module.Frozen = Manager, Entry, Frozen  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_lmcache", module)
     return module
 
@@ -68,6 +73,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "fake_lmcache:Manager#_objects",
         "fake_lmcache:Manager#inherited",
         "fake_lmcache:Entry{memory, lock}",
+        "fake_lmcache:Frozen#name",
     ],
 )
 def test_a_need_that_is_met_is_no_difference(need: str) -> None:
@@ -85,6 +91,7 @@ def test_a_need_that_is_met_is_no_difference(need: str) -> None:
         ),
         ("fake_lmcache:Manager.reserve(keys, tag)", "has the parameters (keys), not (keys, tag)"),
         ("fake_lmcache:Manager#_staging", "fake_lmcache:Manager sets no _staging"),
+        ("fake_lmcache:Frozen#memory", "fake_lmcache:Frozen sets no memory"),
         ("fake_lmcache:Entry{memory}", "fake_lmcache:Entry has the members (lock, memory), not (memory)"),
     ],
 )

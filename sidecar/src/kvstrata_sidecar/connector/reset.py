@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from kvstrata_sidecar.output import shorten_keyspaces
+from kvstrata_sidecar.upstream.prefix_cache import reset_of
 
 from .failures import logger
 
@@ -45,13 +46,11 @@ class EngineReset:
 
 async def _reset(scope: Scope) -> tuple[int, dict[str, Any]]:
     """Return status and answer; the status is 503 if the engine failed."""
-    client = getattr(scope["app"].state, "engine_client", None)
-    reset = getattr(client, "reset_prefix_cache", None)
+    reset = reset_of(scope["app"])
     if reset is None:
         return 501, {"error": "this engine has no prefix cache to reset"}
-    preempt = scope.get("query_string") == PREEMPT.encode()
     try:
-        done = await reset(reset_running_requests=preempt)
+        done = await reset(scope.get("query_string") == PREEMPT.encode())
     except TypeError:
         return 501, {"error": "this engine's version resets its prefix cache in another way"}
     except Exception as error:

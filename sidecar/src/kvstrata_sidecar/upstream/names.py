@@ -5,7 +5,7 @@ A need is one string:
     package.module:Name                       exists, as do Name.attribute and functions
     package.module:Name.method(first, second) has exactly these parameters
     package.module:Name{first, second}        is a dataclass, or an abstract class, with exactly these fields or methods
-    package.module:Name#attribute             sets this attribute on itself in `__init__`
+    package.module:Name#attribute             sets this attribute on itself in `__init__`, or is a dataclass with it
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _difference(need: str) -> str:
         return _changed(f"{module}:{name}", "parameters", _split(params), _parameters(found))
     if (members := parsed["members"]) is not None:
         return _changed(f"{module}:{name}", "members", sorted(_split(members)), sorted(_members(found)))
-    if (attribute := parsed["attribute"]) is not None and attribute not in _set_in_init(found):
+    if (attribute := parsed["attribute"]) is not None and attribute not in {*_set_in_init(found), *_members(found)}:
         return f"{module}:{name} sets no {attribute}"
     return ""
 
