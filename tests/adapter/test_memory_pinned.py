@@ -192,6 +192,24 @@ def test_reports_show_an_excess_that_lasts_and_none_that_passes(server: Server) 
     assert server.memory.usage()[0].used_bytes == 0, "a new excess has its own time"
 
 
+@pytest.mark.parametrize("server", [{"passes_on": True}], indirect=True)
+def test_reports_of_a_busy_passage_show_only_blocks_that_stay(server: Server) -> None:
+    server.allow(a=EnforcedBudget(TIER, limit_bytes=0))
+    for number in range(2 * int(PASSAGE_S)):
+        server.manager.store(Key(A, number))
+        server.manager.take_up(Key(A, number))
+        server.turn()
+        if number:
+            server.manager.release(Key(A, number - 1))
+        server.now_s += 1
+        server.turn()
+        assert server.memory.usage()[0].used_bytes == 0
+    for _ in range(int(PASSAGE_S)):
+        server.now_s += 1
+        server.turn()
+    assert server.memory.usage()[0].used_bytes == BLOCK_BYTES
+
+
 @pytest.mark.parametrize("passes_on", [False, True])
 @given(st.lists(st.tuples(st.sampled_from("slLfetu"), st.integers(0, 9), st.integers(1, 6)), max_size=12))
 def test_use_never_exceeds_the_limit_after_a_turn(passes_on: bool, steps: list[tuple[str, int, int]]) -> None:

@@ -75,16 +75,17 @@ class ScopeIndex:
     def __init__(self) -> None:
         self._scopes: dict[str, Scope] = {}
         self._blocks: dict[Hashable, Kept] = {}
-        self._uses = 0
+        self.uses = 0
+        """Count of all uses: the latest `Kept.used`."""
         self.last_bytes = 0
         """Size of the block that was added last."""
 
     def add(self, key: Hashable, keyspace: str, size_bytes: int, computed_s: float) -> None:
         """Add a block; one that is present starts again."""
         self.remove(key)
-        self._uses += 1
+        self.uses += 1
         self.last_bytes = size_bytes
-        kept = Kept(keyspace, size_bytes, computed_s, self._uses)
+        kept = Kept(keyspace, size_bytes, computed_s, self.uses)
         self._blocks[key] = kept
         scope = self._scopes.get(keyspace)
         if scope is None:
@@ -95,8 +96,8 @@ class ScopeIndex:
         """Make a block the most recently used, and return it; None if it is absent."""
         kept = self._blocks.get(key)
         if kept is not None:
-            self._uses += 1
-            kept.used = self._uses
+            self.uses += 1
+            kept.used = self.uses
             self._scopes[kept.keyspace].blocks.move_to_end(key)
         return kept
 

@@ -71,7 +71,7 @@ class Evictor:
         self._guarantees: tuple[float, Mapping[str, float]] = (0.0, {})
         self._deadlines = Deadlines()
         self._locked: dict[str, int] = {}
-        self._above_limit_s: dict[str, float] = {}
+        self._above_limit: dict[str, tuple[float, int]] = {}
         self._look_at_s = self.clock()
         self._unfinished = False
 
@@ -83,7 +83,7 @@ class Evictor:
     def kept_bytes(self, keyspace: str, used_bytes: int) -> int:
         """Return a scope's used bytes without those that pass through."""
         bound, now_s = self.bounds.get(keyspace), self.clock()
-        since_s = self._above_limit_s.get(keyspace, now_s)
+        since_s, _ = self._above_limit.get(keyspace, (now_s, 0))
         if bound is None or bound.limit_bytes is None or now_s - since_s >= PASSAGE_S:
             return used_bytes
         return min(used_bytes, bound.limit_bytes)
@@ -191,9 +191,12 @@ class Evictor:
         scope, bound = self._index.scope(keyspace), self.bounds.get(keyspace)
         limit_bytes = None if bound is None else bound.limit_bytes
         if scope is not None and limit_bytes is not None and scope.used_bytes > limit_bytes:
-            self._above_limit_s.setdefault(keyspace, now_s)
+            _, newest = self._above_limit.get(keyspace, (0.0, -1))
+            # In a passage, blocks of other requests are another excess.
+            if newest < 0 or (not limit_bytes and (scope.least_used() or 0) > newest):
+                self._above_limit[keyspace] = now_s, self._index.uses
         else:
-            self._above_limit_s.pop(keyspace, None)
+            self._above_limit.pop(keyspace, None)
         self._locked.pop(keyspace, None)
         locked_bytes = choice.locked.get(keyspace, 0)
         if locked_bytes:
