@@ -98,6 +98,18 @@ def test_requests_with_one_fate_are_one_line_with_their_number(taker: Taker) -> 
     assert {(line.namespace, line.model) for line in taker.lines} == {("team", "tiny")}
 
 
+def test_a_line_has_the_ids_of_its_first_requests(taker: Taker) -> None:
+    audit = taker.audit()
+    for number in range(9):
+        audit.request(Action.REQUESTS_REFUSED, "model", request_id=f"id-{number}")
+    audit.request(Action.REQUESTS_REFUSED, "unauthenticated")
+    end(audit)
+    assert [(line.count, line.request_ids) for line in taker.lines] == [
+        (9, tuple(f"id-{number}" for number in range(8))),
+        (1, None),
+    ]
+
+
 def test_requests_that_were_served_are_told_once_a_minute_and_at_the_end(taker: Taker) -> None:
     audit = taker.audit()
     for _ in range(2):
@@ -183,6 +195,15 @@ async def test_each_fate_of_a_request_is_told_by_scope_and_reason(
         key=str,
     )
     assert {(line.namespace, line.model, line.pod, line.tenant) for line in told} == {("ns", "tiny", "pod-1", None)}
+
+
+async def test_the_log_has_the_ids_that_callers_sent_and_got(gate: World, capfd: pytest.CaptureFixture[str]) -> None:
+    own = "X-Request-Id: mine-1\r\n"
+    await gate.ask(post("/v1/chat/completions", chat(), extra=own))
+    made = (await gate.ask(post("/v1/chat/completions", chat(), "wrong-key"))).headers["x-request-id"]
+    hand_over(gate.gate.audit)
+    logged = {line.action: line.request_ids for line in of_gate(capfd) if line.request_ids}
+    assert logged == {Action.REQUESTS_SERVED: ("mine-1",), Action.REQUESTS_REFUSED: (made,)}
 
 
 async def test_tenants_are_named_where_the_domain_says_so(gate: World, capfd: pytest.CaptureFixture[str]) -> None:

@@ -231,12 +231,12 @@ async def test_what_waits_for_the_engine_counts_for_its_tenant_until_the_answer_
     gate.engine.handler = slow
     waiting = [await gate.connect() for _ in range(3)]
     for connection in waiting:
-        await connection.send(post("/v1/completions", {"prompt": "a" * 1200}))
+        await connection.send(post("/v1/completions", {"prompt": "a" * 1130}))
     await until(lambda: len(gate.engine.requests) == 3)
-    assert (await gate.ask(post("/v1/completions", {"prompt": "a" * 1200}))).error["code"] == "tenant_overloaded"
+    assert (await gate.ask(post("/v1/completions", {"prompt": "a" * 1130}))).error["code"] == "tenant_overloaded"
     release.set()
     for connection in waiting:
         assert (await connection.answer()).status == 200
         connection.close()
     assert not gate.gate.tenant_server.buffered.total
-    assert (await gate.ask(post("/v1/completions", {"prompt": "a" * 1200}))).status == 200
+    assert (await gate.ask(post("/v1/completions", {"prompt": "a" * 1130}))).status == 200

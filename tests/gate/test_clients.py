@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -262,7 +263,59 @@ async def test_only_a_well_formed_trace_context_reaches_the_engine(gate: World, 
     head, rest = request.split(b"\r\n", 1)
     assert (await gate.ask(head + b"\r\n" + extra.encode("latin-1") + rest)).status == 200
     lines = gate.engine.requests[-1].head.decode().split("\r\n")[1:]
-    assert {line for line in lines if line and not line.startswith(("Host:", "Content-"))} == passed
+    assert {line for line in lines if line and not line.startswith(("Host:", "Content-", "X-Request-Id:"))} == passed
+
+
+def engine_id(world: World) -> str:
+    """Return the id that the engine got with the latest request."""
+    (line,) = re.findall(rb"X-Request-Id: (.*)\r\n", world.engine.requests[-1].head)
+    return str(line.decode())
+
+
+@pytest.mark.parametrize("given", ["req-4711", "a", "5f0c.1D_2e", "x" * 128, " padded "])
+async def test_a_callers_request_id_is_echoed_and_reaches_the_engine_with_a_random_end(gate: World, given: str) -> None:
+    seen = set()
+    for _ in range(2):
+        answer = await gate.ask(post(CHAT, chat(), extra=f"X-Request-Id: {given}\r\n"))
+        assert (answer.headers["x-request-id"], answer.headers["request-id"]) == ((given.strip().lower(),) * 2)
+        assert re.fullmatch(f"{re.escape(given.strip())}-[0-9a-f]{{16}}", engine_id(gate))
+        seen.add(engine_id(gate))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "a:b", "\u00e9", ACME, "a\r\nX-Request-Id: b", '"'])
+async def test_a_request_without_a_usable_id_gets_a_random_one(gate: World, given: str) -> None:
+    extra = f"X-Request-Id: {given}\r\n" if given else ""
+    made = set()
+    for _ in range(2):
+        data = json.dumps(chat()).encode()
+        head, rest = post(CHAT, data).split(b"\r\n", 1)
+        answer = await gate.ask(head + b"\r\n" + extra.encode("latin-1") + rest)
+        assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+        assert engine_id(gate).startswith(answer.headers["x-request-id"])
+        made.add(answer.headers["x-request-id"])
+    assert len(made) == 2
+
+
+async def test_refusals_streams_and_models_carry_the_request_id_and_other_ports_do_not(world: World) -> None:
+    async def fail(_: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await whole(writer, 400, b"{}")
+
+    extra = "X-Request-Id: mine\r\n"
+    async with ready(world):
+        for request, status in (
+            (post(CHAT, chat(), "wrong", extra=extra), 401),
+            (post(CHAT, {**chat(), "cache_salt": "x"}, extra=extra), 400),
+            (post(CHAT, chat(stream=True), extra=extra), 200),
+            (get("/v1/models", extra), 200),
+            (get("/elsewhere", extra), 404),
+            (post(CHAT, chat(), extra=f"{extra}Trailer: {'x' * 40_000}\r\n"), 431),
+        ):
+            answer = await world.ask(request)
+            assert (answer.status, answer.headers["x-request-id"]) == (status, "mine")
+        world.engine.handler = fail
+        assert (await world.ask(post(CHAT, chat(), extra=extra))).headers["x-request-id"] == "mine"
+        assert "x-request-id" not in (await world.get("/livez")).headers
 
 
 MESSAGES = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}

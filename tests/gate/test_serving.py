@@ -32,7 +32,7 @@ async def test_the_engine_sees_only_headers_that_the_gate_wrote(gate: World) -> 
     head = gate.engine.requests[-1].head.decode()
     assert head.startswith("POST /v1/chat/completions HTTP/1.1\r\n")
     assert {line.split(":")[0] for line in head.split("\r\n")[1:] if line} == {
-        "Host", "Content-Type", "Content-Length"
+        "Host", "Content-Type", "Content-Length", "X-Request-Id"
     }  # fmt: skip
 
 

@@ -23,8 +23,18 @@ TURN_S = 1.0
 SERVED_EVERY_S = 60.0
 """How long served requests are counted together; there are many, and they are not urgent."""
 
+IDS_OF_A_LINE = 8
+
 Row = tuple[Action, str, str, str]
 """Action, reason, scope, and the tenant's name if it may be logged; empty for absent ones."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Requests of one row, and the ids of the first of them."""
+
+    count: int = 0
+    ids: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -33,7 +43,7 @@ class _Batch:
 
     at_s: float
     dropped: int
-    rows: list[tuple[float, dict[Row, int]]]
+    rows: list[tuple[float, dict[Row, _Counted]]]
     others: list[Happened] = field(default_factory=list)
 
 
@@ -56,8 +66,8 @@ class Audit:
         self._emitter, self._write = emitter, write
         self._about = Happened(action=Action.EVENTS_DROPPED, namespace=namespace, model=model)
         self._dropped = 0
-        self._rows: dict[Row, int] = {}
-        self._served: dict[Row, int] = {}
+        self._rows: dict[Row, _Counted] = {}
+        self._served: dict[Row, _Counted] = {}
         self._others: list[Happened] = []
         self._since_s = self._served_since_s = now()
         # Changed by the thread only, while it is not idle:
@@ -72,12 +82,17 @@ class Audit:
         """Events that have no line and will have none."""
         return self._dropped + self._lost
 
-    def request(self, action: Action, reason: str = "", scope: str = NO_SCOPE, tenant: str = "") -> None:
+    def request(
+        self, action: Action, reason: str = "", scope: str = NO_SCOPE, tenant: str = "", request_id: str = ""
+    ) -> None:
         self.events += 1
         table = self._served if action is Action.REQUESTS_SERVED else self._rows
         row = (action, reason, scope, tenant)
         if row in table or len(table) < self._most:
-            table[row] = table.get(row, 0) + 1
+            counted = table.setdefault(row, _Counted())
+            counted.count += 1
+            if request_id and len(counted.ids) < IDS_OF_A_LINE:
+                counted.ids.append(request_id)
         else:
             self._dropped += 1
 
@@ -118,17 +133,18 @@ class Audit:
             if dropped > self._reported_dropped and self._line(batch.at_s, happened):
                 self._reported_dropped = dropped
             for since_s, rows in batch.rows:
-                for row, count in rows.items():
-                    if not self._line(batch.at_s, self._of(row, count, since_s)):
-                        self._lost += count
+                for row, counted in rows.items():
+                    if not self._line(batch.at_s, self._of(row, counted, since_s)):
+                        self._lost += counted.count
             for one in batch.others:
                 self._lost += not self._line(batch.at_s, one)
             self._idle = True
 
-    def _of(self, row: Row, count: int, since_s: float) -> Happened:
+    def _of(self, row: Row, counted: _Counted, since_s: float) -> Happened:
         action, reason, scope, tenant = row
         about = replace(self._about, action=action, reason=reason or None, scope=scope, tenant=tenant or None)
-        return replace(about, count=count, since=instant(since_s))
+        ids = tuple(counted.ids) or None
+        return replace(about, count=counted.count, request_ids=ids, since=instant(since_s))
 
     def _line(self, at_s: float, happened: Happened) -> bool:
         self._sequence += 1

@@ -1,8 +1,9 @@
 """The audit log: one line of JSON for each event about access to, sharing and erasure of cached data, and about keys.
 
 Lines are made to leave the cluster. None has free text: a line consists of words of fixed lists, numbers, times,
-digests and Kubernetes' names. So no prompt, no API key, no data key, no whole keyspace and no epoch can be in one,
-in any case; a tenant's name is there only if its CacheDomain allows it (`spec.auditNames`).
+digests, Kubernetes' names and request ids. So no prompt, no data key, no whole keyspace and no epoch can be in one, and
+no API key, unless a caller uses another's as its request id; a tenant's name is there only if its CacheDomain allows it
+(`spec.auditNames`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ NO_SCOPE = "_none"
 
 Instant = Annotated[str, Form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "time in UTC, in milliseconds")]
 KubeName = Annotated[str, Form("[0-9A-Za-z._:/-]{1,256}", "name")]
+RequestId = Annotated[str, Form("[0-9A-Za-z._-]{1,128}", "request id")]
 Token = Annotated[str, Form("[0-9A-Za-z_]{1,64}", "word")]
 ScopeRef = Annotated[str, Form(f"[0-9a-f]{{{SCOPE_DIGITS}}}|{NO_SCOPE}", f"{SCOPE_DIGITS} digits, or `{NO_SCOPE}`")]
 
@@ -52,7 +54,7 @@ _OBJECT = ("namespace", "object", "uid")
 _POLICY = (*_OBJECT, "tenant")
 _GUARANTEE = (*_POLICY, "tier", "bytes", "bytes_before")
 _SHARED = (*_POLICY, "model", "scope", "shared_with", "revision")
-_REQUESTS = ("namespace", "model", "tenant", "scope", "count", "since")
+_REQUESTS = ("namespace", "model", "tenant", "scope", "count", "request_ids", "since")
 _COPIES = ("pod_uid", "blocks", "bytes", "remaining")
 _SECRET = ("namespace", "object", "material")
 
@@ -264,6 +266,9 @@ class Happened:
 
     count: int | None = None
     """Number of things that the action counts."""
+
+    request_ids: tuple[RequestId, ...] | None = None
+    """`x-request-id` of the first of the counted requests, 8 at most."""
 
     since: Instant | None = None
     """Start of the counted interval; `time` is its end."""

@@ -50,7 +50,8 @@ class Limits:
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
     """`headers` by lower-case name, `path` without its query, `body` complete when served. The service's `check_head`
-    sets `subject` for its `serve`. `peer` is the common name of the client's certificate, empty without one."""
+    sets `subject` for its `serve`, and the `id` of its answer. `peer` is the common name of the client's certificate,
+    empty without one."""
 
     method: bytes = b""
     path: bytes = b""
@@ -58,6 +59,7 @@ class Request:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     subject: Any = None
+    id: bytes = b""
     peer: str = ""
 
 

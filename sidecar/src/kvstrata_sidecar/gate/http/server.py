@@ -400,6 +400,8 @@ class ServerConnection(Accepted):
         if self.server.closing_after_response:
             self._keep_alive = False
         end = b"Date: %s\r\n%s\r\n" % (_date(int(time.time())), b"" if self._keep_alive else b"Connection: close\r\n")
+        if self.request.id:
+            end = b"X-Request-Id: %s\r\nRequest-Id: %s\r\n%s" % (self.request.id, self.request.id, end)
         if not self.server.allowed_origins:
             return end
         origin = self.request.headers.get(b"origin")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import unquote_to_bytes
@@ -30,6 +29,7 @@ from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 from kvstrata_sidecar.gate.policy.grants import Grant, decide, rate_limit
 from kvstrata_sidecar.gate.proxy import bodies
 from kvstrata_sidecar.gate.proxy.bodies import Shape
+from kvstrata_sidecar.gate.proxy.correlation import engine_lines, request_id
 from kvstrata_sidecar.gate.proxy.parser_pool import ParserPool
 from kvstrata_sidecar.gate.proxy.parsing import ParsedBody, require_model
 from kvstrata_sidecar.gate.proxy.rates import Rates, estimated_tokens
@@ -38,10 +38,6 @@ from kvstrata_sidecar.gate.proxy.usage import DocumentUsage, EventUsage, Usage
 _EVENT_STREAM = b"text/event-stream"
 _MAX_ERROR_BYTES = 256 * 1024
 _MODEL_PREFIX = bodies.MODELS_PATH + b"/"
-_TRACE_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_TRACE_KEY = rb"[a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}"
-_TRACE_VALUE = rb"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
-_TRACE_MEMBER = re.compile(rb"(?:%s)=%s" % (_TRACE_KEY, _TRACE_VALUE))
 
 random_salt = partial(secrets.token_hex, 16)
 
@@ -79,6 +75,7 @@ class TenantService:
         self._models = orjson.dumps({"object": "list", "data": [described]})
 
     def check_head(self, request: Request) -> None:
+        request.id = request_id(request.headers)
         about_models = _is_about_models(request.path)
         if request.path not in bodies.ENDPOINTS and not about_models:
             raise Refusal(404, Reason.NOT_FOUND, "this gate serves chat, completions, messages and the model list only")
@@ -127,7 +124,7 @@ class TenantService:
         self.rates.check(tenant, limit)
         self._check_in_flight(tenant, parsed.shape.sequences)
         numbers = self.metrics.tenant(tenant)
-        sent = _request_bytes(request.path, parsed, grant.salt, _trace_lines(request.headers))
+        sent = _request_bytes(request.path, parsed, grant.salt, engine_lines(request.id, request.headers))
         counts_events = limit.tokens_per_minute is not None
         relay = Relay(
             self, connection, numbers, tenant, request.path, parsed.shape, grant.salt, len(sent), counts_events,
@@ -141,7 +138,8 @@ class TenantService:
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
         if not grant.keyspace:
             numbers.no_reuse += 1
-        self._record(Action.REQUESTS_SERVED if grant.keyspace else Action.REUSE_REFUSED, tenant, grant.withheld)
+        action = Action.REQUESTS_SERVED if grant.keyspace else Action.REUSE_REFUSED
+        self._record(action, tenant, grant.withheld, request)
         connection.release_body(held_bytes=len(sent))
         connection.hold(relay)
 
@@ -161,21 +159,22 @@ class TenantService:
         self.enforcement.release(relay)
 
     def refused(self, request: Request, refusal: Refusal) -> None:
-        self.denied(refusal.reason, request.subject or "")
+        request.id = request.id or request_id(request.headers)
+        self.denied(refusal.reason, request.subject or "", request)
         self._count(request, refusal.status)
 
-    def denied(self, reason: Reason, tenant: str) -> None:
+    def denied(self, reason: Reason, tenant: str, request: Request) -> None:
         """Count a request that the gate refused or ended, by reason; an engine's failure is no refusal."""
         self.metrics.refusals[str(reason)] += 1
         if reason is not Reason.ENGINE:
-            self._record(Action.REQUESTS_REFUSED, tenant, str(reason))
+            self._record(Action.REQUESTS_REFUSED, tenant, str(reason), request)
 
-    def _record(self, action: Action, tenant: str, reason: str) -> None:
+    def _record(self, action: Action, tenant: str, reason: str, request: Request) -> None:
         bundle = self.enforcement.bundle
         entry = bundle.entries.get(tenant) if bundle is not None else None
         scope = entry.keyspace[:SCOPE_DIGITS] if entry is not None else NO_SCOPE
         named = bundle is not None and bundle.root.rules.audit_tenants
-        self.audit.request(action, reason, scope, tenant if named else "")
+        self.audit.request(action, reason, scope, tenant if named else "", request.id.decode())
 
     def _count(self, request: Request, status: int) -> None:
         path = bodies.MODELS_PATH if _is_about_models(request.path) else request.path
@@ -368,7 +367,7 @@ class Relay(Exchange):
             return
         body = refusal.body(self.endpoint)
         self._finish(refusal.status)
-        self.service.denied(refusal.reason, self.tenant)
+        self.service.denied(refusal.reason, self.tenant, self.connection.request)
         if not self._begun:
             self.connection.reply(refusal.status, body, extra=refusal.headers())
             return
@@ -422,22 +421,7 @@ def _is_about_models(path: bytes) -> bool:
     return path == bodies.MODELS_PATH or path.startswith(_MODEL_PREFIX)
 
 
-def _trace_lines(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the caller's trace context as lines of a head, without a header that is malformed and without a
-    `tracestate` that has no `traceparent`: https://www.w3.org/TR/trace-context/."""
-    parent, state = headers.get(b"traceparent", b""), headers.get(b"tracestate", b"")
-    if _TRACE_PARENT.fullmatch(parent) is None:
-        return b""
-    lines = b"traceparent: %s\r\n" % parent
-    members = [member for part in state.split(b",") if (member := part.strip(b" \t"))]
-    if len(state) > 512 or not 0 < len(members) <= 32:
-        return lines
-    if not all(map(_TRACE_MEMBER.fullmatch, members)):
-        return lines
-    return lines + b"tracestate: %s\r\n" % b",".join(members)
-
-
-def _request_bytes(path: bytes, parsed: ParsedBody, salt: str, trace_lines: bytes) -> bytearray:
+def _request_bytes(path: bytes, parsed: ParsedBody, salt: str, lines: bytes) -> bytearray:
     request = parsed.seal(salt)
-    request[:0] = post_head(path, len(request), trace_lines)
+    request[:0] = post_head(path, len(request), lines)
     return request
