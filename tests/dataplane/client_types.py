@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Literal, Required, get_args, get_origin
 
+from anthropic.types import message_count_tokens_params as counted
 from anthropic.types import message_create_params as messages
+from anthropic.types.beta import message_count_tokens_params as beta_counted
 from anthropic.types.beta import message_create_params as beta_messages
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
@@ -23,6 +25,8 @@ ROOTS = (
     ("/v1/completions", completions.CompletionCreateParamsStreaming),
     ("/v1/messages", messages.MessageCreateParamsStreaming),
     ("/v1/messages", beta_messages.MessageCreateParamsStreaming),
+    ("/v1/messages/count_tokens", counted.MessageCountTokensParams),
+    ("/v1/messages/count_tokens", beta_counted.MessageCountTokensParams),
 )
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 BY_KEY: dict[str, Any] = {

@@ -84,6 +84,8 @@ def chat_message(**told: Any) -> dict[str, Any]:
 
 def whole_answer(path: str) -> dict[str, Any]:
     """What vLLM 0.32 answers to a request that is not streamed, with all its nulls."""
+    if path == "/v1/messages/count_tokens":
+        return {"input_tokens": 7, "context_management": {"original_input_tokens": 7}}
     if path.startswith("/v1/messages"):
         usage = {"input_tokens": 7, "output_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4}
         content = [{"type": "text", "text": "hi"}]

@@ -14,8 +14,11 @@ from urllib.parse import quote
 
 import pytest
 
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.rate import RateLimit
+
 from .stand_ins import EngineRequest, event, stream_head, whole
-from .world import ACME, Answer, World, chat, entry, keyspace, post, until
+from .world import ACME, NOBODY, Answer, World, chat, entry, keyspace, post, until
 
 CHAT = "/v1/chat/completions"
 H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
@@ -397,3 +400,61 @@ async def test_an_engine_that_breaks_off_a_message_ends_the_stream_with_anthropi
     assert last[0] == b"event: error"
     error = json.loads(last[1].removeprefix(b"data: "))
     assert (error["type"], error["error"]["type"], answer.complete) == ("error", "api_error", False)
+
+
+COUNT = "/v1/messages/count_tokens"
+COUNTED = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}],
+    "system": "s", "tools": [{"name": "f", "input_schema": {"type": "object"}}], "model": "tiny",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [ACME, NOBODY], ids=["with a policy", "without"])
+async def test_tokens_are_counted_by_the_engine_without_a_salt_and_without_a_trace_in_counters(
+    gate: World, key: str
+) -> None:
+    answer = await gate.ask(post(f"{COUNT}?beta=true", COUNTED, key))
+    assert (answer.status, answer.json["input_tokens"]) == (200, 7)
+    (seen,) = gate.engine.requests
+    plain = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    assert (seen.path, seen.json) == (COUNT, {**COUNTED, "messages": [plain]})
+    assert not gate.gate.tenants.sequences.total
+    page = (await gate.get("/metrics")).body.decode()
+    tenant = "acme" if key == ACME else "nobody"
+    assert f'requests_total{{tenant="{tenant}",path="{COUNT}",code="200"}} 1' in page
+    for counter in ("no_reuse_requests", "prompt_tokens", "uncounted_answers"):
+        assert not re.search(f"^kvstrata_gate_{counter}_total{{.*}} [1-9]", page, re.MULTILINE), counter
+
+
+async def test_counting_has_the_checks_of_a_message_and_anthropics_errors(world: World) -> None:
+    async def fail(_: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await whole(writer, 404, b'{"detail":"Not Found"}')
+
+    async with ready(world):
+        for request, status, kind in (
+            (post(COUNT, COUNTED, "wrong"), 401, "authentication_error"),
+            (post(COUNT, {**COUNTED, "model": "x"}), 404, "not_found_error"),
+            (post(COUNT, {**COUNTED, "cache_salt": "x"}), 400, "invalid_request_error"),
+            (post(COUNT, {**COUNTED, "max_tokens": 5}), 400, "invalid_request_error"),
+            (get(COUNT), 405, "invalid_request_error"),
+        ):
+            answer = await world.ask(request)
+            assert (answer.status, answer.error["type"]) == (status, kind)
+        assert not world.engine.requests
+        world.engine.handler = fail
+        answer = await world.ask(post(COUNT, COUNTED))
+        assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
+        await world.acked(await world.publish([entry("acme")], Rules(unknown_tenants="Refuse")))
+        answer = await world.ask(post(COUNT, COUNTED, NOBODY))
+        assert (answer.status, answer.error["type"]) == (403, "permission_error")
+
+
+async def test_counting_is_charged_as_a_request_without_tokens(gate: World) -> None:
+    rules = Rules(drain_timeout_s=1, rate=RateLimit(requests_per_minute=2, tokens_per_minute=100))
+    await gate.acked(await gate.publish([entry("acme")], rules))
+    remaining = []
+    for _ in range(2):
+        headers = (await gate.ask(post(COUNT, COUNTED))).headers
+        remaining.append((headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]))
+    assert remaining == [("1", "100"), ("0", "100")]
+    assert (await gate.ask(post(COUNT, COUNTED))).status == 429

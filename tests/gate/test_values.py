@@ -90,6 +90,7 @@ EXCESSIVE: dict[str, list[Any]] = {
 
 SMALLEST: dict[bytes, dict[str, Any]] = {
     bodies.CHAT.path: PLAIN, bodies.COMPLETIONS.path: {"prompt": "x"}, bodies.MESSAGES.path: PLAIN,
+    bodies.COUNT_TOKENS.path: PLAIN,
 }  # fmt: skip
 FORWARDED = [(endpoint, key) for endpoint in bodies.ENDPOINTS.values() for key in endpoint.forwarded]
 

@@ -65,7 +65,7 @@ class Refusal(Exception):  # noqa: N818  (it is an answer, not a fault)
         self.code = self.code or str(self.reason)
 
     def body(self, path: bytes = b"") -> bytes:
-        if path == _ANTHROPIC_PATH:
+        if path.startswith(_ANTHROPIC_PATH):
             kind = _anthropic_type(self.status)
         else:
             kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
@@ -93,7 +93,7 @@ def engine_error(path: bytes, status: int, body: bytes) -> bytes:
         message = value.get("error", value)["message"]
     if not isinstance(message, str):
         message = f"the engine answered {status}"
-    if path != _ANTHROPIC_PATH:
+    if not path.startswith(_ANTHROPIC_PATH):
         return body if isinstance(value, dict) else Refusal(status, Reason.ENGINE, message).body(path)
     return _envelope({"type": _anthropic_type(status), "message": message})
 

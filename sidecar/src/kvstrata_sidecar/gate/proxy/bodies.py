@@ -193,12 +193,13 @@ _SAMPLING: Mapping[str, Bound] = {
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A path of the engine that callers may use. `forwarded` keys, with `required` among them, have bounds.
-    `usage_option`: the endpoint knows `stream_options`."""
+    `usage_option`: the endpoint knows `stream_options`. `generates`: it computes tokens, under a salt."""
 
     path: bytes
     forwarded: Mapping[str, Bound]
     required: str
     usage_option: bool
+    generates: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,5 +303,15 @@ MESSAGES = Endpoint(
     required="messages",
     usage_option=False,
 )
+_COUNTED = ("messages", "system", "tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs")
+COUNT_TOKENS = Endpoint(
+    path=MESSAGES.path + b"/count_tokens",
+    forwarded={key: MESSAGES.forwarded[key] for key in _COUNTED},
+    required="messages",
+    usage_option=False,
+    generates=False,
+)
 MODELS_PATH = b"/v1/models"
-ENDPOINTS: Mapping[bytes, Endpoint] = {endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS, MESSAGES)}
+ENDPOINTS: Mapping[bytes, Endpoint] = {
+    endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS)
+}

@@ -124,7 +124,9 @@ class TenantService:
         self.rates.check(tenant, limit)
         self._check_in_flight(tenant, parsed.shape.sequences)
         numbers = self.metrics.tenant(tenant)
-        sent = _request_bytes(request.path, parsed, grant.salt, engine_lines(request.id, request.headers))
+        generates = bodies.ENDPOINTS[request.path].generates
+        sent = parsed.seal(grant.salt if generates else None)
+        sent[:0] = post_head(request.path, len(sent), engine_lines(request.id, request.headers))
         counts_events = limit.tokens_per_minute is not None
         relay = Relay(
             self, connection, numbers, tenant, request.path, parsed.shape, grant.salt, len(sent), counts_events,
@@ -135,11 +137,11 @@ class TenantService:
         self.sequences.add(tenant, parsed.shape.sequences)
         self.rates.charge(tenant, limit, requests=parsed.shape.sequences)
         relay.rate_headers = self.rates.headers(tenant, limit)
-        self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
-        if not grant.keyspace:
-            numbers.no_reuse += 1
-        action = Action.REQUESTS_SERVED if grant.keyspace else Action.REUSE_REFUSED
-        self._record(action, tenant, grant.withheld, request)
+        self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace and generates else "")
+        if generates:
+            numbers.no_reuse += not grant.keyspace
+            action = Action.REQUESTS_SERVED if grant.keyspace else Action.REUSE_REFUSED
+            self._record(action, tenant, grant.withheld, request)
         connection.release_body(held_bytes=len(sent))
         connection.hold(relay)
 
@@ -391,7 +393,7 @@ class Relay(Exchange):
 
     def _count_tokens(self) -> int:
         """Count the tokens that the engine reported; return their number, an estimate without a whole report."""
-        if self._status not in (0, 200):
+        if self._status not in (0, 200) or not bodies.ENDPOINTS[self.endpoint].generates:
             return 0
         answer = self._usage
         usage = answer.usage if answer is not None else Usage()
@@ -419,9 +421,3 @@ def _require_json(content_type: bytes) -> None:
 
 def _is_about_models(path: bytes) -> bool:
     return path == bodies.MODELS_PATH or path.startswith(_MODEL_PREFIX)
-
-
-def _request_bytes(path: bytes, parsed: ParsedBody, salt: str, lines: bytes) -> bytearray:
-    request = parsed.seal(salt)
-    request[:0] = post_head(path, len(request), lines)
-    return request
