@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 from kvstrata_sidecar.gate.proxy import bodies
-from kvstrata_sidecar.gate.proxy.values import MAX_ALTERNATIVES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from kvstrata_sidecar.gate.proxy.schemas import MAX_ALTERNATIVES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 BIG = 2**31
 LONG = "x" * 200_000
@@ -31,6 +31,8 @@ EXCESSIVE_SCHEMAS: list[dict[str, Any]] = [
     {"properties": {"a": {"oneOf": [{}] * 600}, "b": {"enum": [*range(600)]}}},
     {"type": "string", "pattern": "a" * 1025},
     {"patternProperties": {"a" * 1025: {}}},
+    {"pattern": "(a{1000}){1000}"},
+    {"properties": {"b": {"$ref": "#/properties/b"}}},
 ]
 FORMATS = [{"type": "json_schema", "json_schema": {"name": "n", "schema": schema}} for schema in EXCESSIVE_SCHEMAS]
 CHAT_TOOLS = [[{"type": "function", "function": {"name": "f", "parameters": schema}}] for schema in EXCESSIVE_SCHEMAS]
@@ -74,7 +76,8 @@ EXCESSIVE: dict[str, list[Any]] = {
     "structured_outputs": [*({"json": schema} for schema in EXCESSIVE_SCHEMAS), {"json": '{"pattern":"' + LONG + '"}'},
                            {"json": "{"}, {"json": "[]"},
                            {"json": '{"a":' + "[" * 500 + "]" * 500 + "}"}, {"regex": "a" * 1025},
-                           {"choice": ["x"] * 1001}, {"grammar": LONG},
+                           {"choice": ["x"] * 1001}, {"choice": ["x" * 1000] * 66}, {"regex": "((a{100}){100}){100}"},
+                           {"json": '{"$ref":"#"}'}, {"grammar": LONG},
                            {"structural_tag": LONG}, {"json_object": 1}],
     "messages": [[], "x", [{"role": "user", "content": 1}]],
     "prompt": [[], {}, [1, "x"]],

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from kvstrata.contract.messages.prefix import refused_argument
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.proxy import content
+from kvstrata_sidecar.gate.proxy.schemas import MAX_SCHEMA_BYTES, choices, regex, schema, schema_text, schemas
 from kvstrata_sidecar.gate.proxy.values import (
     HINTS,
     MAX_NAME_CHARACTERS,
-    MAX_REGEX_CHARACTERS,
-    MAX_SCHEMA_BYTES,
     Bound,
     Json,
     biases,
@@ -26,9 +25,6 @@ from kvstrata_sidecar.gate.proxy.values import (
     number,
     one_of,
     record,
-    schema,
-    schema_text,
-    schemas,
     shown,
     text,
     texts,
@@ -99,7 +95,6 @@ _NAME = text(MAX_NAME_CHARACTERS)
 _STOP_TEXTS = 16
 _STOP_CHARACTERS = 1024
 _LOGPROBS = whole(0, 20)
-_REGEX = text(MAX_REGEX_CHARACTERS)
 _MAX_TEMPLATE_KEYWORDS = 64
 
 
@@ -130,13 +125,13 @@ _RESPONSE_FORMAT = by_type(
 _STRUCTURED_OUTPUTS = record(
     {
         "json": schema_text,
-        "regex": _REGEX,
-        "choice": texts(1000, MAX_REGEX_CHARACTERS),
+        "regex": regex,
+        "choice": choices,
         "grammar": text(16 * 1024),
         "json_object": flag,
         "disable_any_whitespace": flag,
         "disable_additional_properties": flag,
-        "whitespace_pattern": _REGEX,
+        "whitespace_pattern": regex,
         "structural_tag": schema_text,
     }
 )

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvstrata_sidecar.gate.proxy.pictures import PixelBudget
+from kvstrata_sidecar.gate.proxy.schemas import SchemaBudget
 from kvstrata_sidecar.gate.proxy.values import (
     MAX_NAME_CHARACTERS,
     Json,
@@ -23,7 +24,6 @@ from kvstrata_sidecar.gate.proxy.values import (
     kind_of,
     known_keys,
     record,
-    schema,
     text,
     unserved,
     word_or,
@@ -51,8 +51,6 @@ _CUSTOM_TOOLS = "the engine calls functions only; use a tool of type 'function'"
 
 _NAME = text(MAX_NAME_CHARACTERS)
 _DESCRIPTION = text(64 * 1024)
-_FUNCTION = record({"name": _NAME, "description": _DESCRIPTION, "parameters": schema, "strict": flag})
-_TOOL = record({"type": _NAME, "function": _FUNCTION})
 
 chat_tool_choice = word_or(
     ("none", "auto", "required"),
@@ -98,13 +96,10 @@ _REFUSED_BLOCKS = {
 }  # fmt: skip
 _ANTHROPIC_SOURCE = frozenset({"type", "media_type", "data"})
 _REFUSED_SOURCES = dict.fromkeys(("url", "file_id"), "images are sent inline, as base64")
-_ANTHROPIC_TOOL = record(
-    {"name": _NAME, "description": _DESCRIPTION, "input_schema": schema, "strict": flag, "type": _NAME},
-    {
-        "input_examples": "the engine does not know it; describe examples in 'description'",
-        "allowed_callers": "the model alone calls tools",
-    },
-)
+_REFUSED_OF_TOOLS = {
+    "input_examples": "the engine does not know it; describe examples in 'description'",
+    "allowed_callers": "the model alone calls tools",
+}
 _PROVIDERS_TOOL = re.compile(
     "(advisor|bash|browser_toolset|code_execution|computer|computer_toolset|mcp_toolset|memory|text_editor"
     "|tool_search_tool_bm25|tool_search_tool_regex|web_fetch|web_search)(_[0-9]{8})?"
@@ -143,11 +138,13 @@ def chat_messages(value: object, where: str) -> None:
 
 def chat_tools(value: object, where: str) -> None:
     """Raise Refusal unless these are plain function definitions with bounded schemas."""
+    function = {"name": _NAME, "description": _DESCRIPTION, "parameters": SchemaBudget().take, "strict": flag}
+    bound = record({"type": _NAME, "function": record(function)})
     for index, tool in enumerate(_tools(value, where)):
         place = f"{where}[{index}]"
         if tool.get("type") == "custom":
             raise unserved(f"{place}.type", _CUSTOM_TOOLS)
-        _TOOL(tool, place)
+        bound(tool, place)
         if "function" not in tool:
             raise wrong(f"{place}.function", "an object")
 
@@ -181,6 +178,8 @@ def anthropic_system(value: object, where: str) -> None:
 
 def anthropic_tools(value: object, where: str) -> None:
     """Raise Refusal unless these are tools that the caller runs, with bounded schemas."""
+    own = {"name": _NAME, "description": _DESCRIPTION, "input_schema": SchemaBudget().take, "strict": flag}
+    bound = record({**own, "type": _NAME}, _REFUSED_OF_TOOLS)
     for index, tool in enumerate(_tools(value, where)):
         place = f"{where}[{index}]"
         kind = tool.get("type")
@@ -190,7 +189,7 @@ def anthropic_tools(value: object, where: str) -> None:
             raise wrong(place, "a tool of type 'custom'")
         if tool.get("allowed_callers") == ["direct"]:
             del tool["allowed_callers"]
-        _ANTHROPIC_TOOL(tool, place)
+        bound(tool, place)
 
 
 def _tools(value: object, where: str) -> list[Json]:

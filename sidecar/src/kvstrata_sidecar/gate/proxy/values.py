@@ -9,10 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-import orjson
-
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.proxy import strict_json
 
 Json = dict[str, Any]
 Bound = Callable[[Any, str], None]
@@ -24,12 +21,7 @@ HINTS = frozenset(
 """Keys about caching, loading and obfuscation: accepted at every level, and not forwarded."""
 
 MAX_BIASES = 300
-MAX_SCHEMA_BYTES = 64 * 1024
-MAX_SCHEMA_DEPTH = 32
-MAX_ALTERNATIVES = 1000
-MAX_REGEX_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
-_ALTERNATIVES = frozenset({"anyOf", "oneOf", "allOf", "enum"})
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 _NOTHING: Mapping[str, str] = {}
 
@@ -165,63 +157,3 @@ def word_or(words: Iterable[str], otherwise: Bound) -> Bound:
     """One of these words, or another kind of value."""
     word = one_of(*words)
     return lambda value, where: (word if isinstance(value, str) else otherwise)(value, where)
-
-
-def schema(value: object, where: str) -> None:
-    """A JSON schema, or an object that contains schemas: its bytes, depth, alternatives and patterns are bounded."""
-    if type(value) is not dict:
-        raise wrong(where, "an object")
-    data = strict_json.emit(value)
-    if len(data) > MAX_SCHEMA_BYTES:
-        raise wrong(where, f"a schema of at most {MAX_SCHEMA_BYTES} bytes")
-    # Most schemas are too short to exceed any other bound.
-    if len(data) > MAX_REGEX_CHARACTERS or data.count(b"{") + data.count(b"[") > MAX_SCHEMA_DEPTH:
-        _check_nodes(value, where)
-
-
-def schemas(count: int) -> Bound:
-    def check(value: object, where: str) -> None:
-        if type(value) is not list or len(value) > count:
-            raise wrong(where, f"a list of at most {count} objects")
-        for index, item in enumerate(value):
-            schema(item, f"{where}[{index}]")
-
-    return check
-
-
-def schema_text(value: object, where: str) -> None:
-    """A schema as an object or as the text of one."""
-    if type(value) is not str:
-        schema(value, where)
-        return
-    text(MAX_SCHEMA_BYTES)(value, where)
-    try:
-        parsed = orjson.loads(value)
-    except ValueError:
-        parsed = None
-    if type(parsed) is not dict:
-        raise wrong(where, "the JSON text of an object")
-    _check_nodes(parsed, where)
-
-
-def _check_nodes(value: Json, where: str) -> None:
-    alternatives, level = 0, [value]
-    for _ in range(MAX_SCHEMA_DEPTH):
-        below: list[Any] = []
-        for node in level:
-            for key, inner in node.items() if type(node) is dict else enumerate(node):
-                kind = type(inner)
-                if kind is list or kind is dict:
-                    below.append(inner)
-                    alternatives += len(inner) if kind is list and key in _ALTERNATIVES else 0
-                    regexes: Iterable[str] = inner if key == "patternProperties" else ()
-                else:
-                    regexes = (inner,) if key == "pattern" and kind is str else ()
-                if any(type(regex) is str and len(regex) > MAX_REGEX_CHARACTERS for regex in regexes):
-                    raise wrong(where, f"a schema with patterns of at most {MAX_REGEX_CHARACTERS} characters")
-        if alternatives > MAX_ALTERNATIVES:
-            raise wrong(where, f"a schema with at most {MAX_ALTERNATIVES} alternatives in all")
-        if not below:
-            return
-        level = below
-    raise wrong(where, f"a schema of at most {MAX_SCHEMA_DEPTH} levels")
