@@ -14,7 +14,7 @@ from kvstrata_sidecar.gate.proxy import bodies, parsing
 from kvstrata_sidecar.gate.proxy import strict_json as strictjson
 from tests.support.amounts import examples
 
-from .stand_ins import PICTURE, chat_message
+from .stand_ins import PICTURE, chat_message, whole_answer
 
 SALT = "0123456789abcdef0123456789abcdef"
 
@@ -319,6 +319,22 @@ def turn_of(endpoint: bodies.Endpoint, message: dict[str, Any], **fields: Any) -
         # As clients keep it: with what their own types have, and gathered from a stream.
         (chat_message(content="hi", tool_calls=None, parsed=None), {"content": "hi"}),
         (chat_message(tool_calls=[STREAMED_CALL]), {"tool_calls": [{**CALL, "index": 0}]}),
+        # As `.parse()` of openai-python makes them, and Google's, with a signature for the thought.
+        (chat_message(content='{"a":1}', parsed={"a": 1}), {"content": '{"a":1}'}),
+        (
+            chat_message(
+                tool_calls=[
+                    {**CALL, "extra_content": {"google": {"thought_signature": "x"}},
+                     "function": {**CALL["function"], "parsed_arguments": {"a": None}}}  # type: ignore[dict-item]
+                ],
+                extra_content={"google": {}},
+            ),
+            {"tool_calls": [CALL]},
+        ),
+        (
+            chat_message(content=[{"type": "text", "text": "t", "extra_content": {"google": {}}}]),
+            {"content": [{"type": "text", "text": "t"}]},
+        ),
         # What no engine reads when it comes back.
         (chat_message(content="hi", annotations=[{"type": "url_citation", "url_citation": {}}]), {"content": "hi"}),
         (chat_message(content="hi", audio={"id": "of another tenant"}), {"content": "hi"}),
@@ -334,6 +350,16 @@ def test_an_answers_message_is_taken_back_and_the_engine_sees_what_it_said(
     answered: dict[str, Any], seen: dict[str, Any]
 ) -> None:
     assert turn_of(bodies.CHAT, answered) == {"role": "assistant", **seen}
+
+
+def test_a_whole_answer_of_messages_is_taken_back_as_a_message() -> None:
+    answer = {
+        **whole_answer("/v1/messages"), "container": {"id": "c", "expires_at": "x"}, "stop_sequence": "x",
+        "stop_details": {"type": "refusal"}, "context_management": {"applied_edits": []},
+        "content": [{"type": "text", "text": "hi", "parsed_output": {"a": 1}}],
+    }  # fmt: skip
+    seen = turn_of(bodies.MESSAGES, answer, max_tokens=1)
+    assert seen == {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}
 
 
 @pytest.mark.parametrize("key", ["tools", "task", "uuid", "cache_salt", "prompt_embeds", "thinking"])

@@ -62,6 +62,11 @@ chat_tool_choice = word_or(
 """The bound of a chat's `tool_choice`."""
 
 _ANTHROPIC_MESSAGE = frozenset({"role", "content"})
+_ANSWERED_ONLY_BY_MESSAGES = (
+    "id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container", "context_management",
+)  # fmt: skip
+"""Keys of a whole answer that a caller sends back as a message: accepted, and not forwarded."""
+
 _REFUSED_OF_MESSAGES = {
     "clear_at": "the engine edits no context; leave the message out",
     "output_config": "use 'output_config' of the request",
@@ -166,6 +171,8 @@ def anthropic_messages(value: object, where: str) -> None:
     """Raise Refusal unless messages hold text, inline images and tool traffic only. Removes nulls and hints."""
     budget = PixelBudget()
     for message, place in _messages(value, where):
+        for key in _ANSWERED_ONLY_BY_MESSAGES:
+            message.pop(key, None)
         known_keys(message, _ANTHROPIC_MESSAGE, place, _REFUSED_OF_MESSAGES)
         _role(message, place)
         _check_blocks(message.get("content"), f"{place}.content", budget)

@@ -16,9 +16,11 @@ Bound = Callable[[Any, str], None]
 """Raises Refusal that names the place, the second argument, for other values. Removes nulls and hints from objects."""
 
 HINTS = frozenset(
-    {"cache_control", "prompt_cache_breakpoint", "defer_loading", "eager_input_streaming", "include_obfuscation"}
-)
-"""Keys about caching, loading and obfuscation: accepted at every level, and not forwarded."""
+    {"cache_control", "prompt_cache_breakpoint", "defer_loading", "eager_input_streaming", "include_obfuscation",
+     "extra_content", "parsed", "parsed_arguments", "parsed_output"}
+)  # fmt: skip
+"""Keys about caching, loading and obfuscation, and those that clients and providers add to parts of answers: accepted
+at every level, and not forwarded."""
 
 MAX_BIASES = 300
 MAX_NAME_CHARACTERS = 256
