@@ -140,9 +140,12 @@ async def test_answers_that_report_all_tokens_and_errors_are_not_uncounted(gate:
 
 
 async def test_the_cached_tokens_of_several_sequences_are_unknown(gate: World) -> None:
-    await gate.ask(post("/v1/completions", {"prompt": ["a", "b"]}))
-    await gate.ask(post("/v1/completions", {"prompt": "a", "n": 4}))
-    await gate.ask(post("/v1/completions", {"prompt": ["a"]}))
+    details = []
+    for body in ({"prompt": ["a", "b"]}, {"prompt": "a", "n": 4}, {"prompt": ["a"]}):
+        answer = await gate.ask(post("/v1/completions", body))
+        assert int(answer.headers["content-length"]) == len(answer.body)
+        details.append(answer.json["usage"]["prompt_tokens_details"])
+    assert details == [None, None, {"cached_tokens": 4}]
     page = (await gate.get("/metrics")).body
     assert [metric(page, UNCOUNTED % tokens) for tokens in ("all", "cached")] == [0, 2]
     assert metric(page, 'kvstrata_gate_cached_prompt_tokens_total{tenant="acme"}') == 4

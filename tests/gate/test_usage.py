@@ -136,6 +136,51 @@ class TestDocument:
         assert not reader.is_final
 
 
+DETAILS: list[dict[str, Any]] = [
+    {"cached_tokens": 4},
+    {"cached_tokens": 4, "created_cache_tokens": 12345, "multimodal_tokens": {"image": 7}},
+    {"cached_tokens": 0, "created_cache_tokens": None, "multimodal_tokens": None},
+]
+
+
+class TestSeveralSequences:
+    """The engine reports the cached tokens of one of them."""
+
+    @pytest.mark.parametrize("details", DETAILS)
+    @pytest.mark.parametrize("indent", [None, 1])
+    @pytest.mark.parametrize("size", [1, 7, 1024, 1 << 20])
+    def test_a_document_keeps_its_length_and_loses_the_details_of_its_prompts(
+        self, details: dict[str, Any], indent: int | None, size: int
+    ) -> None:
+        text = '"prompt_tokens_details":{"cached_tokens":9}'
+        usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": details}
+        own = {"choices": [{"text": text, "logprobs": {"top_logprobs": [{"prompt_tokens_details": -1.0}]}}] * 40}
+        data = json.dumps({**own, "usage": usage, "prompt_text": text * 100}, indent=indent).encode()
+        reader = DocumentUsage(several=True)
+        out = b"".join(reader.feed(data[at : at + size]) for at in range(0, len(data), size)) + reader.end()
+        assert len(out) == len(data)
+        assert json.loads(out) == {
+            **own, "usage": {**usage, "prompt_tokens_details": None}, "prompt_text": text * 100,
+        }  # fmt: skip
+        assert (reader.usage.prompt, reader.usage.completion, reader.is_final) == (7, 2, True)
+
+    @pytest.mark.parametrize("details", DETAILS)
+    def test_events_lose_them_too(self, details: dict[str, Any]) -> None:
+        usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": details}
+        reader = EventUsage(strip=False, several=True)
+        out = reader.feed(DELTA + event(choices=[], usage=usage) + DONE) + reader.end()
+        first, second, last, _ = out.split(b"\n\n")
+        assert (first + b"\n\n", last + b"\n\n") == (DELTA, DONE)
+        seen = json.loads(second.removeprefix(b"data: "))
+        assert seen == {"choices": [], "usage": {**usage, "prompt_tokens_details": None}}
+
+    def test_those_of_one_sequence_stay(self) -> None:
+        data = json.dumps({"usage": {"prompt_tokens_details": {"cached_tokens": 4}}}).encode()
+        assert DocumentUsage().feed(data) == data
+        single = event(choices=[], usage={"prompt_tokens_details": {"cached_tokens": 4}})
+        assert EventUsage(strip=False).feed(single) == single
+
+
 def event(**document: Any) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 

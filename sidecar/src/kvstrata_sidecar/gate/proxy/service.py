@@ -276,7 +276,8 @@ class Relay(Exchange):
         if status != 200:
             return
         self._streaming = content_type.startswith(_EVENT_STREAM)
-        self._usage = EventUsage(self.shape.strip_usage) if self._streaming else DocumentUsage()
+        several = self.shape.sequences > 1
+        self._usage = EventUsage(self.shape.strip_usage, several) if self._streaming else DocumentUsage(several)
         self._chunked = length is None or self._streaming
         framing = b"Transfer-Encoding: chunked\r\n" if self._chunked else b"Content-Length: %d\r\n" % (length or 0)
         kind = b"text/event-stream; charset=utf-8" if self._streaming else b"application/json"

@@ -1,10 +1,12 @@
-"""Token counts of answers, and removal of a usage event that the caller did not ask for.
+"""Token counts of answers, and removal of reports that callers must not get: a usage event that only the gate asked
+for, and cached tokens of several sequences, of which the engine reports those of one.
 
 Answers are read while they pass, regardless of their size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -17,6 +19,16 @@ _MAX_USAGE_BYTES = 4096
 _USAGE = re.compile(rb'(?<!\\)"usage"\s{0,8}:\s{0,8}(?=\{)')
 _OVERLAP_BYTES = 32
 """More than a match of `_USAGE` is long."""
+
+_DETAILS = re.compile(rb'"prompt_tokens_details"\s{0,8}:\s{0,8}\{[^{}]{2,256}(?:\{[^{}]{0,256}\}[^{}]{0,256})?\}')
+_DETAILS_BYTES = 1024
+"""More than a match of `_DETAILS` is long."""
+
+
+def without_details(data: bytes) -> bytes:
+    """Return a piece of JSON with null for details of prompt tokens, padded: an answer keeps its length. Strings cannot
+    pass for them, because quotes in strings are escaped."""
+    return _DETAILS.sub(lambda found: b'"prompt_tokens_details":null'.ljust(len(found[0])), data)
 
 
 @dataclass(slots=True)
@@ -51,15 +63,18 @@ class Usage:
 
 @dataclass(slots=True, eq=False)
 class DocumentUsage:
-    """Reads the usage of a JSON answer, which is forwarded unchanged: the last object under the key `usage`. Generated
-    text cannot pass for it, because quotes in strings are escaped, and a tool's input comes before it. `_found` is the
-    beginning of the document from the last such object on. `is_final`: the whole answer's was read."""
+    """Reads the usage of a JSON answer: the last object under the key `usage`. Generated text cannot pass for it,
+    because quotes in strings are escaped, and a tool's input comes before it. `_found` is the beginning of the document
+    from the last such object on. `is_final`: the whole answer's was read. An answer of `several` sequences is forwarded
+    without details of its prompt's tokens, any other unchanged."""
 
+    several: bool = False
     usage: Usage = field(default_factory=Usage)
     events: int = 0
     is_final: bool = False
     _found: bytes = b""
     _tail: bytes = b""
+    _held: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
         window = self._tail + data
@@ -70,26 +85,29 @@ class DocumentUsage:
         elif self._found:
             self._found += data[: _MAX_USAGE_BYTES - len(self._found)]
         self._tail = window[-_OVERLAP_BYTES:]
-        return data
+        if not self.several:
+            return data
+        data = without_details(self._held + data)
+        self._held = data[-_DETAILS_BYTES:]
+        return data[:-_DETAILS_BYTES]
 
     def end(self) -> bytes:
-        """Read the usage of the whole document; nothing is left to forward."""
-        try:
+        """Read the usage of the whole document; return the part that is not forwarded yet."""
+        with contextlib.suppress(ValueError):
             found, _ = json.JSONDecoder().raw_decode(self._found.decode("utf-8", "replace"))
-        except ValueError:
-            return b""
-        self.usage.take(found)
-        self.is_final = self.usage.is_known
-        return b""
+            self.usage.take(found)
+            self.is_final = self.usage.is_known
+        return self._held
 
 
 @dataclass(slots=True, eq=False)
 class EventUsage:
     """Reads usage from server-sent events. With `strip`, removes the event that holds usage and no choices. Whole
-    events are forwarded as they come; an unfinished one is `held` back. `is_final`: the usage of the whole answer was
-    read; earlier reports of a stream are of its beginning."""
+    events are forwarded as they come, of `several` sequences without those details; an unfinished one is `held` back.
+    `is_final`: the usage of the whole answer was read; earlier reports of a stream are of its beginning."""
 
     strip: bool
+    several: bool = False
     usage: Usage = field(default_factory=Usage)
     events: int = 0
     is_final: bool = False
@@ -114,7 +132,8 @@ class EventUsage:
         if b'"usage"' not in data:
             return data
         events = data.split(b"\n\n")
-        return b"\n\n".join(event for event in events if b'"usage"' not in event or not self._is_surplus(event))
+        data = b"\n\n".join(event for event in events if b'"usage"' not in event or not self._is_surplus(event))
+        return without_details(data) if self.several else data
 
     def _is_surplus(self, event: bytes) -> bool:
         start = event.find(b"data:")
