@@ -121,6 +121,33 @@ async def test_a_half_open_handshake_ends_in_time(world: World) -> None:
             await until(lambda: is_closed(held))
 
 
+async def asked(address: str, port: int) -> int:
+    connection = Connection(*await asyncio.open_connection(address, port))
+    await connection.send(ASK)
+    try:
+        return (await asyncio.wait_for(connection.answer(), 20)).status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("has_ipv6", [True, False])
+async def test_a_gate_listens_on_both_families_where_the_host_has_them(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_ipv6: bool
+) -> None:
+    if has_ipv6 and not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    if not has_ipv6:
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    async with ready(world, bind="::"):
+        port = world.gate.ports["http"]
+        assert await asked("127.0.0.1", port) == 200
+        if has_ipv6:
+            assert await asked("::1", port) == 200
+        else:
+            with pytest.raises(OSError):  # noqa: PT011
+                await asked("::1", port)
+
+
 async def test_a_handshake_that_fails_leaves_nothing(world: World) -> None:
     async with ready(world):
         server = world.gate.tenant_server

@@ -20,6 +20,10 @@ def test_what_the_pod_says_of_itself_is_enough() -> None:
     assert load([], REQUIRED) == SHORTEST
 
 
+def test_all_addresses_of_both_families_are_the_default() -> None:
+    assert SHORTEST.bind == "::"
+
+
 def test_the_served_model_may_have_another_name() -> None:
     assert load([], {**REQUIRED, "KVSTRATA_SERVED_MODEL": "org/tiny"}) == replace(SHORTEST, served_model="org/tiny")
 

@@ -34,7 +34,7 @@ class Settings:
     engine_socket: Path = Path("/run/kvstrata/engine/engine.sock")
     policy_dir: Path = Path("/run/kvstrata/policy")
     adapter_socket: Path = Path("/run/kvstrata/link/adapter.sock")
-    bind: str = "0.0.0.0"
+    bind: str = "::"
     https_port: int = 8443
     http_port: int = -1
     control_port: int = 9443

@@ -35,7 +35,8 @@ class Accepted(asyncio.Protocol):
 
 
 class Listener:
-    """Passes the address of each accepted connection to `accept`, which returns the connection's protocol."""
+    """Passes the address of each accepted connection to `accept`, which returns the connection's protocol. The address
+    `::` is all of IPv6 and IPv4, or of IPv4 on a host without IPv6."""
 
     def __init__(
         self,
@@ -49,8 +50,13 @@ class Listener:
         self._timeouts = {"ssl_handshake_timeout": limits.head_s, "ssl_shutdown_timeout": limits.tls_shutdown_s}
         self._loop = loop
         self._paused: asyncio.TimerHandle | None = None
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = socket.create_server(address, family=family, backlog=_BACKLOG)
+        host, port = address
+        if host == "::" and not socket.has_dualstack_ipv6():
+            host = "0.0.0.0"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+        )  # fmt: skip
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._listen()
