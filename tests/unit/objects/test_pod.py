@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.scalars import Quantity
 from kvstrata.objects import paths
 from kvstrata.objects.pod import engine
 from kvstrata.objects.pod.pod import pod_template
@@ -20,7 +21,7 @@ from kvstrata.objects.tier_link import redis_link
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.gate.http.drain import DRAINED_FILE, DRAINING_FILE
-from kvstrata_sidecar.gate.settings import load
+from kvstrata_sidecar.gate.settings import Settings, load
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, nvme_tier, redis_tier, tier
 
 
@@ -64,6 +65,35 @@ def test_the_gate_understands_its_environment(mode: dict[str, Any] | None) -> No
     assert {str(settings.tls_dir), str(settings.control_tls_dir), str(settings.ack_token_file.parent)} <= mounts
     assert {str(settings.policy_dir), str(settings.adapter_socket.parent), str(settings.engine_socket.parent)} <= mounts
     assert {str(settings.kube_token_file.parent), str(settings.kube_ca_file.parent)} <= mounts
+
+
+def gate_of(limits: dict[str, Any]) -> tuple[Settings, int]:
+    """Return the settings of a gate with these limits, and its memory limit."""
+    gate = containers(gate={"limits": limits})["gate"]
+    environment = {entry["name"]: entry.get("value", "from the pod") for entry in gate["env"]}
+    settings = load([], {**environment, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    return settings, Quantity(gate["resources"]["limits"]["memory"]).in_bytes
+
+
+def test_the_limits_of_a_gate_are_its_settings() -> None:
+    names = ("max_body_bytes", "idle_timeout_s", "max_connections", "max_connections_per_address")
+    defaults = [Settings.__dataclass_fields__[name].default for name in names]
+    assert [getattr(gate_of({})[0], name) for name in names] == defaults
+    chosen = {"maxBodyBytes": 65536, "idleTimeout": "5m", "maxConnections": 512, "maxConnectionsPerAddress": 64}
+    assert [getattr(gate_of(chosen)[0], name) for name in names] == [65536, 300.0, 512, 64]
+
+
+@pytest.mark.parametrize(
+    ("limits", "more_mib"),
+    [
+        ({}, 0),
+        ({"maxBodyBytes": 65536, "maxConnections": 16}, 0),
+        ({"maxBodyBytes": 32 * 2**20}, 24 * 28),
+        ({"maxConnections": 16384}, 14 * 64),
+    ],
+)
+def test_larger_limits_raise_the_gates_memory(limits: dict[str, Any], more_mib: int) -> None:
+    assert gate_of(limits)[1] == (448 + more_mib) * 2**20
 
 
 def test_a_pod_without_redis_still_has_an_adapter_that_enforces() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.objects import names
@@ -339,5 +340,5 @@ class TestPods:
     def test_the_policy_volume_has_room_for_the_keys_of_twice_as_many_shards(self) -> None:
         assert [policy_volume_bytes(1 << n) // MIB for n in range(10)] == [64] * 6 + [256] * 2 + [1024] * 2
         assert policy_volume_bytes(48) == 256 * MIB, "pools' manifests need room beside the keys"
-        assert gate_limit_bytes(1) == GATE_LIMIT_BYTES
-        assert gate_limit_bytes(64) == GATE_LIMIT_BYTES + 192 * MIB
+        assert gate_limit_bytes(CachedModel.parse(model()), 1) == GATE_LIMIT_BYTES
+        assert gate_limit_bytes(CachedModel.parse(model()), 64) == GATE_LIMIT_BYTES + 192 * MIB

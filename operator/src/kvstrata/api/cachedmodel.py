@@ -19,6 +19,8 @@ from kvstrata.api.scalars import VALIDATIONS, Duration, Generation, Image, Patte
 from kvstrata.contract.policy.api_keys import api_keys_secret
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
+DEFAULT_BODY_BYTES = 8 * 1024 * 1024
+DEFAULT_CONNECTIONS = 2048
 
 
 def _refuse_owned_flag(argument: str) -> None:
@@ -142,6 +144,23 @@ class Authentication(ApiModel):
     """API keys, hashed in a Secret."""
 
 
+class GateLimits(ApiModel):
+    """Limits of the gate in each pod."""
+
+    max_body_bytes: Annotated[int, Field(ge=64 * 1024, le=32 * 1024 * 1024)] = DEFAULT_BODY_BYTES
+    """Largest body of a request. Each byte above 8 MiB adds 28 bytes to the gate's default memory limit. Absent means
+    8388608."""
+
+    idle_timeout: Annotated[Duration, between("1s", "1h")] = Duration("75s")
+    """How long a connection may wait for its next request; a load balancer's should be shorter. Absent means 75s."""
+
+    max_connections: Annotated[int, Field(ge=16, le=16_384)] = DEFAULT_CONNECTIONS
+    """Open connections. Each above 2048 adds 64Ki to the gate's default memory limit. Absent means 2048."""
+
+    max_connections_per_address: Annotated[int, Field(ge=1, le=16_384)] = 1024
+    """Open connections of one peer address, which may be a load balancer's. Absent means 1024."""
+
+
 class GateSpec(ApiModel):
     """The proxy in front of the engine, in every pod."""
 
@@ -156,6 +175,9 @@ class GateSpec(ApiModel):
 
     allowed_origins: Annotated[tuple[Origin, ...], Field(max_length=64), set_list()] = ()
     """Origins whose pages may call from a browser (CORS). Absent means none."""
+
+    limits: GateLimits = GateLimits()
+    """Limits of bodies and connections."""
 
     resources: ResourceRequirements | None = None
     """Resources of the gate container. Absent means defaults of the operator."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedmodel import DEFAULT_BODY_BYTES, DEFAULT_CONNECTIONS, CachedModel
 from kvstrata.api.cachetier import LEAST_CAPACITY, CacheTier, CacheTierSpec, Medium
 from kvstrata.api.scalars import Quantity
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, MAX_POOLS, MAX_VERSIONS
@@ -36,6 +36,8 @@ MANIFESTS_BYTES = 2 * MAX_POOLS * MAX_VERSIONS * MAX_CHUNKS * CHUNK_HASH_BYTES
 
 GATE_REQUEST_BYTES = 96 * MIB
 GATE_LIMIT_BYTES = 448 * MIB
+PARSED_BODY_FACTOR, CONNECTION_BYTES = 28, 64 * 1024
+"""Memory of the gate for a byte of its largest body, which two processes parse at a time, and for a connection."""
 
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
@@ -57,9 +59,12 @@ def policy_volume_bytes(shard_count: int) -> int:
     return size
 
 
-def gate_limit_bytes(shard_count: int) -> int:
+def gate_limit_bytes(model: CachedModel, shard_count: int) -> int:
     """Return the gate's memory limit: its writes to the policy volume are charged to it."""
-    return GATE_LIMIT_BYTES + policy_volume_bytes(shard_count) - POLICY_VOLUME_BYTES
+    limits = model.spec.gate.limits
+    bodies = PARSED_BODY_FACTOR * max(0, limits.max_body_bytes - DEFAULT_BODY_BYTES)
+    connections = CONNECTION_BYTES * max(0, limits.max_connections - DEFAULT_CONNECTIONS)
+    return round_up(GATE_LIMIT_BYTES + bodies + connections) + policy_volume_bytes(shard_count) - POLICY_VOLUME_BYTES
 
 
 def l1_bytes(tiers: Sequence[CacheTier]) -> int:

@@ -104,7 +104,7 @@ class Gate:
         )  # fmt: skip
         limits = Limits(
             connections=settings.max_connections, connections_per_address=settings.max_connections_per_address,
-            handshakes=settings.max_handshakes, body_bytes=settings.max_body_bytes,
+            handshakes=settings.max_handshakes, body_bytes=settings.max_body_bytes, idle_s=settings.idle_timeout_s,
         )  # fmt: skip
         origins = [origin.encode() for origin in settings.cors_origins.split(",") if origin]
         self.tenant_server = HttpServer(self.tenants, limits, loop, origins)

@@ -54,6 +54,7 @@ class Settings:
     max_connections: int = 2048
     max_connections_per_address: int = 1024
     max_handshakes: int = 256
+    idle_timeout_s: float = 75.0
     cors_origins: str = ""
     metrics_tenants: int = 200
     drain_grace_s: float = 5.0

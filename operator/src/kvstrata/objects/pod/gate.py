@@ -65,7 +65,7 @@ def caller_port(model: CachedModel) -> int:
 def _variables(model: CachedModel, identity: str) -> dict[str, str]:
     mode = model.spec.gate.tls.mode
     port = caller_port(model)
-    origins = model.spec.gate.allowed_origins
+    origins, limits = model.spec.gate.allowed_origins, model.spec.gate.limits
     return {
         "KVSTRATA_MODEL": model.name,
         "KVSTRATA_SERVED_MODEL": model.spec.model.name,
@@ -74,6 +74,10 @@ def _variables(model: CachedModel, identity: str) -> dict[str, str]:
         "KVSTRATA_BUNDLE_SECRET": names.bundle_root(model.name),
         "KVSTRATA_API_KEYS_SECRET": model.api_keys_secret,
         **({"KVSTRATA_CORS_ORIGINS": ",".join(origins)} if origins else {}),
+        "KVSTRATA_MAX_BODY_BYTES": str(limits.max_body_bytes),
+        "KVSTRATA_IDLE_TIMEOUT_S": str(limits.idle_timeout.in_seconds),
+        "KVSTRATA_MAX_CONNECTIONS": str(limits.max_connections),
+        "KVSTRATA_MAX_CONNECTIONS_PER_ADDRESS": str(limits.max_connections_per_address),
         "KVSTRATA_ENGINE_SOCKET": paths.ENGINE_SOCKET,
         "KVSTRATA_POLICY_DIR": paths.POLICY,
         "KVSTRATA_ADAPTER_SOCKET": f"{paths.LINK}/{SOCKET_NAME}",

@@ -50,7 +50,7 @@ def pod_template(
         "securityContext": pod_security(),
         "initContainers": [
             plugin_container(ctx, model),
-            gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(shard_count)),
+            gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(model, shard_count)),
             cache.build_container(domain_id, model, tiers, identity, ctx.nodefs_reserve_percent),
         ],
         "containers": [engine.build_container(model, tiers)],

@@ -39,7 +39,7 @@ FORBIDDEN: Mapping[str, str] = {
     "kv_transfer_params": "it reads and writes the KV cache of other requests",
     "ec_transfer_params": "it reads and writes the encoder cache of other requests",
     "vllm_xargs": "it reaches extensions of the engine that do not know tenants",
-    "request_id": "the engine's ids are shared by all tenants; the gate lets the engine choose",
+    "request_id": "the engine's ids are shared by all tenants; send the header x-request-id",
     "session_id": "the engine's sessions are shared by all tenants",
     "priority": "the engine's queue is shared by all tenants",
     "prompt_embeds": "embeddings are not keyed by their content and are deserialised by the engine",
