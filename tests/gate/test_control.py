@@ -188,7 +188,7 @@ async def test_a_renewed_certificate_is_served_to_new_connections(gate: World) -
     context = pki.client_context(gate.gate_tls, present=False)
     first = await gate.connect("https", context)
     gate.authority.issue(gate.gate_tls, f"gate.{MODEL}.ns.kvstrata.internal", server=True)
-    for certificate in gate.gate._certificates:
+    for certificate in gate.gate._certificates.values():
         assert certificate.reload_if_changed()
         assert not certificate.problem
     second = await gate.connect("https", context)
@@ -201,9 +201,10 @@ async def test_a_renewed_certificate_is_served_to_new_connections(gate: World) -
 async def test_a_broken_certificate_leaves_the_old_one_in_use_and_is_reported(gate: World, broken: str) -> None:
     other = (gate.operator_tls / "tls.crt").read_text()
     (gate.gate_tls / "tls.crt").write_text(other if broken == "a certificate of another key" else "not a certificate")
-    assert not any(certificate.reload_if_changed() for certificate in gate.gate._certificates)
+    assert not any(certificate.reload_if_changed() for certificate in gate.gate._certificates.values())
     sentence = f"the new certificate in {gate.gate_tls} cannot be used, and the former one is: "
-    assert sentence in gate.gate.state().problem
+    assert sentence in gate.gate.state().problem, "the control port's"
+    assert sentence in gate.gate.state().certificate, "the one for callers"
     connection = await gate.connect("https", pki.client_context(gate.operator_tls, present=False))
     await connection.send(post("/v1/completions", {"prompt": "a"}))
     assert (await connection.answer()).status == 200

@@ -20,7 +20,7 @@ CERTIFICATE_LIFE = timedelta(days=240)
 
 
 class MemorySecretStore(SecretStore):
-    """Makes Secrets whose certificates are only a date and a number, which these tests never look into further."""
+    """Makes Secrets whose certificates are a date, a number and names, which these tests never look into further."""
 
     is_open = True
 
@@ -36,7 +36,11 @@ class MemorySecretStore(SecretStore):
             renewal_due=renew_at is not None and self._now() >= renew_at,
             passwords=self._passwords(raw, values) if names.ACL_FILE_KEY in values else None,
             tls=TlsFacts(
-                digest_bytes(certificate), trusted=frozenset({authority}), authority=authority, renew_at=renew_at
+                digest_bytes(certificate),
+                trusted=frozenset({authority}),
+                names=frozenset(certificate.decode().split()[2:]),
+                authority=authority,
+                renew_at=renew_at,
             )
             if certificate
             else None,
@@ -49,7 +53,7 @@ class MemorySecretStore(SecretStore):
     def _issued(self, order: EnsureSecret | TurnSecret) -> dict[str, bytes]:
         renewed_at = format_timestamp(self._now() + CERTIFICATE_LIFE)
         return {
-            names.CERTIFICATE_KEY: f"{renewed_at} {self._entropy(8).hex()}".encode(),
+            names.CERTIFICATE_KEY: " ".join((renewed_at, self._entropy(8).hex(), *order.dns_names)).encode(),
             names.PRIVATE_KEY_KEY: self._entropy(8),
         }
 

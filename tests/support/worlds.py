@@ -181,6 +181,7 @@ class Simulation:
         *,
         problem: str = "",
         ungoverned: str = "",
+        certificate: str = "",
         tiers: tuple[TierState, ...] = (),
         usage: tuple[ScopeUsage, ...] = (),
         usage_left_out: int = 0,
@@ -194,7 +195,7 @@ class Simulation:
             identity=found.identity or self.world.models[found.model].status.identity or "",
             cache_boot="c", term=1, acked=acked, seen=acked, fresh=True, fresh_age_ms=0, engine_ready=True,
             problem=problem, tiers=tiers, usage=usage, usage_left_out=usage_left_out,
-            tier_usage=tier_usage, unresolved=ungoverned,
+            tier_usage=tier_usage, unresolved=ungoverned, certificate=certificate,
             withheld=UNGOVERNED if ungoverned else "",
             fingerprint="" if ungoverned else self.fingerprints.get(pod, FINGERPRINT),
         )  # fmt: skip

@@ -47,6 +47,7 @@ _OF_KIND: dict[str, dict[ConditionType, str]] = {
         ConditionType.TIERS_BOUND: "with tiers",
         ConditionType.TIERS_ORDERED: "with two tiers or more",
         ConditionType.POLICY_ENFORCED: "while a pod serves",
+        ConditionType.CERTIFICATE_CURRENT: "while a pod serves, unless TLS is Disabled",
         ConditionType.ISOLATION_VERIFIED: "while a pod serves and is probed, and after a failure",
         ConditionType.IDENTITY_RESOLVED: "while a pod serves",
         ConditionType.ROLLED_OUT: "",

@@ -38,7 +38,7 @@ class ConditionType(Meaningful):
     )
     CERTIFICATE_CURRENT = (
         "CertificateCurrent",
-        "Every server that the operator runs presents the certificate of the Secret, and it is valid.",
+        "Every server or pod that the operator runs presents the certificate of the Secret, and it is valid.",
     )
 
     HAS_ROOM = (

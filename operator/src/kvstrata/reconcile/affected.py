@@ -195,7 +195,7 @@ def _answer_of(verified: VerifiedState) -> tuple[Any, ...]:
     answer = verified.state
     return (
         answer.acked, answer.problem, answer.fingerprint, answer.unresolved, answer.withheld, answer.fresh,
-        answer.tiers, verified.contradicted,
+        answer.tiers, answer.certificate, verified.contradicted,
     )  # fmt: skip
 
 

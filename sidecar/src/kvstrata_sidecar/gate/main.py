@@ -37,9 +37,9 @@ from kvstrata_sidecar.gate.control.service import ControlService
 from kvstrata_sidecar.gate.control.warm import Warmer
 from kvstrata_sidecar.gate.http.drain import POLL_S, Drain
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
-from kvstrata_sidecar.gate.http.listener import ServerTls
 from kvstrata_sidecar.gate.http.messages import Limits
 from kvstrata_sidecar.gate.http.server import HttpServer
+from kvstrata_sidecar.gate.http.tls import CHECK_S, RETRY_S, OwnPort, ServerTls
 from kvstrata_sidecar.gate.policy.api_keys import KeyRing, Keys
 from kvstrata_sidecar.gate.policy.bundle_watch import BundleWatch, KeyWatch
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement, Freshness
@@ -138,7 +138,8 @@ class Gate:
         health = HealthService(self.not_ready, self.scraped_page)
         self.health_server = HttpServer(health, HEALTH_LIMITS, loop, closing_after_response=True, serves_probes=True)
         self.enforcement.changed.append(self.control.changed)
-        self._certificates: list[ServerTls] = []
+        self._certificates: dict[str, ServerTls] = {}
+        self.own_port = OwnPort()
 
     def stop(self) -> None:
         """Turn unready at once, then finish requests in flight."""
@@ -147,8 +148,9 @@ class Gate:
     def state(self) -> PodState:
         settings, enforcement, identity = self.settings, self.enforcement, self.enforcement.identity
         cache = self.link.state
-        certificates = [certificate.problem for certificate in self._certificates]
-        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem, *certificates)
+        certificates = {port: certificate.problem for port, certificate in self._certificates.items()}
+        control = certificates.get("control", "")
+        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem, control)
         return PodState(
             pod=settings.pod_name,
             pod_uid=settings.pod_uid,
@@ -176,6 +178,7 @@ class Gate:
             facts=identity.engine.facts,
             unresolved=identity.problem,
             withheld=identity.withheld,
+            certificate=certificates.get("https", ""),
         )
 
     def not_ready(self) -> str:
@@ -190,6 +193,8 @@ class Gate:
             return f"the first revision is not acknowledged: {self.link.problem or 'requests are draining'}"
         if not self.engine_ready:
             return "the engine is not ready"
+        if self.own_port.problem:
+            return f"callers cannot connect: {self.own_port.problem}"
         pool = self.pools.awaited(self.loop.time() - self._engine_ready_s)
         return f"warming: the pool {pool} is not in this pod's memory yet" if pool else ""
 
@@ -207,6 +212,7 @@ class Gate:
             kvstrata_gate_buffered_bytes=self.tenant_server.buffered.total,
             kvstrata_gate_api_keys=len(self.keys.ring),
             kvstrata_gate_api_keys_current=not self.key_watch.problem,
+            kvstrata_gate_certificate_current=not any(one.problem for one in self._certificates.values()),
         )
         self.metrics.counters.update(
             kvstrata_gate_audit_events_total=self.audit.events, kvstrata_gate_audit_dropped_total=self.audit.dropped
@@ -259,7 +265,7 @@ class Gate:
 
     def _open(self, name: str, server: HttpServer, port: int, tls: ServerTls | None = None) -> None:
         if tls is not None:
-            self._certificates.append(tls)
+            self._certificates[name] = tls
         self.ports[name] = server.listen(self.settings.bind, port, tls)
 
     async def _watch_engine(self) -> None:
@@ -292,14 +298,16 @@ class Gate:
             await asyncio.sleep(POLL_S)
 
     async def _watch_certificates(self) -> None:
-        known = [""] * len(self._certificates)
+        callers, known = ("https" if "https" in self.ports else "http"), [""] * len(self._certificates)
         while True:
-            await asyncio.sleep(10.0)
-            for certificate in self._certificates:
+            for certificate in self._certificates.values():
                 certificate.reload_if_changed()
-            if (problems := [one.problem for one in self._certificates]) != known:
+            if (problems := [one.problem for one in self._certificates.values()]) != known:
                 known = problems
                 self.control.changed()
+            address = self.settings.bind, self.ports.get(callers, -1)
+            connects = await self.own_port.try_now(address, self._certificates.get(callers))
+            await asyncio.sleep(CHECK_S if connects else RETRY_S)
 
     async def _finish_in_flight(self) -> None:
         self.drain.begin()

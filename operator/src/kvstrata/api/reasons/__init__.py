@@ -135,6 +135,12 @@ class ModelReason(Meaningful):
     )
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
     PODS_REPORT_PROBLEM = "PodsReportProblem", "A pod cannot read its policy or its API keys."
+    CERTIFICATE_UNUSABLE = (
+        "CertificateUnusable",
+        "The certificate of a Secret has another key, is not readable, or is not valid now; the message names the "
+        "Secret. Pods that serve keep the former one; others are not ready without one.",
+    )
+    CERTIFICATE_SHOWN = "CertificateShown", "Every server or serving pod presents the certificate of the Secret."
     VERSION_NOT_GOVERNED = (
         "VersionNotGoverned",
         "A pod's LMCache has a version that cannot be governed; the pod serves without reuse.",

@@ -121,7 +121,7 @@ class TierReason(Meaningful):
         "PasswordsLost",
         "A server was started with passwords that no Secret holds any more; its pod is being replaced.",
     )
-    CERTIFICATE_SHOWN = "CertificateShown", "Every server presents the certificate of the Secret."
+    CERTIFICATE_SHOWN = "CertificateShown", "Every server or serving pod presents the certificate of the Secret."
     LOADING_CERTIFICATE = (
         "LoadingCertificate",
         "A server does not present the certificate of the Secret yet; the operator has it load the certificate.",

@@ -31,7 +31,7 @@ def gate_server_name(model: str, namespace: str) -> str:
     return f"gate.{model}.{namespace}.kvstrata.internal"
 
 
-@wired("a pod's state", versioned=True)
+@wired("a pod's state", versioned=True, omit=("certificate",))
 class PodState(Message):
     """The enforced policy of one pod.
 
@@ -51,6 +51,8 @@ class PodState(Message):
     `fingerprint` and `facts` are the engine's (`engine_identity`). Until engine and cache server agree on the
     fingerprint, it is empty and the pod serves without reuse: `withheld` is the reason, `ungoverned` or
     `no_fingerprint`, and `unresolved` its message.
+
+    `certificate` is why callers cannot be served, or soon not, with the certificate that the CachedModel names.
     """
 
     pod: str
@@ -79,10 +81,12 @@ class PodState(Message):
     facts: Mapping[str, str] = field(default_factory=dict)
     unresolved: str = ""
     withheld: str = ""
+    certificate: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "problem", shown(self.problem, MAX_PROBLEM_CHARACTERS))
         object.__setattr__(self, "unresolved", shown(self.unresolved, MAX_PROBLEM_CHARACTERS))
+        object.__setattr__(self, "certificate", shown(self.certificate, MAX_PROBLEM_CHARACTERS))
         object.__setattr__(self, "usage_left_out", self.usage_left_out + len(self.usage[MAX_REPORTED_USAGE:]))
         object.__setattr__(self, "usage", self.usage[:MAX_REPORTED_USAGE])
         object.__setattr__(self, "tier_usage", self.tier_usage[:MAX_REPORTED_USAGE])

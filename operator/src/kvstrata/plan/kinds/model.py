@@ -28,6 +28,7 @@ from kvstrata.plan.bundle.compile import usable_tiers
 from kvstrata.plan.bundle.enforcement import coverage, rules_are_committed, tiers_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.isolation import Isolation, isolation, probes_due
+from kvstrata.plan.kinds.model_certificate import certificate_shown, is_usable
 from kvstrata.plan.kinds.model_identity import fingerprints, resolution
 from kvstrata.plan.kinds.model_pods import event_questions, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
@@ -144,7 +145,8 @@ def _children(
 def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[EnsureSecret, ...]:
     name = names.gate_tls(model.name)
     facts = world.secrets.get(name)
-    due = facts is not None and (facts.renewal_due or not facts.issued_by_current_ca)
+    subjects = names.gate_dns_names(model.name, model.namespace, ctx.cluster_domain)
+    due = facts is not None and not is_usable(facts, subjects)
     if facts is not None and not due:
         return ()
     return (
@@ -153,7 +155,7 @@ def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[E
             material=Material.SERVER_CERTIFICATE,
             labels=labels.of_model(model.name),
             owner=model.owner_reference(),
-            dns_names=names.gate_dns_names(model.name, model.namespace, ctx.cluster_domain),
+            dns_names=subjects,
             renew=due,
         ),
     )
@@ -164,7 +166,9 @@ def _report(
 ) -> Plan:
     enforced, isolated = _enforced(world, model), isolation(world, model, now)
     refused = world.refused.get(Key(BUNDLE, world.namespace, model.name))
-    pending = _problem_of_a_pod(world, model) or rolled_out.failure or enforced.failure
+    certificate = certificate_shown(world, model)
+    unusable = certificate.failure if certificate is not None else None
+    pending = _problem_of_a_pod(world, model) or unusable or rolled_out.failure or enforced.failure
     ready = Decision(ModelReason.READY, "the model serves, and its pods enforce the newest policy")
     if enforced.status == "Unknown":
         ready = enforced.cause
@@ -214,7 +218,7 @@ def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
 def _judged(world: World, model: CachedModel, isolated: Isolation, enforced: Finding) -> tuple[Finding | None, ...]:
     """Return the conditions of pods that serve."""
     serves = bool(world.serving_pods(model.name))
-    return enforced if serves else None, isolated.finding, resolution(world, model)
+    return enforced if serves else None, isolated.finding, resolution(world, model), certificate_shown(world, model)
 
 
 def _deployment(world: World, model: CachedModel) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A listening socket whose connections are counted from accept, before TLS, and the certificates of a server.
+"""A listening socket whose connections are counted from accept, before TLS.
 
 asyncio's servers report a connection only after its TLS handshake, so half-open ones would be in no bound.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.http.messages import Limits
+from kvstrata_sidecar.gate.http.tls import ServerTls
 
 _BACKLOG = 1024
 _ACCEPTS_PER_TURN = 32
@@ -97,53 +96,3 @@ class Listener:
         opening = self._loop.connect_accepted_socket(lambda: connection, accepted, **tls)
         connection.opening = self._loop.create_task(opening)
         connection.opening.add_done_callback(opened)
-
-
-class ServerTls:
-    """A certificate from a mounted Secret. `context` is for the next connections: when Kubernetes replaces the files, a
-    context of the new ones takes its place, if they make one. `problem` is empty, or why they make none."""
-
-    def __init__(self, directory: Path, *, client_authority: bool) -> None:
-        names = ("tls.crt", "tls.key", "ca.crt") if client_authority else ("tls.crt", "tls.key")
-        self._files = [directory / name for name in names]
-        self._read = self._stamps()
-        self.context = self._made()
-        self.problem = ""
-
-    def reload_if_changed(self) -> bool:
-        """Replace the context if files changed; an unusable pair leaves the former one in use and is tried again."""
-        stamps = self._stamps()
-        if stamps == self._read or not stamps:
-            return False
-        directory = self._files[0].parent
-        try:
-            self.context = self._made()
-        except (OSError, ssl.SSLError) as error:
-            problem = f"the new certificate in {directory} cannot be used, and the former one is: {error}"
-            if problem != self.problem:
-                log.warning("the new certificate cannot be used", directory=str(directory), problem=str(error))
-            self.problem = problem
-            return False
-        self._read, self.problem = stamps, ""
-        log.info("a new certificate is in use", directory=str(directory))
-        return True
-
-    def _made(self) -> ssl.SSLContext:
-        """Raises OSError and ssl.SSLError, also for a certificate with another key. A context in use is never changed:
-        OpenSSL would keep the certificate without its key, and authorities that are gone."""
-        certificate, key, *authorities = self._files
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        context.load_cert_chain(certificate, key)
-        for authority in authorities:
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(authority)
-        return context
-
-    def _stamps(self) -> tuple[tuple[int, int], ...]:
-        try:
-            stats = [path.stat() for path in self._files]
-        except OSError:
-            return ()
-        return tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import httptools
 
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
-from kvstrata_sidecar.gate.http.listener import Accepted, Listener, ServerTls
+from kvstrata_sidecar.gate.http.listener import Accepted, Listener
 from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Amounts, Buffered, Exchange, Limits, Request
+from kvstrata_sidecar.gate.http.tls import ServerTls
 
 _SINGLE = frozenset(
     (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"authorization", b"x-api-key",
