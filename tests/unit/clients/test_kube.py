@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
+from kvstrata.clients import pki
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.kube_auth import open_api
 from kvstrata.clients.resources import SECRET
@@ -166,3 +170,33 @@ async def test_a_redirect_is_not_followed(answering: Answers) -> None:
     with pytest.raises(KubeError) as raised:
         await kube.create(SECRET, "team", {"metadata": {"name": "one"}})
     assert (raised.value.status, raised.value.reason) == (0, "TooManyRedirects")
+
+
+async def test_a_replaced_authority_of_the_api_server_is_read_again(tmp_path: Path) -> None:
+    async def handle(_: web.BaseRequest) -> web.Response:
+        return web.json_response({"kind": "Secret"})
+
+    now = datetime.now(UTC)
+    first, second = (pki.create_authority(name, now, pki.generate_key()) for name in ("first", "second"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pair = pki.issue_server(second, ("localhost",), now, pki.generate_key())
+    for name, value in (("tls.crt", pair.certificate_pem), ("tls.key", pair.key_pem)):
+        (tmp_path / name).write_bytes(value)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    configuration = Configuration(f"https://localhost:{runner.addresses[0][1]}")
+    file = tmp_path / "ca.crt"
+    configuration.ssl_ca_cert = str(file)
+    file.write_bytes(first.certificate_pem)
+    kube = Kube(open_api(configuration))
+    for unfit in (first.certificate_pem, b"no authority", second.certificate_pem[:-80]):
+        file.write_bytes(unfit)
+        with pytest.raises(KubeError) as raised:
+            await kube.get(SECRET, "team", "one")
+        assert (raised.value.status, raised.value.reason) == (0, "ClientConnectorCertificateError")
+    file.write_bytes(second.certificate_pem)
+    assert await kube.get(SECRET, "team", "one") == {"kind": "Secret"}
+    await kube.close()
+    await runner.cleanup()

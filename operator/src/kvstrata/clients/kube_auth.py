@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import ssl
 from contextlib import suppress
 from typing import Any
 from urllib.request import getproxies
@@ -12,6 +14,8 @@ import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, kube_config, load_incluster_config
+
+log = logging.getLogger(__name__)
 
 CONNECTIONS = 64
 
@@ -66,10 +70,33 @@ def open_api(configuration: Configuration, *, connections: int = CONNECTIONS, **
         # With trust_env, every request looks for a netrc file in another thread, half of the cost of a request.
         "trust_env": bool(getproxies()),
         "proxy": configuration.proxy,
-        "middlewares": (_refuse_redirect,),
         **session,
     }
-    return ApiClient(configuration)
+    api = ApiClient(configuration)
+    configuration.client_session_kwargs["middlewares"] = (_refuse_redirect, _trust_renewed(api))
+    return api
+
+
+def _trust_renewed(api: ApiClient) -> aiohttp.ClientMiddlewareType:
+    """Return the middleware for an API server whose authority was replaced: Kubernetes writes the new one into the file
+    of the first, which is read again when the server's certificate is not trusted. A file that is not whole changes
+    nothing; authorities that it lacks now are trusted until the process ends."""
+
+    async def ask(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        try:
+            return await send(request)
+        except aiohttp.ClientConnectorCertificateError:
+            file = api.configuration.ssl_ca_cert
+            if file is None:
+                raise
+            try:
+                ssl.create_default_context(cafile=file)
+                api.rest_client.ssl_context.load_verify_locations(file)
+            except OSError as error:
+                log.warning("the API server's authority cannot be read", extra={"file": file, "error": str(error)})
+            return await send(request)
+
+    return ask
 
 
 async def _refuse_redirect(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -44,7 +44,7 @@ from kvstrata_sidecar.gate.policy.api_keys import KeyRing, Keys
 from kvstrata_sidecar.gate.policy.bundle_watch import BundleWatch, KeyWatch
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement, Freshness
 from kvstrata_sidecar.gate.policy.identity import ResolvedIdentity
-from kvstrata_sidecar.gate.policy.kube_api import KubeApi, in_cluster_tls
+from kvstrata_sidecar.gate.policy.kube_api import ApiAuthority, KubeApi
 from kvstrata_sidecar.gate.policy.volume import PolicyVolume
 from kvstrata_sidecar.gate.proxy.parser_pool import ParserPool
 from kvstrata_sidecar.gate.proxy.service import TenantService, random_salt
@@ -83,9 +83,9 @@ class Gate:
         sources = Upstream("engine", self.engine, ENGINE_NAMES), Upstream("cache", self.cache, CACHE_NAMES)
         self.relay = Relay(*sources, self.prefill.observe, loop.time)
         self.keys = Keys(KeyRing())
-        tls = in_cluster_tls(settings.kube_ca_file) if settings.kube_tls else None
+        self.authority = ApiAuthority(settings.kube_ca_file) if settings.kube_tls else None
         self.api = KubeApi(
-            settings.kube_host, settings.kube_port, settings.pod_namespace, settings.kube_token_file, tls
+            settings.kube_host, settings.kube_port, settings.pod_namespace, settings.kube_token_file, self.authority
         )
         floor = self.volume.enforced_before()
         self.bundles = BundleWatch(
@@ -150,7 +150,8 @@ class Gate:
         cache = self.link.state
         certificates = {port: certificate.problem for port, certificate in self._certificates.items()}
         control = certificates.get("control", "")
-        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem, control)
+        authority = self.authority.problem if self.authority is not None else ""
+        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem, control, authority)
         return PodState(
             pod=settings.pod_name,
             pod_uid=settings.pod_uid,

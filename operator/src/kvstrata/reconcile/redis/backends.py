@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, Medium
@@ -40,7 +41,8 @@ class Backends(Background):
         self._begin(slot, self.ask(namespace, order), "a probe of a tier failed", Key("CacheTier", *slot))
 
     async def ask(self, namespace: str, order: ProbeBackend) -> None:
-        """Probe a tier, store the report, and enqueue the tier. Failures are reports, too."""
+        """Probe a tier, store the report, and enqueue the tier. Failures are reports, too. Pods get a password or
+        authority that changed after a server answered with it."""
         asked, read = order.access, dict[tuple[str, str], bytes]()
         try:
             password = await self._secret_value(namespace, asked.password, MAX_PASSWORD_BYTES)
@@ -58,8 +60,11 @@ class Backends(Background):
             report = await self._checks(order, Access(text, authority, asked.username))
         if not self._is_asked(namespace, order.tier):
             return
+        if report.reachable:
+            self._queue.add_all(self._store.take_access(namespace, order.tier, read))
+        elif not read.items() <= self._store.domain(namespace).access.get(order.tier, read).items():
+            report = replace(report, message=f"{report.message}. Pods keep the password and authority that they have")
         self._store.domain(namespace).backends[order.tier] = report
-        self._queue.add_all(self._store.take_access(namespace, order.tier, read))
         self._count(namespace, order, report)
         self._queue.add(Key("CacheTier", namespace, order.tier))
 

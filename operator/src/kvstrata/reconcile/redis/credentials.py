@@ -72,7 +72,9 @@ class CredentialWorker(Background):
         if not self._is_managed(namespace, order.tier):
             return
         if not unread:
-            read = _for_pods(order, users, certificate or {})
+            # An authority of a Secret that no server can use would replace one that works.
+            usable = certificate if tls is None or not tls.problem else None
+            read = _for_pods(order, users, usable or {})
             self._queue.add_all(self._store.take_access(namespace, order.tier, read))
         look = CredentialLook(
             {one.server: one for one in looks}, self._now(), tls, updated=bool(order.orders), unread=unread

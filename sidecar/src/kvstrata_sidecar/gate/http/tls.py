@@ -24,6 +24,7 @@ _NO_CHECK_TIME = 1 << 21
 _HANDSHAKE_TURNS = 4
 """More than the flights of a handshake in TLS 1.2 or 1.3."""
 
+Stamps = tuple[tuple[int, int], ...]
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -38,7 +39,7 @@ class ServerTls:
     def __init__(self, directory: Path, *, client_authority: bool, now_s: Callable[[], float] = time.time) -> None:
         names = ("tls.crt", "tls.key", "ca.crt") if client_authority else ("tls.crt", "tls.key")
         self._directory, self._files, self._now_s = directory, [directory / name for name in names], now_s
-        self._read: tuple[tuple[int, int], ...] | None = None
+        self._read: Stamps | None = None
         self._valid_s: tuple[float, float] | None = None
         self.context, self.caller = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.problem = ""
@@ -48,7 +49,7 @@ class ServerTls:
         """Replace the context if files changed and it works; else keep the one in use, and try them again next time."""
         problem, changed = "", False
         try:
-            stamps = tuple((stat.st_mtime_ns, stat.st_ino) for stat in (path.stat() for path in self._files))
+            stamps = stamps_of(*self._files)
             if stamps != self._read:
                 context, caller = self._made()
                 valid_s = _tried(context, caller)
@@ -57,7 +58,7 @@ class ServerTls:
                     self.context, self.caller, self._valid_s, self._read = context, caller, valid_s, stamps
                     changed = True
         except (OSError, ValueError) as error:
-            problem = _reason(error)
+            problem = reason_of(error)
         if self._valid_s is None:
             problem = f"the certificate in {self._directory} cannot be used, and there is no other: {problem}"
         elif problem and not changed:
@@ -89,6 +90,11 @@ class ServerTls:
         return "" if valid_s[0] <= self._now_s() <= valid_s[1] else f"it is valid from {since} until {until}"
 
 
+def stamps_of(*files: Path) -> Stamps:
+    """Return the identity of each file, which differs once Kubernetes replaced it. Raises OSError."""
+    return tuple((stat.st_mtime_ns, stat.st_ino) for stat in (path.stat() for path in files))
+
+
 class OwnPort:
     """Whether callers can connect. `problem` is why a connection to the gate's own port failed with its handshake, or
     empty; after a success, one failure may be chance and does not count."""
@@ -109,7 +115,7 @@ class OwnPort:
         except TimeoutError:
             problem = f"no handshake within {_CONNECT_S:.0f} s"
         except (OSError, ValueError) as error:
-            problem = tls.problem if tls is not None and tls.problem else _reason(error)
+            problem = tls.problem if tls is not None and tls.problem else reason_of(error)
         self._failures = self._failures + 1 if problem else 0
         if self._failures != 1:
             self.problem = problem
@@ -136,7 +142,7 @@ def _tried(context: ssl.SSLContext, caller: ssl.SSLContext) -> tuple[float, floa
     raise ssl.SSLError("the handshake does not end")
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:

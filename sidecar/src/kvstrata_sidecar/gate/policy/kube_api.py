@@ -13,6 +13,9 @@ from urllib.parse import quote, urlencode
 
 import httptools
 
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.http.tls import reason_of, stamps_of
+
 _READ_BYTES = 64 * 1024
 _MAX_OBJECT_BYTES = 4 * 1024 * 1024
 _TIMEOUT_S = 10.0
@@ -56,15 +59,44 @@ class _Answer:
         self.done = True
 
 
+class ApiAuthority:
+    """The authority that checks the API server's certificate, from a file that Kubernetes replaces. A new one is in use
+    once a connection succeeded with it; until then the former is, and `problem` is the reason."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._read, self._context = file, stamps_of(file), _client_context(file)
+        self.problem = ""
+
+    async def connect(self, host: str, port: int) -> _Connection:
+        """Raises OSError, also without a usable authority."""
+        problem = ""
+        try:
+            stamps = stamps_of(self._file)
+            if stamps != self._read:
+                context = _client_context(self._file)
+                connection = await asyncio.open_connection(host, port, ssl=context)
+                self._read, self._context, self.problem = stamps, context, ""
+                log.info("a new authority of the API server is in use")
+                return connection
+        except (FileNotFoundError, PermissionError, ssl.SSLError) as error:
+            problem = f"{self._file}, the API server's authority, cannot be used, and the former is: {reason_of(error)}"
+        if problem and problem != self.problem:
+            log.warning("authority of the API server", problem=problem)
+        self.problem = problem
+        return await asyncio.open_connection(host, port, ssl=self._context)
+
+
 @dataclass(eq=False)
 class KubeApi:
-    """One namespace of an API server. The token is read for every request, because Kubernetes replaces it."""
+    """One namespace of an API server. The token is read for every request, because Kubernetes replaces it; while its
+    file cannot be read, the last one is used."""
 
     host: str
     port: int
     namespace: str
     token_file: Path
-    tls: ssl.SSLContext | None
+    authority: ApiAuthority | None
+    _token: str = ""
     _kept: _Connection | None = None
 
     async def get_secret(self, name: str) -> dict[str, Any] | None:
@@ -111,17 +143,27 @@ class KubeApi:
             self._kept[1].close()
 
     async def _connect(self) -> _Connection:
-        return await asyncio.open_connection(self.host, self.port, ssl=self.tls)
+        if self.authority is not None:
+            return await self.authority.connect(self.host, self.port)
+        return await asyncio.open_connection(self.host, self.port)
 
     def _request(self, secrets: str) -> bytes:
         """Return a request whose target is the namespace's Secrets, continued by `secrets`."""
         target = f"/api/v1/namespaces/{quote(self.namespace, safe='')}/secrets{secrets}"
-        token = self.token_file.read_text().strip()
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (
-            f"GET {target} HTTP/1.1\r\nHost: {host}:{self.port}\r\nAuthorization: Bearer {token}\r\n"
+            f"GET {target} HTTP/1.1\r\nHost: {host}:{self.port}\r\nAuthorization: Bearer {self._bearer()}\r\n"
             "Accept: application/json\r\nUser-Agent: kvstrata-gate\r\n\r\n"
         ).encode()
+
+    def _bearer(self) -> str:
+        """Raises OSError while no token was read yet."""
+        try:
+            self._token = self.token_file.read_text().strip() or self._token
+        except (OSError, UnicodeDecodeError):
+            if not self._token:
+                raise
+        return self._token
 
     async def _exchange(self, connection: _Connection, request: bytes) -> dict[str, Any] | None:
         reader, writer = connection
@@ -148,7 +190,7 @@ class KubeApi:
         return document
 
 
-def in_cluster_tls(ca_file: Path) -> ssl.SSLContext:
+def _client_context(ca_file: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(ca_file))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
