@@ -45,6 +45,7 @@ class KmsFailure(StrEnum):
     TLS_FAILED = "TLSFailed"
     DISCONNECTED = "Disconnected"
     NO_TOKEN = "NoToken"  # noqa: S105  (a reason's name)
+    TOKEN_NOT_RENEWED = "TokenNotRenewed"  # noqa: S105  (a reason's name)
     DENIED = "Denied"
     SEALED = "Sealed"
     BUSY = "Busy"

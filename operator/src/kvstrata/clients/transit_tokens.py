@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient, checked_path
 
+log = logging.getLogger(__name__)
+
 RENEWED_AT = 0.6
 """The share of its lease after which a token is replaced."""
+
+RETRY_S = 10.0
+"""Pause after a renewal that failed, while the present token is valid."""
 
 MAX_TOKEN_BYTES = 64 * 1024
 
@@ -32,16 +38,18 @@ class KubernetesLogin:
     ) -> None:
         self._role, self._account_token, self._monotonic = role, account_token, monotonic
         self._method = checked_path(method)
-        self._token, self._until = "", float("-inf")
+        self._token, self._renew_at, self._ends_at = "", float("-inf"), float("-inf")
         self._login = asyncio.Lock()
         self._failure: KmsError | None = None
         """Of the last login; None after a success."""
 
     async def token(self, client: TransitClient) -> str:
-        """Return a token, after a login if the last one is about to expire. Raises KmsError."""
+        """Return a token, after a login if the last one is about to expire. A token that cannot be renewed is used to
+        its end. Raises KmsError, from then on with `TOKEN_NOT_RENEWED`."""
         before = self._failure
         async with self._login:
-            if self._token and self._monotonic() < self._until:
+            now = self._monotonic()
+            if self._token and now < self._renew_at:
                 return self._token
             failure = self._failure
             if failure is not None and failure is not before:
@@ -50,6 +58,15 @@ class KubernetesLogin:
                 await self._log_in(client)
             except KmsError as error:
                 self._failure = error
+                if self._token and now < self._ends_at:
+                    self._renew_at = min(self._ends_at, now + RETRY_S)
+                    about = {"reason": str(error.reason), "error": str(error), "valid_s": int(self._ends_at - now)}
+                    log.warning("the token for the key management service was not renewed", extra=about)
+                    return self._token
+                if self._token:
+                    message = f"the token has ended, and the login that renews it fails ({error.reason}): {error}"
+                    self._failure = KmsError(KmsFailure.TOKEN_NOT_RENEWED, message)
+                    raise self._failure from None
                 raise
             self._failure = None
             return self._token
@@ -72,7 +89,8 @@ class KubernetesLogin:
             message = "the key management service answered a login without a token"
             raise KmsError(KmsFailure.MALFORMED, message) from None
         # A lease of 0 does not expire.
-        self._token, self._until = token, asked_at + (lease_s * RENEWED_AT if lease_s else float("inf"))
+        lease = lease_s or float("inf")
+        self._token, self._renew_at, self._ends_at = token, asked_at + lease * RENEWED_AT, asked_at + lease
 
 
 def read_token(path: Path) -> str:
