@@ -108,12 +108,12 @@ def test_keys_are_unwrapped_for_the_next_operator_without_a_pod_s_help_and_end_b
 ) -> None:
     acquaint(place, bao)
     (tmp_path / "kms-token").write_text(token(place, "kvstrata", AUDIENCE))
-    authority = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "openbao", "namespace": NAMESPACE}}
-    place.server.apply({**authority, "data": {"ca.crt": bao.authority_pem.decode()}})
-    reference = {"name": "openbao", "key": "ca.crt"}
-    kms = {"address": bao.address, "mount": MOUNT, "role": "kvstrata", "authorityConfigMapRef": reference}
+    kms = {"address": bao.address, "mount": MOUNT, "role": "kvstrata"}
     place.server.apply(own("CacheDomain", "default", {"keyCustody": "KMS", "kms": kms}))
-    way = {"KVSTRATA_KMS_ADDRESSES": json.dumps([bao.address]), "KVSTRATA_KMS_TOKEN_FILE": str(tmp_path / "kms-token")}
+    way = {
+        "KVSTRATA_KMS_ADDRESSES": json.dumps([{"address": bao.address, "authority": bao.authority_pem.decode()}]),
+        "KVSTRATA_KMS_TOKEN_FILE": str(tmp_path / "kms-token"),
+    }
     first = place.operators.start("operator-a", **way)
     first.wait_until_leading()
     place.wait(

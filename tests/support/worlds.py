@@ -18,7 +18,7 @@ from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.engine_identity import UNGOVERNED
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry
-from kvstrata.model.keys import AllowedService
+from kvstrata.model.keys import FROM_NAMESPACE, AllowedService
 from kvstrata.model.pods import ClusterReport, Pod, VerifiedState
 from kvstrata.model.redis.external import ExternalReport
 from kvstrata.model.refs import Key
@@ -127,7 +127,8 @@ class Simulation:
         self.secret_store = secret_store
         self.secret_watch = SecretWatch(self.store, secret_store)
         self.ring = KeyRing()
-        services = KmsServices(self.kube, map(AllowedService, self.kms_addresses), self.kms_login)
+        allowed = [AllowedService(one, authority=FROM_NAMESPACE) for one in self.kms_addresses]
+        services = KmsServices(self.kube, allowed, self.kms_login)
         self.kms_domains = KmsDomains(
             self.kube, "kvstrata-system", self.store, services, operator, lambda: self.now, lambda: True
         )

@@ -14,7 +14,7 @@ from kvstrata.objects.context import BuildContext
 PLACEMENT = frozenset({"nodeSelector", "tolerations", "affinity", "priorityClassName"})
 """Fields of a pod's spec for its placement."""
 
-SERVICE = {"address": "address", "namespace": "namespace", "authMount": "auth_mount", "role": "role"}
+SERVICE = {name: name for name in ("address", "authority", "namespace", "role")} | {"authMount": "auth_mount"}
 """Fields of a key management service, and their names in `AllowedService`."""
 
 

@@ -175,6 +175,12 @@ def test_a_key_management_service_is_allowed_by_its_address_or_with_where_to_log
         AllowedService("https://openbao.keys.svc:8200"),
         AllowedService("https://vault:8200", "team/a", "k8s", "cache"),
     )
+    trusted = {
+        "address": "https://bao:8200",
+        "authority": "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+    }
+    settings = Settings.from_environment(environment({"kms": {"addresses": [trusted]}}))
+    assert settings.kms_services == (AllowedService(trusted["address"], authority=trusted["authority"]),)
     assert Settings.from_environment(environment()).kms_services == ()
     for wrong in (
         '"https://bao',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kvstrata.api.cachedomain import KeyManagement
 from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient
 from kvstrata.clients.transit_tokens import KubernetesLogin
-from kvstrata.model.keys import AllowedService
+from kvstrata.model.keys import FROM_NAMESPACE, AllowedService
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
@@ -30,7 +31,8 @@ def kms(**fields: str) -> KeyManagement:
 
 
 def services(kube: MemoryKube, *allowed: str) -> KmsServices:
-    return KmsServices(kube, map(AllowedService, allowed), by_service_account(Path("/nonexistent")))
+    from_namespace = (AllowedService(one, authority=FROM_NAMESPACE) for one in allowed)
+    return KmsServices(kube, from_namespace, by_service_account(Path("/nonexistent")))
 
 
 def config_map(**data: str) -> dict[str, object]:
@@ -63,7 +65,9 @@ WAYS: list[tuple[AllowedService, dict[str, str], bool]] = [
 async def test_the_token_is_shown_to_a_method_in_a_namespace_that_was_allowed_and_no_other(
     allowed: AllowedService, fields: dict[str, str], may: bool
 ) -> None:
-    ways = KmsServices(MemoryKube(), [allowed], by_service_account(Path("/nonexistent")))
+    ways = KmsServices(
+        MemoryKube(), [replace(allowed, authority=FROM_NAMESPACE)], by_service_account(Path("/nonexistent"))
+    )
     with pytest.raises(CustodyError, match="does not exist" if may else f"does not allow {ADDRESS} with namespace"):
         await ways.authority(NAMESPACE, kms(**fields))
     with pytest.raises(CustodyError, match="cannot be made" if may else "does not allow"):
@@ -109,3 +113,30 @@ async def test_what_is_wrong_with_the_authority_is_named() -> None:
     kube.put(config_map(**{"ca.crt": "no certificate"}))
     with pytest.raises(CustodyError, match=f"the way to {ADDRESS} cannot be made"):
         await allowed.client(KmsDomain("d", NAMESPACE, "u", kms(), await allowed.authority(NAMESPACE, kms())))
+
+
+async def test_the_authority_is_the_installers_and_a_namespace_cannot_choose_another(tmp_path: Path) -> None:
+    kube, pem = MemoryKube(), Authority(tmp_path).file.read_text()
+    kube.put(config_map(**{"ca.crt": "the namespace's own"}))
+    ways = KmsServices(kube, [AllowedService(ADDRESS, authority=pem)], by_service_account(Path("/nonexistent")))
+    assert await ways.authority(NAMESPACE, kms()) == pem.encode()
+    # A record of before has an authority of its namespace.
+    client = await ways.client(KmsDomain("d", NAMESPACE, "u", kms(), b"the namespace's own"))
+    assert client is await ways.client(KmsDomain("d", NAMESPACE, "u", kms(), pem.encode()))
+    await ways.close()
+
+
+async def test_without_the_installers_authority_a_service_is_not_used() -> None:
+    kube = MemoryKube()
+    kube.put(config_map(**{"ca.crt": "the namespace's own"}))
+    entries = [AllowedService(ADDRESS)]
+    ways = KmsServices(kube, entries, by_service_account(Path("/nonexistent")))
+    for asked in (ways.authority(NAMESPACE, kms()), ways.client(KmsDomain("d", NAMESPACE, "u", kms(), b""))):
+        with pytest.raises(CustodyError, match=f"no authority of {ADDRESS}: add the one that signed its certificate"):
+            await asked
+    entries.append(AllowedService(ADDRESS, authority=FROM_NAMESPACE))
+    ways = KmsServices(kube, entries, by_service_account(Path("/nonexistent")))
+    assert await ways.authority(NAMESPACE, kms()) == b"the namespace's own"
+    nameless = kms().model_copy(update={"authority_config_map_ref": None})
+    with pytest.raises(CustodyError, match=r"spec\.kms\.authorityConfigMapRef is missing"):
+        await ways.authority(NAMESPACE, nameless)

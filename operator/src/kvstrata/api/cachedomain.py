@@ -59,8 +59,9 @@ class KeyManagement(ApiModel):
     """https://HOST:PORT. The administrator of the operator must list it in the chart's kms.addresses, with authMount
     and namespace."""
 
-    authority_config_map_ref: ConfigMapKeyRef
-    """Certificate authority in PEM; the service's certificate must be signed by it."""
+    authority_config_map_ref: ConfigMapKeyRef | None = None
+    """Certificate authority in PEM; the service's certificate must be signed by it. Read only if the entry in the
+    chart's kms.addresses has authority: FromNamespace; otherwise the entry has the authority."""
 
     role: Annotated[
         str,

@@ -8,19 +8,23 @@ from enum import StrEnum
 from kvstrata.api.cachedomain import DEFAULT_AUTH_MOUNT, KeyManagement
 from kvstrata.contract.receipt.facts import Statement
 
+FROM_NAMESPACE = "FromNamespace"
+
 
 @dataclass(frozen=True, slots=True)
 class AllowedService:
     """An address and login to which the operator may send its token. An empty `role` allows any.
 
-    The address alone is not enough: a tenant of the service may configure an authentication method that has tokens
-    reviewed by a server of its choice.
+    `authority`, in PEM, must have signed the service's certificate. With `FROM_NAMESPACE` a ConfigMap of the domain has
+    it, and its owner could take the token with a service of its own at this address. Nor is the address alone enough:
+    a tenant of the service may configure an authentication method that has tokens reviewed by a server of its choice.
     """
 
     address: str
     namespace: str = ""
     auth_mount: str = DEFAULT_AUTH_MOUNT
     role: str = ""
+    authority: str = ""
 
     def allows(self, kms: KeyManagement) -> bool:
         return (

@@ -1,7 +1,7 @@
 """Clients of key management services, as CacheDomains name them and the operator's configuration allows.
 
-The operator sends its token to a service. A namespace must not choose address and authentication method freely: their
-owner could take the token and impersonate the operator.
+The operator sends its token to a service. A namespace must not choose address, authentication method and authority
+freely: their owner could take the token and impersonate the operator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvstrata.clients.kube import Kube
 from kvstrata.clients.resources import CONFIG_MAP
 from kvstrata.clients.transit import AT_ONCE, Tokens, TransitClient
 from kvstrata.clients.transit_tokens import KubernetesLogin
-from kvstrata.model.keys import AllowedService
+from kvstrata.model.keys import FROM_NAMESPACE, AllowedService
 from kvstrata.reconcile.keys import CustodyError, custody_errors
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 
@@ -44,8 +44,9 @@ class KmsServices:
 
     async def client(self, kms_domain: KmsDomain) -> TransitClient:
         """Return the client for a domain's keys. Raises CustodyError. A client that it replaces is closed."""
-        self._require_allowed(kms_domain.kms)
-        owner, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, kms_domain.authority)
+        allowed = self._allowed_for(kms_domain.kms).authority
+        authority = kms_domain.authority if allowed == FROM_NAMESPACE else allowed.encode()
+        owner, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, authority)
         known = self._clients.get(owner)
         if known is not None and known[0] == about:
             return known[1]
@@ -55,7 +56,7 @@ class KmsServices:
         turns, namespace = self._turns[kms.address], kms.namespace or ""
         try:
             client = TransitClient(
-                kms.address, kms_domain.authority, self._login(kms), mount=kms.mount, namespace=namespace, turns=turns
+                kms.address, authority, self._login(kms), mount=kms.mount, namespace=namespace, turns=turns
             )
         except (ValueError, ssl.SSLError) as error:
             raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
@@ -75,8 +76,14 @@ class KmsServices:
             await known[1].close()
 
     async def authority(self, namespace: str, kms: KeyManagement) -> bytes:
-        self._require_allowed(kms)
-        ref = kms.authority_config_map_ref
+        """Return the authority of the service's certificate, in PEM. Raises CustodyError."""
+        allowed, ref = self._allowed_for(kms), kms.authority_config_map_ref
+        if allowed.authority != FROM_NAMESPACE:
+            return allowed.authority.encode()
+        if ref is None:
+            raise CustodyError(
+                f"spec.kms.authorityConfigMapRef is missing: the chart has no authority of {kms.address}"
+            )
         with custody_errors(f"ConfigMap {ref.name} cannot be read"):
             found = await self._kube.get(CONFIG_MAP, namespace, ref.name)
         value = ((found or {}).get("data") or {}).get(ref.key)
@@ -84,9 +91,17 @@ class KmsServices:
             raise CustodyError(f"ConfigMap {ref.name} does not exist, or has no certificate authority as {ref.key}")
         return value.encode()
 
-    def _require_allowed(self, kms: KeyManagement) -> None:
-        if not any(one.allows(kms) for one in self._allowed):
+    def _allowed_for(self, kms: KeyManagement) -> AllowedService:
+        found = [one for one in self._allowed if one.allows(kms)]
+        if not found:
             raise CustodyError(
                 f"the operator's configuration does not allow {kms.address} with namespace {kms.namespace or 'none'}, "
                 f"authMount {kms.auth_mount} and role {kms.role}: add it to kms.addresses of the chart"
             )
+        allowed = next((one for one in found if one.authority), None)
+        if allowed is None:
+            raise CustodyError(
+                f"the operator's configuration has no authority of {kms.address}: add the one that signed its "
+                f"certificate, in PEM, as authority of its entry in kms.addresses of the chart, or {FROM_NAMESPACE}"
+            )
+        return allowed
