@@ -6,8 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Any
 
+from kvstrata.clients.redis.allowed import AllowedServers
 from kvstrata.model.keys import AllowedService
 from kvstrata.objects.context import BuildContext
 
@@ -39,6 +41,7 @@ class Settings:
     kms_services: tuple[AllowedService, ...]
     kms_token_file: str
     receipts_key_days: float
+    external_redis: AllowedServers
 
     @property
     def cluster_wide(self) -> bool:
@@ -107,7 +110,20 @@ class Settings:
             kms_services=_services("KVSTRATA_KMS_ADDRESSES", parsed("KVSTRATA_KMS_ADDRESSES", "[]")),
             kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
             receipts_key_days=number("KVSTRATA_RECEIPTS_KEY_DAYS", "365"),
+            external_redis=_servers(parsed("KVSTRATA_EXTERNAL_REDIS", "{}"), env.get("KUBERNETES_SERVICE_HOST") or ""),
         )
+
+
+def _servers(given: Any, api_server: str) -> AllowedServers:
+    fields = {"hosts": [], "cidrs": [], "plainPasswords": False}
+    try:
+        hosts, cidrs, plain = {**fields, **given}.values()
+        networks = tuple(ip_network(one) for one in cidrs)
+        names = tuple(one.lower() for one in hosts)
+    except (AttributeError, TypeError, ValueError) as error:
+        form = f"must be an object with {', '.join(fields)}"
+        raise SettingsError(f"KVSTRATA_EXTERNAL_REDIS {form}: {error}") from error
+    return AllowedServers(names, networks, frozenset({api_server} - {""}), plain_passwords=plain is True)
 
 
 def _services(name: str, listed: Any) -> tuple[AllowedService, ...]:

@@ -231,11 +231,20 @@ class Operator:
             rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
             erasures = Erasures(
-                assemble(*acting, gates, context, self._may_write, self._kms, self._settings.pod_name, chains)
+                assemble(
+                    *acting,
+                    gates,
+                    context,
+                    self._may_write,
+                    self._kms,
+                    self._settings.pod_name,
+                    chains,
+                    self._settings.external_redis,
+                )
             )
             jobs = Jobs(self._kube, context, utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
-            backends = Backends(self._kube, self._store, self._queue)
+            backends = Backends(self._kube, self._store, self._queue, self._settings.external_redis)
             topologies = Topologies(self._kube, self._store, self._queue, self._may_write)
             credentials = CredentialWorker(*acting, self._may_write)
             workers: dict[type[Any], Worker] = {

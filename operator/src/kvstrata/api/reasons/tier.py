@@ -32,6 +32,15 @@ class TierReason(Meaningful):
         "Guarantees that do not fit any more wait for room; the admitted ones fit.",
     )
     EVICTS_OWN_BLOCKS = "EvictsOwnBlocks", "A scope that needs room evicts its own blocks."
+    ADDRESS_NOT_ALLOWED = (
+        "AddressNotAllowed",
+        "The installation does not allow an address of the server, by externalRedis of the chart: loopback, link-local "
+        "and the API server are not allowed by default.",
+    )
+    PASSWORD_IN_PLAIN_TEXT = (
+        "PasswordInPlainText",
+        "The server has a password and no TLS, and the installation does not allow that.",
+    )
     SERVER_TOO_SMALL = (
         "ServerTooSmall",
         "The server's memory limit is below the part of the tier's capacity that blocks may take.",

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 
 from kvstrata.api.reasons import TierReason
 from kvstrata.clients.http import causes
+from kvstrata.clients.redis.allowed import AllowedServers
 
 Answer = TypeVar("Answer")
 Argument = str | bytes | int
@@ -32,6 +33,10 @@ _SENTENCES: Mapping[TierReason, str] = {
     TierReason.TIMEOUT: "{endpoint} did not answer in time: check its address, firewalls and NetworkPolicies",
     TierReason.NO_SUCH_HOST: "the host of {endpoint} cannot be resolved: check its spelling, and DNS",
     TierReason.UNREACHABLE: "there is no route to {endpoint}: check its address",
+    TierReason.ADDRESS_NOT_ALLOWED: "the installation does not allow an address of {endpoint}: name another server, or "
+    "add it to externalRedis of the chart",
+    TierReason.PASSWORD_IN_PLAIN_TEXT: "the password would reach {endpoint} without TLS: set `tls`, or allow it by "
+    "externalRedis.plainPasswords of the chart",
     TierReason.TLS_FAILED: "{endpoint} does not speak TLS as expected: check the port and `tls`",
     TierReason.CERTIFICATE_REFUSED: "the certificate of {endpoint} is not trusted or names another host: check the "
     "authority in its Secret, and the host",
@@ -51,11 +56,12 @@ _SENTENCES: Mapping[TierReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Uses TLS when `ca_pem` is given."""
+    """Uses TLS when `ca_pem` is given. `allowed` limits external servers, None any."""
 
     password: str | None = field(repr=False)
     ca_pem: bytes | None = field(repr=False)
     username: str | None = None
+    allowed: AllowedServers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,17 @@ async def ask(
     address = parse_endpoint(endpoint)
     if address is None:
         return _failure(endpoint, TierReason.INVALID_ENDPOINT)
+    if access.allowed is not None:
+        if access.password is not None and access.ca_pem is None and not access.allowed.plain_passwords:
+            return _failure(endpoint, TierReason.PASSWORD_IN_PLAIN_TEXT)
+        try:
+            async with asyncio.timeout(timeout_s):
+                ip = await access.allowed.resolved(*address)
+        except (OSError, TimeoutError, ValueError) as error:
+            return _failure(endpoint, reason_of(error))
+        if ip is None:
+            return _failure(endpoint, TierReason.ADDRESS_NOT_ALLOWED)
+        server_name, address = server_name or address[0], (ip, address[1])
     try:
         connection_class, settings = _settings(address, access, server_name, timeout_s)
     except (ssl.SSLError, ValueError):

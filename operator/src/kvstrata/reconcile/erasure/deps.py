@@ -11,6 +11,7 @@ from functools import partial
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.redis.allowed import AllowedServers
 from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.refs import Key
 from kvstrata.objects.context import BuildContext
@@ -98,6 +99,7 @@ def assemble(
     kms: KmsKeys,
     operator: str,
     chains: Chains,
+    allowed: AllowedServers,
 ) -> ErasureDeps:
     """`operator` is the name of the operator's pod."""
     may_write = partial(require_lead, leading)
@@ -108,7 +110,7 @@ def assemble(
         events=Events(kube),
         record_store=RecordStore(kube, ctx.operator_namespace),
         keys=KeyRevoker(kube, store, queue, secret_store, operator, utc_now, may_write, kms),
-        looks=Looks(kube, operator, utc_now),
+        looks=Looks(kube, operator, utc_now, allowed),
         pods=Pods(kube, gates, utc_now),
         jobs=Jobs(kube, ctx, utc_now, leading),
         chains=chains,

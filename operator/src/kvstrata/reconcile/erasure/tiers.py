@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.clients.kube import Kube
+from kvstrata.clients.redis.allowed import AllowedServers
 from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
 from kvstrata.contract.policy.tiers import password_in
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import Look
 from kvstrata.model.erasure.record import ErasureRecord, TierNow
-from kvstrata.plan.redis.backend import accesses, in_force
+from kvstrata.plan.redis.backend import accesses, in_force, is_external
 from kvstrata.reconcile.secrets import SecretMissingError, secret_value
 
 
@@ -33,6 +34,7 @@ class Looks:
     kube: Kube
     operator: str
     now: Callable[[], datetime]
+    allowed: AllowedServers | None = None
     verifier: Callable[..., TierVerifier] = TierVerifier
 
     async def servers(self, record: ErasureRecord, tier: CacheTier) -> TierNow:
@@ -81,7 +83,10 @@ class Looks:
         except UnicodeDecodeError:
             why = f"the password in Secret {(asked.password or ('',))[0]} is not UTF-8 text"
             raise LookError(tier.name, why) from None
-        access = Access(password, authority, asked.username)
+        allowed = self.allowed if is_external(tier) else None
+        if allowed is not None:  # Pods send the password to a tier in use, and its data has to be found.
+            allowed = replace(allowed, plain_passwords=True)
+        access = Access(password, authority, asked.username, allowed)
         return self.verifier(asked.endpoint, asked.server_name, access, cluster=asked.cluster)
 
 

@@ -1,0 +1,123 @@
+"""External servers that the operator may connect to: by name, by address, and by those that servers name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from kvstrata.clients.redis.allowed import AllowedServers
+from kvstrata.clients.redis.external import check_external
+from kvstrata.clients.redis.probe import Access, Failure, ask, pipelined
+from kvstrata.settings import Settings, SettingsError
+
+LOOPBACK = ip_network("127.0.0.1/32")
+API_SERVER = "10.96.0.1"
+
+
+LOCAL = ["127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1%eth0"]
+
+
+@pytest.mark.parametrize("address", [*LOCAL, "0.0.0.0", "::", "224.0.0.1", API_SERVER])
+def test_addresses_of_the_node_and_the_api_server_are_allowed_by_networks_only(address: str) -> None:
+    reserved = frozenset({API_SERVER})
+    assert not AllowedServers(reserved=reserved).allows("redis.example", [address])
+    assert not AllowedServers(("*.example",), reserved=reserved).allows("redis.example", [address])
+    assert not AllowedServers(reserved=reserved).allows("redis.example", ["10.0.0.7", address]), "each counts"
+    every = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+    assert AllowedServers(networks=every, reserved=reserved).allows("redis.example", [address])
+
+
+def test_without_rules_every_other_server_is_allowed_and_with_rules_no_other() -> None:
+    assert AllowedServers().allows("redis.example", ["10.0.0.7", "2001:db8::7"])
+    rules = AllowedServers(("one.example", "*.cache.example"), (ip_network("10.1.0.0/16"),))
+    assert rules.allows("One.Example.", ["192.0.2.1"])
+    assert rules.allows("a.cache.example", ["192.0.2.1"])
+    assert rules.allows("10.1.2.3", ["10.1.2.3"])
+    for host, address in (("cache.example", "192.0.2.1"), ("one.example.evil", "192.0.2.1"), ("10.2.0.1", "10.2.0.1")):
+        assert not rules.allows(host, [address])
+
+
+class Server:
+    """A primary of a cluster at loopback, which names another server."""
+
+    def __init__(self) -> None:
+        self.port, self.connections, self.named = 0, 0, b""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while head := await reader.readline():
+            words = []
+            for _ in range(int(head[1:])):
+                length = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(length + 2))[:-2])
+            slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$%d\r\n%b\r\n:%d\r\n" % (len(self.named), self.named, self.port)
+            writer.write(slots if words[:2] == [b"CLUSTER", b"SLOTS"] else b"+OK\r\n")
+        writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = listening.sockets[0].getsockname()[1]
+    yield made
+    listening.close()
+
+
+async def ping(server: Server, access: Access) -> Any:
+    return await ask(f"localhost:{server.port}", access, lambda client: pipelined(client, [("PING",)]))
+
+
+@pytest.fixture(autouse=True)
+def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localhost` has an address in IPv4, on every machine."""
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, _family=0, *rest, **more: found(
+        host, port, socket.AF_INET, *rest, **{key: one for key, one in more.items() if key != "family"}))  # fmt: skip
+
+
+async def test_a_server_that_is_not_allowed_gets_no_connection_and_no_password_in_plain_text(server: Server) -> None:
+    refused = await ping(server, Access(None, None, allowed=AllowedServers()))
+    assert isinstance(refused, Failure)
+    assert refused.reason == "AddressNotAllowed"
+    here = AllowedServers(networks=(LOOPBACK,))
+    plain = await ping(server, Access("secret", None, allowed=here))
+    assert isinstance(plain, Failure)
+    assert plain.reason == "PasswordInPlainText"
+    assert server.connections == 0
+    assert await ping(server, Access(None, None, allowed=here)) is not None
+    assert server.connections == 1
+    allowed = AllowedServers(networks=(LOOPBACK,), plain_passwords=True)
+    assert not isinstance(await ping(server, Access("secret", None, allowed=allowed)), Failure)
+
+
+async def test_a_server_that_a_cluster_names_is_checked_too(server: Server) -> None:
+    server.named = b"127.0.0.2"
+    allowed = AllowedServers(networks=(LOOPBACK,))
+    endpoint = f"127.0.0.1:{server.port}"
+    access = Access(None, None, allowed=allowed)
+    report = await check_external(endpoint, "127.0.0.1", access, "demo", cluster=True, limit=asyncio.Semaphore(4))
+    assert [(one.address, one.reason) for one in report.servers] == [(f"127.0.0.2:{server.port}", "AddressNotAllowed")]
+    assert server.connections == 1
+
+
+def settings(**more: str) -> Settings:
+    names = ("NAMESPACE", "POD_NAME", "SIDECAR_IMAGE", "REDIS_IMAGE")
+    return Settings.from_environment({**{f"KVSTRATA_{name}": "x" for name in names}, **more})
+
+
+def test_the_installation_sets_the_rules() -> None:
+    assert settings(KUBERNETES_SERVICE_HOST=API_SERVER).external_redis == AllowedServers(
+        reserved=frozenset({API_SERVER})
+    )
+    rules = '{"hosts": ["*.Example"], "cidrs": ["10.0.0.0/8"], "plainPasswords": true}'
+    expected = AllowedServers(("*.example",), (ip_network("10.0.0.0/8"),), plain_passwords=True)
+    assert settings(KVSTRATA_EXTERNAL_REDIS=rules).external_redis == expected
+    for wrong in ('{"cidrs": ["10.0.0.1/8"]}', '{"servers": []}', "[1]", "{"):
+        with pytest.raises(SettingsError, match="KVSTRATA_EXTERNAL_REDIS must"):
+            settings(KVSTRATA_EXTERNAL_REDIS=wrong)
