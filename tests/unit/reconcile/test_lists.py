@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
+from yarl import URL
 
 from kvstrata.clients.resources import BY_KIND
-from kvstrata.reconcile.watch import Lists
+from kvstrata.reconcile.metrics import WATCH_FAILING
+from kvstrata.reconcile.watch import Lists, build_settings
 
 POLICY, SECRET = BY_KIND["TenantCachePolicy"], BY_KIND["Secret"]
 POLICIES, SECRETS = POLICY.path("team"), SECRET.path("team")
@@ -151,3 +154,57 @@ async def test_a_login_offers_nothing_while_the_refused_credentials_are_all_ther
         assert offered.aiohttp_session.headers["Authorization"] == f"Bearer {token}"
         await offered.aiohttp_session.close()
         assert await login() is None
+
+
+async def test_a_watch_that_fails_is_shown_with_its_namespace_until_it_works() -> None:
+    lists, answers = Taker().lists, [403, 503, None, 410, 200]
+
+    async def send(_: Any) -> Any:
+        status = answers.pop(0)
+        if status is None:
+            raise aiohttp.ServerDisconnectedError
+        return type("Answer", (), {"status": status})
+
+    def failing(namespace: str = "team") -> float:
+        return float(WATCH_FAILING.labels(namespace, SECRET.plural)._value.get())
+
+    def request(path: str) -> Any:
+        return type("Request", (), {"url": URL(f"http://api{path}?watch=true")})
+
+    for shown in (1, 1):
+        await lists.note_failures(request(SECRETS), send)
+        assert failing() == shown
+    with pytest.raises(aiohttp.ServerDisconnectedError):
+        await lists.note_failures(request(SECRETS), send)
+    assert failing() == 1
+    await lists.note_failures(request(SECRETS), send)
+    assert failing() == 0, "a list follows by itself"
+    await lists.note_failures(request("/api/v1/namespaces/other/secrets"), send)
+    assert failing("other") == 0
+
+
+async def test_the_session_that_kopf_gets_shows_failures(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await serving(403, b"{}")
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "one", "user": "me"}}],
+        "clusters": [{"name": "one", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": {"token": "one"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    WATCH_FAILING.clear()
+    offered = await Taker().lists.login()()
+    assert offered is not None
+    async with offered.aiohttp_session as session, session.get(server + POLICIES) as answer:
+        assert answer.status == 403
+    assert WATCH_FAILING.labels("team", POLICY.plural)._value.get() == 1
+
+
+def test_a_watch_is_tried_again_without_an_end() -> None:
+    pauses = build_settings(70.0, ["team"]).networking.error_backoffs
+    assert [*islice(iter(pauses), 8)] == [1, 1, 2, 3, 5, 8, 10, 10]
+    assert [*islice(iter(pauses), 100_000)][-1] == 10

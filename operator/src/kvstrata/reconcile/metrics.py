@@ -103,6 +103,9 @@ FORMER_IDENTITIES = Gauge(
 RECLAIMS = Counter("kvstrata_reclaims_total", "Rounds of deletions of former caches that ended", [*_MODEL, "outcome"])
 RECLAIMED_BLOCKS = Counter("kvstrata_reclaimed_blocks_total", "Blocks of former identities that were deleted", _MODEL)
 RECLAIMED_BYTES = Counter("kvstrata_reclaimed_bytes_total", "Bytes of these blocks", _MODEL)
+WATCH_FAILING = Gauge(
+    "kvstrata_watch_failing", "1 while a watch gets no answer, or a refusal", ["namespace", "resource"]
+)
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from http import HTTPStatus
+from itertools import chain, repeat
 from typing import Any
 
 import aiohttp
@@ -24,10 +26,13 @@ from kvstrata.clients.kube_auth import authorization, find_api
 from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
+from kvstrata.reconcile import metrics
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
+
+_EXPECTED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE)
 
 Take = Callable[[dict[str, Any]], None]
 WATCHER_TASK_PREFIX = "watcher for "
@@ -93,8 +98,16 @@ def build_settings(silence_s: float, namespaces: Collection[str]) -> kopf.Operat
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 10
-    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *([10] * 360))
+    settings.networking.error_backoffs = Backoffs()
     return settings
+
+
+class Backoffs:
+    """Pauses between requests that fail, without an end: after the last one kopf would end a watch, and a missing watch
+    ends this process, which serves other namespaces too."""
+
+    def __iter__(self) -> Iterator[float]:
+        return chain((1, 1, 2, 3, 5, 8), repeat(10))
 
 
 def live_watchers() -> int:
@@ -121,6 +134,7 @@ class Lists:
         self._resources = {resource.path(scope): resource for resource in resources for scope in namespaces or (None,)}
         self._take, self._relisted = take, relisted
         self._begun: set[str] = set()
+        self._failures: dict[str, str] = {}
         self._left = set(self._resources)
         self.complete = asyncio.Event()
 
@@ -138,6 +152,32 @@ class Lists:
             self._left.discard(url_path)
             if not self._left:
                 self.complete.set()
+
+    async def note_failures(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Show a list or watch that fails as metric and log, until an answer. A new login (401) or list (410) follows
+        by itself."""
+        try:
+            answer = await send(request)
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
+            self._note(request.url.path, type(error).__name__)
+            raise
+        failed = answer.status >= HTTPStatus.BAD_REQUEST and answer.status not in _EXPECTED
+        self._note(request.url.path, str(answer.status) if failed else "")
+        return answer
+
+    def _note(self, path: str, failure: str) -> None:
+        resource = self._resources.get(path)
+        if resource is None or failure == self._failures.get(path, ""):
+            return
+        self._failures[path] = failure
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
+        metrics.WATCH_FAILING.labels(namespace, resource.plural).set(bool(failure))
+        about = {"namespace": namespace, "resource": resource.plural, "failure": failure}
+        log.log(
+            logging.WARNING if failure else logging.INFO, "a watch fails" if failure else "a watch works", extra=about
+        )
 
     def _taken(self, resource: Resource, item: Any) -> bool:
         try:
@@ -171,7 +211,9 @@ class Lists:
             if (server, headers) in offered[-1:]:
                 return None
             offered.append((server, headers))
-            api.configuration.client_session_kwargs["headers"] |= headers
+            session = api.configuration.client_session_kwargs
+            session["headers"] |= headers
+            session["middlewares"] = (self.note_failures, *session["middlewares"])
             return kopf.AiohttpSession(server=server, aiohttp_session=api.rest_client._create_pool_manager())
 
         return login
