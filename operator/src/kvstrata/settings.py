@@ -101,6 +101,7 @@ class Settings:
                 image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
                 job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
                 job_resources=parsed("KVSTRATA_JOB_RESOURCES", "{}"),
+                metrics_from=tuple(parsed("KVSTRATA_METRICS_FROM", "[]")),
             ),
             log_level=(env.get("KVSTRATA_LOG_LEVEL") or "INFO").upper(),
             http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, Rules, ShardRef, encode_shard
 from kvstrata.objects import names
@@ -42,6 +43,21 @@ def test_only_the_operator_reaches_the_control_port() -> None:
     (peer,) = control["from"]
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": CONTEXT.operator_namespace}
     assert peer["podSelector"]["matchLabels"] == dict(CONTEXT.operator_labels)
+
+
+def test_health_and_metrics_admit_the_peers_of_the_installation_or_all() -> None:
+    port = {"protocol": "TCP", "port": 8081}
+    (everybody,) = [
+        one for one in build_model_networkpolicy(CONTEXT, model())["spec"]["ingress"] if port in one["ports"]
+    ]
+    assert "from" not in everybody
+    chosen = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    monitoring = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+    block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    ctx = replace(CONTEXT, metrics_from=(chosen, monitoring, {**monitoring, **chosen}, block))
+    (rule,) = [one for one in build_model_networkpolicy(ctx, model())["spec"]["ingress"] if port in one["ports"]]
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": CONTEXT.operator_namespace}}}
+    assert rule["from"] == [{**here, **chosen}, monitoring, {**monitoring, **chosen}, block]
 
 
 def test_a_tier_admits_pods_by_the_label_of_the_models_that_list_it() -> None:

@@ -15,6 +15,7 @@ class BuildContext:
     the cluster knows that kind. `nodefs_reserve_percent` of a node's file system stay free of a tier's files: below its
     threshold, 10 % by default, the kubelet evicts the pod. `image_pull_secrets`, `job_placement` (fields of a pod's
     spec) and `job_resources` (its container's, over the default) are for pods in the operator's namespace.
+    `metrics_from` has the peers (NetworkPolicyPeer) that may read metrics and health of gates; empty for every pod.
     """
 
     sidecar_image: str
@@ -30,3 +31,4 @@ class BuildContext:
     image_pull_secrets: tuple[str, ...] = ()
     job_placement: Mapping[str, Any] = field(default_factory=dict)
     job_resources: Mapping[str, Any] = field(default_factory=dict)
+    metrics_from: tuple[Mapping[str, Any], ...] = ()

@@ -21,14 +21,18 @@ from kvstrata.objects.pod import gate
 
 
 def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
-    """Return the policy of a model's pods: callers from the namespace, the operator for control, health for all."""
+    """Return the policy of a model's pods: callers from the namespace, the operator for control, and the
+    installation's peers for metrics. The kubelet's probes come from the pod's own node, which is always admitted."""
+    # Without a namespace, a peer of the installation is in the operator's.
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ctx.operator_namespace}}}
+    peers = [{**(here if "podSelector" in peer else {}), **peer} for peer in ctx.metrics_from]
     spec = {
         "podSelector": {"matchLabels": labels.selector_of_model(model.name)},
         "policyTypes": ["Ingress"],
         "ingress": [
             {"from": [{"podSelector": {}}], "ports": [_tcp(gate.caller_port(model))]},
             {"from": [_operator(ctx)], "ports": [_tcp(CONTROL_PORT)]},
-            {"ports": [_tcp(paths.HEALTH_PORT)]},
+            {**({"from": peers} if peers else {}), "ports": [_tcp(paths.HEALTH_PORT)]},
         ],
     }
     return model_object("networking.k8s.io/v1", "NetworkPolicy", model, spec=spec)
