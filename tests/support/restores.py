@@ -143,7 +143,8 @@ class RestoredWorld:
             yield from world.live_pods(model)
 
     def _read(self, pod: Pod) -> None:
-        found = finish(read_bundle(self.simulation.kube, NAMESPACE, pod.model, ""))
+        owner = self.simulation.world.models[pod.model].owner_reference()
+        found = finish(read_bundle(self.simulation.kube, self.simulation.store.domain(NAMESPACE), pod.model, owner))
         before = self.held.get(pod.uid)
         if found is not None and found.whole and found.bundle.root.supersedes(before.root if before else None):
             self.held[pod.uid] = found.bundle

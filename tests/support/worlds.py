@@ -125,6 +125,7 @@ class Simulation:
         self.queue = WorkQueue(lambda: (self.now - START).total_seconds())
         secret_store = MemorySecretStore(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
         self.secret_store = secret_store
+        self.store.take_mark_key(secret_store.mark_key)
         self.secret_watch = SecretWatch(self.store, secret_store)
         self.ring = KeyRing()
         allowed = [AllowedService(one, authority=FROM_NAMESPACE) for one in self.kms_addresses]

@@ -37,7 +37,14 @@ def keyspaces(simulation: Simulation) -> dict[str, Any]:
 
 
 def stored(simulation: Simulation) -> Any:
-    return finish(read_bundle(simulation.kube, NAMESPACE, "tiny", simulation.world.models["tiny"].uid))
+    return finish(
+        read_bundle(
+            simulation.kube,
+            simulation.store.domain(NAMESPACE),
+            "tiny",
+            simulation.world.models["tiny"].owner_reference(),
+        )
+    )
 
 
 def change_root(simulation: Simulation, **fields: Any) -> Root:

@@ -36,7 +36,14 @@ def at_rest() -> Simulation:
 
 
 def stored(simulation: Simulation) -> Any:
-    return finish(read_bundle(simulation.kube, NAMESPACE, "tiny", simulation.world.models["tiny"].uid))
+    return finish(
+        read_bundle(
+            simulation.kube,
+            simulation.store.domain(NAMESPACE),
+            "tiny",
+            simulation.world.models["tiny"].owner_reference(),
+        )
+    )
 
 
 def with_an_edit() -> Simulation:

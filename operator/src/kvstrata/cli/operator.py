@@ -211,6 +211,7 @@ class Operator:
     async def _act(self) -> None:
         """The leader's work. Nothing is planned before the world is complete."""
         client = await self._secret_store.open()
+        self._store.take_mark_key(self._secret_store.mark_key)
         resync = Resync(
             self._kube, self._store, self._secret_store, self._settings.watch_namespaces, self._service_monitors
         )

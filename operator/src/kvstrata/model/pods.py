@@ -195,7 +195,8 @@ class SecretFacts:
     """A Secret that the operator made, without its values.
 
     `users` are the permissions of a Redis server's users, without password digests. `drawn_for` is the restore after
-    which the domain's key or its data keys were drawn, empty for none. `owners` are UIDs.
+    which the domain's key or its data keys were drawn, empty for none. `owners` are UIDs; `parent` is kind and name in
+    a mark that holds, else None.
     """
 
     name: str
@@ -208,6 +209,8 @@ class SecretFacts:
     tls: TlsFacts | None = None
     drawn_for: str = ""
     owners: frozenset[str] = frozenset()
+    parent: tuple[str, str] | None = None
+    of_bundle: bool = False
 
     def has_same_content_as(self, other: SecretFacts) -> bool:
         return replace(self, resource_version="") == replace(other, resource_version="")

@@ -66,10 +66,11 @@ class Ending:
 class DomainState:
     """All that is known of one namespace. The store writes it; a plan reads it as a `World`.
 
-    `contested`: tenants with several policies. `policy_names`: by UID. `unsettled`: policies with a generation that was
-    never enforced. `granting`: admitted bytes by tier in status writes under way. `owned`: kind and name of children
-    that an object controls, by its UID. `foreign`: by kind and name, the UID of the object that needs a name taken by a
-    foreign object, which watches do not show. `rewritten`: by kind and name, fields of a child as the API server
+    `mark_key` is of the installation's marks, empty until it is read. `contested`: tenants with several policies.
+    `policy_names`: by UID. `unsettled`: policies with a generation that was never enforced. `granting`: admitted bytes
+    by tier in status writes under way. `owned`: kind and name of children that an object controls, by its UID.
+    `foreign`: by kind and name, the UID of the object that needs a name taken by a foreign object, which watches do not
+    show. `rewritten`: by kind and name, fields of a child as the API server
     answered its last write, where that is not as they were sent. `refused`: of bundles and a CacheDomain, the API
     server's reason to refuse the last write.
 
@@ -88,6 +89,7 @@ class DomainState:
 
     namespace: str
     _: KW_ONLY
+    mark_key: bytes = field(default=b"", repr=False)
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
     judged_epochs: set[str] = field(default_factory=set)

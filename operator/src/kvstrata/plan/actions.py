@@ -150,6 +150,14 @@ class EnsureSecret:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Give a Secret its owner reference, and a mark of its content."""
+
+    name: str
+    owner: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class KeepInKms:
     """Have the KMS wrap a data key for each of `epochs` without one, and delete the wrapping keys of `spent`."""
 
@@ -312,6 +320,7 @@ class ReadForeign:
     """Check whether foreign objects, by kind and name, still hold names that the planned object needs."""
 
     slots: tuple[tuple[str, str], ...]
+    owner: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +362,16 @@ Question = (
 """Actions that change no object of the plan; their results are facts of a later plan, and no plan waits for them."""
 
 Write = (
-    EnsureSecret | KeepInKms | TurnSecret | CommitBundle | EmptySecrets | SetFinalizers | Create | Remove | EndReclaim
+    EnsureSecret
+    | TakeBack
+    | KeepInKms
+    | TurnSecret
+    | CommitBundle
+    | EmptySecrets
+    | SetFinalizers
+    | Create
+    | Remove
+    | EndReclaim
 )
 Action = Write | Question
 

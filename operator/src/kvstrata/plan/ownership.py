@@ -9,19 +9,36 @@ from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.reasons import SharedReason
 from kvstrata.model.world import World
-from kvstrata.objects import labels
-from kvstrata.plan.actions import Decision, ReadForeign, Remove
+from kvstrata.objects import labels, mark
+from kvstrata.plan.actions import Decision, ReadForeign, Remove, TakeBack
 
 FOREIGN_S = 15.0
 
 
-def is_ours(live: Mapping[str, Any], owner: str) -> bool:
-    """Whether an object belongs to the one of UID `owner`. A Secret also by the operator's label: one restored from a
-    backup has an owner of another UID, or none."""
-    metadata = live["metadata"]
-    if live["kind"] != "Secret":
-        return owner in controllers(live)
-    return has_our_label(live) or any(one["uid"] == owner for one in metadata.get("ownerReferences") or ())
+def is_ours(
+    key: bytes, owner: Mapping[str, Any], live: Mapping[str, Any], desired: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether an object belongs to the one of reference `owner`: it is controlled by it, or by none, and has a mark
+    under `key` that holds. A Secret may have a deleted predecessor of `owner` as controller, which writes replace."""
+    references = [one for one in live["metadata"].get("ownerReferences") or () if one.get("controller")]
+    if any(one["uid"] == owner["uid"] for one in references):
+        return True
+    parent = owner["kind"], owner["name"]
+    if live["kind"] == "Secret":
+        references = [one for one in references if (one["kind"], one["name"]) != parent]
+    return not references and mark.holds(key, live, parent, desired)
+
+
+def secrets_to_take_back(world: World, owner: Resource, *, bundle: bool = False) -> tuple[TakeBack, ...]:
+    """Return orders for Secrets of `owner`, of its bundle or all others, that lack the owner reference or a mark."""
+    me, reference = (owner.INFO.kind, owner.name), owner.owner_reference()
+    if not world.mark_key:
+        return ()
+    return tuple(
+        TakeBack(name, reference)
+        for name, facts in sorted(world.secrets.items())
+        if (facts.parent == me) != (owner.uid in facts.owners) and facts.of_bundle == bundle
+    )
 
 
 def has_our_label(live: Mapping[str, Any]) -> bool:
@@ -32,11 +49,12 @@ def has_our_label(live: Mapping[str, Any]) -> bool:
 def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> Decision | None:
     """Return a decision that names foreign objects with names that `owner` needs, None if there are none. `wanted`
     objects are compared with watches; further ones were found by writes."""
+    reference = owner.owner_reference()
     shown = [
         slot
         for child in wanted
         if (live := world.children.get(slot := (child["kind"], child["metadata"]["name"]))) is not None
-        and not is_ours(live, owner.uid)
+        and not is_ours(world.mark_key, reference, live, child)
     ]
     taken = ", ".join(f"{kind} {name}" for kind, name in sorted({*shown, *foreign_of(world, owner)}))
     if not taken:
@@ -49,7 +67,7 @@ def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, A
 
 def read_foreign(world: World, owner: Resource) -> tuple[ReadForeign, ...]:
     met = foreign_of(world, owner)
-    return (ReadForeign(met),) if met else ()
+    return (ReadForeign(met, owner.owner_reference()),) if met else ()
 
 
 def foreign_of(world: World, owner: Resource) -> tuple[tuple[str, str], ...]:

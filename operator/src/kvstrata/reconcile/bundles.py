@@ -16,9 +16,9 @@ from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundl
 from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.objects import labels, names
+from kvstrata.objects import labels, mark, names
 from kvstrata.objects.secret import build_secret
-from kvstrata.plan.actions import CommitBundle, EmptySecrets
+from kvstrata.plan.actions import CommitBundle, EmptySecrets, TakeBack
 from kvstrata.plan.ownership import is_ours
 
 from . import metrics
@@ -73,7 +73,7 @@ class Bundles:
                 raise
             # The answer may have been lost after the write: then the stored bundle equals the intended one.
             await self._secret_store.read(domain, name, commit.owner)
-            found = await read_bundle(self._kube, domain.namespace, commit.model, commit.owner["uid"])
+            found = await read_bundle(self._kube, domain, commit.model, commit.owner)
             if found is None or found.bundle != bundle:
                 take(domain, commit.model, found)
                 raise
@@ -111,6 +111,14 @@ class Bundles:
                 raise
             self._secret_store.observe(domain, written)
 
+    async def take_back(self, key: Key, order: TakeBack) -> None:
+        """Write owner reference and mark of a Secret; the version of a root that this process knows follows."""
+        self._may_write()
+        domain = self._store.domain(key.namespace)
+        written = await self._secret_store.take_back(domain, order)
+        if written is not None and key.kind == BUNDLE and order.name == names.bundle_root(key.name):
+            take(domain, key.name, await self._read(domain, key.name))
+
     async def catch_up(self, key: Key) -> None:
         """Read the bundle of `key` again if a watch reported a version that this process did not write. It runs in
         the key's turn, never beside a commit of the same bundle, so the answers to own writes are known."""
@@ -130,6 +138,7 @@ class Bundles:
     async def _write(self, domain: DomainStore, body: dict[str, Any], version: str | None) -> dict[str, Any]:
         """Create a Secret, or replace the one of that version."""
         self._may_write()
+        body = mark.marked(domain.mark_key, body)
         if not version:
             return await self._kube.create(SECRET, domain.namespace, body)
         body["metadata"]["resourceVersion"] = version
@@ -137,7 +146,7 @@ class Bundles:
 
     async def _read(self, domain: DomainStore, model: str) -> CommittedBundle | None:
         known = domain.objects["CachedModel"].get(model)
-        return await read_bundle(self._kube, domain.namespace, model, known.uid if known else "")
+        return await read_bundle(self._kube, domain, model, known.owner_reference()) if known else None
 
     async def _reread(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> None:
         if (stored := await self._secret_store.read(domain, name, owner)) is not None:
@@ -153,12 +162,12 @@ def bundle_of(raw: Mapping[str, Any]) -> str | None:
     return model if own.get(labels.COMPONENT) == "bundle" else None
 
 
-async def read_bundle(kube: Kube, namespace: str, model: str, uid: str) -> CommittedBundle | None:
-    """Read the bundle of the model with this UID; None if there is none. Foreign Secrets are ignored."""
+async def read_bundle(kube: Kube, domain: DomainStore, model: str, owner: Mapping[str, Any]) -> CommittedBundle | None:
+    """Read the bundle of the model of reference `owner`; None if there is none. Foreign Secrets are ignored."""
 
     async def read(name: str) -> dict[str, Any] | None:
-        found = await kube.get(SECRET, namespace, name)
-        return found if found is not None and is_ours(found, uid) else None
+        found = await kube.get(SECRET, domain.namespace, name)
+        return found if found is not None and is_ours(domain.mark_key, owner, found) else None
 
     stored = await read(names.bundle_root(model))
     if stored is None:

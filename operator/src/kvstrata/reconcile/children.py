@@ -45,7 +45,7 @@ class Children:
         for desired in children:
             slot = _slot(desired)
             if slot not in domain.children and slot not in domain.foreign:
-                await self._look(namespace, *slot, _owner(desired))
+                await self._look(namespace, *slot, _owner(desired), desired)
 
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
         (kind, name), domain = _slot(desired), self._store.domain(key.namespace)
@@ -91,7 +91,7 @@ class Children:
         except KubeError as error:
             if not error.is_conflict:
                 raise
-            found = await self._look(key.namespace, kind, name, _owner(wanted))
+            found = await self._look(key.namespace, kind, name, _owner(wanted), wanted)
             if found is None:
                 self._queue.add_all(self._store.forget(kind, key.namespace, name))
                 raise
@@ -160,18 +160,25 @@ class Children:
         foreign = self._store.domain(key.namespace).foreign
         for kind, name in order.slots:
             if (kind, name) in foreign:
-                await self._look(key.namespace, kind, name, foreign[kind, name])
+                await self._look(key.namespace, kind, name, order.owner)
         if not any(slot in foreign for slot in order.slots):
             self._queue.add_all({key, Key(BUNDLE, key.namespace, key.name)} if key.kind == "CachedModel" else {key})
 
-    async def _look(self, namespace: str, kind: str, name: str, owner: str) -> dict[str, Any] | None:
+    async def _look(
+        self,
+        namespace: str,
+        kind: str,
+        name: str,
+        owner: Mapping[str, Any],
+        desired: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any] | None:
         """Read an object by name and record whether it belongs to `owner`."""
         domain = self._store.domain(namespace)
         found = await self._kube.get(BY_KIND[kind], namespace, name)
         if found is None:
             domain.foreign.pop((kind, name), None)
         else:
-            domain.belongs_to(owner, found)
+            domain.belongs_to(owner, found, desired)
         return found
 
 
@@ -185,5 +192,6 @@ def _slot(child: Mapping[str, Any]) -> tuple[str, str]:
     return child["kind"], child["metadata"]["name"]
 
 
-def _owner(child: Mapping[str, Any]) -> str:
-    return str(child["metadata"]["ownerReferences"][0]["uid"])
+def _owner(child: Mapping[str, Any]) -> Mapping[str, Any]:
+    owner: Mapping[str, Any] = child["metadata"]["ownerReferences"][0]
+    return owner

@@ -138,13 +138,16 @@ class DomainStore(DomainState):
         self.keys_lost |= {epoch for epoch, kept in self.data_keys.items() if isinstance(kept, str)}
         self.data_keys = {epoch: kept for epoch, kept in self.data_keys.items() if not isinstance(kept, str)}
 
-    def belongs_to(self, owner: str, live: Mapping[str, Any]) -> bool:
-        """Whether an object that `owner` (UID) needs belongs to it; if not, record it as foreign."""
+    def belongs_to(
+        self, owner: Mapping[str, Any], live: Mapping[str, Any], desired: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Whether an object belongs to the one of reference `owner`, which needs its name; if not, record it as
+        foreign."""
         slot = (live["kind"], live["metadata"]["name"])
-        if is_ours(live, owner):
+        if is_ours(self.mark_key, owner, live, desired):
             self.foreign.pop(slot, None)
             return True
-        self.foreign[slot] = owner
+        self.foreign[slot] = owner["uid"]
         return False
 
     def forget_ending(self) -> None:

@@ -13,6 +13,7 @@ from kvstrata.model.pods import Pod, Unreadable
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
+from kvstrata.objects.mark import parent_of
 from kvstrata.plan.ownership import controllers
 from kvstrata.plan.pod_trouble import of_status
 
@@ -20,9 +21,10 @@ OWN_KINDS: Mapping[str, type[Resource]] = {kind.INFO.kind: kind for kind in KIND
 
 
 def owners(raw: Mapping[str, Any]) -> frozenset[Key]:
+    """Return the objects of this API group that own a child, or of which its mark reports that."""
     metadata = raw["metadata"]
-    ours = (owner for owner in metadata.get("ownerReferences") or () if owner["kind"] in OWN_KINDS)
-    return frozenset(Key(owner["kind"], metadata["namespace"], owner["name"]) for owner in ours)
+    named = {(owner["kind"], owner["name"]) for owner in metadata.get("ownerReferences") or ()} | {parent_of(raw)}
+    return frozenset(Key(one[0], metadata["namespace"], one[1]) for one in named if one and one[0] in OWN_KINDS)
 
 
 def parse_pod(raw: Mapping[str, Any]) -> Pod | None:

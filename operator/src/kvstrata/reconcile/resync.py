@@ -67,7 +67,7 @@ class Resync:
             namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
             seen.setdefault(namespace, set()).add(name)
             self._secret_store.observe(self._store.domain(namespace), raw)
-            if bundle_of(raw) is not None:
+            if bundle_of(raw) is not None and name in self._store.domain(namespace).secrets:
                 bundles.setdefault(namespace, {})[name] = raw
         for domain, name, facts in known:
             # A Secret written during the list is not in it.

@@ -18,11 +18,11 @@ from kvstrata.contract.policy.data_key import DATA_KEY_BYTES
 from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, is_epoch
 from kvstrata.model.pods import SecretFacts
 from kvstrata.model.redis.credentials import PasswordFacts
-from kvstrata.objects import labels, names
+from kvstrata.objects import labels, mark, names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, what_users_may
 from kvstrata.objects.secret import build_secret
-from kvstrata.plan.actions import EnsureSecret, Material, Turn, TurnSecret
+from kvstrata.plan.actions import EnsureSecret, Material, TakeBack, Turn, TurnSecret
 from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
 
 from .audit import record_secret, record_turn
@@ -55,6 +55,11 @@ class SecretStore:
         """Whether the authority is known, without which no certificate can be checked."""
         return self._authority is not None
 
+    @property
+    def mark_key(self) -> bytes:
+        """The key of marks; `open` must have been awaited."""
+        return mark.derive_key(self.authority.key_pem)
+
     async def open(self) -> pki.KeyPair:
         """Read the operator's authority, or create it; return a client certificate for gates."""
         stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET)
@@ -75,14 +80,24 @@ class SecretStore:
         return pki.issue_client(self._authority, OPERATOR_COMMON_NAME, self._now(), pki.generate_key())
 
     def observe(self, domain: DomainStore, raw: Mapping[str, Any]) -> None:
-        """Record a Secret of the operator, unless a newer version or deletion is known."""
+        """Record a Secret of the operator, unless a newer version or deletion is known. One without owner and without a
+        mark that holds is of others, even with the operator's label, and counts as absent."""
         name, slot, version = raw["metadata"]["name"], (SECRET.kind, raw["metadata"]["name"]), resource_version(raw)
         if version and version < domain.versions.of(slot):
             return
+        owners = frozenset(owner["uid"] for owner in raw["metadata"].get("ownerReferences") or ())
+        if not owners and not is_marked(domain, raw):
+            self.forget(domain, name, version)
+            return
         domain.versions.seen(slot, version)
         values = decode(raw)
-        owners = frozenset(owner["uid"] for owner in raw["metadata"].get("ownerReferences") or ())
-        domain.secrets[name] = replace(self._facts(raw, values), drawn_for=_drawn_for(raw), owners=owners)
+        domain.secrets[name] = replace(
+            self._facts(raw, values),
+            drawn_for=_drawn_for(raw),
+            owners=owners,
+            parent=mark.parent_of(raw) if is_marked(domain, raw) else None,
+            of_bundle=(raw["metadata"].get("labels") or {}).get(labels.COMPONENT) == "bundle",
+        )
         if name == names.DOMAIN_KEY_SECRET:
             key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
             domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
@@ -129,7 +144,7 @@ class SecretStore:
             values = there  # Lists and watches select by label: without labels it would be missed again and again.
         if values is None:
             return
-        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
+        body = _built(domain, order, values, annotations)
         if stored is None:
             try:
                 written = await self._kube.create(SECRET, domain.namespace, body)
@@ -151,10 +166,25 @@ class SecretStore:
     async def read(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return a Secret that `owner` needs, or None. Forgets a foreign one, and raises NameConflictError."""
         found = await self._kube.get(SECRET, domain.namespace, name)
-        if found is not None and not domain.belongs_to(owner["uid"], found):
+        if found is not None and not domain.belongs_to(owner, found):
             self.forget(domain, name)
             raise NameConflictError(SECRET.kind, name)
         return found
+
+    async def take_back(self, domain: DomainStore, order: TakeBack) -> dict[str, Any] | None:
+        """Write owner reference and mark of a Secret, and return it; None if it is gone. Raises KubeError,
+        NameConflictError for a foreign one."""
+        stored = await self.read(domain, order.name, order.owner)
+        if stored is None:
+            self.forget(domain, order.name)
+            return None
+        metadata = {**stored["metadata"], "ownerReferences": [dict(order.owner)]}
+        written = await self._kube.replace(
+            SECRET, domain.namespace, mark.marked(domain.mark_key, {**stored, "metadata": metadata})
+        )
+        log.info("secret taken back", extra={"secret": order.name, "owner": order.owner["name"]})
+        self.observe(domain, written)
+        return written
 
     async def turn(self, domain: DomainStore, order: TurnSecret) -> None:
         """Advance a Secret's credentials by one step, unless it changed since the plan. Raises KubeError."""
@@ -171,7 +201,7 @@ class SecretStore:
             annotations[labels.ROTATED_FOR] = order.honours
         if order.turn is Turn.PROMOTE:
             annotations[labels.ROTATED_AT] = now
-        body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
+        body = _built(domain, order, values, annotations)
         body["metadata"]["resourceVersion"] = order.resource_version
         written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret turned", extra={"secret": order.name, "turn": str(order.turn)})
@@ -260,6 +290,22 @@ class SecretStore:
                 return passwords.made(order.domain, there, self._password)
             case Material.SERVER_CERTIFICATE:
                 return self._issued(order) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
+
+
+def is_marked(domain: DomainStore, raw: Mapping[str, Any]) -> bool:
+    """Whether a Secret has a mark that holds."""
+    parent = mark.parent_of(raw)
+    return parent is not None and mark.holds(domain.mark_key, raw, parent)
+
+
+def _built(
+    domain: DomainStore,
+    order: EnsureSecret | TurnSecret,
+    values: Mapping[str, bytes],
+    annotations: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    body = build_secret(order.name, domain.namespace, order.labels, order.owner, values, annotations)
+    return mark.marked(domain.mark_key, body)
 
 
 def _record_change(

@@ -32,14 +32,20 @@ class Store:
     def __init__(self, entropy: Callable[[], bytes], now: Clock) -> None:
         self._entropy, self._now = entropy, now
         self._domains: dict[str, DomainStore] = {}
-        self.term = 0
+        self.term, self._mark_key = 0, b""
 
     def domain(self, namespace: str) -> DomainStore:
         found = self._domains.get(namespace)
         if found is None:
             # Not setdefault, which would build a store of thirty containers at each of millions of calls.
-            found = self._domains[namespace] = DomainStore(namespace, Versions(self._now))
+            found = self._domains[namespace] = DomainStore(namespace, Versions(self._now), mark_key=self._mark_key)
         return found
+
+    def take_mark_key(self, key: bytes) -> None:
+        """Set the installation's key of marks, before Secrets are observed."""
+        self._mark_key = key
+        for d in self._domains.values():
+            d.mark_key = key
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -63,10 +69,10 @@ class Store:
         if kind == "Pod":
             return self._observe_pod(d, raw)
         self._disown(d, slot)
-        d.children[slot] = raw
+        before, d.children[slot] = d.children.get(slot), raw
         for uid in controllers(raw):
             d.owned[uid].add(slot)
-        return owners(raw)
+        return owners(raw) | (owners(before) if before else frozenset())
 
     def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
         """Record that an object is gone; `last` is its final state if known."""

@@ -58,6 +58,7 @@ class Writer:
         self.own_actions: Mapping[type[Any], Callable[[Key, Any], Awaitable[None]]] = {
             actions.EnsureSecret: self._ensure,
             actions.TurnSecret: self._turn,
+            actions.TakeBack: self.bundles.take_back,
             actions.CommitBundle: self.bundles.commit,
             actions.EmptySecrets: self.bundles.empty,
             actions.Create: children.create,

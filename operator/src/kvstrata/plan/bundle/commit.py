@@ -23,14 +23,14 @@ from kvstrata.contract.policy.pools import MAX_POOLS, PoolRef, PoolShard
 from kvstrata.contract.policy.shard_slots import SLOTS
 from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import CommittedBundle, keys_in
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.plan.actions import CommitBundle, Plan
 from kvstrata.plan.bundle import restore
 from kvstrata.plan.bundle.compile import access_of, desired_entries, rules_of, tiers_of
 from kvstrata.plan.keys.data_keys import last_restore
-from kvstrata.plan.ownership import foreign_of
+from kvstrata.plan.ownership import foreign_of, secrets_to_take_back
 from kvstrata.plan.pools.shards import desired_pools, empty_leftovers, leftovers
 from kvstrata.plan.witnesses import longest_fence
 
@@ -45,6 +45,8 @@ def plan_bundle(world: World, name: str, now: datetime) -> Plan:
         return Plan()
     if any(secret.startswith(names.bundle_root(name)) for _, secret in foreign_of(world, model)):
         return Plan()
+    if back := secrets_to_take_back(world, model, bundle=True):
+        return Plan(actions=back, enqueue=(Key(BUNDLE, world.namespace, name),))
     if restore.holds_back(world):
         return Plan(enqueue=(Key("CacheDomain", world.namespace, DOMAIN_NAME),))
     committed = world.bundles.get(name)

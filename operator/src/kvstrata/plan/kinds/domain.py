@@ -24,7 +24,7 @@ from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enfor
 from kvstrata.plan.conditions import false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
 from kvstrata.plan.keys.data_keys import LOOK_AGAIN_S, is_lost, plan_data_keys
-from kvstrata.plan.ownership import FOREIGN_S, name_conflict, read_foreign
+from kvstrata.plan.ownership import FOREIGN_S, name_conflict, read_foreign, secrets_to_take_back
 from kvstrata.plan.rules.policy import budget_problem
 from kvstrata.plan.scopes import fresh_epoch, held, keyspace_of
 
@@ -60,7 +60,7 @@ def plan_domain(world: World, now: datetime) -> Plan:
     waits = (keys.wake_after_s, report.wake_after_s, FOREIGN_S if conflict is not None else None)
     return replace(
         report,
-        actions=(*read_foreign(world, domain), *keys.actions),
+        actions=(*read_foreign(world, domain), *secrets_to_take_back(world, domain), *keys.actions),
         enqueue=keys.enqueue,
         wake_after_s=min((wait_s for wait_s in waits if wait_s is not None), default=None),
     )

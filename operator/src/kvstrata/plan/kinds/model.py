@@ -21,6 +21,7 @@ from kvstrata.objects import labels, names, sizing
 from kvstrata.objects.applied import missing
 from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
+from kvstrata.objects.mark import marked
 from kvstrata.objects.pod.identity import cache_identity
 from kvstrata.objects.quantities import binary
 from kvstrata.plan.actions import Create, Decision, EnsureSecret, Material, Plan, ReportFormer, ReportIsolation
@@ -32,7 +33,7 @@ from kvstrata.plan.kinds.model_certificate import certificate_shown, is_usable
 from kvstrata.plan.kinds.model_identity import fingerprints, resolution
 from kvstrata.plan.kinds.model_pods import event_questions, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
-from kvstrata.plan.ownership import FOREIGN_S, name_conflict, no_longer_wanted, read_foreign
+from kvstrata.plan.ownership import FOREIGN_S, name_conflict, no_longer_wanted, read_foreign, secrets_to_take_back
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as chain
@@ -82,7 +83,12 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     former = former_caches(world, model, identity, now, rolled_out=rolled_out.status == "True")
     return replace(
         _report(world, model, now, identity, rolled_out, former),
-        actions=(*_certificate(world, ctx, model), *no_longer_wanted(world, model, children), *former.actions),
+        actions=(
+            *secrets_to_take_back(world, model),
+            *_certificate(world, ctx, model),
+            *no_longer_wanted(world, model, children),
+            *former.actions,
+        ),
         apply=children,
         enqueue=(Key(BUNDLE, world.namespace, model.name),) if model.name not in world.bundles else (),
         wake_after_s=former.wake_after_s,
@@ -124,7 +130,7 @@ def _children(
     domain_id = world.domain_id or ""
 
     def render() -> tuple[dict[str, Any], ...]:
-        return model_children(
+        built = model_children(
             ctx,
             domain_id,
             model,
@@ -134,11 +140,12 @@ def _children(
             has_pools=has_pools,
             service_monitors=ctx.service_monitors,
         )
+        return tuple(marked(world.mark_key, child) for child in built)
 
     # Objects follow from specs: a status write rebuilds none.
     own = (model.spec, model.name, model.namespace, model.uid, model.metadata.labels)
     of_tiers = tuple((tier.name, tier.uid, tier.spec) for tier in tiers)
-    inputs = (ctx, domain_id, own, of_tiers, identity, shard_count, has_pools)
+    inputs = (ctx, domain_id, world.mark_key, own, of_tiers, identity, shard_count, has_pools)
     return world.memo.get(CachedModel, model.name, inputs, render)
 
 

@@ -15,13 +15,21 @@ from kvstrata.model.pods import BackendReport
 from kvstrata.model.world import World
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
+from kvstrata.objects.mark import marked
 from kvstrata.objects.quantities import binary
 from kvstrata.plan.actions import Action, Decision, Plan, ProbeBackend, StatusWrite, key_of
 from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import guaranteed_bytes
 from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, repeated, true, unknown, write_status
 from kvstrata.plan.kinds.tier_promises import file_findings, most_used, promises, restores, used_now
-from kvstrata.plan.ownership import FOREIGN_S, left_by_predecessor, name_conflict, no_longer_wanted, read_foreign
+from kvstrata.plan.ownership import (
+    FOREIGN_S,
+    left_by_predecessor,
+    name_conflict,
+    no_longer_wanted,
+    read_foreign,
+    secrets_to_take_back,
+)
 from kvstrata.plan.pod_trouble import looks_due
 from kvstrata.plan.redis import credentials, external
 from kvstrata.plan.redis.backend import accesses, in_force, is_external, not_asked, previous_condition, report_of
@@ -87,7 +95,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     if cluster is not None:
         if secret := credentials.predecessors_secret(world, tier):
             return _after_predecessor(world, tier, now, fields, secret)
-        actions = credentials.missing_secrets(world, ctx, tier, domain)
+        actions = (*secrets_to_take_back(world, tier), *credentials.missing_secrets(world, ctx, tier, domain))
         if not credentials.has_secrets(world, tier):
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
             statuses = _status(world, tier, now, kstatus(pending=waiting), fields)
@@ -167,8 +175,11 @@ def _children(
     return world.memo.get(
         redis_tier_children,
         tier.name,
-        (ctx, tier.uid, tier.spec, token, members, models),
-        lambda: redis_tier_children(ctx, tier, models, restart_token=token, members=members),
+        (ctx, world.mark_key, tier.uid, tier.spec, token, members, models),
+        lambda: tuple(
+            marked(world.mark_key, child)
+            for child in redis_tier_children(ctx, tier, models, restart_token=token, members=members)
+        ),
     )
 
 
