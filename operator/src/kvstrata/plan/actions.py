@@ -379,13 +379,15 @@ Action = Write | Question
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do for one key, in this order: actions, objects, deletions, statuses, then other keys. `apply` holds full
-    desired objects; the writer skips those that the server already has. Plan again after `wake_after_s`."""
+    desired objects; the writer skips those that the server already has. The names of `needs` are needed later, and are
+    looked at if another is taken. Plan again after `wake_after_s`."""
 
     actions: tuple[Action, ...] = ()
     apply: tuple[Mapping[str, Any], ...] = ()
     statuses: tuple[StatusWrite, ...] = ()
     enqueue: tuple[Key, ...] = ()
     wake_after_s: float | None = None
+    needs: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -13,6 +13,8 @@ from kvstrata.objects import labels, mark
 from kvstrata.plan.actions import Decision, ReadForeign, Remove, TakeBack
 
 FOREIGN_S = 15.0
+TAKE_OVER = "kvstrata.io/take-over"
+"""Annotation of a parent: foreign objects, as Kind/name with commas between, that it takes over."""
 
 
 def is_ours(
@@ -56,12 +58,17 @@ def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, A
         if (live := world.children.get(slot := (child["kind"], child["metadata"]["name"]))) is not None
         and not is_ours(world.mark_key, reference, live, child)
     ]
-    taken = ", ".join(f"{kind} {name}" for kind, name in sorted({*shown, *foreign_of(world, owner)}))
+    found = {*shown, *foreign_of(world, owner)} - taken_over(owner)
+    taken = ", ".join(f"{kind} {name}" for kind, name in sorted(found))
     if not taken:
         return None
     kind = owner.INFO.kind
-    way_out = "delete them" if kind == CacheDomain.INFO.kind else f"delete them, or rename the {kind}"
-    message = f"objects of others have names that this {kind} needs: {taken}. They are left alone; {way_out}"
+    way_out = "delete them" if kind == CacheDomain.INFO.kind else f"delete them, rename the {kind}"
+    listed = ",".join(f"{kind}/{name}" for kind, name in sorted({*found, *taken_over(owner)}))
+    message = (
+        f"objects of others have names that this {kind} needs: {taken}. They are left alone; {way_out}, or have them "
+        f'taken over by its annotation {TAKE_OVER}: "{listed}"'
+    )
     return Decision(SharedReason.NAME_CONFLICT, message)
 
 
@@ -71,7 +78,15 @@ def read_foreign(world: World, owner: Resource) -> tuple[ReadForeign, ...]:
 
 
 def foreign_of(world: World, owner: Resource) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(slot for slot, uid in world.foreign.items() if uid == owner.uid))
+    """Return foreign objects that writes found under names that `owner` needs, except those to be taken over."""
+    found = {slot for slot, uid in world.foreign.items() if uid == owner.uid}
+    return tuple(sorted(found - taken_over(owner))) if found else ()
+
+
+def taken_over(owner: Resource) -> frozenset[tuple[str, str]]:
+    """Return kind and name of the foreign objects that the user of `owner` has taken over."""
+    named = (one.strip().partition("/") for one in owner.metadata.annotations.get(TAKE_OVER, "").split(","))
+    return frozenset((kind, name) for kind, _, name in named if name)
 
 
 def left_by_predecessor(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:

@@ -19,7 +19,8 @@ from kvstrata.plan.actions import Create, ReadForeign, Remove, SetFinalizers
 from kvstrata.plan.ownership import has_our_label
 
 from . import metrics
-from .domain_store import NameConflictError, note_refusal
+from .claims import claimed
+from .domain_store import note_refusal
 from .events import Events
 from .queue import WorkQueue
 from .store import Store
@@ -83,22 +84,27 @@ class Children:
         """Apply or create a child. After a conflict, apply over an object of the same owner: a watch is late."""
         (kind, name), domain = _slot(wanted), self._store.domain(key.namespace)
         resource, manager = BY_KIND[kind], f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
-        known = domain.children.get((kind, name))
+        known, owner = domain.children.get((kind, name)), _owner(wanted)
         self._may_write()
+        if known is not None:
+            known = await claimed(self._kube, domain, owner, known, wanted)
         try:
-            uid = known["metadata"]["uid"] if known else None
-            return await self._kube.apply(resource, key.namespace, wanted, manager, uid)
+            return await self._kube.apply(
+                resource, key.namespace, wanted, manager, known["metadata"]["uid"] if known else None
+            )
         except KubeError as error:
             if not error.is_conflict:
                 raise
-            found = await self._look(key.namespace, kind, name, _owner(wanted), wanted)
+            found = await self._kube.get(resource, key.namespace, name)
             if found is None:
+                domain.foreign.pop((kind, name), None)
                 self._queue.add_all(self._store.forget(kind, key.namespace, name))
                 raise
-            if (kind, name) in domain.foreign:
-                raise NameConflictError(kind, name) from error
-        self._may_write()
-        return await self._kube.apply(resource, key.namespace, wanted, manager, found["metadata"]["uid"])
+            self._may_write()
+            known = await claimed(self._kube, domain, owner, found, wanted)
+        return await self._kube.apply(
+            resource, key.namespace, wanted, manager, known["metadata"]["uid"] if known else None
+        )
 
     async def remove(self, key: Key, order: Remove) -> None:
         """Delete an object. The store has the result at once: the next plan must not count on the child."""

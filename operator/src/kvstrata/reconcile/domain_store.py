@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from http import HTTPStatus
 from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
@@ -13,20 +12,13 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.clients.kube import KubeError
 from kvstrata.model.guarantees import ClaimIndex
 from kvstrata.model.refs import Key
 from kvstrata.model.world import OBJECTS, DomainState, Ending, World
-from kvstrata.plan.ownership import is_ours
+from kvstrata.plan.ownership import is_ours, taken_over
 from kvstrata.reconcile.background import Clock
 from kvstrata.reconcile.parse import OWN_KINDS, unreadable
-
-
-class NameConflictError(KubeError):
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(HTTPStatus.CONFLICT, SharedReason.NAME_CONFLICT, f"{kind} {name} belongs to others")
 
 
 @dataclass(slots=True)
@@ -149,6 +141,11 @@ class DomainStore(DomainState):
             return True
         self.foreign[slot] = owner["uid"]
         return False
+
+    def takes_over(self, owner: Mapping[str, Any], slot: tuple[str, str]) -> bool:
+        """Whether the object of reference `owner` takes over the object of this kind and name."""
+        found = self.objects[owner["kind"]].get(owner["name"])
+        return found is not None and found.uid == owner["uid"] and slot in taken_over(found)
 
     def forget_ending(self) -> None:
         """Forget the deleted namespace, once nothing that could need its data is left."""

@@ -23,10 +23,11 @@ from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, what_users_may
 from kvstrata.objects.secret import build_secret
 from kvstrata.plan.actions import EnsureSecret, Material, TakeBack, Turn, TurnSecret
-from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
+from kvstrata.reconcile.domain_store import DomainStore
 
 from .audit import record_secret, record_turn
 from .background import Clock
+from .claims import claimed
 from .parse import resource_version
 
 log = logging.getLogger(__name__)
@@ -163,12 +164,13 @@ class SecretStore:
             _record_change(domain.namespace, order, there, values)
         self.observe(domain, written)
 
-    async def read(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a Secret that `owner` needs, or None. Forgets a foreign one, and raises NameConflictError."""
+    async def read(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return a Secret that `owner` needs, or None. Forgets a foreign one, and raises NameConflictError unless it is
+        taken over."""
         found = await self._kube.get(SECRET, domain.namespace, name)
         if found is not None and not domain.belongs_to(owner, found):
             self.forget(domain, name)
-            raise NameConflictError(SECRET.kind, name)
+            return await claimed(self._kube, domain, owner, found)
         return found
 
     async def take_back(self, domain: DomainStore, order: TakeBack) -> dict[str, Any] | None:

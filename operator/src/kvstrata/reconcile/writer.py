@@ -21,7 +21,7 @@ from .audit import record_restore, record_status
 from .background import Leads, utc_now
 from .bundles import Bundles
 from .children import ChildRefusedError, Children
-from .domain_store import NameConflictError
+from .claims import NameConflictError
 from .events import Events
 from .queue import WorkQueue
 from .secrets import SecretStore
@@ -81,7 +81,7 @@ class Writer:
             for write in plan.statuses:
                 await self._write_status(key, write)
         except NameConflictError:
-            await self._children.find_foreign(key.namespace, plan.apply)
+            await self._children.find_foreign(key.namespace, (*plan.apply, *plan.needs))
             if key.kind == BUNDLE:
                 self._queue.add(Key("CachedModel", key.namespace, key.name))
             raise

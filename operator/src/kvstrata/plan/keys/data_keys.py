@@ -27,6 +27,7 @@ from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import Action, EnsureSecret, KeepInKms, Material, Plan, bundle_keys
 from kvstrata.plan.keys.custody import active_custody
+from kvstrata.plan.ownership import foreign_of
 from kvstrata.plan.witnesses import account_for, witnesses_now
 
 LOOK_AGAIN_S = 60.0
@@ -74,10 +75,11 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     else:
         lacking, gone, owner = by_secret(wanted), by_secret(spent), domain.owner_reference()
         drawn_for = domain.status.restored.id if domain.status.restored is not None else ""
+        foreign = foreign_of(world, domain)
         actions = tuple(
             keys_order(name, owner, lacking.get(name, ()), gone.get(name, ()), drawn_for)
             for name in sorted({*lacking, *gone, *back})
-            if ("Secret", name) not in world.foreign
+            if ("Secret", name) not in foreign
         )
     return Plan(
         actions=actions,

@@ -70,8 +70,6 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     stalled = first(chain.RULES, world, model)
     if stalled:
         return _left_alone(world, model, now, kstatus(stalled))
-    if conflict := name_conflict(world, model):
-        return _conflicting(world, model, now, conflict)
     usable = usable_tiers(world, model)
     identity = world.memo.get(cache_identity, model.name, (model.spec,), lambda: cache_identity(model))
     children = _children(world, ctx, model, usable, identity)

@@ -89,23 +89,21 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     if domain is None:
         waiting = Decision(TierReason.PROGRESSING, world.domain_awaited)
         return Plan(statuses=_status(world, tier, now, kstatus(pending=waiting), fields), wake_after_s=1)
-    if conflict := name_conflict(world, tier):
-        return _conflicting(world, tier, now, fields, conflict)
     cluster = cluster_state(world, tier)
     if cluster is not None:
-        if secret := credentials.predecessors_secret(world, tier):
-            return _after_predecessor(world, tier, now, fields, secret)
+        children = _children(world, ctx, tier, cluster.members)
+        left = credentials.predecessors_secret(world, tier) or left_by_predecessor(world, tier, children)
+        if left is not None:
+            return _after_predecessor(world, tier, now, fields, left)
+    if conflict := name_conflict(world, tier, children):
+        return _conflicting(world, tier, now, fields, conflict)
+    if cluster is not None:
         actions = (*secrets_to_take_back(world, tier), *credentials.missing_secrets(world, ctx, tier, domain))
         if not credentials.has_secrets(world, tier):
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
             statuses = _status(world, tier, now, kstatus(pending=waiting), fields)
-            return Plan(actions=actions, statuses=statuses, wake_after_s=0.2)
-        children = _children(world, ctx, tier, cluster.members)
+            return Plan(actions=actions, statuses=statuses, wake_after_s=0.2, needs=children)
         tended = credentials.tend_credentials(world, ctx, tier, domain, cluster.servers, now)
-    if left := left_by_predecessor(world, tier, children):
-        return _after_predecessor(world, tier, now, fields, left)
-    if conflict := name_conflict(world, tier, children):
-        return _conflicting(world, tier, now, fields, conflict)
     report, states = report_of(world, tier), _states(world, tier)
     away = _why_away(world, tier, report) if report is not None and not report.reachable else None
     cut_off = sorted({pod for pod, state in states if state.breaker == "open"})

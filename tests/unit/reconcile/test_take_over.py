@@ -1,0 +1,109 @@
+"""Foreign objects that the user of a parent takes over, by an annotation that lists them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstrata.objects import names
+from kvstrata.plan.ownership import TAKE_OVER
+from tests.support.objects import Raw
+from tests.support.worlds import Simulation
+from tests.unit.reconcile.test_foreign_objects import (
+    DOMAIN,
+    EACH_CHILD,
+    MODEL,
+    OBJECTS,
+    TIER,
+    foreign,
+    in_the_way,
+    live,
+    owners,
+)
+from tests.unit.reconcile.test_taking_back import as_backup_tools_do, settled
+
+
+def annotate(simulation: Simulation, owner: tuple[str, str], listed: str) -> None:
+    raw = live(simulation, *owner)
+    simulation.put({**raw, "metadata": {**raw["metadata"], "annotations": {TAKE_OVER: listed}}})
+
+
+def proposed(message: str) -> str:
+    """The annotation that a message proposes."""
+    return message.partition(f'{TAKE_OVER}: "')[2].partition('"')[0]
+
+
+@EACH_CHILD
+def test_a_listed_object_is_taken_over_with_content_of_its_new_parent(
+    kind: str, name: str, owner: tuple[str, str]
+) -> None:
+    simulation = Simulation(foreign(kind, name), *OBJECTS)
+    simulation.advance(60)
+    listed = proposed(in_the_way(simulation, owner))
+    assert listed == f"{kind}/{name}"
+    before: Raw = live(simulation, kind, name)
+    annotate(simulation, owner, listed)
+    simulation.advance(30)
+    simulation.come_to_rest()
+    after = live(simulation, kind, name)
+    assert owners(after) == [owner]
+    assert in_the_way(simulation, owner) == ""
+    if kind in ("Deployment", "StatefulSet"):
+        assert after["metadata"]["uid"] == before["metadata"]["uid"], "its pods stay"
+    else:
+        assert "mine" not in after.get("data", {})
+        assert after.get("spec", {}).get("selector", {}).get("app") != "somebody"
+    assert simulation.unsettled() == {}
+
+
+def test_only_listed_objects_are_taken_over() -> None:
+    simulation = Simulation(foreign("Service", "kvs-tiny"), foreign("ServiceAccount", "kvs-tiny"), *OBJECTS)
+    simulation.advance(60)
+    annotate(simulation, MODEL, "Service/kvs-tiny, Service/kvs-other")
+    before = live(simulation, "ServiceAccount", "kvs-tiny")
+    simulation.advance(60)
+    message = in_the_way(simulation, MODEL)
+    assert "needs: ServiceAccount kvs-tiny." in message
+    assert "Service/kvs-tiny" in proposed(message), "the proposed value keeps those that are listed"
+    assert live(simulation, "ServiceAccount", "kvs-tiny") == before
+
+
+def test_every_conflict_is_named_at_once_labelled_or_not_secret_or_not() -> None:
+    """Restored with another installation's marks: nothing is named only after another was taken over."""
+    simulation = as_backup_tools_do(settled(), b"another installation")
+    simulation.advance(30)
+    taken = {owner: proposed(in_the_way(simulation, owner)).split(",") for owner in (TIER, DOMAIN)}
+    assert taken[DOMAIN] == ["Secret/kvstrata-domain"]
+    annotate(simulation, DOMAIN, ",".join(taken[DOMAIN]))
+    simulation.advance(30)
+    taken = {owner: proposed(in_the_way(simulation, owner)).split(",") for owner in (TIER, MODEL)}
+    assert len(taken[TIER]) == 6
+    assert len(taken[MODEL]) >= 9
+    for owner, listed in taken.items():
+        annotate(simulation, owner, ",".join(listed))
+    simulation.advance(60)
+    left = proposed(in_the_way(simulation, MODEL))
+    if left:  # a shard of the bundle, which is named by the root that was in the way
+        annotate(simulation, MODEL, left)
+    simulation.advance(60)
+    simulation.come_to_rest()
+    assert simulation.unsettled() == {}
+
+
+def test_a_key_that_others_may_know_is_not_taken_over_with_its_secret() -> None:
+    known = foreign("Secret", names.DOMAIN_KEY_SECRET)
+    known["data"] = {names.DOMAIN_KEY_DATA_KEY: "a" * 43 + "="}
+    simulation = Simulation(known, *OBJECTS)
+    simulation.advance(30)
+    annotate(simulation, DOMAIN, f"Secret/{names.DOMAIN_KEY_SECRET}")
+    simulation.come_to_rest()
+    drawn = live(simulation, "Secret", names.DOMAIN_KEY_SECRET)["data"][names.DOMAIN_KEY_DATA_KEY]
+    assert drawn != "a" * 43 + "="
+    assert owners(live(simulation, "Secret", names.DOMAIN_KEY_SECRET)) == [DOMAIN]
+
+
+@pytest.mark.parametrize("listed", ["", "kvs-tiny", "Service/", "/kvs-tiny", "Service", ",,"])
+def test_an_annotation_that_names_no_object_takes_nothing_over(listed: str) -> None:
+    simulation = Simulation(foreign("Service", "kvs-tiny"), *OBJECTS)
+    annotate(simulation, MODEL, listed)
+    simulation.advance(30)
+    assert owners(live(simulation, "Service", "kvs-tiny")) == []
