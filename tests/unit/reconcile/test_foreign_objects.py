@@ -213,6 +213,37 @@ def test_all_that_is_in_the_way_is_named_at_once() -> None:
     assert live(simulation, "Deployment", "kvs-tiny") is None, "pods without their NetworkPolicy"
 
 
+@EACH_CHILD
+def test_the_end_of_a_conflict_wakes_the_parent_at_once(kind: str, name: str, owner: tuple[str, str]) -> None:
+    """One with our label by its event; one without, which no watch shows, is read each second at first."""
+    for labels, within_s in (({"app.kubernetes.io/managed-by": "kvstrata"}, 0.4), ({"app": "somebody"}, 1.6)):
+        theirs = foreign(kind, name)
+        theirs["metadata"]["labels"] = labels
+        simulation = Simulation(theirs, *OBJECTS)
+        simulation.advance(6)
+        assert f"{kind} {name}" in in_the_way(simulation, owner)
+        simulation.delete(kind, name)
+        simulation.advance(within_s)
+        assert in_the_way(simulation, owner) == "", labels
+
+
+def test_one_that_goes_is_named_no_longer_while_another_stays() -> None:
+    simulation = Simulation(foreign("Service", "kvs-tiny"), foreign("ServiceAccount", "kvs-tiny"), *OBJECTS)
+    simulation.advance(5)
+    simulation.delete("Service", "kvs-tiny")
+    simulation.advance(2)
+    assert "needs: ServiceAccount kvs-tiny." in in_the_way(simulation, MODEL)
+
+
+def test_a_conflict_that_lasts_is_read_every_15_seconds() -> None:
+    simulation = Simulation(foreign("Service", "kvs-tiny"), *OBJECTS)
+    simulation.advance(600)
+    before = len(simulation.plans)
+    simulation.advance(60)
+    planned = [key for key, _ in simulation.plans[before:] if key.kind == "CachedModel"]
+    assert 3 <= len(planned) <= 6
+
+
 def test_a_name_that_is_needed_no_more_is_no_conflict() -> None:
     simulation = Simulation(foreign("PodDisruptionBudget", "kvs-tiny"), *OBJECTS)
     simulation.advance(60)

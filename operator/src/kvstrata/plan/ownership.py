@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.conditions import STALLED
 from kvstrata.api.reasons import SharedReason
 from kvstrata.model.world import World
 from kvstrata.objects import labels, mark
@@ -48,9 +50,9 @@ def has_our_label(live: Mapping[str, Any]) -> bool:
     return labels.OWNED.items() <= (live["metadata"].get("labels") or {}).items()
 
 
-def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> Decision | None:
-    """Return a decision that names foreign objects with names that `owner` needs, None if there are none. `wanted`
-    objects are compared with watches; further ones were found by writes."""
+def conflicting(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> list[tuple[str, str]]:
+    """Return kind and name of every foreign object with a name that `owner` needs, except those to be taken over.
+    `wanted` objects are compared with watches; further ones were found by writes."""
     reference = owner.owner_reference()
     shown = [
         slot
@@ -58,23 +60,36 @@ def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, A
         if (live := world.children.get(slot := (child["kind"], child["metadata"]["name"]))) is not None
         and not is_ours(world.mark_key, reference, live, child)
     ]
-    found = {*shown, *foreign_of(world, owner)} - taken_over(owner)
-    taken = ", ".join(f"{kind} {name}" for kind, name in sorted(found))
-    if not taken:
+    return sorted({*shown, *foreign_of(world, owner)} - taken_over(owner)) if shown or world.foreign else []
+
+
+def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> Decision | None:
+    """Return a decision that names all foreign objects with names that `owner` needs, None if there are none."""
+    found = conflicting(world, owner, wanted)
+    if not found:
         return None
-    kind = owner.INFO.kind
-    way_out = "delete them" if kind == CacheDomain.INFO.kind else f"delete them, rename the {kind}"
+    owner_kind = owner.INFO.kind
+    way_out = "delete them" if owner_kind == CacheDomain.INFO.kind else f"delete them, rename the {owner_kind}"
+    taken = ", ".join(f"{kind} {name}" for kind, name in found)
     listed = ",".join(f"{kind}/{name}" for kind, name in sorted({*found, *taken_over(owner)}))
     message = (
-        f"objects of others have names that this {kind} needs: {taken}. They are left alone; {way_out}, or have them "
-        f'taken over by its annotation {TAKE_OVER}: "{listed}"'
+        f"objects of others have names that this {owner_kind} needs: {taken}. They are left alone; {way_out}, or have "
+        f'them taken over by its annotation {TAKE_OVER}: "{listed}"'
     )
     return Decision(SharedReason.NAME_CONFLICT, message)
 
 
-def read_foreign(world: World, owner: Resource) -> tuple[ReadForeign, ...]:
-    met = foreign_of(world, owner)
-    return (ReadForeign(met, owner.owner_reference()),) if met else ()
+def read_foreign(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> tuple[ReadForeign, ...]:
+    found = conflicting(world, owner, wanted)
+    return (ReadForeign(tuple(found), owner.owner_reference()),) if found else ()
+
+
+def foreign_wait_s(owner: Resource, now: datetime) -> float:
+    """Return when to read foreign objects again, which no watch shows: at first each second, a person is at work."""
+    stalled = getattr(owner, "status").condition(STALLED)  # noqa: B009  (declared by each kind)
+    is_old = stalled is not None and stalled.reason == SharedReason.NAME_CONFLICT
+    age_s = (now - stalled.last_transition_time).total_seconds() if is_old else 0.0
+    return min(FOREIGN_S, max(1.0, age_s / 20))
 
 
 def foreign_of(world: World, owner: Resource) -> tuple[tuple[str, str], ...]:
@@ -86,7 +101,7 @@ def foreign_of(world: World, owner: Resource) -> tuple[tuple[str, str], ...]:
 def taken_over(owner: Resource) -> frozenset[tuple[str, str]]:
     """Return kind and name of the foreign objects that the user of `owner` has taken over."""
     named = (one.strip().partition("/") for one in owner.metadata.annotations.get(TAKE_OVER, "").split(","))
-    return frozenset((kind, name) for kind, _, name in named if name)
+    return frozenset((kind, name) for kind, _, name in named if kind and name)
 
 
 def left_by_predecessor(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND, SERVICE_MONITOR
-from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
+from kvstrata.model.refs import FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects.applied import difference, missing, part_of
 from kvstrata.plan.actions import Create, ReadForeign, Remove, SetFinalizers
 from kvstrata.plan.ownership import has_our_label
@@ -97,7 +97,6 @@ class Children:
                 raise
             found = await self._kube.get(resource, key.namespace, name)
             if found is None:
-                domain.foreign.pop((kind, name), None)
                 self._queue.add_all(self._store.forget(kind, key.namespace, name))
                 raise
             self._may_write()
@@ -162,13 +161,9 @@ class Children:
         self._queue.add_all(self._store.observe(stored))
 
     async def read_foreign(self, key: Key, order: ReadForeign) -> None:
-        """Read foreign objects again; enqueue `key` when the last one is gone."""
-        foreign = self._store.domain(key.namespace).foreign
-        for kind, name in order.slots:
-            if (kind, name) in foreign:
-                await self._look(key.namespace, kind, name, order.owner)
-        if not any(slot in foreign for slot in order.slots):
-            self._queue.add_all({key, Key(BUNDLE, key.namespace, key.name)} if key.kind == "CachedModel" else {key})
+        """Read foreign objects again; one that is gone wakes its parent."""
+        for slot in order.slots:
+            await self._look(key.namespace, *slot, order.owner)
 
     async def _look(
         self,
@@ -177,15 +172,15 @@ class Children:
         name: str,
         owner: Mapping[str, Any],
         desired: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any] | None:
+    ) -> None:
         """Read an object by name and record whether it belongs to `owner`."""
         domain = self._store.domain(namespace)
         found = await self._kube.get(BY_KIND[kind], namespace, name)
+        waiting = domain.waiting((kind, name))
         if found is None:
             domain.foreign.pop((kind, name), None)
-        else:
-            domain.belongs_to(owner, found, desired)
-        return found
+        if found is None or domain.belongs_to(owner, found, desired):
+            self._queue.add_all(waiting)
 
 
 class ChildRefusedError(KubeError):

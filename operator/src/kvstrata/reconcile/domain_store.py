@@ -14,7 +14,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.guarantees import ClaimIndex
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import OBJECTS, DomainState, Ending, World
 from kvstrata.plan.ownership import is_ours, taken_over
 from kvstrata.reconcile.background import Clock
@@ -141,6 +141,14 @@ class DomainStore(DomainState):
             return True
         self.foreign[slot] = owner["uid"]
         return False
+
+    def waiting(self, slot: tuple[str, str]) -> frozenset[Key]:
+        """Return the keys that wait for the end of a foreign object."""
+        uid = self.foreign.get(slot)
+        named = ((kind, one) for kind, objects in self.objects.items() for one in objects.values())
+        kinds = [(kind, one.name) for kind, one in named if one.uid == uid] if uid is not None else []
+        bundles = {Key(BUNDLE, self.namespace, name) for kind, name in kinds if kind == "CachedModel"}
+        return frozenset(bundles | {Key(kind, self.namespace, name) for kind, name in kinds})
 
     def takes_over(self, owner: Mapping[str, Any], slot: tuple[str, str]) -> bool:
         """Whether the object of reference `owner` takes over the object of this kind and name."""

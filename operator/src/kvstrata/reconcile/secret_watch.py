@@ -49,7 +49,9 @@ class SecretWatch:
         keys_before = domain.domain_key, domain.data_keys
         if not self._secret_store.forget(domain, raw["metadata"]["name"], resource_version(raw)):
             return frozenset()
-        return self._affected(domain, raw, keys_before, owners(raw))
+        waiting = domain.waiting(slot := (raw["kind"], raw["metadata"]["name"]))
+        domain.foreign.pop(slot, None)
+        return self._affected(domain, raw, keys_before, owners(raw)) | waiting
 
     def _affected(
         self, domain: DomainStore, raw: Raw, keys_before: tuple[object, object], others: frozenset[Key]

@@ -69,10 +69,11 @@ class Store:
         if kind == "Pod":
             return self._observe_pod(d, raw)
         self._disown(d, slot)
-        before, d.children[slot] = d.children.get(slot), raw
+        before, waiting, d.children[slot] = d.children.get(slot), d.waiting(slot), raw
+        d.foreign.pop(slot, None)
         for uid in controllers(raw):
             d.owned[uid].add(slot)
-        return owners(raw) | (owners(before) if before else frozenset())
+        return owners(raw) | waiting | (owners(before) if before else frozenset())
 
     def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
         """Record that an object is gone; `last` is its final state if known."""
@@ -92,9 +93,10 @@ class Store:
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
         self._disown(d, (kind, name))
-        child = d.children.pop((kind, name), None)
+        child, waiting = d.children.pop((kind, name), None), d.waiting((kind, name))
+        d.foreign.pop((kind, name), None)
         d.memo.forget(name)
-        return owners(child) if child else frozenset()
+        return waiting | owners(child) if child else waiting
 
     def names(self, kind: str, namespace: str) -> frozenset[str]:
         d = self.domain(namespace)

@@ -24,7 +24,7 @@ from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enfor
 from kvstrata.plan.conditions import false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
 from kvstrata.plan.keys.data_keys import LOOK_AGAIN_S, is_lost, plan_data_keys
-from kvstrata.plan.ownership import FOREIGN_S, foreign_of, name_conflict, read_foreign, secrets_to_take_back
+from kvstrata.plan.ownership import foreign_of, foreign_wait_s, name_conflict, read_foreign, secrets_to_take_back
 from kvstrata.plan.rules.policy import budget_problem
 from kvstrata.plan.scopes import fresh_epoch, held, keyspace_of
 
@@ -53,11 +53,13 @@ def plan_domain(world: World, now: datetime) -> Plan:
     if world.domain_key is None or restore.key_is_old(world):
         if conflict is not None and ("Secret", names.DOMAIN_KEY_SECRET) in foreign_of(world, domain):
             statuses = write_status(domain, now, kstatus(conflict), {})
-            return Plan(actions=read_foreign(world, domain), statuses=statuses, wake_after_s=FOREIGN_S)
+            return Plan(
+                actions=read_foreign(world, domain), statuses=statuses, wake_after_s=foreign_wait_s(domain, now)
+            )
         return _draw_key(world, domain, now)
     report = _report(world, domain, now, conflict)
     keys = plan_data_keys(world, domain, now)
-    waits = (keys.wake_after_s, report.wake_after_s, FOREIGN_S if conflict is not None else None)
+    waits = (keys.wake_after_s, report.wake_after_s, foreign_wait_s(domain, now) if conflict is not None else None)
     return replace(
         report,
         actions=(*read_foreign(world, domain), *secrets_to_take_back(world, domain), *keys.actions),

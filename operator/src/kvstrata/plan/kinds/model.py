@@ -33,7 +33,13 @@ from kvstrata.plan.kinds.model_certificate import certificate_shown, is_usable
 from kvstrata.plan.kinds.model_identity import fingerprints, resolution
 from kvstrata.plan.kinds.model_pods import event_questions, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
-from kvstrata.plan.ownership import FOREIGN_S, name_conflict, no_longer_wanted, read_foreign, secrets_to_take_back
+from kvstrata.plan.ownership import (
+    foreign_wait_s,
+    name_conflict,
+    no_longer_wanted,
+    read_foreign,
+    secrets_to_take_back,
+)
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as chain
@@ -74,7 +80,8 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     identity = world.memo.get(cache_identity, model.name, (model.spec,), lambda: cache_identity(model))
     children = _children(world, ctx, model, usable, identity)
     if conflict := name_conflict(world, model, children):
-        return _conflicting(world, model, now, conflict)
+        made = _left_alone(world, model, now, kstatus(conflict))
+        return replace(made, actions=read_foreign(world, model, children), wake_after_s=foreign_wait_s(model, now))
     rolled_out = _rolled_out(world, model)
     if not _is_written(world, model, children):
         rolled_out = false(ConditionType.ROLLED_OUT, SharedReason.ROLLING_OUT, "the Deployment is being written")
@@ -91,11 +98,6 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
         enqueue=(Key(BUNDLE, world.namespace, model.name),) if model.name not in world.bundles else (),
         wake_after_s=former.wake_after_s,
     )
-
-
-def _conflicting(world: World, model: CachedModel, now: datetime, conflict: Decision) -> Plan:
-    made = _left_alone(world, model, now, kstatus(conflict))
-    return replace(made, actions=read_foreign(world, model), wake_after_s=FOREIGN_S)
 
 
 def _left_alone(

@@ -23,7 +23,7 @@ from kvstrata.plan.budgets.capacity import guaranteed_bytes
 from kvstrata.plan.conditions import Finding, changes_only, false, kstatus, repeated, true, unknown, write_status
 from kvstrata.plan.kinds.tier_promises import file_findings, most_used, promises, restores, used_now
 from kvstrata.plan.ownership import (
-    FOREIGN_S,
+    foreign_wait_s,
     left_by_predecessor,
     name_conflict,
     no_longer_wanted,
@@ -96,7 +96,9 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         if left is not None:
             return _after_predecessor(world, tier, now, fields, left)
     if conflict := name_conflict(world, tier, children):
-        return _conflicting(world, tier, now, fields, conflict)
+        statuses = _status(world, tier, now, kstatus(conflict), {**fields, **_UNKNOWN_USE})
+        again = read_foreign(world, tier, children)
+        return Plan(actions=again, statuses=statuses, wake_after_s=foreign_wait_s(tier, now))
     if cluster is not None:
         actions = (*secrets_to_take_back(world, tier), *credentials.missing_secrets(world, ctx, tier, domain))
         if not credentials.has_secrets(world, tier):
@@ -190,11 +192,6 @@ def _after_predecessor(world: World, tier: CacheTier, now: datetime, fields: Map
     )
     statuses = _status(world, tier, now, kstatus(pending=waiting), {**fields, **_UNKNOWN_USE})
     return Plan(statuses=statuses, wake_after_s=PREDECESSOR_S)
-
-
-def _conflicting(world: World, tier: CacheTier, now: datetime, fields: Mapping[str, Any], conflict: Decision) -> Plan:
-    statuses = _status(world, tier, now, kstatus(conflict), {**fields, **_UNKNOWN_USE})
-    return Plan(actions=read_foreign(world, tier), statuses=statuses, wake_after_s=FOREIGN_S)
 
 
 def _paced(tier: CacheTier, writes: tuple[StatusWrite, ...]) -> tuple[StatusWrite, ...]:
