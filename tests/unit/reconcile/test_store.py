@@ -123,6 +123,7 @@ def test_a_models_bundle_is_forgotten_with_it() -> None:
     simulation = Simulation(model())
     simulation.settle()
     simulation.delete("CachedModel", "tiny")
+    simulation.settle()
     assert simulation.world.bundles == {}
 
 

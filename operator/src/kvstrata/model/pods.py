@@ -211,6 +211,7 @@ class SecretFacts:
     owners: frozenset[str] = frozenset()
     parent: tuple[str, str] | None = None
     of_bundle: bool = False
+    uid: str = ""
 
     def has_same_content_as(self, other: SecretFacts) -> bool:
         return replace(self, resource_version="") == replace(other, resource_version="")
@@ -218,9 +219,11 @@ class SecretFacts:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An object that this version cannot read. `reported`: its status shows that already."""
+    """An object that this version cannot read. `reported`: its status shows that already. `finalizers` are those of an
+    object under deletion."""
 
     problem: str
     generation: int
     resource_version: str
     reported: bool
+    finalizers: tuple[str, ...] = ()

@@ -66,7 +66,8 @@ def unreadable(raw: Mapping[str, Any], problem: str) -> Unreadable:
         c.get("type") == "Stalled" and c.get("reason") == "InvalidSpec" and c.get("observedGeneration") == generation
         for c in conditions
     )
-    return Unreadable(problem, generation, metadata.get("resourceVersion", ""), reported)
+    finalizers = tuple(metadata.get("finalizers") or ()) if "deletionTimestamp" in metadata else ()
+    return Unreadable(problem, generation, metadata.get("resourceVersion", ""), reported, finalizers)
 
 
 def resource_version(raw: Mapping[str, Any]) -> int:

@@ -97,6 +97,7 @@ class SecretStore:
             drawn_for=_drawn_for(raw),
             owners=owners,
             parent=mark.parent_of(raw) if is_marked(domain, raw) else None,
+            uid=raw["metadata"].get("uid", ""),
             of_bundle=(raw["metadata"].get("labels") or {}).get(labels.COMPONENT) == "bundle",
         )
         if name == names.DOMAIN_KEY_SECRET:

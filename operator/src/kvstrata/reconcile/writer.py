@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstrata.api.reasons import DomainReason
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.resources import BY_KIND
+from kvstrata.clients.resources import BY_KIND, SECRET
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan import actions
 from kvstrata.plan.actions import Plan, StatusWrite
@@ -63,7 +63,7 @@ class Writer:
             actions.EmptySecrets: self.bundles.empty,
             actions.Create: children.create,
             actions.SetFinalizers: children.set_finalizers,
-            actions.Remove: children.remove,
+            actions.Remove: self._remove,
             actions.ReadForeign: children.read_foreign,
         }
 
@@ -144,6 +144,16 @@ class Writer:
         await self._secret_store.ensure(domain, order)
         if domain.domain_key != before:
             self._queue.add_all({other for other in self._store.all_keys() if other.namespace == key.namespace})
+
+    async def _remove(self, key: Key, order: actions.Remove) -> None:
+        """Delete an object. A namespace under deletion may have lost the operator's rights, and deletes it itself."""
+        try:
+            await self._children.remove(key, order)
+        except KubeError as error:
+            if not (error.is_refusal and await self._kube.is_ending(key.namespace)):
+                raise
+        if order.kind == SECRET.kind:
+            self._secret_store.forget(self._store.domain(key.namespace), order.name)
 
     async def _turn(self, key: Key, order: actions.TurnSecret) -> None:
         self._may_write()

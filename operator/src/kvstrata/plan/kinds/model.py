@@ -30,6 +30,7 @@ from kvstrata.plan.bundle.enforcement import coverage, rules_are_committed, tier
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.isolation import Isolation, isolation, probes_due
 from kvstrata.plan.kinds.model_certificate import certificate_shown, is_usable
+from kvstrata.plan.kinds.model_deletion import departure, finalizer_due
 from kvstrata.plan.kinds.model_identity import fingerprints, resolution
 from kvstrata.plan.kinds.model_pods import event_questions, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
@@ -52,7 +53,13 @@ from kvstrata.plan.witnesses import witnesses_of
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
     model = world.models.get(name)
     if model is None or model.metadata.deleting:
-        return Plan((ReportIsolation(name, failed=False), ReportFormer(name, 0)))
+        reports = ReportIsolation(name, failed=False), ReportFormer(name, 0)
+        if model is None:
+            return Plan(reports)
+        children = () if first(chain.RULES, world, model) else _desired(world, ctx, model)
+        return Plan((*reports, *departure(world, model, children)))
+    if (held := finalizer_due(model)) is not None:
+        return held
     made = _plan(world, ctx, model, now)
     questions, probe_in_s = probes_due(world, model, now)
     looks, look_in_s = event_questions(world, model, now)
@@ -76,9 +83,7 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     stalled = first(chain.RULES, world, model)
     if stalled:
         return _left_alone(world, model, now, kstatus(stalled))
-    usable = usable_tiers(world, model)
-    identity = world.memo.get(cache_identity, model.name, (model.spec,), lambda: cache_identity(model))
-    children = _children(world, ctx, model, usable, identity)
+    identity, children = _identity(world, model), _desired(world, ctx, model)
     if conflict := name_conflict(world, model, children):
         made = _left_alone(world, model, now, kstatus(conflict))
         return replace(made, actions=read_foreign(world, model, children), wake_after_s=foreign_wait_s(model, now))
@@ -98,6 +103,10 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
         enqueue=(Key(BUNDLE, world.namespace, model.name),) if model.name not in world.bundles else (),
         wake_after_s=former.wake_after_s,
     )
+
+
+def _identity(world: World, model: CachedModel) -> str:
+    return world.memo.get(cache_identity, model.name, (model.spec,), lambda: cache_identity(model))
 
 
 def _left_alone(
@@ -121,9 +130,8 @@ def _default_tier(model: CachedModel) -> dict[str, Any]:
     }
 
 
-def _children(
-    world: World, ctx: BuildContext, model: CachedModel, tiers: tuple[CacheTier, ...], identity: str
-) -> tuple[dict[str, Any], ...]:
+def _desired(world: World, ctx: BuildContext, model: CachedModel) -> tuple[dict[str, Any], ...]:
+    tiers, identity = usable_tiers(world, model), _identity(world, model)
     committed = world.bundles.get(model.name)
     shard_count = max(1, len(committed.bundle.root.shards)) if committed else 1
     has_pools = bool(pools_of(world, model) or (committed is not None and committed.bundle.root.pools))

@@ -15,6 +15,7 @@ from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan, StatusWrite
 from kvstrata.plan.conditions import kstatus, status_from_nothing, write_status
 from kvstrata.plan.erasure.policy_deletion import plan_creation_refused
+from kvstrata.plan.kinds.model_deletion import FINALIZER, released
 
 MOST_CHARACTERS = 4000
 
@@ -27,15 +28,18 @@ def plan_refused(world: World, key: Key, sentence: str, now: datetime) -> Plan:
     if policy is not None and policy.metadata.deleting:
         return plan_creation_refused(policy, sentence[:MOST_CHARACTERS], now)
     owner: Resource | None = world.objects(key.kind).get(key.name)
-    if owner is None or owner.metadata.deleting:
+    if owner is None or (owner.metadata.deleting and FINALIZER not in owner.metadata.finalizers):
         return Plan()
     refused = Decision(SharedReason.CHILD_REFUSED, sentence[:MOST_CHARACTERS])
     return Plan(statuses=write_status(owner, now, kstatus(refused), {}, keeps_others=True))
 
 
 def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
-    """Report the problem; the last enforced state stays in force."""
+    """Report the problem; the last enforced state stays in force. A deleted model is released, because nothing of it
+    can be looked for: its children go by their owner references."""
     found = world.unreadable[key]
+    if FINALIZER in found.finalizers:
+        return Plan((released(found.finalizers, found.resource_version),))
     if found.reported:
         return Plan()
     message = f"this version cannot read the object, so its last readable policy stays in force: {found.problem}"
