@@ -16,6 +16,7 @@ from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.contract.wire import to_wire
 from kvstrata.objects import labels, names
 from kvstrata.objects.applied import APPLIED
+from kvstrata.objects.mark import MARK
 from tests.support.objects import NAMESPACE
 from tests.support.worlds import Simulation
 
@@ -37,7 +38,7 @@ _TIMES = frozenset(
     }
 )
 _COUNTERS = frozenset({"resourceVersion", "bundleRevision", "revision", "digest"})
-_DIGESTS = frozenset({APPLIED, labels.TLS_REVISION})
+_DIGESTS = frozenset({APPLIED, MARK, labels.TLS_REVISION})
 """Annotations that follow from random material; that they are current is tested by planning again."""
 
 

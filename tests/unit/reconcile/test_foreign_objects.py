@@ -286,7 +286,7 @@ def test_a_secret_of_data_keys_that_others_have_stops_no_other() -> None:
     tenants = [f"tenant-{number}" for number in range(20)]
     simulation.put(*(policy(tenant) for tenant in tenants))
     simulation.advance(30)
-    assert in_the_way(simulation, DOMAIN).count("Secret") == 1
+    assert in_the_way(simulation, DOMAIN).count("Secret kvstrata") == 1
     epochs = [simulation.status("TenantCachePolicy", tenant)["scope"]["epoch"] for tenant in tenants]
     lacking = [epoch for epoch in epochs if epoch not in simulation.world.data_keys]
     assert len(lacking) < len(tenants)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.conditions import STALLED
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import SharedReason
 from kvstrata.model.world import World
 from kvstrata.objects import labels, mark
@@ -38,11 +38,12 @@ def secrets_to_take_back(world: World, owner: Resource, *, bundle: bool = False)
     me, reference = (owner.INFO.kind, owner.name), owner.owner_reference()
     if not world.mark_key:
         return ()
-    return tuple(
-        TakeBack(name, reference)
-        for name, facts in sorted(world.secrets.items())
+    found = [
+        name
+        for name, facts in world.secrets.items()
         if (facts.parent == me) != (owner.uid in facts.owners) and facts.of_bundle == bundle
-    )
+    ]
+    return tuple(TakeBack(name, reference) for name in sorted(found))
 
 
 def has_our_label(live: Mapping[str, Any]) -> bool:
@@ -79,14 +80,19 @@ def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, A
     return Decision(SharedReason.NAME_CONFLICT, message)
 
 
-def read_foreign(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> tuple[ReadForeign, ...]:
+def read_foreign(
+    world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = (), secrets: Iterable[str] = ()
+) -> tuple[ReadForeign, ...]:
+    """Return the order to read the foreign objects of a conflict again. `secrets` are names of Secrets that `owner`
+    needs: those that it does not have are read as well, so that all are reported at once."""
     found = conflicting(world, owner, wanted)
-    return (ReadForeign(tuple(found), owner.owner_reference()),) if found else ()
+    lacking = {("Secret", name) for name in secrets if name not in world.secrets} - taken_over(owner)
+    return (ReadForeign(tuple(sorted({*found, *lacking})), owner.owner_reference()),) if found else ()
 
 
 def foreign_wait_s(owner: Resource, now: datetime) -> float:
     """Return when to read foreign objects again, which no watch shows: at first each second, a person is at work."""
-    stalled = getattr(owner, "status").condition(STALLED)  # noqa: B009  (declared by each kind)
+    stalled = getattr(owner, "status").condition(ConditionType.STALLED)  # noqa: B009  (declared by each kind)
     is_old = stalled is not None and stalled.reason == SharedReason.NAME_CONFLICT
     age_s = (now - stalled.last_transition_time).total_seconds() if is_old else 0.0
     return min(FOREIGN_S, max(1.0, age_s / 20))

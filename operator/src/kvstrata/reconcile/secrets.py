@@ -87,7 +87,8 @@ class SecretStore:
         if version and version < domain.versions.of(slot):
             return
         owners = frozenset(owner["uid"] for owner in raw["metadata"].get("ownerReferences") or ())
-        if not owners and not is_marked(domain, raw):
+        parent = _marked_parent(domain, raw)
+        if not owners and parent is None:
             self.forget(domain, name, version)
             return
         domain.versions.seen(slot, version)
@@ -96,7 +97,7 @@ class SecretStore:
             self._facts(raw, values),
             drawn_for=_drawn_for(raw),
             owners=owners,
-            parent=mark.parent_of(raw) if is_marked(domain, raw) else None,
+            parent=parent,
             uid=raw["metadata"].get("uid", ""),
             of_bundle=(raw["metadata"].get("labels") or {}).get(labels.COMPONENT) == "bundle",
         )
@@ -146,6 +147,7 @@ class SecretStore:
             values = there  # Lists and watches select by label: without labels it would be missed again and again.
         if values is None:
             return
+        written: Mapping[str, Any]
         body = _built(domain, order, values, annotations)
         if stored is None:
             try:
@@ -295,10 +297,10 @@ class SecretStore:
                 return self._issued(order) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
 
 
-def is_marked(domain: DomainStore, raw: Mapping[str, Any]) -> bool:
-    """Whether a Secret has a mark that holds."""
+def _marked_parent(domain: DomainStore, raw: Mapping[str, Any]) -> mark.Parent | None:
+    """Return the parent that a mark of a Secret proves, or None."""
     parent = mark.parent_of(raw)
-    return parent is not None and mark.holds(domain.mark_key, raw, parent)
+    return parent if parent is not None and mark.holds(domain.mark_key, raw, parent) else None
 
 
 def _built(

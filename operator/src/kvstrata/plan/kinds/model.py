@@ -86,7 +86,8 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     identity, children = _identity(world, model), _desired(world, ctx, model)
     if conflict := name_conflict(world, model, children):
         made = _left_alone(world, model, now, kstatus(conflict))
-        return replace(made, actions=read_foreign(world, model, children), wake_after_s=foreign_wait_s(model, now))
+        again = read_foreign(world, model, children, (names.gate_tls(model.name),))
+        return replace(made, actions=again, wake_after_s=foreign_wait_s(model, now))
     rolled_out = _rolled_out(world, model)
     if not _is_written(world, model, children):
         rolled_out = false(ConditionType.ROLLED_OUT, SharedReason.ROLLING_OUT, "the Deployment is being written")

@@ -97,7 +97,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             return _after_predecessor(world, tier, now, fields, left)
     if conflict := name_conflict(world, tier, children):
         statuses = _status(world, tier, now, kstatus(conflict), {**fields, **_UNKNOWN_USE})
-        again = read_foreign(world, tier, children)
+        again = read_foreign(world, tier, children, credentials.own_secrets(tier) if cluster is not None else ())
         return Plan(actions=again, statuses=statuses, wake_after_s=foreign_wait_s(tier, now))
     if cluster is not None:
         actions = (*secrets_to_take_back(world, tier), *credentials.missing_secrets(world, ctx, tier, domain))

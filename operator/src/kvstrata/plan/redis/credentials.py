@@ -55,13 +55,13 @@ class Tending:
 
 def has_secrets(world: World, tier: CacheTier) -> bool:
     """Whether the operator's Secrets of a managed tier all exist; servers cannot start without them."""
-    return all(name in world.secrets for name in _own_secrets(tier))
+    return all(name in world.secrets for name in own_secrets(tier))
 
 
 def predecessors_secret(world: World, tier: CacheTier) -> str | None:
     """Return a Secret of this name that belongs to a deleted tier; None if there is none. New servers must not use it:
     Kubernetes removes it, and its passwords are lost."""
-    for name in _own_secrets(tier):
+    for name in own_secrets(tier):
         found = world.secrets.get(name)
         if found is not None and found.owners and tier.uid not in found.owners:
             return f"Secret {name}"
@@ -193,7 +193,7 @@ def _due_s(
     return (look.at - now).total_seconds() + (ASK_AGAIN_S if uneasy else LOOK_EVERY_S)
 
 
-def _own_secrets(tier: CacheTier) -> tuple[str, ...]:
+def own_secrets(tier: CacheTier) -> tuple[str, ...]:
     own = names.redis_tls(tier.name)
     return (names.redis_auth(tier.name), *([own] if redis_tls_secret(tier) == own else []))
 
