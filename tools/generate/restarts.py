@@ -33,6 +33,7 @@ RESTARTS: Mapping[str, Mapping[str, Restart]] = {
     "CachedModel": {
         "spec": Restart.PODS,
         "spec.engine.replicas": Restart.NONE,
+        "spec.engine.rollout": Restart.NONE,
         "spec.tiers": Restart.PODS_OF_OWN_TIER,
         "spec.gate.rateLimit": Restart.NONE,
         "spec.reuse": Restart.NONE,

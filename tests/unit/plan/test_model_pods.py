@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from kvstrata.api.base import InvalidObjectError
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ReadEvents
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, pod, redis_tier
@@ -117,3 +121,45 @@ def test_pods_that_a_quota_refuses_are_reported_for_a_model_and_for_servers_of_a
     assert simulation.condition("CacheTier", "shared", "Ready") == ("False", "ServersDoNotStart")
     reported = message(simulation, kind="CacheTier", name="shared")
     assert reported == f"kvs-shared-redis-0: no pod can be created: {refused}"
+
+
+def test_a_rollout_without_room_names_the_room_and_counts_no_pod_that_waits_for_it() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), pod("old"))
+    simulation.come_to_rest()
+    simulation.put(stuck("new", conditions=[], containerStatuses=[]))
+    observed(simulation, updatedReplicas=1, replicas=2, readyReplicas=1)
+    assert message(simulation, "RolledOut") == "0 of 1 pods run the newest template, 1 an older one"
+    simulation.put(stuck("new", conditions=[FULL], containerStatuses=[]))
+    simulation.advance(1)
+    assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", "Unschedulable")
+    assert "0/1 nodes are available: 1 Insufficient memory" in message(simulation)
+    assert "set engine.rollout.maxSurge to 0" in message(simulation)
+    simulation.edit("CachedModel", "tiny", engine={"image": "engine:1", "replicas": 1, "rollout": {"maxSurge": 0}})
+    simulation.settle()
+    observed(simulation, updatedReplicas=1, replicas=2, readyReplicas=1)
+    simulation.advance(30)
+    assert "maxSurge" not in message(simulation)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "surge", "unavailable"),
+    [
+        ({}, 1, 0),
+        ({"maxSurge": 0}, 0, 1),
+        ({"maxSurge": "0%"}, "0%", 1),
+        ({"maxSurge": "25%"}, "25%", 0),
+        ({"maxSurge": "2", "maxUnavailable": 1}, 2, 1),
+    ],
+)
+def test_a_model_replaces_pods_as_its_rollout_asks(rollout: Raw, surge: int | str, unavailable: int | str) -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",), engine={"image": "engine:1", "rollout": rollout}))
+    simulation.advance(5)
+    deployment = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": surge, "maxUnavailable": unavailable}
+
+
+@pytest.mark.parametrize("wrong", [{"maxSurge": 0, "maxUnavailable": "0%"}, {"maxSurge": "1.5"}, {"maxSurge": "101%"}])
+def test_a_rollout_that_could_replace_no_pod_is_refused(wrong: Raw) -> None:
+    raw = model(engine={"image": "engine:1", "rollout": wrong})
+    with pytest.raises(InvalidObjectError, match="cannot both be 0|must be a number of pods"):
+        CachedModel.parse(raw)

@@ -15,7 +15,7 @@ from kvstrata.api.common import RateLimit, SecretRef, ServerTls, TierNames, TlsM
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.markers import Marker, atomic_list, between, map_list, schema_default, set_list
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import VALIDATIONS, Duration, Generation, Image, Pattern, cel_text
+from kvstrata.api.scalars import VALIDATIONS, Duration, Generation, Image, Pattern, PodShare, cel_text
 from kvstrata.contract.policy.api_keys import api_keys_secret
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
@@ -70,6 +70,27 @@ EngineArgument = Annotated[
 EngineVariable = Annotated[EnvVar, Marker({VALIDATIONS: [_OWNED_ENV_RULE]}, _refuse_owned_variable)]
 
 
+class Rollout(ApiModel):
+    """How pods are replaced when their template changes, as in a Deployment."""
+
+    max_surge: PodShare | None = None
+    """Pods beyond replicas while pods are replaced. 0 ends an old pod before its successor starts, as nodes without
+    spare room need. Absent means 1."""
+
+    max_unavailable: PodShare | None = None
+    """Pods that may be missing while pods are replaced. Absent means 0, with maxSurge 0 it means 1."""
+
+    RULES = (
+        Rule(
+            cel="!(has(self.maxSurge) && string(self.maxSurge) in ['0', '0%'] && "
+            "has(self.maxUnavailable) && string(self.maxUnavailable) in ['0', '0%'])",
+            message="maxSurge and maxUnavailable cannot both be 0: no pod could be replaced",
+            field_path=".maxUnavailable",
+            holds=lambda own: not all(one is not None and one.is_zero for one in (own.max_surge, own.max_unavailable)),
+        ),
+    )
+
+
 class EngineSpec(ApiModel):
     """The inference engine."""
 
@@ -100,6 +121,9 @@ class EngineSpec(ApiModel):
 
     pod_template: PodTemplate | None = None
     """Settings of the pods."""
+
+    rollout: Rollout = Rollout()
+    """How pods are replaced. Absent means that a new pod becomes ready before an old one ends, one at a time."""
 
     startup_timeout: Annotated[Duration, between("10s", "24h")] = Duration("30m")
     """How long a pod may take until its engine answers. Absent means 30m."""

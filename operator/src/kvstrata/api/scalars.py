@@ -82,17 +82,12 @@ class _CheckedText(str):
         )
 
 
-class _QuantityText(_CheckedText):
-    """Text of a Kubernetes quantity; integers are accepted and kept as their decimal text."""
+class _IntOrText(_CheckedText):
+    """Text, or an integer, which is kept as its decimal text."""
 
     TAKEN = (int, str)
 
     __slots__ = ()
-
-    @property
-    def in_bytes(self) -> int:
-        """The amount in bytes, rounded up as Kubernetes does; meaningful for memory and storage only."""
-        return _in_bytes(self)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -104,6 +99,34 @@ class _QuantityText(_CheckedText):
             "maxLength": cls.MAX_LENGTH,
             VALIDATIONS: [{"rule": f"string(self).matches({cel_text(cls.PATTERN)})", "message": cls.EXPECTED}],
         }
+
+
+class PodShare(_IntOrText):
+    """A number of pods, or a share of a model's pods: ``1`` or ``25%``."""
+
+    PATTERN = r"^(0|[1-9][0-9]{0,4}|(0|[1-9][0-9]?|100)%)$"
+    EXPECTED = "must be a number of pods such as 1, or a share of them such as 25%"
+
+    __slots__ = ()
+
+    @property
+    def is_zero(self) -> bool:
+        return self in ("0", "0%")
+
+    @property
+    def as_int_or_string(self) -> int | str:
+        return str(self) if self.endswith("%") else int(self)
+
+
+class _QuantityText(_IntOrText):
+    """Text of a Kubernetes quantity."""
+
+    __slots__ = ()
+
+    @property
+    def in_bytes(self) -> int:
+        """The amount in bytes, rounded up as Kubernetes does; meaningful for memory and storage only."""
+        return _in_bytes(self)
 
 
 class Quantity(_QuantityText):

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedmodel import CachedModel, Rollout
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.scalars import PodShare
 from kvstrata.objects import labels, paths
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.owned import model_object, tier_object
@@ -27,17 +28,24 @@ def build_deployment(
     identity: str,
     shard_count: int = 1,
 ) -> dict[str, Any]:
-    """Return the Deployment. A new pod becomes ready before an old one is deleted: an engine takes minutes to start.
+    """Return the Deployment. A new pod becomes ready before an old one is deleted, because an engine takes minutes to
+    start, unless `rollout` has another order.
     `tiers` are the ones to use, from fast to slow; `identity` is `cache_identity` of the same arguments."""
     spec = {
         "replicas": model.spec.engine.replicas,
         "revisionHistoryLimit": 3,
         "progressDeadlineSeconds": model.spec.engine.startup_timeout.in_seconds + PROGRESS_MARGIN_S,
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling_update(model.spec.engine.rollout)},
         "selector": {"matchLabels": labels.selector_of_model(model.name)},
         "template": pod_template(ctx, domain_id, model, tiers, identity, shard_count),
     }
     return model_object("apps/v1", "Deployment", model, {labels.IDENTITY: identity}, spec=spec)
+
+
+def _rolling_update(rollout: Rollout) -> dict[str, int | str]:
+    surge, missing = rollout.max_surge or PodShare("1"), rollout.max_unavailable
+    missing = missing or PodShare("1" if surge.is_zero else "0")
+    return {"maxUnavailable": missing.as_int_or_string, "maxSurge": surge.as_int_or_string}
 
 
 def build_pdb(model: CachedModel) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ from kvstrata.plan.isolation import Isolation, isolation, probes_due
 from kvstrata.plan.kinds.model_certificate import certificate_shown, is_usable
 from kvstrata.plan.kinds.model_deletion import departure, finalizer_due
 from kvstrata.plan.kinds.model_identity import fingerprints, resolution
-from kvstrata.plan.kinds.model_pods import event_questions, why_not_up
+from kvstrata.plan.kinds.model_pods import event_questions, not_running, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
 from kvstrata.plan.ownership import (
     foreign_wait_s,
@@ -260,7 +260,9 @@ def _rolled_out(world: World, model: CachedModel) -> Finding:
     if stuck:
         return false(kind, ModelReason.ROLLOUT_STUCK, f"the Deployment reports {stuck.get('reason')}: see its pods")
     if rolling:
-        return false(kind, SharedReason.ROLLING_OUT, f"{updated} of {wanted} pods run the newest template")
+        current, older = updated - not_running(world, model), (status.get("replicas") or 0) - updated
+        message = f"{max(0, current)} of {wanted} pods run the newest template, {older} an older one"
+        return false(kind, SharedReason.ROLLING_OUT, message)
     if ready < wanted:
         return false(kind, ModelReason.PODS_NOT_READY, f"{ready} of {wanted} pods are ready")
     return true(kind, ModelReason.ROLLED_OUT, "every pod runs the newest template")

@@ -30,8 +30,15 @@ def why_not_up(world: World, model: CachedModel, deployment: Mapping[str, Any]) 
         return None
     pod, trouble = found[0]
     more = f" ({len(found) - 1} more do not come up)" if len(found) > 1 else ""
-    size = _size(world, model, deployment, trouble) if trouble.reason == ModelReason.UNSCHEDULABLE else ""
+    size = ""
+    if trouble.reason == ModelReason.UNSCHEDULABLE:
+        size = _size(world, model, deployment, trouble) + _room(world, model)
     return Decision(trouble.reason, f"pod {pod.name}: {trouble.message}{size}{more}")
+
+
+def not_running(world: World, model: CachedModel) -> int:
+    """Return the number of pods of which no container has started; they have the newest template, as a rule."""
+    return sum(not pod.ever_ran for pod in _not_up(world, model))
 
 
 def event_questions(world: World, model: CachedModel, now: datetime) -> tuple[tuple[ReadEvents, ...], float | None]:
@@ -74,6 +81,14 @@ def _size(world: World, model: CachedModel, deployment: Mapping[str, Any], troub
     ]
     remedy = "lower its capacityPerPod or" if parts else "lower the resources of spec.engine, or"
     return f". {', '.join([asked[:1].upper() + asked[1:], *parts])}: {remedy} add a node with room" if asked else ""
+
+
+def _room(world: World, model: CachedModel) -> str:
+    """Return the remedy for a new pod that waits for the room that an old pod takes; empty if it cannot be that."""
+    surge = model.spec.engine.rollout.max_surge
+    if (surge is not None and surge.is_zero) or not any(pod.ready for pod in world.live_pods(model.name)):
+        return ""
+    return ". If old pods take the room, set engine.rollout.maxSurge to 0: an old pod then ends before a new one starts"
 
 
 def _takes(tier: CacheTier, asked: str) -> bool:
