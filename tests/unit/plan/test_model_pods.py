@@ -123,6 +123,48 @@ def test_pods_that_a_quota_refuses_are_reported_for_a_model_and_for_servers_of_a
     assert reported == f"kvs-shared-redis-0: no pod can be created: {refused}"
 
 
+def test_a_model_whose_pods_cannot_start_is_stalled_and_goes_on_when_that_is_mended() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)))
+    simulation.advance(5)
+    refused = "pods x is forbidden: no PriorityClass with name gold was found"
+    condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": refused}
+    observed(simulation, conditions=[condition])
+    for kind, reported in (("Ready", "False"), ("Stalled", "True"), ("RolledOut", "False")):
+        assert simulation.condition("CachedModel", "tiny", kind) == (reported, "PodsRefused")
+        assert message(simulation, kind) == f"no pod can be created: {refused}"
+    assert simulation.condition("CachedModel", "tiny", "Reconciling") == ("", "")
+    simulation.put(pod("pod-0"))
+    simulation.roll_out()
+    simulation.ack_all()
+    simulation.come_to_rest()
+    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("", "")
+    assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
+
+
+def test_a_model_without_room_is_stalled_when_its_time_to_start_has_passed() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)))
+    simulation.advance(5)
+    simulation.put(stuck("pod-0", conditions=[FULL], containerStatuses=[]))
+    observed(simulation, updatedReplicas=1, replicas=1)
+    assert simulation.condition("CachedModel", "tiny", "Reconciling") == ("True", "Unschedulable")
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    observed(simulation, updatedReplicas=1, replicas=1, conditions=[late])
+    simulation.advance(30)
+    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "Unschedulable")
+    assert "Insufficient memory" in message(simulation, "Stalled")
+
+
+def test_a_gate_that_is_not_ready_gives_the_reason_itself() -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)))
+    simulation.advance(5)
+    simulation.put(pod("pod-0", ready=False))
+    simulation.ack("pod-0", 0, problem="the cache server does not answer (no socket)")
+    observed(simulation, updatedReplicas=1, replicas=1)
+    simulation.advance(3)
+    assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", "PodsNotReady")
+    assert message(simulation) == "0 of 1 pods are ready; pod pod-0: the cache server does not answer (no socket)"
+
+
 def test_a_rollout_without_room_names_the_room_and_counts_no_pod_that_waits_for_it() -> None:
     simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), pod("old"))
     simulation.come_to_rest()
@@ -161,5 +203,5 @@ def test_a_model_replaces_pods_as_its_rollout_asks(rollout: Raw, surge: int | st
 @pytest.mark.parametrize("wrong", [{"maxSurge": 0, "maxUnavailable": "0%"}, {"maxSurge": "1.5"}, {"maxSurge": "101%"}])
 def test_a_rollout_that_could_replace_no_pod_is_refused(wrong: Raw) -> None:
     raw = model(engine={"image": "engine:1", "rollout": wrong})
-    with pytest.raises(InvalidObjectError, match="cannot both be 0|must be a number of pods"):
+    with pytest.raises(InvalidObjectError, match=r"cannot both be 0|must be a number of pods"):
         CachedModel.parse(raw)

@@ -210,6 +210,10 @@ def test_a_pods_problem_is_the_models_problem() -> None:
     simulation.ack("pod-0", problem="the API-key Secret keys does not exist")
     simulation.settle()
     assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", "PodsReportProblem")
+    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "PodsReportProblem")
+    simulation.ack("pod-0", problem="the cache server does not answer (no socket)")
+    simulation.advance(3)
+    assert simulation.condition("CachedModel", "tiny", "Reconciling") == ("True", "PodsReportProblem")
     simulation.ack("pod-0")
     simulation.come_to_rest()
     assert simulation.condition("CachedModel", "tiny", "Ready")[1] != "PodsReportProblem"

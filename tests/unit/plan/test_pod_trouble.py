@@ -162,6 +162,59 @@ def test_events_tell_what_the_status_of_a_pod_does_not(events: list[Warned], rea
     assert of_events([Warned("Unhealthy", "Readiness probe failed")]) is None
 
 
+@pytest.mark.parametrize(
+    ("status", "lasting"),
+    [
+        (waits("ErrImagePull", NOT_FOUND), True),
+        (waits("ErrImageNeverPull"), True),
+        (waits("ImagePullBackOff", "Back-off pulling image"), False),
+        (waits("ErrImagePull", "dial tcp: lookup reg.example: no such host"), False),
+        (waits("CreateContainerConfigError", 'secret "keys" not found'), True),
+        (waits("RunContainerError", "device or resource busy"), False),
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "message": "1 Insufficient memory"}]}, False),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "message": '0/1 nodes are available: persistentvolumeclaim "weights" not found.',
+                    }
+                ]
+            },
+            True,
+        ),
+    ],
+)
+def test_only_a_cause_that_nothing_removes_by_itself_is_lasting(status: dict[str, Any], lasting: bool) -> None:
+    found = of_status(status)
+    assert found is not None
+    assert found.lasting is lasting
+
+
+def test_a_container_that_ends_five_times_is_not_expected_to_run_by_itself() -> None:
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "cannot reach the hub"}}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    found = [of_status(container(waiting, lastState=ended, restartCount=count)) for count in (4, 5)]
+    assert [one is not None and one.lasting for one in found] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("refused", "lasting"),
+    [
+        ('pods "x" is forbidden: exceeded quota: small', True),
+        ('pods "x" is forbidden: no PriorityClass with name gold was found', True),
+        ('admission webhook "a.b" denied the request: no team', True),
+        ('failed calling webhook "a.b": connect: connection refused', False),
+        ('error looking up service account a/b: serviceaccount "b" not found', False),
+    ],
+)
+def test_a_refusal_by_a_part_that_is_away_is_not_lasting(refused: str, lasting: bool) -> None:
+    found = of_events([Warned("FailedCreate", refused)])
+    assert found is not None
+    assert found.lasting is lasting
+
+
 def test_a_deployment_whose_pods_are_refused_reports_the_refusal() -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
     found = of_deployment({"conditions": [condition]})

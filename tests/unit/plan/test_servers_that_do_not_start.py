@@ -19,6 +19,7 @@ from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, redis_tier, server_pod
 from tests.support.server_answers import NO_PODS
 from tests.support.worlds import START, Simulation
+from tests.unit.plan.test_model_pods import event
 
 TIER = Key("CacheTier", NAMESPACE, "shared")
 NO_REDIS = {
@@ -118,3 +119,40 @@ def test_a_certificate_is_read_although_there_are_no_servers_yet(there: bool, mo
     assert simulation.condition("CacheTier", "shared", "CertificateCurrent") == ("False", expected)
     assert simulation.condition("CacheTier", "shared", "Ready") == ("False", expected)
     assert "mine" in message(simulation, "Ready")
+
+
+REFUSED = 'pods "x" is forbidden: no PriorityClass with name gold was found'
+
+
+def test_a_tier_whose_servers_are_refused_is_stalled_and_is_asked_on_until_they_start() -> None:
+    simulation = Simulation(redis_tier())
+    simulation.backends_up = False
+    simulation.advance(5)
+    shard = simulation.kube.objects[("StatefulSet", NAMESPACE, "kvs-shared-redis-0")]
+    simulation.put(event("e", shard["metadata"]["uid"], "FailedCreate", REFUSED))
+    simulation.put({**shard, "status": {"observedGeneration": 1, "replicas": 0}})
+    simulation.advance(30)
+    for condition, status in (("Ready", "False"), ("Stalled", "True")):
+        assert simulation.condition("CacheTier", "shared", condition) == (status, "ServersDoNotStart")
+        assert message(simulation, condition) == f"kvs-shared-redis-0: no pod can be created: {REFUSED}"
+    simulation.restart()
+    simulation.advance(3)
+    assert simulation.condition("CacheTier", "shared", "Stalled") == ("True", "ServersDoNotStart")
+    simulation.backends_up = True
+    simulation.put({**shard, "status": {"observedGeneration": 1, "replicas": 1}})
+    simulation.advance(30)
+    assert simulation.condition("CacheTier", "shared", "Ready")[0] == "True"
+    assert simulation.condition("CacheTier", "shared", "Stalled") == ("", "")
+
+
+def test_a_tier_without_room_is_stalled_after_ten_minutes() -> None:
+    simulation = Simulation(redis_tier())
+    simulation.backends_up = False
+    simulation.advance(5)
+    full = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available: 1 Insufficient memory."}
+    simulation.put(server_pod("kvs-shared-redis-0-0", conditions=[full]))
+    simulation.advance(60)
+    assert simulation.condition("CacheTier", "shared", "Reconciling") == ("True", "ServersDoNotStart")
+    simulation.advance(600)
+    assert simulation.condition("CacheTier", "shared", "Stalled") == ("True", "ServersDoNotStart")
+    assert "Insufficient memory" in message(simulation, "Stalled")

@@ -23,12 +23,13 @@ STALLED = "Stalled"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition before it has a transition time."""
+    """A condition before it has a transition time. `lasting`: it does not change until a person acts."""
 
     type: str
     status: ConditionStatus
     reason: str
     message: str = ""
+    lasting: bool = False
 
     @property
     def cause(self) -> Decision:
@@ -44,8 +45,8 @@ def true(kind: str, reason: str, message: str = "") -> Finding:
     return Finding(kind, ConditionStatus.TRUE, reason, message)
 
 
-def false(kind: str, reason: str, message: str = "") -> Finding:
-    return Finding(kind, ConditionStatus.FALSE, reason, message)
+def false(kind: str, reason: str, message: str = "", *, lasting: bool = False) -> Finding:
+    return Finding(kind, ConditionStatus.FALSE, reason, message, lasting)
 
 
 def unknown(kind: str, reason: str, message: str = "") -> Finding:

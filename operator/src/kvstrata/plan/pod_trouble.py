@@ -31,12 +31,16 @@ MAX_WORDS = 300
 STEADY_RESTARTS = 2
 """The first restart is immediate and needs no help; a container that runs again after more is still in trouble."""
 
+LASTING_RESTARTS = 5
+"""Restarts, over five minutes or more, after which a container is not expected to run by itself."""
+
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_NO_HOST = "the registry's host cannot be resolved: correct it"
 _WHY_NOT_PULLED = (
     (re.compile(r"ErrImageNeverPull"), "the node has no such image, and imagePullPolicy is Never: load it there"),
     (re.compile(r"InvalidImageName|invalid reference"), "the name is malformed: correct it"),
-    (re.compile(r"no such host"), "the registry's host cannot be resolved: correct it"),
+    (re.compile(r"no such host"), _NO_HOST),
     (
         re.compile(r"40[13]|denied|authori[sz]ation|unauthorized|authenticat", re.IGNORECASE),
         "the registry refuses it: correct the name, or name a Secret with credentials in imagePullSecrets",
@@ -49,6 +53,11 @@ _MISSING_SECRET = re.compile(r"""(secret|configmap) "([^"]+)" not found""")
 _MISSING_KEY = re.compile(r"references non-existent (?:secret|config) key: ([-._a-zA-Z0-9]+)")
 _VOLUME = re.compile(r"""for volume "([^"]+)" ?: ?(.*)""", re.DOTALL)
 _TRANSIENT = "timed out waiting for the condition"
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
+_PASSING = re.compile(
+    r"calling webhook|timed? ?out|looking up service account|connection|leader changed", re.IGNORECASE
+)
+"""Refusals by parts of the cluster that are away, or of an object that is about to be created."""
 _PREEMPTION = re.compile(r"[.,] (?:no new claims to deallocate, )?preemption: .*", re.DOTALL)
 
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[^\S ]|[\x00-\x1f\x7f]")
@@ -67,7 +76,8 @@ def of_status(status: Mapping[str, Any]) -> Trouble | None:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             why = _PREEMPTION.sub("", condition.get("message") or "") or condition.get("reason") or ""
-            return Trouble(Reason.UNSCHEDULABLE, f"it cannot be scheduled: {quoted(why).rstrip('.')}")
+            message = f"it cannot be scheduled: {quoted(why).rstrip('.')}"
+            return Trouble(Reason.UNSCHEDULABLE, message, lasting=bool(_NO_CLAIM.search(why)))
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     return next((found for one in containers if (found := _of_container(one)) is not None), None)
 
@@ -76,7 +86,8 @@ def of_events(events: Sequence[Warned], secrets: Mapping[str, str] | None = None
     """Return the newest trouble of events, the newest last. `secrets`: by volume, the Secrets that it is made of."""
     for event in reversed(events):
         if event.reason == "FailedCreate":
-            return Trouble(Reason.PODS_REFUSED, f"no pod can be created: {quoted(event.message)}")
+            message = f"no pod can be created: {quoted(event.message)}"
+            return Trouble(Reason.PODS_REFUSED, message, lasting=not _PASSING.search(event.message))
         if event.reason in ("FailedMount", "FailedAttachVolume") and _TRANSIENT not in event.message:
             return _of_volume(event.message, secrets or {})
         if event.reason == "FailedCreatePodSandBox":
@@ -141,22 +152,25 @@ def _of_container(container: Mapping[str, Any]) -> Trouble | None:
     if reason in _PULLING:
         text = f"{reason} {waiting.get('message')}"
         why = next((why for sign, why in _WHY_NOT_PULLED if sign.search(text)), _CHECK_ALL)
-        return Trouble(Reason.IMAGE_NOT_PULLED, f"the image {image} of container {name} cannot be pulled: {why}")
+        message = f"the image {image} of container {name} cannot be pulled: {why}"
+        return Trouble(Reason.IMAGE_NOT_PULLED, message, lasting=why not in (_NO_HOST, _CHECK_ALL))
     ended = (container.get("lastState") or {}).get("terminated")
     restarts = "running" in state and not container.get("started") and not container.get("ready")
-    again = restarts and int(container.get("restartCount") or 0) >= STEADY_RESTARTS
-    if ended and (again or reason == "CrashLoopBackOff"):
+    count = int(container.get("restartCount") or 0)
+    if ended and ((restarts and count >= STEADY_RESTARTS) or reason == "CrashLoopBackOff"):
         how = f"{ended.get('reason') or 'Error'}, exit code {ended.get('exitCode')}"
         why = last_error(ended.get("message")) or f"see kubectl logs --previous -c {name}"
-        more = ""
+        more, lasting = "", count >= LASTING_RESTARTS
         if ended.get("reason") == "OOMKilled":
             more = "; raise its memory limit"
         elif name == "engine" and "unrecognized arguments" in why:
-            more = "; correct engine.args of its CachedModel"
-        return Trouble(Reason.CONTAINER_EXITS, f"container {name} ends again and again, with {how}: {why}{more}")
+            more, lasting = "; correct engine.args of its CachedModel", True
+        return Trouble(
+            Reason.CONTAINER_EXITS, f"container {name} ends again and again, with {how}: {why}{more}", lasting
+        )
     if reason and reason not in _ON_ITS_WAY and reason != "CrashLoopBackOff":
-        words = quoted(waiting.get("message"))
-        return Trouble(Reason.CONTAINER_NOT_STARTED, f"container {name} is not started, {reason}: {words}")
+        message = f"container {name} is not started, {reason}: {quoted(waiting.get('message'))}"
+        return Trouble(Reason.CONTAINER_NOT_STARTED, message, lasting=reason == "CreateContainerConfigError")
     return None
 
 
@@ -166,11 +180,11 @@ def _of_volume(message: str, secrets: Mapping[str, str]) -> Trouble:
     if missing := _MISSING_SECRET.search(why):
         kind = "Secret" if missing[1] == "secret" else "ConfigMap"
         message = f"{kind} {missing[2]} of its volume {volume} does not exist: create it, or correct its name"
-        return Trouble(SharedReason.SECRET_NOT_FOUND, message)
+        return Trouble(SharedReason.SECRET_NOT_FOUND, message, lasting=True)
     if missing := _MISSING_KEY.search(why):
         lacks = source or f"a Secret of its volume {volume}"
         message = f"{lacks} has no key {missing[1]}: add it, or correct the key's name"
-        return Trouble(SharedReason.SECRET_NOT_FOUND, message)
+        return Trouble(SharedReason.SECRET_NOT_FOUND, message, lasting=True)
     where = f"its volume {volume} ({source})" if source else f"its volume {volume}".rstrip()
     return Trouble(Reason.VOLUME_NOT_MOUNTED, f"{where} cannot be mounted: {quoted(why)}")
 

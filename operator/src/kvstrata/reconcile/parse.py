@@ -107,6 +107,7 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
     shard, ordinal = place
     containers = status.get("containerStatuses") or ()
     ready = _is_ready(status)
+    found = None if ready else of_status(status)
     return tier, ServerPod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -119,7 +120,8 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
         node=spec.get("nodeName"),
         started=sum(int(container.get("restartCount") or 0) for container in containers),
         starting=bool(containers) and not any(container.get("started") for container in containers),
-        trouble="" if ready or (found := of_status(status)) is None else found.message,
+        trouble=found.message if found is not None else "",
+        lasting=found is not None and found.lasting,
         made_for_bytes=_made_for_bytes(spec),
         ends_by=_moment(metadata.get("deletionTimestamp")),
         controller=next(iter(controllers(raw)), ""),

@@ -22,6 +22,7 @@ class ServerPod:
     `shard` and `ordinal` come from its name, `revision` is its template, `started` counts earlier starts of its
     container (a restarted server has a new identity and no data). `starting`: the newest start has not answered the
     kubelet yet. `trouble` is why it does not start, by Kubernetes and the container; empty if nothing is known.
+    `lasting`: that does not end by itself.
     `made_for_bytes` is the memory that its server is started with; 0 if unknown. `ends_by` is the end of the grace
     period of a pod under deletion. `controller` is the UID of its StatefulSet, empty if unknown.
     """
@@ -38,6 +39,7 @@ class ServerPod:
     started: int = 0
     starting: bool = False
     trouble: str = ""
+    lasting: bool = False
     made_for_bytes: int = 0
     ends_by: datetime | None = None
     controller: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -48,6 +49,9 @@ from kvstrata.plan.rules import tier as tier_chain
 from kvstrata.plan.rules.model import tiers_ordered
 from kvstrata.plan.rules.pool import pools_of
 from kvstrata.plan.witnesses import witnesses_of
+
+_FOR_A_PERSON = re.compile(r"does not exist|is malformed|is configured|cannot be used")
+"""Problems of API keys and certificates that last, as gates report them."""
 
 
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
@@ -184,7 +188,11 @@ def _report(
     refused = world.refused.get(Key(BUNDLE, world.namespace, model.name))
     certificate = certificate_shown(world, model)
     unusable = certificate.failure if certificate is not None else None
-    pending = _problem_of_a_pod(world, model) or unusable or rolled_out.failure or enforced.failure
+    problem = _problem_of_a_pod(world, model) or unusable
+    pending = problem or rolled_out.failure or enforced.failure
+    stalled = Decision(SharedReason.CHILD_REFUSED, refused) if refused else None
+    if stalled is None and (rolled_out.lasting or (problem is not None and _FOR_A_PERSON.search(problem.message))):
+        stalled = pending
     ready = Decision(ModelReason.READY, "the model serves, and its pods enforce the newest policy")
     if enforced.status == "Unknown":
         ready = enforced.cause
@@ -200,7 +208,7 @@ def _report(
         fields["cacheGeneration"] = model.spec.cache_generation
     listed = [world.tiers[name] for name in model.tier_names]
     findings = (
-        *kstatus(Decision(SharedReason.CHILD_REFUSED, refused) if refused else None, pending, ready),
+        *kstatus(stalled, pending, ready),
         _tiers_bound(world, listed),
         tiers_ordered(listed),
         *_judged(world, model, isolated, enforced),
@@ -231,6 +239,13 @@ def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
     return None
 
 
+def _report_of_a_gate(world: World, model: CachedModel) -> str:
+    """Return why a pod that has started is not ready, by its own report; empty if none gives a reason."""
+    reports = ((pod.name, world.states.get(pod.uid)) for pod in world.live_pods(model.name) if not pod.ready)
+    found = (f"pod {name}: {one.state.problem}" for name, one in reports if one is not None and one.state.problem)
+    return next(found, "")
+
+
 def _judged(world: World, model: CachedModel, isolated: Isolation, enforced: Finding) -> tuple[Finding | None, ...]:
     """Return the conditions of pods that serve."""
     serves = bool(world.serving_pods(model.name))
@@ -251,20 +266,23 @@ def _rolled_out(world: World, model: CachedModel) -> Finding:
     if wanted == 0:
         return true(kind, ModelReason.SCALED_TO_ZERO, "spec.engine.replicas is 0")
     rolling = updated < wanted or (status.get("replicas") or 0) > updated
-    if (rolling or ready < wanted) and (why := why_not_up(world, model, deployment)) is not None:
-        return false(kind, *why)
     stuck = next(
         (c for c in status.get("conditions") or () if c.get("type") == "Progressing" and c.get("status") == "False"),
         None,
     )
+    if (rolling or ready < wanted) and (why := why_not_up(world, model, deployment)) is not None:
+        return false(kind, why.reason, why.message, lasting=why.lasting or stuck is not None)
+    reported = _report_of_a_gate(world, model)
     if stuck:
-        return false(kind, ModelReason.ROLLOUT_STUCK, f"the Deployment reports {stuck.get('reason')}: see its pods")
+        why_stuck = f"the Deployment reports {stuck.get('reason')}: {reported or 'see its pods'}"
+        return false(kind, ModelReason.ROLLOUT_STUCK, why_stuck, lasting=True)
     if rolling:
         current, older = updated - not_running(world, model), (status.get("replicas") or 0) - updated
         message = f"{max(0, current)} of {wanted} pods run the newest template, {older} an older one"
         return false(kind, SharedReason.ROLLING_OUT, message)
     if ready < wanted:
-        return false(kind, ModelReason.PODS_NOT_READY, f"{ready} of {wanted} pods are ready")
+        message = "; ".join(filter(None, (f"{ready} of {wanted} pods are ready", reported)))
+        return false(kind, ModelReason.PODS_NOT_READY, message)
     return true(kind, ModelReason.ROLLED_OUT, "every pod runs the newest template")
 
 

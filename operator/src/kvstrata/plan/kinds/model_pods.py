@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,28 +13,28 @@ from kvstrata.api.reasons import ModelReason
 from kvstrata.model.pods import Pod, Trouble
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
-from kvstrata.plan.actions import Decision, ReadEvents, key_of
+from kvstrata.plan.actions import ReadEvents, key_of
 from kvstrata.plan.pod_trouble import looks_due, of_deployment, of_events, requested
 
 _PULL_SECRETS = "FailedToRetrieveImagePullSecret"
 
 
-def why_not_up(world: World, model: CachedModel, deployment: Mapping[str, Any]) -> Decision | None:
-    """Return which pod does not come up, why, and how many more; None if no cause is known."""
+def why_not_up(world: World, model: CachedModel, deployment: Mapping[str, Any]) -> Trouble | None:
+    """Return which pod does not come up, why, and how many more; None if no cause is known. A lasting one is first."""
     refused = of_deployment(deployment.get("status") or {})
     if refused is not None:
-        return Decision(refused.reason, refused.message)
+        return refused
     volumes = _secrets_of_volumes(deployment["spec"]["template"]["spec"])
     known = ((pod, _trouble(world, pod, volumes)) for pod in _not_up(world, model))
     found = [(pod, trouble) for pod, trouble in known if trouble is not None]
     if not found:
         return None
-    pod, trouble = found[0]
+    pod, trouble = min(found, key=lambda one: not one[1].lasting)
     more = f" ({len(found) - 1} more do not come up)" if len(found) > 1 else ""
     size = ""
     if trouble.reason == ModelReason.UNSCHEDULABLE:
         size = _size(world, model, deployment, trouble) + _room(world, model)
-    return Decision(trouble.reason, f"pod {pod.name}: {trouble.message}{size}{more}")
+    return replace(trouble, message=f"pod {pod.name}: {trouble.message}{size}{more}")
 
 
 def not_running(world: World, model: CachedModel) -> int:
@@ -66,7 +67,7 @@ def _trouble(world: World, pod: Pod, volumes: Mapping[str, str]) -> Trouble | No
         return of_events(warnings, volumes)
     if any(warning.reason == _PULL_SECRETS for warning in warnings):
         more = "; a Secret of podTemplate.imagePullSecrets does not exist: create it, or correct its name"
-        return Trouble(pod.trouble.reason, pod.trouble.message + more)
+        return Trouble(pod.trouble.reason, pod.trouble.message + more, lasting=True)
     return pod.trouble
 
 

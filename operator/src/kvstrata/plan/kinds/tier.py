@@ -40,6 +40,7 @@ from kvstrata.plan.rules import tier as chain
 PROBE_EVERY_S = 15.0
 PROBE_WHILE_DOWN_S = 3.0
 PREDECESSOR_S = 2.0
+STALLED_AFTER_S = 600.0
 FULL_PERCENT = 90
 """Above this use a pod's report of a refused block counts, because the server also counts memory for incoming writes.
 Below it, the pod has not tried since space was freed."""
@@ -125,7 +126,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     # Conditions about pods follow from the servers in status.
     is_adopting = fields["external"] is not None and in_force(tier) is None
     findings = (
-        *kstatus(pending=pending, ready=ready),
+        *kstatus(_stalled(world, tier, pending, now), pending, ready),
         reachable,
         *(_of_cluster(tier, cluster) if cluster is not None else ()),
         *(tended.findings if tended else ()),
@@ -224,6 +225,22 @@ def _readiness(
     return pending, warned or Decision(TierReason.READY, "the tier's server answers")
 
 
+def _stalled(world: World, tier: CacheTier, pending: Decision | None, now: datetime) -> Decision | None:
+    """Return the decision about servers that do not start by themselves: for a lasting cause at once, for any other
+    after ten minutes. Before events were read again, a new leader repeats the last one."""
+    trouble, ready = hindrance(world, tier), tier.status.condition(ConditionType.READY)
+    if pending is None or tier.spec.managed is None or ready is None:
+        return None
+    unread = any(child["metadata"]["uid"] not in world.event_looks for child in without_pods(world, tier))
+    if trouble is None:
+        repeats = unread and tier.status.is_true(ConditionType.STALLED) and ready.reason == pending.reason
+        return pending if repeats and pending.reason == TierReason.SERVERS_DO_NOT_START else None
+    waited_s = (now - ready.last_transition_time).total_seconds() if ready.status == "False" else 0.0
+    if trouble.lasting or waited_s >= STALLED_AFTER_S:
+        return Decision(trouble.reason, pending.message)
+    return None
+
+
 def _shards(
     tier: CacheTier, report: BackendReport | None, reachable: Finding, states: Iterable[TierState]
 ) -> tuple[int | None, int | None]:
@@ -284,8 +301,8 @@ def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
     For an external cluster, asked in turn, it is the first server's reason, which stands until that one is asked again:
     reasons differ, and the status would otherwise change with every answer.
     """
-    if why := hindrance(world, tier):
-        return Decision(TierReason.SERVERS_DO_NOT_START, why)
+    if trouble := hindrance(world, tier):
+        return Decision(trouble.reason, trouble.message)
     if stuck := stuck_pod(world, tier, report.at):
         return stuck
     every, before = accesses(tier), previous_condition(tier)

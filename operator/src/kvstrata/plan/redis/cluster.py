@@ -15,7 +15,7 @@ from kvstrata.api.cachetier_managed import Rebalance, RedisManaged
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.model.pods import ClusterReport
+from kvstrata.model.pods import ClusterReport, Trouble
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal, ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects import names, paths, sizing
@@ -53,19 +53,24 @@ def stuck_pod(world: World, tier: CacheTier, at: datetime) -> Decision | None:
     )
 
 
-def hindrance(world: World, tier: CacheTier) -> str:
-    """Return which server's pod does not start, why, and how many more; empty if none is known."""
+def hindrance(world: World, tier: CacheTier) -> Trouble | None:
+    """Return which server's pod does not start, why, and how many more; None if none is known. A lasting one is
+    first."""
     hindered = [pod for pod in server_pods(world, tier) if pod.trouble]
     if not hindered:
         looks = ((child, world.event_looks.get(child["metadata"]["uid"])) for child in without_pods(world, tier))
         refused = ((child["metadata"]["name"], of_events(look.warnings)) for child, look in looks if look is not None)
-        return next((f"{name}: {found.message}" for name, found in refused if found is not None), "")
-    first = hindered[0]
+        return next((_about(name, one.message, one.lasting) for name, one in refused if one is not None), None)
+    first = min(hindered, key=lambda pod: not pod.lasting)
     shard = world.children.get(("StatefulSet", names.redis_shard(tier.name, first.shard)))
     asked = requested(shard["spec"]["template"], first.trouble) if shard is not None else ""
     size = f". {asked}: lower spec.capacity, raise redis.managed.shards, or add a node" if asked else ""
     more = f" ({len(hindered) - 1} more do not come up)" if len(hindered) > 1 else ""
-    return f"{first.name}: {first.trouble}{size}{more}"
+    return _about(first.name, f"{first.trouble}{size}{more}", first.lasting)
+
+
+def _about(name: str, message: str, lasting: bool) -> Trouble:
+    return Trouble(TierReason.SERVERS_DO_NOT_START, f"{name}: {message}", lasting)
 
 
 def without_pods(world: World, tier: CacheTier) -> list[Mapping[str, Any]]:
@@ -120,7 +125,8 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     pods = server_pods(world, tier)
     step, judged = _judged(world, tier.name, report, goal)
     stuck = stuck_pod(world, tier, report.at) if report is not None else None
-    verdict = _hindered(judged, hindrance(world, tier), stuck) if judged is not None else None
+    trouble = hindrance(world, tier)
+    verdict = _hindered(judged, trouble.message if trouble else "", stuck) if judged is not None else None
     case = _Case(tier, goal, report, verdict, _why_locked(goal, len(pods)), stuck)
     return ClusterState(
         members=_members(goal, pods, step, is_settled=judged is not None and step is None),
@@ -312,7 +318,9 @@ def _pending(case: _Case) -> Decision | None:
     report, verdict = case.report, case.verdict
     if report is None or verdict is None:
         before = previous_condition(case.tier, ConditionType.READY)
-        if report is None and before is not None and not case.tier.status.is_true(ConditionType.STALLED):
+        own = before is not None and before.reason == TierReason.SERVERS_DO_NOT_START
+        is_current = own or not case.tier.status.is_true(ConditionType.STALLED)
+        if report is None and before is not None and is_current:
             # An operator that has just started repeats the last condition until it has an answer.
             return None if before.status == "True" else Decision(before.reason, before.message)
         if report is not None and report.reason:

@@ -122,9 +122,10 @@ class Backends(Background):
 
     def _is_asked(self, namespace: str, tier: str) -> bool:
         found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
-        if found is None or found.metadata.deleting or found.status.is_true(ConditionType.STALLED):
+        if found is None or found.metadata.deleting or found.spec.medium is not Medium.REDIS:
             return False
-        return found.spec.medium is Medium.REDIS
+        stalled = found.status.condition(ConditionType.STALLED)
+        return stalled is None or stalled.status != "True" or stalled.reason == TierReason.SERVERS_DO_NOT_START
 
 
 def _report(order: ProbeBackend, reachable: bool, reason: str, message: str, **figures: Any) -> BackendReport:
