@@ -180,6 +180,41 @@ def test_a_tier_that_was_removed_before_it_was_erased_is_residue() -> None:
     assert "TierLost" in verdict.message
 
 
+def test_a_lost_tier_is_named_and_is_not_waited_for() -> None:
+    facts = (rolled(), acked("p1"), acked("p2"), *removed(), erased("p1"), erased("p2"), TierLost("redis", at(20)))
+    verdict = verdict_of(step_of(*facts, probed("p1"), probed("p2"), seen=around(tiers={}), now_s=60))
+    assert verdict is not None
+    assert (verdict.complete, verdict.reason) == (False, R.NOT_VERIFIED)
+    assert "TierLost redis" in verdict.message
+
+
+def test_a_tier_that_no_pod_used_is_no_residue_and_keeps_no_claim_away() -> None:
+    unused = TierLost("redis", at(20), unused=True)
+    nothing = (rolled(witness("p1"), witness("p2")), ended("p1", 4), ended("p2", 4), *removed(), unused)
+    verdict = verdict_of(step_of(*nothing, seen=around(tiers={}), now_s=60))
+    assert verdict is not None
+    assert (verdict.complete, verdict.reason) == (True, R.NOTHING_HELD)
+    pods = (rolled(), acked("p1"), acked("p2"), *removed(), erased("p1"), erased("p2"), unused)
+    assert {"Erased", "Verified"} <= holding(step_of(*pods, probed("p1"), probed("p2"), seen=around(tiers={})))
+    facts = facts_of(Erasure(order()).with_facts(*pods))
+    assert facts.tiers == ()
+    assert Residue.TIER_LOST not in {item.kind for item in facts.residue}
+
+
+def test_a_server_that_vanished_before_it_was_erased_is_residue_and_the_others_are_erased() -> None:
+    lost = (TierLost("redis", at(20), server="kvs-redis-0-0"), TierLost("redis", at(21), server="kvs-redis-1-0"))
+    begun = step_of(rolled(), acked("p1"), acked("p2"), *removed(), *lost)
+    assert {type(one).__name__ for one in begun.orders} >= {"StartDeletion", "AskPodToErase"}
+    facts = (*until_verified(), *lost)
+    assert {"Erased", "Verified"}.isdisjoint(holding(step_of(*facts)))
+    verdict = verdict_of(step_of(*facts))
+    assert verdict is not None
+    assert not verdict.complete
+    assert "TierLost redis" in verdict.message
+    left = facts_of(Erasure(order()).with_facts(*facts)).residue
+    assert [(item.about, item.count) for item in left if item.kind is Residue.TIER_LOST] == [("redis", 2)]
+
+
 def test_where_nothing_was_held_it_completes_and_claims_nothing_of_it() -> None:
     step = step_of(rolled(witness("p1")), acked("p1"), *removed(), tiers=())
     verdict = verdict_of(step)

@@ -13,7 +13,7 @@ from kvstrata.contract.receipt.vocabulary import Standing
 from kvstrata.model.erasure.facts import Rolled, Witness
 from kvstrata.model.erasure.record import Erasure, ErasureRecord
 from kvstrata.plan.erasure.gather import reports
-from kvstrata.plan.witnesses import account_for, longest_fence, witnesses_of
+from kvstrata.plan.witnesses import account_for, longest_fence, not_started, witnesses_of
 from tests.support.objects import NAMESPACE, cpu_tier, domain, invalidation, model, pod, policy
 from tests.support.worlds import Simulation
 
@@ -34,6 +34,20 @@ def at_rest() -> Simulation:
 
 def witnesses(simulation: Simulation) -> list[str]:
     return [witness["name"] for witness in simulation.status("CachedModel", "tiny")["witnesses"]]
+
+
+def test_a_pod_holds_nothing_only_if_the_kubelet_reported_that_nothing_of_it_ran() -> None:
+    simulation = at_rest()
+    unreported = pod("unreported", ready=False)
+    restarted = [{"name": "engine", "state": {"waiting": {}}, "restartCount": 1}]
+    simulation.put(
+        pod("waiting", ready=False, state="waiting"),
+        {**unreported, "status": {}},
+        {**pod("pending", ready=False), "spec": {}, "status": {}},
+        {**pod("restarted"), "status": {"containerStatuses": restarted}},
+    )
+    empty = not_started(simulation.world)
+    assert empty == {simulation.pod(name).uid for name in ("waiting", "pending")}
 
 
 @pytest.mark.parametrize("restarts", [1, 2])

@@ -18,6 +18,7 @@ from kvstrata.plan.erasure.advance import RETRY_S
 from kvstrata.reconcile.erasure.record_store import PREFIX, RecordStore
 from tests.support.objects import NAMESPACE, model
 from tests.support.worlds import finish
+from tests.unit.reconcile.deletions import end_pods
 from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, Verifier, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
@@ -227,7 +228,8 @@ def test_a_tier_that_is_known_to_be_away_is_not_looked_at_until_it_is_back() -> 
 
 
 def test_what_only_time_changes_is_told_too() -> None:
-    made = world(pods=0)
+    made = world(pods=1)
+    end_pods(made.sim)
     made.sim.backends_up = False
     made.sim.advance(20)
 

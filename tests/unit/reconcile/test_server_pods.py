@@ -67,6 +67,22 @@ def test_a_pod_that_is_ready_has_no_trouble_whatever_it_had_before() -> None:
     assert (found.shard, found.ordinal, found.ready, found.trouble) == (2, 1, True, "")
 
 
+@pytest.mark.parametrize(
+    ("status", "ran", "ended"),
+    [
+        ({}, False, False),
+        (container({"waiting": BACKING_OFF}), False, False),
+        (container({"waiting": BACKING_OFF}, restartCount=1), True, False),
+        (container({"running": {}}), True, False),
+        (container(ENDED), True, True),
+    ],
+)
+def test_a_server_ran_and_ended_only_as_the_kubelet_reported(status: dict[str, Any], ran: bool, ended: bool) -> None:
+    _, found = parse_server_pod(server_pod("kvs-shared-redis-2-1", **status))
+    assert found is not None
+    assert (found.ever_ran, found.ended) == (ran, ended)
+
+
 @pytest.mark.parametrize("name", ["kvs-shared-redis-0", "kvs-shared-redis-x"])
 def test_a_pod_of_the_tier_that_is_none_of_a_shard_is_not_known(name: str) -> None:
     assert parse_server_pod(server_pod(name)) == ("shared", None)

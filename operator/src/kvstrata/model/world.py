@@ -50,8 +50,9 @@ class Ending:
     """Memory of a namespace under deletion: its objects go in any order, and the last policy may need them all.
 
     The first four fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
-    server creates nothing any more, `witnessed` those that this process saw before their deletion. It is dropped when
-    neither an object nor an erasure of the namespace is left.
+    server creates nothing any more, `witnessed` those that this process saw before their deletion. `untouched` are UIDs
+    of tiers that no operator had reported about when this process saw them, and since then no pod of the namespace may
+    have run. It is dropped when neither an object nor an erasure of the namespace is left.
     """
 
     domain_id: str | None = None
@@ -60,6 +61,7 @@ class Ending:
     models: dict[str, CachedModel] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     witnessed: set[str] = field(default_factory=set)
+    untouched: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class DomainState:
     Keys: `sources` ConfigMap name and key; `renders` pod UID, then the prefix's digest; `warmed` pod UID, then the
     digits of the version's scope and that digest; `holdings` pod UID, then pool UID; `probes` pod UID; `event_looks`
     UID of a pod or StatefulSet; `reclaims` order and round; `erasures` the UID of the ordering object; `servers` tier
-    name, then pod name.
+    name, then pod name; `lost_servers` tier name, of vanished pods whose end no kubelet reported.
 
     `access`: values that were read for a Redis tier, by its name, then by name and key of the Secret.
 
@@ -116,6 +118,7 @@ class DomainState:
     credentials: dict[str, CredentialLook] = field(default_factory=dict)
     access: dict[str, Mapping[tuple[str, str], bytes]] = field(default_factory=dict, repr=False)
     probes: dict[str, ProbeReport] = field(default_factory=dict)
+    lost_servers: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
     servers: dict[str, dict[str, ServerPod]] = field(default_factory=lambda: defaultdict(dict))
     event_looks: dict[str, EventLook] = field(default_factory=dict)
     clusters: dict[str, ClusterReport] = field(default_factory=dict)

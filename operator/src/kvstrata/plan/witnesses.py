@@ -136,8 +136,10 @@ def ended_pods(world: World) -> set[str]:
 
 
 def not_started(world: World) -> set[str]:
-    """Return the UIDs of pods of which no container was reported as started: they hold no blocks yet."""
-    return {pod.uid for pods in world.pods.values() for pod in pods.values() if not pod.ever_ran}
+    """Return the UIDs of pods that hold no blocks: no node has them, or the kubelet reported that no container has
+    started. An unreported pod on a node may have started."""
+    every = (pod for pods in world.pods.values() for pod in pods.values())
+    return {pod.uid for pod in every if not pod.ever_ran and (pod.reported or not pod.scheduled)}
 
 
 def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime, *, new_only: bool = False) -> bool:

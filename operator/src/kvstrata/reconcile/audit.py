@@ -226,7 +226,7 @@ def _event_of_fact(fact: facts.Fact) -> Happened | None:
         case facts.Look(tier):
             left = sum(amount.keys for amount in fact.left.values())
             return Happened(action=Action.TIER_VERIFIED, tier=tier, count=len(fact.left), remaining=left)
-        case facts.TierLost(tier):
+        case facts.TierLost(tier) if not fact.unused:
             return Happened(action=Action.TIER_LOST, tier=tier)
         case facts.Verdict():
             return Happened(action=Action.ERASURE_JUDGED, reason=fact.reason)

@@ -72,6 +72,9 @@ class DomainStore(DomainState):
         if after is not None:
             objects[key.name] = after
             self._note_presence(after)
+            is_new = before is None and isinstance(after, CacheTier) and after.status.observed_generation is None
+            if is_new and not any(pod.live for pods in self.pods.values() for pod in pods.values()):
+                self.ending.untouched.add(after.uid)
             self._forget_keys_of_former(before, after)
         elif before is not None:
             del objects[key.name]

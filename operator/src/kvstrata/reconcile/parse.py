@@ -93,7 +93,8 @@ def _is_ready(status: Mapping[str, Any]) -> bool:
 
 def _ever_ran(container: Mapping[str, Any]) -> bool:
     state, last = container.get("state") or {}, container.get("lastState") or {}
-    return "running" in state or "terminated" in state or "terminated" in last
+    ran = "running" in state or "terminated" in state or "terminated" in last
+    return ran or bool(container.get("restartCount"))
 
 
 def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
@@ -122,6 +123,8 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
         starting=bool(containers) and not any(container.get("started") for container in containers),
         trouble=found.message if found is not None else "",
         lasting=found is not None and found.lasting,
+        ever_ran=any(map(_ever_ran, containers)),
+        ended=_finished(list(containers), deleting=False),
         made_for_bytes=_made_for_bytes(spec),
         ends_by=_moment(metadata.get("deletionTimestamp")),
         controller=next(iter(controllers(raw)), ""),

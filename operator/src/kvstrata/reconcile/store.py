@@ -91,7 +91,8 @@ class Store:
             d.forget_ending()
             return affected
         if kind == "Pod":
-            return self._forget_pod(d, name, parse_pod(last) if last else None)
+            ended = last is not None and (server := parse_server_pod(last)[1]) is not None and server.ended
+            return self._forget_pod(d, name, parse_pod(last) if last else None, ended=ended)
         self._disown(d, (kind, name))
         child, waiting = d.children.pop((kind, name), None), d.waiting((kind, name))
         d.foreign.pop((kind, name), None)
@@ -173,18 +174,25 @@ class Store:
         before = d.pods[pod.model].get(pod.name)
         gone = self._forget_pod(d, before.name, None) if before and before.uid != pod.uid else frozenset()
         d.pods[pod.model][pod.name] = pod
+        if pod.live:
+            d.ending.untouched.clear()
         return gone | affected_by_pod(self.world(d.namespace), before, pod)
 
     def _observe_server(self, d: DomainStore, raw: Mapping[str, Any]) -> frozenset[Key]:
         tier, server = parse_server_pod(raw)
         if server is None or d.servers[tier].get(server.name) == server:
             return frozenset()
+        if (known := d.servers[tier].get(server.name)) is not None and known.uid != server.uid:
+            self._forget_pod(d, server.name, None)
         d.servers[tier][server.name] = server
         return frozenset({Key("CacheTier", d.namespace, tier)})
 
-    def _forget_pod(self, d: DomainStore, name: str, last: Pod | None) -> frozenset[Key]:
+    def _forget_pod(self, d: DomainStore, name: str, last: Pod | None, *, ended: bool = False) -> frozenset[Key]:
         for tier, servers in d.servers.items():
-            if servers.pop(name, None) is not None:
+            if (server := servers.pop(name, None)) is not None:
+                if server.ever_ran and not (ended or server.ended):
+                    lost = Departure(server.name, server.uid, self._now(), clean=False)
+                    d.lost_servers[tier] = (*d.lost_servers.get(tier, ()), lost)[-MAX_DEPARTURES:]
                 return frozenset({Key("CacheTier", d.namespace, tier)})
         for model, pods in d.pods.items():
             if (pod := pods.pop(name, None)) is None:

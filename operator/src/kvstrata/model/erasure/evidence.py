@@ -63,8 +63,14 @@ def keys_kept(erasure: Erasure) -> tuple[str, ...]:
     return tuple(key.fingerprint for key in (rolled.keys if rolled else ()) if key.fingerprint not in gone)
 
 
+def tiers_meant(erasure: Erasure) -> tuple[SharedTier, ...]:
+    """Return the tiers of the order that may have held something."""
+    unused = {one.tier for one in erasure.of(facts.TierLost) if one.unused}
+    return tuple(tier for tier in erasure.order.tiers if tier.name not in unused)
+
+
 def tiers_at_hand(erasure: Erasure) -> tuple[SharedTier, ...]:
-    lost = {one.tier for one in erasure.of(facts.TierLost)}
+    lost = {one.tier for one in erasure.of(facts.TierLost) if not one.server}
     return tuple(tier for tier in erasure.order.tiers if tier.name not in lost)
 
 

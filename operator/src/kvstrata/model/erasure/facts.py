@@ -234,11 +234,16 @@ class ServersSeen(_Fact):
 
 @dataclass(frozen=True, slots=True)
 class TierLost(_Fact):
-    """A tier was removed, or its servers replaced, before it was erased."""
+    """A tier was removed before it was erased; with `server`, only that server of it was: its pod vanished, and its end
+    was not reported. `unused`: no pod ever used the tier, so it held nothing. Earlier versions read each as a lost
+    tier."""
 
-    ABOUT = ("tier",)
+    WIRE = Wire("a fact of an erasure", camel=True, omit=("unused", "server"))
+    ABOUT = ("tier", "server")
     tier: str
     at: datetime
+    unused: bool = False
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.receipt.facts import Component, Fence, Revoked, Subject, Target
+from kvstrata.contract.receipt.facts import NOTHING, Component, Fence, Revoked, Subject, Target
 from kvstrata.contract.receipt.vocabulary import (
     KeyCustody,
     Mode,
@@ -29,8 +29,15 @@ from kvstrata.contract.receipt.vocabulary import (
     prefix_commitment,
 )
 from kvstrata.contract.store.redis_keys import resolved
-from kvstrata.model.erasure.evidence import has_acknowledged, standing_of, tiers_at_hand, witnesses
-from kvstrata.model.erasure.facts import HeldKey, HeldTier, PodSeen, Rolled, ServersSeen, TierLost, Witness
+from kvstrata.model.erasure.evidence import (
+    counts,
+    has_acknowledged,
+    standing_of,
+    tiers_at_hand,
+    unreachable_at,
+    witnesses,
+)
+from kvstrata.model.erasure.facts import HeldKey, HeldTier, Look, PodSeen, Rolled, ServersSeen, TierLost, Witness
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
@@ -38,6 +45,7 @@ from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.erasure.prefix import source_of
 from kvstrata.plan.redis.backend import report_of
+from kvstrata.plan.redis.cluster import never_used
 from kvstrata.plan.rules.invalidation import scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, ended_pods, is_fenced, not_started
 from kvstrata.plan.witnesses import Witness as Held
@@ -219,10 +227,24 @@ def pods_at_hand(world: World, erasure: Erasure) -> dict[str, tuple[str, str]]:
 
 
 def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLost]:
+    """Yield tiers that are gone, tiers that held nothing, and servers that vanished. It follows the new epochs, so a
+    tier that pods begin to use later gets nothing of the old ones once every pod is settled."""
+    settled = unreachable_at(erasure) is not None
     for tier in tiers_at_hand(erasure):
         found = world.tiers.get(tier.name)
-        if found is None or found.metadata.deleting:
-            yield TierLost(tier.name, now)
+        known = found or world.ending.tiers.get(tier.name)
+        gone, unused = found is None or found.metadata.deleting, known is not None and never_used(world, known)
+        if gone or (unused and settled):
+            yield TierLost(tier.name, now, unused=unused)
+            continue
+        for lost in world.lost_servers.get(tier.name, ()):
+            if lost.at >= erasure.order.started and not _verified_before(erasure, tier.name, lost.at):
+                yield TierLost(tier.name, lost.at, server=lost.name)
+
+
+def _verified_before(erasure: Erasure, tier: str, at: datetime) -> bool:
+    look = erasure.only(Look, tier)
+    return look is not None and look.ended <= at and counts(erasure, look) and set(look.left.values()) == {NOTHING}
 
 
 def tier_away(world: World, tier: CacheTier) -> str:

@@ -16,7 +16,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.api.reasons import SharedReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receipt.residue import ReceiptClaim
+from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
 from kvstrata.model.erasure import evidence
 from kvstrata.model.erasure.facts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
@@ -132,7 +132,7 @@ def finish_verified(case: work.ErasureCase) -> ErasureStep | None:
     left = any(
         tier.outlives_pod or pod.standing is not Standing.ENDED for witness, pod in case.pods for tier in witness.tiers
     )
-    if ReceiptClaim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not left:
+    if ReceiptClaim.UNREACHABLE in case.holds and not evidence.tiers_meant(case.erasure) and not left:
         inside = any(witness.tiers for witness, _ in case.pods)
         ended = "all pods that held blocks in their memory ended"
         message = ended if inside else "nothing was held outside the engines' own memory"
@@ -163,13 +163,14 @@ def finish_short(case: work.ErasureCase) -> ErasureStep:
     ends = evidence.last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
     if deadline is not None:
         ends = min(deadline, ends) if allowed else deadline
-    if case.now >= ends or (case.seen.unattended and not blocked):
+    late_keys = _keys_not_destroyed(case, judged=True)
+    # A lost tier does not return, but a holder of a key may have ended since.
+    over = not (blocked or late_keys) and any(item.kind is Residue.TIER_LOST for item in case.facts.residue)
+    if case.now >= ends or over or (case.seen.unattended and not blocked):
         if allowed:
             return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"all reachable copies are erased; left: {message}")
         return _judged(case, False, reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
-    # A holder of a key may have ended since.
-    late_keys = _keys_not_destroyed(case, judged=True)
     again = (work.DestroyKeys(late_keys),) if late_keys else ()
     left_s = (ends - case.now).total_seconds()
     return ErasureStep(Phase.ERASING, Decision(reason, until), again, again_s=left_s, pinned_tiers=_pinned_tiers(case))
@@ -253,7 +254,8 @@ def _pinned_tiers(case: work.ErasureCase) -> frozenset[str]:
 
 
 def _unproven(case: work.ErasureCase) -> str:
-    kinds = [str(item.kind) for item in case.facts.residue if not item.kind.asked and item.kind.denies]
+    denying = [item for item in case.facts.residue if not item.kind.asked and item.kind.denies]
+    kinds = [f"{item.kind} {item.about}".strip() for item in denying]
     what = f" ({', '.join(kinds)})" if kinds else ", for example because no pod knew a key to be asked for"
     return f"everything was done, and the facts do not prove that all is gone{what}"
 

@@ -34,7 +34,7 @@ def facts_of(erasure: Erasure) -> rows.Erasure:
         targets=rolled.targets if rolled else (),
         pods=tuple(_pod(erasure, witness) for witness in evidence.witnesses(erasure)),
         keys=keys,
-        tiers=tuple(_tier(erasure, tier) for tier in erasure.order.tiers),
+        tiers=tuple(_tier(erasure, tier) for tier in evidence.tiers_meant(erasure)),
         verification=verification,
         residue=(),
         timings=rows.Timings(
@@ -56,7 +56,9 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
     items = {ResidueItem(kind, "", 0) for kind in required_residue(receipt)}
     items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
     items |= {ResidueItem(Residue.TIER_EXCLUDED, name, 0) for name in order.excluded_tiers}
-    items |= {ResidueItem(Residue.TIER_LOST, lost.tier, 0) for lost in erasure.of(facts.TierLost)}
+    lost = [one for one in erasure.of(facts.TierLost) if not one.unused]
+    servers = Counter(one.tier for one in lost if one.server)
+    items |= {ResidueItem(Residue.TIER_LOST, tier, servers[tier]) for tier in {one.tier for one in lost}}
     verdict = erasure.only(facts.Verdict)
     if verdict is not None:
         items |= set(_owed(erasure))
@@ -192,7 +194,12 @@ def _verification(erasure: Erasure) -> rows.Verification | None:
     since = evidence.erased_at(erasure)
     acked = [one.uid for one in evidence.witnesses(erasure) if _seen(erasure, one.uid).standing is Standing.ACKED]
     probes = [probe for uid in acked if (probe := evidence.probe_of(erasure, uid))]
-    if since is None or len(looks) < len(erasure.order.tiers) or len(probes) < len(acked) or not (looks or probes):
+    if (
+        since is None
+        or len(looks) < len(evidence.tiers_meant(erasure))
+        or len(probes) < len(acked)
+        or not (looks or probes)
+    ):
         return None
     if not all(evidence.counts(erasure, look) for look in looks):
         return None

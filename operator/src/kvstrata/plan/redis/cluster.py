@@ -23,7 +23,7 @@ from kvstrata.plan.actions import Decision, ManagedServer, ReconcileCluster
 from kvstrata.plan.conditions import Finding, false, true, unknown
 from kvstrata.plan.pod_trouble import of_events, requested
 from kvstrata.plan.redis import topology
-from kvstrata.plan.redis.backend import accesses, address, not_asked, previous_condition
+from kvstrata.plan.redis.backend import accesses, address, in_force, not_asked, previous_condition
 from kvstrata.plan.redis.topology import Step, Verdict
 
 STUCK_AFTER_S = 60.0
@@ -264,6 +264,16 @@ def _why(case: _Case, verdict: Verdict, message: str) -> Decision:
 def was_formed(tier: CacheTier) -> bool:
     """Whether the tier's cluster has ever served all slots; otherwise forming it loses nothing."""
     return tier.status.formed_at is not None
+
+
+def never_used(world: World, tier: CacheTier) -> bool:
+    """Whether no pod can have stored a block in a Redis tier: none of a managed one's servers ever ran, or no pod did
+    since it was created; or no server of an external one ever passed the checks, so that no bundle names it."""
+    if tier.spec.managed is not None:
+        unformed = not was_formed(tier) and not any(pod.ever_ran for pod in server_pods(world, tier))
+        return unformed or tier.uid in world.ending.untouched
+    named = (one.name for answer in world.states.values() for one in answer.state.tiers)
+    return in_force(tier) is None and tier.name not in named
 
 
 def holds_anything(tier: CacheTier) -> bool:

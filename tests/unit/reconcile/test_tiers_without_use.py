@@ -1,0 +1,87 @@
+"""Deletions wait for no tier that no pod ever used, and receipts name servers whose end no kubelet reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.receipt.residue import Residue
+from tests.support.objects import Raw, cpu_tier, domain, model, pod, policy, redis_tier, server_pod
+from tests.support.server_answers import NO_PODS
+from tests.support.worlds import Simulation
+from tests.unit.reconcile.deletions import ALL, POLICY, acked_until, delete_namespace, gone, left, residue, run, world
+from tests.unit.reconcile.erasing import World
+
+TYPO = {"external": {"endpoints": ["192.0.2.1:6379"]}}
+NO_IMAGE = {"name": "redis", "image": "redis:typo", "state": {"waiting": {"reason": "ErrImagePull"}}}
+RUNNING = {"name": "redis", "image": "redis:8", "state": {"running": {}}}
+ENDED = {"name": "redis", "image": "redis:8", "state": {"terminated": {"exitCode": 0}}}
+
+
+def never_served(*tiers: Raw, pods: int = 0) -> World:
+    """A tenant in a namespace with tiers of which no server ever answered."""
+    sim = Simulation(domain(), cpu_tier(), *tiers, policy("acme"))
+    sim.backends_up = False
+    sim.looks = {raw["metadata"]["name"]: NO_PODS for raw in tiers}
+    sim.put(model(tiers=("cpu", *(raw["metadata"]["name"] for raw in tiers))))
+    sim.advance(5)
+    sim.put(*(pod(f"pod-{n}") for n in range(pods)))
+    sim.advance(5)
+    return World(sim)
+
+
+@pytest.mark.parametrize("pods", [0, 2])
+@pytest.mark.parametrize("redis", [TYPO, {"managed": {}}])
+def test_a_policy_goes_although_a_tier_never_had_a_server(redis: Any, pods: int) -> None:
+    made = never_served(redis_tier("never", redis=redis), pods=pods)
+    if "managed" in redis:
+        made.sim.put(server_pod("kvs-never-redis-0-0", "never", containerStatuses=[NO_IMAGE]))
+
+    async def story(w: World) -> None:
+        w.sim.delete(POLICY, "acme")
+        await gone(w)
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    assert facts.tiers == ()
+    assert Residue.TIER_LOST not in residue(facts)
+
+
+def test_a_namespace_whose_tenants_never_cached_anything_goes_with_receipts_without_residue() -> None:
+    sim = Simulation(domain(), redis_tier("served"), policy("a1"), policy("a2"), model(tiers=("served",)))
+    sim.come_to_rest()
+    made = World(sim)
+
+    async def story(w: World) -> None:
+        delete_namespace(w.sim)
+        for _ in range(200):
+            await w.turn(1)
+
+    run(story, made)
+    assert not [slot for slot in left(made.sim) if slot[0] == POLICY]
+    assert len(made.chain.issued) == 2
+    assert all(Residue.TIER_LOST not in residue(facts) for facts in made.chain.issued)
+
+
+@pytest.mark.parametrize(("last", "lost"), [(RUNNING, True), (ENDED, False)])
+def test_a_server_whose_end_no_kubelet_reported_is_residue_of_the_erasure(last: Raw, lost: bool) -> None:
+    made = world()
+    sim = made.sim
+    name = "kvs-shared-redis-0-0"
+    sim.put(server_pod(name, containerStatuses=[RUNNING]))
+    sim.come_to_rest()
+
+    async def story(w: World) -> None:
+        w.sim.delete(POLICY, "acme")
+        await w.turn(1)
+        await w.turn(1)
+        w.sim.put(server_pod(name, containerStatuses=[last]))
+        w.sim.delete("Pod", name)
+        await acked_until(w, lambda: w.chain.issued)
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    found = [(item.about, item.count) for item in facts.residue if item.kind is Residue.TIER_LOST]
+    assert found == ([("shared", 1)] if lost else [])
+    assert (made.proven() == ALL) is not lost
