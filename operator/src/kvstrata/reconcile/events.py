@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from kvstrata.api.base import Resource
+from kvstrata.api.cacheinvalidation import CacheInvalidationStatus
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.api.status import Condition, Status
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import EVENT
 from kvstrata.model.pods import EventLook, Warned
@@ -20,8 +26,59 @@ from .background import Background, Clock, utc_now
 
 log = logging.getLogger(__name__)
 
+LATE_S = 60.0
+"""Enforcement after this time is late; pods acknowledge within seconds."""
+
+_AWAITED = (SharedReason.AWAITING_ACKS, SharedReason.NOT_COMMITTED)
+_STEPS = (ConditionType.LOGICALLY_INVALID, ConditionType.KEYS_REVOKED, ConditionType.ERASED, ConditionType.VERIFIED)
+
 FORGET_AFTER = timedelta(minutes=10)
 """Longer than plans wait before they ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """An Event's reason and message."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def news_of(before: Resource | None, after: Resource) -> Iterator[News]:
+    """Yield the Events of a status write: an object is stalled, or no longer is; a change was enforced late; a step of
+    an invalidation. They follow from the difference alone, so a status at rest causes none."""
+    was, new = _status(before if before is not None and before.uid == after.uid else None), _status(after)
+    if (why := _true(new, ConditionType.STALLED)) is not None:
+        if (known := _true(was, ConditionType.STALLED)) is None or known.reason != why.reason:
+            yield News("Stalled", f"{why.reason}: {why.message}", warning=True)
+    elif was.is_true(ConditionType.STALLED) and not after.metadata.deleting:
+        ready = new.condition(ConditionType.READY)
+        yield News("Recovered", f"{ready.reason}: {ready.message}" if ready is not None else "")
+    for kind in (ConditionType.ENFORCED, ConditionType.POLICY_ENFORCED):
+        waited, done = was.condition(kind), _true(new, kind)
+        if waited is None or done is None or waited.reason not in _AWAITED:
+            continue
+        took_s = (done.last_transition_time - waited.last_transition_time).total_seconds()
+        if took_s >= LATE_S:
+            yield News("EnforcedLate", f"enforced after {took_s:.0f} s; until then: {waited.message}", warning=True)
+    if isinstance(new, CacheInvalidationStatus):
+        former = was if isinstance(was, CacheInvalidationStatus) else CacheInvalidationStatus()
+        if former.phase is None and new.phase is not None and not new.phase.finished:
+            yield News("Begun", new.message or "new epochs are being written")
+        reached = [found for kind in _STEPS if (found := _true(new, kind)) is not None and not was.is_true(kind)]
+        yield from (News(found.reason, found.message) for found in reached)
+        if new.receipt_digest is not None and former.receipt_digest is None:
+            yield News("ReceiptWritten", f"the receipt has the digest {new.receipt_digest}")
+
+
+def _status(resource: Resource | None) -> Status:
+    found: Status = getattr(resource, "status", None) or Status()
+    return found
+
+
+def _true(status: Status, kind: str) -> Condition | None:
+    return status.condition(kind) if status.is_true(kind) else None
 
 
 class Events:

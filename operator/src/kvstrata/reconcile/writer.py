@@ -22,7 +22,7 @@ from .background import Leads, utc_now
 from .bundles import Bundles
 from .children import ChildRefusedError, Children
 from .claims import NameConflictError
-from .events import Events
+from .events import Events, news_of
 from .queue import WorkQueue
 from .secrets import SecretStore
 from .store import Store
@@ -185,6 +185,9 @@ class Writer:
         record_status(key, before, after, self._store.domain(key.namespace))
         metrics.count_lazy(before, after)
         metrics.count_reclaimed(key, before, after)
+        if after is not None:
+            for news in news_of(before, after):
+                await self._events.publish(after, news.reason, news.message, warning=news.warning)
         story = record_restore(key, before, after)
         if story is not None and after is not None:
             await self._events.publish(after, DomainReason.RESTORE_DETECTED, story, warning=True)
