@@ -45,10 +45,11 @@ def minimal(kubectl: Kubectl, tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "minimal.yaml"
     path.write_text(MINIMAL.read_text().replace("team-a", NAMESPACE))
     with ExitStack() as afterwards:
-        for namespace in (OPERATOR, NAMESPACE):
-            delete = ("delete", "namespace", namespace, "--ignore-not-found", "--timeout=240s")
-            afterwards.callback(kubectl.run, *delete)
+        gone = ("--ignore-not-found", "--timeout=240s")
+        afterwards.callback(kubectl.run, "delete", "namespace", OPERATOR, *gone)
         afterwards.callback(kubectl.helm, "uninstall", "tutorial", "-n", OPERATOR, "--ignore-not-found")
+        # First: it ends while the operator is there, without which the uninstall is refused.
+        afterwards.callback(kubectl.run, "delete", "namespace", NAMESPACE, *gone)
         yield path
 
 

@@ -53,3 +53,15 @@ kind: ServiceAccount
 name: {{ include "kvstrata.serviceAccountName" . }}
 namespace: {{ .Release.Namespace }}
 {{- end }}
+
+{{- /* Not the labels of the operator's pods: Service, disruption budget and gates select those. */}}
+{{- define "kvstrata.uninstallLabels" -}}
+{{ include "kvstrata.labels" . | fromYaml | merge (dict "app.kubernetes.io/component" "uninstall") | toYaml }}
+{{- end }}
+
+{{- /* Annotations of the uninstall hook; takes the weight. A refused one stays, with its log. */}}
+{{- define "kvstrata.uninstallHook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

@@ -16,7 +16,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from yarl import URL
 
 from kvstrata.clients.kube_auth import authorization, find_api
-from kvstrata.clients.resources import NAMESPACE, POD, TOKEN_REVIEW, Resource
+from kvstrata.clients.resources import DEPLOYMENT, NAMESPACE, POD, TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
 UNBOUNDED = aiohttp.ClientTimeout(total=None)
@@ -215,6 +215,15 @@ class Kube:
         """Set an object's finalizers if it is still at `resource_version`: other controllers may have set theirs."""
         body = {"metadata": {"resourceVersion": resource_version, "finalizers": list(finalizers)}}
         return await self._merge(resource.path(namespace, name), "kvstrata-finalizer", body)
+
+    async def scale(self, namespace: str, deployment: str, replicas: int) -> None:
+        """Set the replicas of a Deployment; does nothing if it is gone."""
+        try:
+            body = {"spec": {"replicas": replicas}}
+            await self._merge(DEPLOYMENT.path(namespace, deployment, "scale"), "kvstrata-uninstall", body)
+        except KubeError as error:
+            if not error.is_not_found:
+                raise
 
     async def _merge(self, path: str, manager: str, body: Mapping[str, Any]) -> dict[str, Any]:
         merge = "application/merge-patch+json"

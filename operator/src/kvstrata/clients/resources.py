@@ -23,10 +23,11 @@ class Resource:
 
 OWN_RESOURCES = tuple(Resource(GROUP_VERSION, kind.INFO.kind, kind.INFO.plural) for kind in KINDS)
 
+DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
 NETWORK_POLICY = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 
 CHILD_RESOURCES = (
-    Resource("apps/v1", "Deployment", "deployments"),
+    DEPLOYMENT,
     Resource("apps/v1", "StatefulSet", "statefulsets"),
     Resource("v1", "Service", "services"),
     Resource("v1", "ServiceAccount", "serviceaccounts"),

@@ -1,0 +1,89 @@
+"""The Job that Helm runs before it uninstalls a release: refuse while objects need the operator, or release them.
+
+It stops the operator before the last look, so that no finalizer is set after it. A refusal starts the operator again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import BY_KIND, POD
+from kvstrata.plan.uninstall import HeldObject, held_objects, refusal, released
+
+KINDS = (TenantCachePolicy.INFO.kind, CacheInvalidation.INFO.kind)
+LOOK_AGAIN_S = 1.0
+
+
+class Uninstall:
+    def __init__(self, kube: Kube, options: argparse.Namespace, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._kube, self._options, self._sleep = kube, options, sleep
+        self._served = frozenset(one for one in options.watch_namespaces.split(",") if one)
+
+    async def run(self) -> tuple[int, str]:
+        """Return the exit code, not 0 if the release must stay, and its reason. Raises KubeError."""
+        release, namespace, revision = self._options.release, self._options.namespace, self._options.revision
+        if (held := await self._held()) and not self._options.release_objects:
+            return 1, refusal(held, release, namespace, revision)
+        await self._stop_operator()
+        held = await self._held()
+        if held and not self._options.release_objects:
+            await self._kube.scale(namespace, self._options.deployment, self._options.replicas)
+            return 1, refusal(held, release, namespace, revision)
+        for one in held:
+            await self._release(one)
+        return 0, released(held) if held else f"no object needs the operator of release {release}"
+
+    async def _held(self) -> tuple[HeldObject, ...]:
+        try:
+            found = [raw for kind in KINDS async for raw in self._kube.list(BY_KIND[kind], None)]
+        except KubeError as error:
+            if not error.is_not_found:
+                raise
+            return ()  # The CustomResourceDefinitions are gone, and their objects with them.
+        return held_objects(found, self._served)
+
+    async def _stop_operator(self) -> None:
+        await self._kube.scale(self._options.namespace, self._options.deployment, 0)
+        while [pod async for pod in self._kube.list(POD, self._options.namespace, self._options.selector)]:
+            await self._sleep(LOOK_AGAIN_S)
+
+    async def _release(self, one: HeldObject) -> None:
+        try:
+            await self._kube.set_finalizers(
+                BY_KIND[one.kind], one.namespace, one.name, one.others, one.resource_version
+            )
+        except KubeError as error:
+            if not error.is_not_found:
+                raise
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="kvstrata.cli.uninstall", description=__doc__.partition("\n")[0])
+    for name in ("release", "namespace", "revision", "deployment", "selector"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--watch-namespaces", default="", help="separated by commas; empty: all")
+    parser.add_argument("--replicas", type=int, required=True, help="of the operator, should it be started again")
+    parser.add_argument("--release-objects", action="store_true", help="remove finalizers instead of refusing")
+    return parser.parse_args(arguments)
+
+
+async def _main(options: argparse.Namespace) -> int:
+    kube = await Kube.connect()
+    try:
+        code, text = await Uninstall(kube, options, asyncio.sleep).run()
+    except KubeError as error:
+        code, text = 1, f"the uninstall check failed, uninstall again: {error}"
+    finally:
+        await kube.close()
+    print(text)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_main(parse(sys.argv[1:]))))

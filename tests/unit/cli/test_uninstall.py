@@ -1,0 +1,101 @@
+"""The Job before an uninstall refuses, or releases objects after the operator has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.cli.uninstall import Uninstall, parse
+from kvstrata.clients.kube import KubeError
+from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from tests.support.memory_kube import MemoryKube
+from tests.support.objects import NAMESPACE, Raw, policy
+
+OPERATOR = "kvstrata-system"
+LABELS = {"app.kubernetes.io/component": "operator", "app.kubernetes.io/instance": "kvs"}
+POLICY = ("TenantCachePolicy", NAMESPACE, "acme")
+
+
+class Cluster(MemoryKube):
+    """An operator's Deployment whose pod ends at the second look."""
+
+    def __init__(self, *objects: Raw) -> None:
+        super().__init__()
+        self.scaled: list[int] = []
+        metadata = {"name": "kvs-1", "namespace": OPERATOR, "labels": LABELS}
+        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}})
+        for one in objects:
+            self.put(one)
+
+    async def scale(self, namespace: str, deployment: str, replicas: int) -> None:
+        assert (namespace, deployment) == (OPERATOR, "kvs-kvstrata")
+        self.scaled.append(replicas)
+
+    async def pod_ends(self, _: float) -> None:
+        self.remove("Pod", OPERATOR, "kvs-1")
+
+    async def uninstall(self, *more: str) -> tuple[int, str]:
+        selector = ",".join(f"{name}={value}" for name, value in LABELS.items())
+        given = {"release": "kvs", "namespace": OPERATOR, "revision": "1", "deployment": "kvs-kvstrata"}
+        given |= {"selector": selector, "replicas": "2", "watch-namespaces": NAMESPACE}
+        options = parse([*(f"--{name}={value}" for name, value in given.items()), *more])
+        return await Uninstall(self, options, self.pod_ends).run()
+
+
+def acme(*finalizers: str) -> Raw:
+    made = policy("acme")
+    made["metadata"]["finalizers"] = list(finalizers)
+    return made
+
+
+async def test_a_release_whose_operator_is_needed_stays_and_keeps_its_operator() -> None:
+    cluster = Cluster(acme(FINALIZER))
+    code, text = await cluster.uninstall()
+    assert (code, cluster.scaled) == (1, [])
+    assert f"TenantCachePolicy {NAMESPACE}/acme" in text
+    assert cluster.objects[POLICY]["metadata"]["finalizers"] == [FINALIZER]
+
+
+async def test_a_release_that_no_object_needs_goes_after_its_operator_has_ended() -> None:
+    cluster = Cluster(acme("example.com/other"))
+    code, _ = await cluster.uninstall()
+    assert (code, cluster.scaled) == (0, [0])
+    assert ("Pod", OPERATOR, "kvs-1") not in cluster.objects
+
+
+async def test_a_finalizer_that_the_ending_operator_set_is_seen_and_the_operator_starts_again() -> None:
+    class Late(Cluster):
+        async def pod_ends(self, _: float) -> None:
+            self.put(acme(FINALIZER))
+            await super().pod_ends(_)
+
+    cluster = Late()
+    code, text = await cluster.uninstall()
+    assert (code, cluster.scaled) == (1, [0, 2])
+    assert f"TenantCachePolicy {NAMESPACE}/acme" in text
+
+
+async def test_objects_are_released_only_after_the_operator_has_ended_and_finalizers_of_others_stay() -> None:
+    cluster = Cluster(acme("example.com/other", FINALIZER))
+    pods: list[bool] = []
+    cluster.before_write = lambda verb, *_: pods.append(("Pod", OPERATOR, "kvs-1") in cluster.objects)
+    code, text = await cluster.uninstall("--release-objects")
+    assert (code, cluster.scaled, pods) == (0, [0], [False])
+    assert cluster.objects[POLICY]["metadata"]["finalizers"] == ["example.com/other"]
+    assert f"TenantCachePolicy {NAMESPACE}/acme: cached blocks are not erased" in text
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, 0), (500, None)])
+async def test_kinds_that_are_gone_hold_nothing_and_other_errors_do_not_pass(status: int, code: int | None) -> None:
+    class Without(Cluster):
+        def list(self, resource: Any, *where: Any, **chosen: Any) -> Any:
+            if resource.kind != "Pod":
+                raise KubeError(status, "", "")
+            return super().list(resource, *where, **chosen)
+
+    if code is None:
+        with pytest.raises(KubeError):
+            await Without().uninstall()
+    else:
+        assert (await Without().uninstall())[0] == code
