@@ -10,7 +10,7 @@ from kvstrata.cli.uninstall import Uninstall, parse
 from kvstrata.clients.kube import KubeError
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from tests.support.memory_kube import MemoryKube
-from tests.support.objects import NAMESPACE, Raw, policy
+from tests.support.objects import NAMESPACE, Raw, domain, policy
 
 OPERATOR = "kvstrata-system"
 LABELS = {"app.kubernetes.io/component": "operator", "app.kubernetes.io/instance": "kvs"}
@@ -84,6 +84,17 @@ async def test_objects_are_released_only_after_the_operator_has_ended_and_finali
     assert (code, cluster.scaled, pods) == (0, [0], [False])
     assert cluster.objects[POLICY]["metadata"]["finalizers"] == ["example.com/other"]
     assert f"TenantCachePolicy {NAMESPACE}/acme: cached blocks are not erased" in text
+
+
+async def test_claims_of_the_release_end_with_it_and_those_of_others_stay() -> None:
+    claims = {"team": ("kvs", OPERATOR), "other-release": ("other", OPERATOR), "elsewhere": ("kvs", "ops")}
+    cluster = Cluster()
+    for where, (release, namespace) in claims.items():
+        made = {**domain(), "status": {"servedBy": {"uid": "1", "release": release, "namespace": namespace}}}
+        cluster.put({**made, "metadata": {"name": "default", "namespace": where}})
+    assert (await cluster.uninstall())[0] == 0
+    left = {where for where in claims if "servedBy" in cluster.objects["CacheDomain", where, "default"]["status"]}
+    assert left == {"other-release", "elsewhere"}
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, 0), (500, None)])

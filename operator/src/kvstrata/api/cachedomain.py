@@ -200,11 +200,28 @@ class Restored(StatusModel):
     """Pods that reported it, and pods that reported restores within the hour before it."""
 
 
+class Installation(StatusModel):
+    """An installation of the operator."""
+
+    uid: ShortText
+    """Its id, which outlives pods, upgrades, and a release that is renamed or installed again in its namespace."""
+
+    namespace: ObjectName
+    """Namespace of its operator."""
+
+    release: ShortText = ""
+    """Its Helm release."""
+
+
 class CacheDomainStatus(Status):
     """Observed state of a CacheDomain."""
 
     domain_id: DomainId | None = Field(default=None, alias="domainID")
     """Random id of the domain, part of every key in shared tiers."""
+
+    served_by: Installation | None = None
+    """The installation that claims the namespace; no other one writes in it. The claim ends when its release is
+    uninstalled, or when the annotation `kvstrata.io/served-by` has the uid of another."""
 
     scope: ScopeStatus | None = None
     """The Public scope and its epoch."""

@@ -17,6 +17,7 @@ import kopf
 import uvloop
 from aiohttp import web
 
+from kvstrata.api.cachedomain import Installation
 from kvstrata.cli.logs import configure, configure_audit
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
@@ -196,7 +197,7 @@ class Operator:
                 try:
                     acting.result()
                 except* NotLeadingError:
-                    log.error("the lease could not be renewed in time; nothing was written after it")
+                    log.error("this process no longer leads; nothing was written after that")
         finally:
             self._leading = False
             metrics.LEADING.set(0)
@@ -212,6 +213,8 @@ class Operator:
         """The leader's work. Nothing is planned before the world is complete."""
         client = await self._secret_store.open()
         self._store.take_mark_key(self._secret_store.mark_key)
+        own = self._secret_store.installation_uid, self._settings.namespace, self._settings.release
+        self._store.installation = Installation(uid=own[0], namespace=own[1], release=own[2])
         resync = Resync(
             self._kube, self._store, self._secret_store, self._settings.watch_namespaces, self._service_monitors
         )

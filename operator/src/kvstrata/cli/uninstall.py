@@ -1,6 +1,7 @@
 """The Job that Helm runs before it uninstalls a release: refuse while objects need the operator, or release them.
 
 It stops the operator before the last look, so that no finalizer is set after it. A refusal starts the operator again.
+Otherwise its claims of namespaces end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.clients.kube import Kube, KubeError
@@ -37,21 +40,31 @@ class Uninstall:
             return 1, refusal(held, release, namespace, revision)
         for one in held:
             await self._release(one)
+        await self._end_claims()
         return 0, released(held) if held else f"no object needs the operator of release {release}"
 
     async def _held(self) -> tuple[HeldObject, ...]:
+        return held_objects([raw for kind in KINDS for raw in await self._list(kind)], self._served)
+
+    async def _list(self, kind: str) -> list[dict[str, Any]]:
         try:
-            found = [raw for kind in KINDS async for raw in self._kube.list(BY_KIND[kind], None)]
+            return [raw async for raw in self._kube.list(BY_KIND[kind], None)]
         except KubeError as error:
             if not error.is_not_found:
                 raise
-            return ()  # The CustomResourceDefinitions are gone, and their objects with them.
-        return held_objects(found, self._served)
+            return []  # The CustomResourceDefinition is gone, and its objects with it.
 
     async def _stop_operator(self) -> None:
         await self._kube.scale(self._options.namespace, self._options.deployment, 0)
         while [pod async for pod in self._kube.list(POD, self._options.namespace, self._options.selector)]:
             await self._sleep(LOOK_AGAIN_S)
+
+    async def _end_claims(self) -> None:
+        for raw in await self._list(CacheDomain.INFO.kind):
+            claim, metadata = (raw.get("status") or {}).get("servedBy") or {}, raw["metadata"]
+            if (claim.get("namespace"), claim.get("release")) == (self._options.namespace, self._options.release):
+                where, change = (metadata["namespace"], metadata["name"]), {"servedBy": None}
+                await self._kube.patch_status(BY_KIND[raw["kind"]], *where, change, metadata["resourceVersion"])
 
     async def _release(self, one: HeldObject) -> None:
         try:

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain, CacheDomainSpec
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain, CacheDomainSpec, Installation
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
@@ -49,13 +49,14 @@ OBJECTS = {
 class Ending:
     """Memory of a namespace under deletion: its objects go in any order, and the last policy may need them all.
 
-    The first four fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
+    The first five fields are the last known values of deleted objects. `refused` are UIDs of policies for which the API
     server creates nothing any more, `witnessed` those that this process saw before their deletion. `untouched` are UIDs
     of tiers that no operator had reported about when this process saw them, and since then no pod of the namespace may
     have run. It is dropped when neither an object nor an erasure of the namespace is left.
     """
 
     domain_id: str | None = None
+    served_by: Installation | None = None
     domain_key: bytes | None = field(default=None, repr=False)
     tiers: dict[str, CacheTier] = field(default_factory=dict)
     models: dict[str, CachedModel] = field(default_factory=dict)
@@ -138,7 +139,7 @@ class World(DomainState):
 
     It shares the store's containers, so it is valid until the plan returns: plans never wait. `term` is the leader's,
     `entropy` 64 fresh random bytes for this plan alone. `memo` keeps results of earlier plans. `claims` and `claimants`
-    are guarantees by tier and by holder.
+    are guarantees by tier and by holder. `installation` is the operator's own, None in a process that knows none.
     """
 
     term: int
@@ -152,6 +153,7 @@ class World(DomainState):
     invalidations: Mapping[str, CacheInvalidation] = field(default_factory=dict)
     claims: Mapping[str, TierClaims] = field(default_factory=dict)
     claimants: Mapping[Key, Mapping[str, GuaranteeClaim]] = field(default_factory=dict)
+    installation: Installation | None = None
 
     def objects(self, kind: str) -> Mapping[str, Any]:
         """The objects of a kind by name; of bundles, their models."""

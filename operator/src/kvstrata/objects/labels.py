@@ -54,6 +54,9 @@ ROTATED_FOR = "kvstrata.io/rotated-for"
 ROTATE_RECEIPTS_KEY = "kvstrata.io/rotate-receipts-key"
 """Annotation of the ConfigMap of receipts' public keys: a new value requests another signing key."""
 
+INSTALLATION = "kvstrata.io/installation"
+"""Annotation of the Secret with the operator's authority: a random value that identifies the installation."""
+
 DRAWN_FOR = "kvstrata.io/drawn-for"
 """Annotation of Secrets with a domain's key or its data keys: the restore after which they were drawn."""
 

@@ -346,6 +346,13 @@ class EndReclaim:
     cache: FormerCache
 
 
+@dataclass(frozen=True, slots=True)
+class StandBack:
+    """Report that another installation serves the namespace."""
+
+    why: str
+
+
 ReclaimQuestion = ReclaimFormer | ReportFormer
 ErasureOrder = CarryOutErasure | EndErasure
 Question = (
@@ -354,6 +361,7 @@ Question = (
     | TendServers
     | ReconcileCluster
     | ReadEvents
+    | StandBack
     | PoolQuestion
     | IsolationQuestion
     | ErasureOrder

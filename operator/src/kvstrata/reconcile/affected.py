@@ -113,7 +113,7 @@ class Kind(NamedTuple):
 
 
 KINDS: Mapping[str, Kind] = {
-    DOMAIN: Kind(attrgetter("domain_id", "scope", "admission"), _of_domain),
+    DOMAIN: Kind(attrgetter("domain_id", "served_by", "scope", "admission"), _of_domain),
     TIER: Kind(_usable, _of_tier),
     MODEL: Kind(lambda status: (status.probe.failure if status.probe is not None else None,), _of_model),
     POLICY: Kind(attrgetter("scope", "admission"), _of_policy),

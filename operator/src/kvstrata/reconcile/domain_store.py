@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cachedomain import CacheDomain, Installation
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
@@ -35,12 +35,12 @@ class DomainStore(DomainState):
     suspected_bundles: dict[str, float] = field(default_factory=dict)
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-    def world(self, term: int, entropy: bytes) -> World:
+    def world(self, term: int, entropy: bytes, installation: Installation | None) -> World:
         """Return the snapshot; valid until the next await."""
         known: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(DomainState)}
         known |= {name: self.objects[kind] for kind, name in OBJECTS.items()}
         known |= {"claims": self.claims.tiers, "claimants": self.claims.by_holder}
-        return World(term=term, entropy=entropy, **known)
+        return World(term=term, entropy=entropy, installation=installation, **known)
 
     def observe(self, key: Key, raw: Mapping[str, Any]) -> tuple[Resource | None, Resource] | None:
         """Store an object of the API; return its former and its new form. None if it is unreadable: the last valid form
@@ -106,8 +106,9 @@ class DomainStore(DomainState):
                 self.ending.tiers.pop(after.name, None)
             case CachedModel():
                 self.ending.models.pop(after.name, None)
-            case CacheDomain() if after.status.domain_id is not None:
-                self.ending.domain_id = None
+            case CacheDomain():
+                self.ending.domain_id = None if after.status.domain_id is not None else self.ending.domain_id
+                self.ending.served_by = None if after.status.served_by is not None else self.ending.served_by
 
     def _note_end(self, before: Resource) -> None:
         match before:
@@ -123,6 +124,7 @@ class DomainStore(DomainState):
                 self.suspected_bundles.pop(before.name, None)
             case CacheDomain():
                 self.ending.domain_id = before.status.domain_id or self.ending.domain_id
+                self.ending.served_by = before.status.served_by or self.ending.served_by
 
     def _forget_keys_of_former(self, before: Resource | None, after: Resource) -> None:
         """Drop wrapped keys that were another CacheDomain's, if `after` is a new one. Secrets with keys go with their

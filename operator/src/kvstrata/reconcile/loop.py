@@ -14,6 +14,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import Plan
 from kvstrata.plan.bundle.commit import plan_bundle
+from kvstrata.plan.claim import plan_claim
 from kvstrata.plan.kinds.domain import plan_domain
 from kvstrata.plan.kinds.group import plan_group
 from kvstrata.plan.kinds.invalidation import plan_invalidation
@@ -85,6 +86,8 @@ PLANNERS: Mapping[str, Planner] = {
 
 def plan(world: World, ctx: BuildContext, key: Key, now: datetime) -> Plan:
     """Pure: the same world and time give the same plan."""
+    if (unclaimed := plan_claim(world, key)) is not None:
+        return unclaimed
     if key in world.unreadable:
         return plan_unreadable(world, key, now)
     return PLANNERS[key.kind](world, ctx, key.name, now)

@@ -24,6 +24,9 @@ _TIER = ["namespace", "tier"]
 _MODEL = ["namespace", "model"]
 
 LEADING = Gauge("kvstrata_leading", "1 while this process holds the Lease")
+SERVED_BY_ANOTHER = Gauge(
+    "kvstrata_namespaces_served_by_another", "Namespaces that this process leaves to another installation"
+)
 QUEUE_DEPTH = Gauge("kvstrata_queue_depth", "Keys that are due and wait for a worker")
 RECONCILES = Histogram(
     "kvstrata_reconcile_seconds", "Time from taking a key to its last write", ["kind"], buckets=_FAST

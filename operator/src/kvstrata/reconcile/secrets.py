@@ -16,6 +16,7 @@ from kvstrata.clients.resources import SECRET
 from kvstrata.contract.messages.pod_state import OPERATOR_COMMON_NAME
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES
 from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, is_epoch
+from kvstrata.contract.wire import digest
 from kvstrata.model.pods import SecretFacts
 from kvstrata.model.redis.credentials import PasswordFacts
 from kvstrata.objects import labels, mark, names
@@ -43,6 +44,8 @@ class SecretStore:
     def __init__(self, kube: Kube, namespace: str, entropy: Callable[[int], bytes], now: Clock) -> None:
         self._kube, self._namespace, self._entropy, self._now = kube, namespace, entropy, now
         self._authority: pki.KeyPair | None = None
+        self.installation_uid = ""
+        """Id of this installation, once it is open. A backup of the authority's Secret keeps it."""
 
     @property
     def authority(self) -> pki.KeyPair:
@@ -68,7 +71,8 @@ class SecretStore:
             pair = pki.create_authority("kvstrata", self._now(), pki.generate_key())
             own = {"app.kubernetes.io/managed-by": "kvstrata", "app.kubernetes.io/component": "authority"}
             data = {names.CERTIFICATE_KEY: pair.certificate_pem, names.PRIVATE_KEY_KEY: pair.key_pem}
-            body = build_secret(AUTHORITY_SECRET, self._namespace, own, None, data)
+            marked = {labels.INSTALLATION: self._entropy(16).hex()}
+            body = build_secret(AUTHORITY_SECRET, self._namespace, own, None, data, marked)
             try:
                 stored = await self._kube.create(SECRET, self._namespace, body)
                 record_secret(self._namespace, AUTHORITY_SECRET, "Authority", made=1)
@@ -76,7 +80,9 @@ class SecretStore:
                 if not error.is_conflict:
                     raise
                 stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET) or body
-        values = decode(stored)
+        values, metadata = decode(stored), stored["metadata"]
+        mark = (metadata.get("annotations") or {}).get(labels.INSTALLATION) or metadata.get("uid")
+        self.installation_uid = digest([mark, self._namespace])[:32]
         self._authority = pki.KeyPair(values[names.CERTIFICATE_KEY], values[names.PRIVATE_KEY_KEY])
         return pki.issue_client(self._authority, OPERATOR_COMMON_NAME, self._now(), pki.generate_key())
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from kvstrata.api.cachedomain import DOMAIN_NAME
+from kvstrata.api.cachedomain import DOMAIN_NAME, Installation
 from kvstrata.model.pods import Departure, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
+from kvstrata.plan.claim import served_by_another
 from kvstrata.plan.ownership import controllers
 from kvstrata.reconcile.affected import affected_by_object, affected_by_pod, affected_by_state
 
@@ -33,6 +34,7 @@ class Store:
         self._entropy, self._now = entropy, now
         self._domains: dict[str, DomainStore] = {}
         self.term, self._mark_key = 0, b""
+        self.installation: Installation | None = None
 
     def domain(self, namespace: str) -> DomainStore:
         found = self._domains.get(namespace)
@@ -52,7 +54,11 @@ class Store:
         return tuple(sorted(self._domains))
 
     def world(self, namespace: str) -> World:
-        return self.domain(namespace).world(self.term, self._entropy())
+        return self.domain(namespace).world(self.term, self._entropy(), self.installation)
+
+    def is_anothers(self, namespace: str) -> bool:
+        """Whether another installation serves the namespace."""
+        return bool(served_by_another(self.world(namespace)))
 
     def observe(self, raw: Mapping[str, Any]) -> frozenset[Key]:
         """Store an object from the server; return the affected keys (none for an old version)."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from kvstrata.api.reasons import DomainReason
@@ -26,6 +28,8 @@ from .events import Events, news_of
 from .queue import WorkQueue
 from .secrets import SecretStore
 from .store import Store
+
+log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.25
 """How long a progress-only status waits. Without the wait, one edit costs three writes for each pod that acknowledges
@@ -52,6 +56,9 @@ class Writer:
         self._kube, self._store, self._queue, self._secret_store = kube, store, queue, secret_store
         self._workers, self._forget_tier = workers, tuple(forget_tier)
         self._events = Events(kube)
+        self._served: set[str] = set()
+        self._stands_back: dict[str, str] = {}
+        """By namespace, the reported reason."""
         self._may_write = partial(require_lead, leading)
         self._children = children = Children(kube, store, queue, self._may_write)
         self.bundles = Bundles(kube, store, queue, secret_store, self._may_write)
@@ -65,11 +72,14 @@ class Writer:
             actions.SetFinalizers: children.set_finalizers,
             actions.Remove: self._remove,
             actions.ReadForeign: children.read_foreign,
+            actions.StandBack: self._stand_back,
         }
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
         """Write everything of `plan`, in its order. Raises KubeError on the first refusal, which is reported in the
         status of the object that the write is for; earlier writes stand."""
+        if key.kind == "CacheDomain":
+            self._note_claim(key, plan)
         granting = self._store.domain(key.namespace).granting
         # Plans made from here on must not give away the same capacity.
         granting.update(admitted_by(plan.statuses))
@@ -136,6 +146,26 @@ class Writer:
         if conflict is not None:
             raise conflict
 
+    def _note_claim(self, key: Key, plan: Plan) -> None:
+        found = self._store.domain(key.namespace).objects[key.kind].get(key.name)
+        if not any(isinstance(action, actions.StandBack) for action in plan.actions):
+            self._stands_back.pop(key.namespace, None)
+            if found is not None and found.status.served_by == self._store.installation is not None:
+                self._served.add(key.namespace)
+            metrics.SERVED_BY_ANOTHER.set(len(self._stands_back))
+
+    async def _stand_back(self, key: Key, order: actions.StandBack) -> None:
+        """Report it once. Raises NotLeadingError if this process served the namespace until now: its workers end with
+        the process."""
+        if self._stands_back.get(key.namespace) != order.why:
+            self._stands_back[key.namespace] = order.why
+            metrics.SERVED_BY_ANOTHER.set(len(self._stands_back))
+            log.error("another installation serves a namespace", extra={"namespace": key.namespace, "why": order.why})
+            if (found := self._store.domain(key.namespace).objects[key.kind].get(key.name)) is not None:
+                await self._events.publish(found, DomainReason.SERVED_BY_ANOTHER, order.why, warning=True)
+        if key.namespace in self._served:
+            raise NotLeadingError(f"namespace {key.namespace} was handed over to another installation")
+
     async def _ensure(self, key: Key, order: actions.EnsureSecret) -> None:
         """Create or repair a Secret. Objects planned while the domain's key was written lack it."""
         self._may_write()
@@ -181,6 +211,9 @@ class Writer:
             raise
         metrics.WRITES.labels(key.kind, "status").inc()
         affected = self._store.observe(written)
+        if write.status.get("servedBy") and "servedBy" not in (written.get("status") or {}):
+            dropped = "status.servedBy is dropped: upgrade the CustomResourceDefinitions (chart kvstrata-crds) first"
+            raise KubeError(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid", dropped)
         after = objects.get(key.name)
         record_status(key, before, after, self._store.domain(key.namespace))
         metrics.count_lazy(before, after)
@@ -196,7 +229,7 @@ class Writer:
 
 
 class NotLeadingError(RuntimeError):
-    """A write was attempted after the Lease was lost."""
+    """A write was attempted after the Lease was lost, or a served namespace was handed over."""
 
 
 def require_lead(leading: Leads) -> None:

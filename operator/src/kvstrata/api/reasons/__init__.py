@@ -109,6 +109,10 @@ class DomainReason(Meaningful):
         "The key management service does not answer or refuses requests, or the operator may not call it; pods keep "
         "their keys.",
     )
+    SERVED_BY_ANOTHER = (
+        "ServedByAnother",
+        "Another installation of the operator serves the namespace; this one writes there nothing but this Event.",
+    )
     KEYS_AT_HAND = "KeysAtHand", "The operator has every data key that is in use."
     KEYS_UNWRAPPING = (
         "KeysUnwrapping",

@@ -76,7 +76,7 @@ class Erasures:
                 log.warning("erasures that are kept could not be listed", extra={"error": str(error)})
                 await self._deps.sleep(advance.RETRY_S)
         for record in kept:
-            if watched and record.namespace not in watched:
+            if (watched and record.namespace not in watched) or self._deps.store.is_anothers(record.namespace):
                 continue
             subject = record.erasure.order.subject
             order = CarryOutErasure(str(subject.kind), record.invalidation, subject.uid)
