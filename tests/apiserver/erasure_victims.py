@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from kvstrata.cli.operator import LEASE_NAME
+from kvstrata.clients.lease import LEASE_NAME
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects import names
 from tests.api.apiserver import ApiServer, RefusedError

@@ -8,6 +8,8 @@ import pytest
 
 from kvstrata.cli.uninstall import Uninstall, parse
 from kvstrata.clients.kube import KubeError
+from kvstrata.clients.lease import LEASE_NAME, RELEASE
+from kvstrata.clients.resources import LEASE
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, Raw, domain, policy
@@ -95,6 +97,15 @@ async def test_claims_of_the_release_end_with_it_and_those_of_others_stay() -> N
     assert (await cluster.uninstall())[0] == 0
     left = {where for where in claims if "servedBy" in cluster.objects["CacheDomain", where, "default"]["status"]}
     assert left == {"other-release", "elsewhere"}
+
+
+@pytest.mark.parametrize(("holder", "left"), [("kvs", {"other": "1"}), ("another", {"other": "1", RELEASE: "another"})])
+async def test_the_lease_of_the_release_is_free_for_another_afterwards(holder: str, left: dict[str, str]) -> None:
+    cluster = Cluster()
+    metadata = {"name": LEASE_NAME, "namespace": OPERATOR, "annotations": {"other": "1", RELEASE: holder}}
+    cluster.put({"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": {}})
+    assert (await cluster.uninstall())[0] == 0
+    assert cluster.objects["Lease", OPERATOR, LEASE_NAME]["metadata"]["annotations"] == left
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, 0), (500, None)])

@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.clients import lease as module
 from kvstrata.clients.lease import Lease
-from kvstrata.clients.resources import Resource
+from kvstrata.clients.resources import LEASE, Resource
 from tests.support.memory_kube import MemoryKube
 from tests.support.virtual_time import in_virtual_time
 
@@ -178,10 +178,14 @@ async def test_another_release_in_the_namespace_waits_and_names_the_first(
     if released:
         await first.release()
         assert not await second._try_once(), "the first's other pod may follow"
-    clock.now_s += module.OTHER_RELEASE_S - 1
-    assert not await second._try_once()
-    clock.now_s += 1
-    assert await second._try_once(), "a release that is gone is followed"
+    clock.now_s += 24 * 3600
+    assert not await second._try_once(), "time ends no release"
+    lease = await server.get(LEASE, "ns", "lease")
+    assert lease is not None
+    await server.replace(LEASE, "ns", {**lease, "metadata": {**lease["metadata"], "annotations": {}}})
+    await second._try_once()
+    clock.now_s += module.DURATION_S
+    assert await second._try_once(), "one that was uninstalled, or released by a person, is followed"
     assert not await first._try_once()
 
 

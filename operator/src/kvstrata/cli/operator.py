@@ -21,7 +21,7 @@ from kvstrata.api.cachedomain import Installation
 from kvstrata.cli.logs import configure, configure_audit
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.lease import Leadership
+from kvstrata.clients.lease import LEASE_NAME, Leadership
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.plan import actions
 from kvstrata.reconcile import metrics
@@ -60,7 +60,6 @@ from . import garbage
 log = logging.getLogger(__name__)
 
 SECONDS_PER_DAY = 86_400
-LEASE_NAME = "kvstrata-operator"
 API_RETRY_S = 2.0
 API_TIMEOUT_S = 5.0
 WATCHERS_GRACE_S = 60.0

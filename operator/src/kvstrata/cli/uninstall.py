@@ -1,7 +1,7 @@
 """The Job that Helm runs before it uninstalls a release: refuse while objects need the operator, or release them.
 
 It stops the operator before the last look, so that no finalizer is set after it. A refusal starts the operator again.
-Otherwise its claims of namespaces end.
+Otherwise its claims of namespaces, and of the operator's Lease, end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.resources import BY_KIND, POD
+from kvstrata.clients.lease import LEASE_NAME, RELEASE
+from kvstrata.clients.resources import BY_KIND, LEASE, POD
 from kvstrata.plan.uninstall import HeldObject, held_objects, refusal, released
 
 KINDS = (TenantCachePolicy.INFO.kind, CacheInvalidation.INFO.kind)
@@ -65,6 +66,11 @@ class Uninstall:
             if (claim.get("namespace"), claim.get("release")) == (self._options.namespace, self._options.release):
                 where, change = (metadata["namespace"], metadata["name"]), {"servedBy": None}
                 await self._kube.patch_status(BY_KIND[raw["kind"]], *where, change, metadata["resourceVersion"])
+        lease = await self._kube.get(LEASE, self._options.namespace, LEASE_NAME)
+        annotations = lease["metadata"].get("annotations") or {} if lease else {}
+        if lease and annotations.get(RELEASE) == self._options.release:
+            del annotations[RELEASE]
+            await self._kube.replace(LEASE, self._options.namespace, lease)
 
     async def _release(self, one: HeldObject) -> None:
         try:

@@ -25,11 +25,11 @@ ATTEMPT_TIMEOUT_S = 4.0
 """Leaves time for a second attempt on a new connection before RENEW_DEADLINE_S."""
 RETRY_EVERY_S = 1.0
 """How often a candidate tries; bounds how long a released Lease stays free."""
-OTHER_RELEASE_S = 120.0
-"""How long a Lease of another Helm release must rest, free or not, before it is taken: longer than the pods of that
-release need to start again, so that only one that was removed or renamed is followed."""
 
+LEASE_NAME = "kvstrata-operator"
 RELEASE = "kvstrata.io/release"
+"""Annotation of the Lease: the Helm release that has it. It is taken away when that is uninstalled, or by a person."""
+
 RELEASE_TIMEOUT_S = 5.0
 """A process that ends has no more time than its pod's grace period."""
 
@@ -47,7 +47,7 @@ class WentBackError(RuntimeError):
 class Lease:
     """A candidate for one Lease. A holder that could not renew for RENEW_DEADLINE_S must stop before DURATION_S, when
     another may start. While `fit` returns False, the Lease is neither taken nor renewed. `release` is that of Helm: two
-    in one namespace would serve the namespaces of one of them only."""
+    in one namespace would serve the namespaces of one of them only, so a Lease of another is never taken."""
 
     def __init__(
         self,
@@ -149,10 +149,8 @@ class Lease:
         expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
         annotations = lease["metadata"].setdefault("annotations", {})
         release = annotations.get(RELEASE) or self._release
-        if is_others := release != self._release:
-            expires_s = max(expires_s, OTHER_RELEASE_S)
-        rested_s = asked_at - self._observed_at
-        if (is_others or holder not in ("", self._identity)) and rested_s < expires_s:
+        is_held = holder not in ("", self._identity) and asked_at - self._observed_at < expires_s
+        if is_held or release != self._release:
             self._stand_by(holder, release)
             return False
         self._waits_for = ""
@@ -173,7 +171,9 @@ class Lease:
         else:
             log.error(
                 "another Helm release has this namespace, and one serves from it: install this one into a namespace of "
-                "its own, or uninstall the other",
+                "its own, or uninstall the other; if it is gone, remove the annotation %s of Lease %s",
+                RELEASE,
+                self._name,
                 extra={"release": release, "leader": holder},
             )
 
