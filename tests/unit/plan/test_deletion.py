@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.reasons import PolicyReason, SharedReason
+from kvstrata.api.scalars import Duration
 from kvstrata.api.status import ScopeStatus
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
@@ -19,6 +22,7 @@ from kvstrata.plan.erasure.policy_deletion import (
     DeletionCase,
     build_invalidation,
     invalidation_name,
+    overdue,
     plan_deletion,
 )
 from tests.support import objects
@@ -178,6 +182,27 @@ def test_a_strangers_invalidation_of_that_name_is_named_and_not_taken_for_ours()
     assert step.action is None
     assert step.decision is not None
     assert step.decision.reason == PolicyReason.NAME_TAKEN
+
+
+@pytest.mark.parametrize("status", [{"phase": "AwaitingAcks"}, {"phase": "Failed"}, None])
+def test_a_deletion_that_is_overdue_ends_with_a_receipt_and_never_without(status: dict[str, str] | None) -> None:
+    case = DeletionCase(
+        policy(),
+        erasing=invalidation(**status) if status else None,
+        kept=frozenset({"order-1"} if status else ()),
+        overdue="too late",
+    )
+    step = plan_deletion(case)
+    assert isinstance(step.action, CarryOutErasure)
+    assert step.action.uid == ("order-1" if status else policy().uid)
+    assert plan_deletion(replace(case, receipt="f" * 64)).action == DROP
+
+
+def test_a_deletion_is_overdue_from_the_limit_on() -> None:
+    began = datetime(2026, 11, 22, 10, tzinfo=UTC)
+    assert overdue(policy(), Duration("24h"), began + timedelta(hours=23, minutes=59)) == ""
+    assert "24h" in overdue(policy(), Duration("24h"), began + timedelta(hours=24))
+    assert overdue(policy(deleting=False), Duration("24h"), began + timedelta(days=9)) == ""
 
 
 def test_a_policy_whose_owner_changed_to_abandon_goes_at_once() -> None:

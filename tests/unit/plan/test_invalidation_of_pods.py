@@ -126,11 +126,30 @@ def test_with_serve_stale_a_silent_pod_is_never_counted_as_fenced() -> None:
     simulation.put(invalidation("now", scope={"tenant": "acme"}))
     simulation.settle()
     simulation.ack("pod-0")
-    simulation.advance(24 * 3600)
+    simulation.advance(23 * 3600)
     assert phase(simulation) == "AwaitingAcks"
     simulation.ack("pod-1")
     simulation.settle()
     assert phase(simulation) == "Complete"
+
+
+def test_a_lazy_invalidation_ends_unproven_at_the_domains_deadline_and_names_the_pods_that_may_still_serve() -> None:
+    simulation = at_rest(policy("acme"), onStale="ServeStale", deletionDeadline="10m")
+    before = simulation.entry("acme").keyspace
+    simulation.put(
+        invalidation("now", scope={"tenant": "acme"}), invalidation("own", scope={"all": True}, deadline="1h")
+    )
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.advance(590)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.advance(20)
+    assert phase(simulation) == "Failed"
+    assert phase(simulation, "own") == "AwaitingAcks", "its own deadline counts"
+    assert simulation.condition("CacheInvalidation", "now", "Failed") == ("True", "NotProven")
+    assert "pod-1" in simulation.status("CacheInvalidation", "now")["message"]
+    assert "pod-0" not in simulation.status("CacheInvalidation", "now")["message"]
+    assert simulation.entry("acme").keyspace != before, "epochs stay rolled"
 
 
 def test_without_pods_an_invalidation_completes_at_once() -> None:

@@ -194,6 +194,46 @@ def test_a_person_may_give_it_up_on_the_policy_and_the_receipt_says_so() -> None
     assert "the servers were scrapped" in facts.subject.reason
 
 
+def test_at_the_domains_deadline_a_policy_goes_with_a_receipt_that_names_the_rest() -> None:
+    made = world()
+    made.sim.edit("CacheDomain", "default", deletionDeadline="30m")
+    made.sim.come_to_rest()
+    made.server.problem = "nothing listens"
+    began = made.sim.now
+
+    async def story(w: World) -> None:
+        w.sim.delete(POLICY, "acme")
+        await gone(w, tick_s=15)
+
+    run(story, made)
+    assert 1800 <= (made.sim.now - began).total_seconds() < 2400
+    (facts,) = made.chain.issued
+    assert ReceiptClaim.VERIFIED not in claims(facts)
+    assert ReceiptClaim.UNREACHABLE in claims(facts)
+
+
+def test_a_pod_that_never_answers_holds_a_policy_no_longer_than_the_deadline() -> None:
+    made = world()
+    made.sim.edit("CacheDomain", "default", deletionDeadline="30m", onStale="ServeStale")
+    made.sim.come_to_rest()
+
+    async def story(w: World) -> None:
+        w.sim.delete(POLICY, "acme")
+        await w.turn(600)
+        assert phase(w.sim) == "AwaitingAcks"
+        for _ in range(100):
+            await w.turn(30)
+            if is_gone(w):
+                break
+        assert is_gone(w)
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    assert {pod.standing for pod in facts.pods} == {"Open"}
+    assert Residue.ABANDONED in residue(facts)
+    assert "deletionDeadline" in facts.subject.reason
+
+
 def test_who_leads_next_knows_of_an_erasure_that_was_given_up_before_it_plans_and_begins_no_second_one() -> None:
     made = world()
     made.server.problem = "nothing listens"

@@ -319,6 +319,10 @@ class InvalidationReason(Meaningful):
     PREFIX_REFUSED = "PrefixRefused", "The prefix has no chunks that pods agree on, or too many."
     NAMING_CHUNKS = "NamingChunks", "Pods are naming the chunks of the prefix."
     NOTHING_TO_ERASE = "NothingToErase", "The named object has no scope of its own with an epoch."
+    NOT_PROVEN = (
+        "NotProven",
+        "The CacheDomain's deletionDeadline passed: epochs are rolled, and the message names the rest.",
+    )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
     REVOKING_KEYS = "RevokingKeys", "Data keys are being removed from their custody."
     DESTROYING_KEYS = "DestroyingKeys", "Every holder of the data keys is asked to confirm that they are gone."

@@ -91,7 +91,8 @@ class Residue(Meaningful):
     )
     ABANDONED = (
         "Abandoned",
-        "a person gave the erasure up, for the reason in the order: steps that are not listed as done were not done",
+        "a person or a deadline ended the erasure, for the reason in the order: steps that are not listed as done were "
+        "not done",
     )
     ENGINE_MEMORY = (
         "EngineMemory",

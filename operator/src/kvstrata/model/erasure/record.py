@@ -109,7 +109,8 @@ class Observed:
     """The present state that decides which orders are possible.
 
     `pods` maps each pod that can be asked to the boot ids of its gate and cache server. `deletions_elsewhere` counts
-    running Jobs of other erasures. `abandoned` is the reason given by a person. `unattended` is when the deletion of
+    running Jobs of other erasures. `abandoned` is the reason given by a person, `overdue` that of a
+    passed deadline for the object that waits. `unattended` is when the deletion of
     the namespace began; None if it stays.
     """
 
@@ -119,6 +120,7 @@ class Observed:
     custody_problem: str = ""
     receipt_problem: str = ""
     abandoned: str = ""
+    overdue: str = ""
     unattended: datetime | None = None
 
 

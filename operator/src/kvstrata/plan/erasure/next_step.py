@@ -232,6 +232,9 @@ def _cut_short(case: work.ErasureCase, step: ErasureStep) -> ErasureStep:
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
         return _judged(case, False, R.ABANDONED, message, case.seen.abandoned)
+    if case.seen.overdue and case.erasure.only(Rolled) is not None:
+        message = f"{case.seen.overdue}: {step.decision.message}"
+        return _judged(case, False, R.NOT_PROVEN, message, case.seen.overdue)
     deadline = _deadline(case)
     if deadline is None:
         return step

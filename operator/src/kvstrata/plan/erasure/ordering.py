@@ -24,7 +24,7 @@ from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.erasure import gather
 from kvstrata.plan.erasure.advance import Woken
 from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
-from kvstrata.plan.erasure.policy_deletion import ABANDON, reason_of
+from kvstrata.plan.erasure.policy_deletion import ABANDON, overdue, reason_of
 from kvstrata.plan.rules.invalidation import shared_by
 from kvstrata.plan.witnesses import not_started, witnesses_now
 
@@ -36,11 +36,15 @@ UNKNOWN = ""
 
 def begin(world: World, key: Key, found: Ordering | None, now: datetime) -> ErasureRecord | None:
     """Return the initial record, stored before anything is done; None while it is incomplete. It waits for missing
-    data keys, so that they are revoked with their data, unless the erasure is abandoned."""
+    data keys, so that they are revoked with their data, unless the erasure is abandoned or overdue."""
     if found is None:
         return None
     record = _begin_of_policy(world, found, now) if isinstance(found, TenantCachePolicy) else gather.begin(world, found)
-    waits = record is not None and gather.lacks_keys(world, record) and not _abandoned(world, key, found)
+    waits = (
+        record is not None
+        and gather.lacks_keys(world, record)
+        and not (_abandoned(world, key, found) or _overdue(world, found, now))
+    )
     return None if waits else record
 
 
@@ -58,6 +62,7 @@ def woken(
         pods=gather.pods_at_hand(world, record.erasure),
         deletions_elsewhere=elsewhere,
         abandoned=_abandoned(world, key, found),
+        overdue=_overdue(world, found, now),
         unattended=now if going else None,
     )
     return Woken(tuple(_news(world, found, record, now)), observed)
@@ -80,10 +85,22 @@ def _abandoned(world: World, key: Key, found: Ordering | None) -> str:
     was removed or has finished. Empty if it is not."""
     if found is None:
         return "" if key in world.unreadable else "the object that ordered it was removed"
-    policy = world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
+    policy = _deleted_policy(world, found)
     reported = [one.metadata.annotations.get(ABANDON, "").strip() for one in (found, policy) if one is not None]
     failed = "the object that ordered it had failed before the kept blocks were known"
     return next(filter(None, reported), failed if _has_finished(found) else "")
+
+
+def _deleted_policy(world: World, found: Ordering) -> TenantCachePolicy | None:
+    """Return the policy that waits for the order, if any."""
+    if isinstance(found, TenantCachePolicy):
+        return found
+    return world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
+
+
+def _overdue(world: World, found: Ordering | None, now: datetime) -> str:
+    policy = _deleted_policy(world, found) if found is not None else None
+    return overdue(policy, world.domain_spec.deletion_deadline, now) if policy is not None else ""
 
 
 def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime) -> Rolled | None:

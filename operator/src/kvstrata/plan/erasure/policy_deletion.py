@@ -14,6 +14,7 @@ from typing import Any
 from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, SharedReason
+from kvstrata.api.scalars import Duration
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.receipt.vocabulary import SubjectKind
@@ -40,7 +41,7 @@ class DeletionCase:
 
     `draws` is the scope of an epoch about to be drawn. `erasing` is the CacheInvalidation with the derived name, `kept`
     are uids of erasures that have begun, `receipt` the digest of its receipt. `namespace_deleting`: nothing can be
-    created any more. `nameable`: the domain's key and id are known.
+    created any more. `nameable`: the domain's key and id are known. `overdue` is why it ends unproven.
     """
 
     policy: TenantCachePolicy
@@ -50,6 +51,7 @@ class DeletionCase:
     receipt: str | None = None
     namespace_deleting: bool = False
     nameable: bool = True
+    overdue: str = ""
 
     @property
     def own(self) -> CacheInvalidation | None:
@@ -59,8 +61,8 @@ class DeletionCase:
 
     @property
     def abandoned(self) -> str:
-        """The reason given by the person who abandoned the erasure; empty if none."""
-        return self.policy.metadata.annotations.get(ABANDON, "").strip()
+        """The reason given by the person who abandoned the erasure, or of its deadline; empty if none."""
+        return self.policy.metadata.annotations.get(ABANDON, "").strip() or self.overdue
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,14 @@ def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bo
     reported = policy.status.scope
     kinds = {draws.kind if draws is not None else None, ScopeKind(reported.kind) if reported is not None else None}
     return policy.spec.deletion_policy is DeletionPolicy.ERASE and ScopeKind.TENANT in kinds
+
+
+def overdue(policy: TenantCachePolicy, limit: Duration, now: datetime) -> str:
+    """Return why the deletion of a policy ends unproven; empty within the limit."""
+    since = policy.metadata.deletion_timestamp
+    if since is None or (now - since).total_seconds() < limit.in_seconds:
+        return ""
+    return f"not proven within {limit}, the deletionDeadline of the CacheDomain"
 
 
 def invalidation_name(policy: TenantCachePolicy) -> str:
@@ -206,7 +216,7 @@ def finalizer_due(policy: TenantCachePolicy, draws: Scope | None) -> Plan | None
 
 def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Plan:
     """Return the plan for a policy under deletion, including bundles without it."""
-    step = plan_deletion(_case(world, policy))
+    step = plan_deletion(_case(world, policy, now))
     bundles = tuple(Key(BUNDLE, world.namespace, model) for model in sorted(world.models))
     actions = (step.action,) if step.action is not None else ()
     why = step.decision
@@ -264,7 +274,7 @@ def erases(policy: TenantCachePolicy) -> Finding:
     )
 
 
-def _case(world: World, policy: TenantCachePolicy) -> DeletionCase:
+def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCase:
     own = world.erasures.get(policy.uid)
     written = own.record.erasure.only(ReceiptWritten) if own is not None else None
     case = DeletionCase(
@@ -274,6 +284,7 @@ def _case(world: World, policy: TenantCachePolicy) -> DeletionCase:
         receipt=written.digest if written is not None else None,
         namespace_deleting=policy.uid in world.ending.refused,
         nameable=world.identity is not None,
+        overdue=overdue(policy, world.domain_spec.deletion_deadline, now),
     )
     return case if case.own is None else replace(case, receipt=case.receipt or case.own.status.receipt_digest)
 

@@ -25,7 +25,7 @@ from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
 from kvstrata.model.world import World
 from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Remove, bundle_keys, key_of
 from kvstrata.plan.bundle.enforcement import bundles_lack
-from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
+from kvstrata.plan.conditions import Finding, false, kstatus, listed, true, write_status
 from kvstrata.plan.erasure import status as erasurestatus
 from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
@@ -50,7 +50,7 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
         return _end(world, invalidation) if held else _expire(invalidation, now)
     if invalidation.spec.mode is Mode.EAGER and phase is not Phase.PENDING:
         return _erase(world, invalidation, now)
-    if _left_s(invalidation, now) < 0:
+    if invalidation.spec.deadline is not None and _left_s(world, invalidation, now) < 0:
         late = Decision(
             InvalidationReason.DEADLINE_EXCEEDED,
             f"not complete within {invalidation.spec.deadline}; epochs that were rolled stay rolled, and pods "
@@ -64,7 +64,9 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
             step = _roll(world, invalidation, now)
         case _:
             step = _await(world, invalidation, now)
-    return _awake_at_deadline(step, invalidation, now)
+    left_s = max(0.0, _left_s(world, invalidation, now)) + 1
+    wake_after_s = min(left_s, step.wake_after_s if step.wake_after_s is not None else inf)
+    return replace(step, wake_after_s=wake_after_s if wake_after_s < inf else None)
 
 
 def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
@@ -95,7 +97,7 @@ def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datet
     if invalidation.spec.scope.prefix is not None and invalidation.status.rolled_time is None:
         named = prefix_chunks(world, invalidation, now)
         why = named.objection
-        if why is None and _left_s(invalidation, now) < 0:
+        if why is None and _left_s(world, invalidation, now) < 0:
             late = "pods did not name the chunks in time: nothing was done"
             why = Decision(InvalidationReason.DEADLINE_EXCEEDED, late)
         if why is not None:
@@ -109,12 +111,6 @@ def _end(world: World, invalidation: CacheInvalidation) -> Plan:
     owed = found is not None and found.record.erasure.only(ReceiptWritten) is None
     order = (CarryOutErasure if owed else EndErasure)(invalidation.INFO.kind, invalidation.name, invalidation.uid)
     return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
-
-
-def _awake_at_deadline(step: Plan, invalidation: CacheInvalidation, now: datetime) -> Plan:
-    left_s = max(0.0, _left_s(invalidation, now)) + 1
-    wake_after_s = min(left_s, step.wake_after_s if step.wake_after_s is not None else inf)
-    return replace(step, wake_after_s=wake_after_s if wake_after_s < inf else None)
 
 
 def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
@@ -242,7 +238,12 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
     if not account.open:
         return _complete(invalidation, now, pods)
-    names = ", ".join(sorted(witness.pod for witness in account.open)[:3])
+    names = listed(witness.pod for witness in account.open)
+    if _left_s(world, invalidation, now) < 0:
+        limit = f"{world.domain_spec.deletion_deadline}, the deletionDeadline of the CacheDomain"
+        late = f"not proven within {limit}: epochs are rolled, and these may serve from the old ones until they end or"
+        why = Decision(InvalidationReason.NOT_PROVEN, f"{late} read their policy again: {names}")
+        return _fail(invalidation, now, why)
     message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
     moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
     if len(moments) < len(account.open):
@@ -295,9 +296,11 @@ def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
     return Plan(actions=(Remove(invalidation.INFO.kind, invalidation.name, invalidation.uid),))
 
 
-def _left_s(invalidation: CacheInvalidation, now: datetime) -> float:
-    """Return the seconds until the deadline, negative after it."""
+def _left_s(world: World, invalidation: CacheInvalidation, now: datetime) -> float:
+    """Return the seconds until the deadline, negative after it. The domain's is for lazy ones with rolled epochs."""
     start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
+    if limit_s is None and invalidation.spec.mode is Mode.LAZY and invalidation.status.rolled_time is not None:
+        limit_s = world.domain_spec.deletion_deadline.in_seconds
     return limit_s - (now - start).total_seconds() if start is not None and limit_s is not None else inf
 
 
