@@ -2,7 +2,7 @@
 
 A record belongs to a slot: one repeat of one cell. It names its code by a digest of the settings and of the measured
 code. Records of earlier code stand until their slot is measured again, and no ratio compares runs of two codes. The
-file is checked in, so that a call on any machine goes on where the last one ended.
+file is checked in, so that a call on any machine continues where the last one ended.
 """
 
 from __future__ import annotations
