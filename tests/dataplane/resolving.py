@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
         began_s = asked.pop("began_s", None) or time.time()
         for name, value in asked.items():
             setattr(config.model_config, name, value)
-        answers.write(resolve(config, None, lambda began_s=began_s: began_s).encode() + b"\n")
+        answers.write(resolve(config, None, partial(float, began_s)).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def test_a_patterns_repetitions_are_written_out(pattern: str, size: int) -> None
     ],
 )
 def test_a_pattern_that_is_large_when_written_out_is_refused(pattern: str) -> None:
-    for value in ({"pattern": pattern}, {"items": [{"patternProperties": {pattern: {}}}]}):
+    values: list[dict[str, Any]] = [{"pattern": pattern}, {"items": [{"patternProperties": {pattern: {}}}]}]
+    for value in values:
         with pytest.raises(Refusal) as refusal:
             schema(value, "schema")
         assert (refusal.value.status, refusal.value.param) == (400, "schema")

@@ -153,8 +153,10 @@ class TestSeveralSequences:
         self, details: dict[str, Any], indent: int | None, size: int
     ) -> None:
         text = '"prompt_tokens_details":{"cached_tokens":9}'
-        usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": details}
-        own = {"choices": [{"text": text, "logprobs": {"top_logprobs": [{"prompt_tokens_details": -1.0}]}}] * 40}
+        usage: dict[str, Any] = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": details}
+        own: dict[str, Any] = {
+            "choices": [{"text": text, "logprobs": {"top_logprobs": [{"prompt_tokens_details": -1.0}]}}] * 40
+        }
         data = json.dumps({**own, "usage": usage, "prompt_text": text * 100}, indent=indent).encode()
         reader = DocumentUsage(several=True)
         out = b"".join(reader.feed(data[at : at + size]) for at in range(0, len(data), size)) + reader.end()
@@ -166,7 +168,7 @@ class TestSeveralSequences:
 
     @pytest.mark.parametrize("details", DETAILS)
     def test_events_lose_them_too(self, details: dict[str, Any]) -> None:
-        usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": details}
+        usage: dict[str, Any] = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": details}
         reader = EventUsage(strip=False, several=True)
         out = reader.feed(DELTA + event(choices=[], usage=usage) + DONE) + reader.end()
         first, second, last, _ = out.split(b"\n\n")

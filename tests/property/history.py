@@ -91,7 +91,7 @@ def _note(effects: Effects, raw: Raw) -> None:
     if component == "data-keys":
         for epoch, value in (raw.get("data") or {}).items():
             _append(effects.data_keys[epoch], value)
-    if not part_of_bundle:
+    if not part_of_bundle and kind != "Event":
         _append(effects.made[name], metadata["uid"])
     for number, (scope, epoch) in enumerate(own_scopes(raw)):
         _append(effects.epochs[f"next of {scope}" if number else str(scope)], epoch)

@@ -1,7 +1,8 @@
 """A namespace without what chance, clocks and counters put into it, so that two runs can be compared.
 
-Epochs, UIDs and the domain's id are replaced by whose they are; times, resourceVersions and bundle revisions are left
-out; of generated Secrets only the keys stay, and of a bundle what a gate makes of it.
+Epochs, UIDs and the domain's id are replaced by whose they are; times, resourceVersions, bundle revisions and
+Events, which may be lost, are left out; of generated Secrets only the keys stay, and of a bundle what a gate makes of
+it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def normal(simulation: Simulation) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for (kind, _, name), raw in sorted(objects.items()):
         component = (raw["metadata"].get("labels") or {}).get(labels.COMPONENT)
-        if kind == "Secret" and component in ("bundle", "data-keys"):
+        if kind == "Event" or (kind == "Secret" and component in ("bundle", "data-keys")):
             continue
         state[f"{kind}/{name}"] = _without_chance(raw, token) if kind != "Secret" else _of_secret(raw, token)
     # Which of the sixteen Secrets has a key is up to the epoch's first digit.

@@ -19,8 +19,9 @@ def acknowledge_early(simulation: Simulation) -> None:
 
     def hook(verb: str, kind: str, name: str) -> None:
         for model in simulation.world.models:
-            if (kind, name) == ("Secret", names.bundle_root(model)):
-                data = simulation.kube.objects[(kind, NAMESPACE, name)].get("data") or {}
+            stored = simulation.kube.objects.get((kind, NAMESPACE, name))
+            if (kind, name) == ("Secret", names.bundle_root(model)) and stored is not None:
+                data = stored.get("data") or {}
                 root = Root.decode(base64.b64decode(data[ROOT_DATA_KEY]))
                 for pod in simulation.world.live_pods(model):
                     simulation.ack(pod.name, root.revision)

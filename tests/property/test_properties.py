@@ -161,7 +161,8 @@ def _structure(simulation: Simulation) -> dict[str, Any]:
         for (kind, _, name), raw in simulation.kube.objects.items()
         if kind in ("TenantCachePolicy", "TenantGroup", "CachedModel", "CacheTier", "CacheDomain")
     }
-    children = sorted((kind, name) for kind, _, name in simulation.kube.objects if kind not in ("Pod", "Secret"))
+    left_out = ("Event", "Pod", "Secret")
+    children = sorted((kind, name) for kind, _, name in simulation.kube.objects if kind not in left_out)
     for (kind, _, _), raw in simulation.kube.objects.items():
         if kind == "Deployment":
             assert APPLIED in raw["metadata"]["annotations"]

@@ -43,6 +43,7 @@ BY_PATTERN: Mapping[str, tuple[str, ...]] = {
     r"^[a-z][-+.a-z0-9]*://([-.a-z0-9]+|\[[:.0-9a-f]+\])(:[0-9]{1,5})?$": (
         "https://chat.example.com", "http://localhost:3000", "http://[::1]:8080", "app://-",
     ),
+    r"^(0|[1-9][0-9]{0,4}|(0|[1-9][0-9]?|100)%)$": ("0", "1", "25%", "100%", "99999"),
     "^[-A-Za-z0-9_.]+$": ("kvstrata", "-", "a.b_C"),
     "^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$": ("transit", "keys/transit", "_", "a../b-"),
 }  # fmt: skip

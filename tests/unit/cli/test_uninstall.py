@@ -11,8 +11,9 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.clients.lease import LEASE_NAME, RELEASE
 from kvstrata.clients.resources import LEASE
 from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from kvstrata.plan.kinds import model_deletion
 from tests.support.memory_kube import MemoryKube
-from tests.support.objects import NAMESPACE, Raw, domain, policy
+from tests.support.objects import NAMESPACE, Raw, domain, model, policy
 
 OPERATOR = "kvstrata-system"
 LABELS = {"app.kubernetes.io/component": "operator", "app.kubernetes.io/instance": "kvs"}
@@ -59,6 +60,16 @@ async def test_a_release_whose_operator_is_needed_stays_and_keeps_its_operator()
     assert cluster.objects[POLICY]["metadata"]["finalizers"] == [FINALIZER]
 
 
+async def test_a_model_that_the_operator_has_to_end_keeps_the_release_too() -> None:
+    made = model()
+    made["metadata"]["finalizers"] = [model_deletion.FINALIZER]
+    cluster = Cluster(made)
+    code, text = await cluster.uninstall()
+    assert (code, f"CachedModel {NAMESPACE}/{made['metadata']['name']}: deleting it ends its pods" in text) == (1, True)
+    assert (await cluster.uninstall("--release-objects"))[0] == 0
+    assert not cluster.objects["CachedModel", NAMESPACE, made["metadata"]["name"]]["metadata"].get("finalizers")
+
+
 async def test_a_release_that_no_object_needs_goes_after_its_operator_has_ended() -> None:
     cluster = Cluster(acme("example.com/other"))
     code, _ = await cluster.uninstall()
@@ -97,6 +108,14 @@ async def test_claims_of_the_release_end_with_it_and_those_of_others_stay() -> N
     assert (await cluster.uninstall())[0] == 0
     left = {where for where in claims if "servedBy" in cluster.objects["CacheDomain", where, "default"]["status"]}
     assert left == {"other-release", "elsewhere"}
+
+
+@pytest.mark.parametrize("more", [(), ("--release-objects",)])
+async def test_objects_of_a_namespace_that_another_installation_serves_hold_nothing_and_stay(more: tuple[str]) -> None:
+    cluster = Cluster(acme(FINALIZER))
+    cluster.put({**domain(), "status": {"servedBy": {"uid": "1", "release": "kvs", "namespace": "ops"}}})
+    assert (await cluster.uninstall(*more))[0] == 0
+    assert cluster.objects[POLICY]["metadata"]["finalizers"] == [FINALIZER]
 
 
 @pytest.mark.parametrize(("holder", "left"), [("kvs", {"other": "1"}), ("another", {"other": "1", RELEASE: "another"})])

@@ -55,8 +55,9 @@ class Server:
             for _ in range(int(head[1:])):
                 length = int((await reader.readline())[1:])
                 words.append((await reader.readexactly(length + 2))[:-2])
+            answer = b"+OK\r\n" if words[0] in (b"AUTH", b"PING") else b"-ERR not here\r\n"
             slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$%d\r\n%b\r\n:%d\r\n" % (len(self.named), self.named, self.port)
-            writer.write(slots if words[:2] == [b"CLUSTER", b"SLOTS"] else b"+OK\r\n")
+            writer.write(slots if words[:2] == [b"CLUSTER", b"SLOTS"] else answer)
         writer.close()
 
 

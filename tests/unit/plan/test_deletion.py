@@ -185,7 +185,7 @@ def test_a_strangers_invalidation_of_that_name_is_named_and_not_taken_for_ours()
 
 
 @pytest.mark.parametrize("status", [{"phase": "AwaitingAcks"}, {"phase": "Failed"}, None])
-def test_a_deletion_that_is_overdue_ends_with_a_receipt_and_never_without(status: dict[str, str] | None) -> None:
+def test_a_deletion_that_is_overdue_ends_with_a_receipt_and_never_without(status: dict[str, Any] | None) -> None:
     case = DeletionCase(
         policy(),
         erasing=invalidation(**status) if status else None,

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kvstrata.clients import pki
 from kvstrata.model.pods import BackendAccess
 from kvstrata.plan.actions import ProbeBackend, TendServers
+from tests.support.memory_secret_store import MemorySecretStore
 from tests.support.objects import NAMESPACE, model, redis_tier
-from tests.support.worlds import Simulation
+from tests.support.worlds import START, Simulation
 
 LOGIN = ("login", "password")
 
@@ -23,7 +25,7 @@ def put_secret(simulation: Simulation, name: str, **values: bytes) -> None:
 
 
 class Server:
-    """It admits one password, and agrees to everything then."""
+    """It admits one password, and can do nothing else."""
 
     def __init__(self) -> None:
         self.password, self.port = b"first", 0
@@ -37,7 +39,8 @@ class Server:
                 words.append((await reader.readexactly(length + 2))[:-2])
             if words[0] == b"AUTH":
                 admitted = words[-1] == self.password
-            writer.write(b"+OK\r\n" if admitted else b"-WRONGPASS invalid username-password pair\r\n")
+            refused = b"-WRONGPASS invalid username-password pair\r\n"
+            writer.write(refused if not admitted else b"+OK\r\n" if words[0] == b"AUTH" else b"-ERR not here\r\n")
         writer.close()
 
 
@@ -71,7 +74,10 @@ async def test_pods_get_a_password_of_an_external_server_after_the_server_admitt
     assert (await probe(b"second"))[0] == b"second"
 
 
-async def test_an_authority_in_a_users_secret_that_no_server_can_use_reaches_no_pod() -> None:
+async def test_an_authority_in_a_users_secret_that_no_server_can_use_reaches_no_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MemorySecretStore, "authority", pki.create_authority("own", START, pki.generate_key()))
     managed = {"managed": {"tls": {"mode": "Secret", "secretRef": {"name": "own-tls"}}}}
     simulation = Simulation(model(tiers=("shared",)), redis_tier(redis=managed))
     put_secret(simulation, "users", password=b"later")

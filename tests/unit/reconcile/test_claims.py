@@ -18,6 +18,8 @@ from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, cpu_tier, domain, model, policy
 from tests.support.worlds import Simulation, finish
+from tests.unit.reconcile.deletions import acked_until, phase, run, world
+from tests.unit.reconcile.erasing import World
 
 FIRST = Installation(uid="first", namespace="ops-a", release="a")
 SECOND = Installation(uid="second", namespace="ops-b", release="b")
@@ -50,11 +52,10 @@ def claim(simulation: Simulation) -> Any:
     return simulation.status(*DOMAIN).get("servedBy")
 
 
-def end_claim(simulation: Simulation) -> None:
+def set_claim(simulation: Simulation, of: Installation | None) -> None:
     version = simulation.kube.objects["CacheDomain", NAMESPACE, "default"]["metadata"]["resourceVersion"]
-    change = {"servedBy": None}
+    change = {"servedBy": of.to_kubernetes() if of is not None else None}
     finish(simulation.kube.patch_status(DOMAIN_RESOURCE, NAMESPACE, "default", change, version))
-    simulation._deliver()
 
 
 def choose(simulation: Simulation, uid: str) -> None:
@@ -94,7 +95,7 @@ def test_a_later_installation_reports_the_first_and_writes_nothing_else() -> Non
     )
     assert metrics.SERVED_BY_ANOTHER._value.get() == 1
 
-    simulation.put(policy("globex"), policy("acme", isolation="Tenant"))
+    simulation.put(policy("globex"), policy("acme", isolation="Public"))
     simulation.delete("TenantCachePolicy", "globex")
     simulation.enqueue_all()
     assert [entry for entry in writes(simulation) if entry[0] != "put"] == [], "however often it looks"
@@ -104,7 +105,7 @@ def test_a_claim_that_ended_is_taken_over_with_identity_epochs_and_keys() -> Non
     simulation = served()
     before = kept(simulation)
     lead(simulation, SECOND)
-    end_claim(simulation)
+    set_claim(simulation, None)
     simulation.come_to_rest()
     assert (claim(simulation), kept(simulation)) == (SECOND.to_kubernetes(), before)
     assert metrics.SERVED_BY_ANOTHER._value.get() == 0
@@ -150,9 +151,7 @@ def test_two_that_start_together_never_both_hold_the_claim() -> None:
 
     def faster(verb: str, kind: str, name: str) -> None:
         simulation.kube.before_write = lambda *_: None
-        version = simulation.kube.objects["CacheDomain", NAMESPACE, "default"]["metadata"]["resourceVersion"]
-        change = {"servedBy": FIRST.to_kubernetes()}
-        finish(simulation.kube.patch_status(DOMAIN_RESOURCE, NAMESPACE, "default", change, version))
+        set_claim(simulation, FIRST)
 
     simulation.kube.before_write = faster
     simulation.advance(60)
@@ -166,8 +165,8 @@ def test_two_that_start_together_never_both_hold_the_claim() -> None:
 def test_definitions_of_an_earlier_version_are_reported_and_not_written_to_without_end() -> None:
     class Earlier(MemoryKube):
         async def patch_status(self, *request: Any) -> Any:
-            *named, status, version = request
-            return await super().patch_status(*named, {**status, "servedBy": None}, version)
+            resource, namespace, name, status, version = request
+            return await super().patch_status(resource, namespace, name, {**status, "servedBy": None}, version)
 
     simulation = Simulation(*OBJECTS)
     simulation.store.installation = FIRST
@@ -176,6 +175,30 @@ def test_definitions_of_an_earlier_version_are_reported_and_not_written_to_witho
     (stalled,) = (one for one in simulation.status(*DOMAIN)["conditions"] if one["type"] == "Stalled")
     assert "upgrade the CustomResourceDefinitions" in stalled["message"]
     assert len(simulation.kube.log) < 40
+
+
+def test_an_open_erasure_is_left_alone_once_another_serves_its_namespace() -> None:
+    made = world()
+    made.server.problem = "nothing listens"
+
+    async def begin(w: World) -> None:
+        w.sim.delete("TenantCachePolicy", "acme")
+        await acked_until(w, lambda: phase(w.sim) == "Erasing")
+
+    async def count(w: World) -> None:
+        assert w.board is not None
+        opened.append(w.board.open)
+
+    opened: list[int] = []
+    run(begin, made)
+    made.sim.erase = lambda *_: None
+    set_claim(made.sim, FIRST)
+    for installation in (FIRST, SECOND):
+        made.sim.restart()
+        made.sim.store.installation = installation
+        run(count, made)
+    assert opened == [1, 0]
+    assert len(made.kept()) == 1, "its record stays"
 
 
 def test_a_chain_of_receipts_is_not_reported_in_a_namespace_of_another() -> None:

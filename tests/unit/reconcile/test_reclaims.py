@@ -196,6 +196,7 @@ async def test_of_a_model_that_is_gone_nothing_more_is_deleted(scene: Scene) -> 
         while not scene.slept:  # noqa: ASYNC110
             await asyncio.sleep(0)
     scene.simulation.delete("CachedModel", "tiny")
+    scene.simulation.settle()
     await scene.over()
     assert [order.tier.name for order in scene.jobs.made] == ["archive"]
     metrics.RECLAIMS.labels(NAMESPACE, "tiny", "failed").inc()

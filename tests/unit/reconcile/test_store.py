@@ -180,7 +180,10 @@ def test_every_object_and_bundle_has_its_key() -> None:
 
 
 def test_a_world_shows_all_that_the_store_holds_of_its_namespace() -> None:
-    made, shared = {"term", "entropy", "claims", "claimants"}, {field.name for field in fields(DomainState)}
+    made, shared = (
+        {"term", "entropy", "claims", "claimants", "installation"},
+        {field.name for field in fields(DomainState)},
+    )
     assert {*shared, *OBJECTS.values(), *made} == {field.name for field in fields(World)}
     kinds = domain_store.DomainStore(NAMESPACE, domain_store.Versions(lambda: NOW)).objects
     assert OBJECTS.keys() == kinds.keys()

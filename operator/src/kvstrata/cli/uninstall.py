@@ -13,14 +13,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.cacheinvalidation import CacheInvalidation
-from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.lease import LEASE_NAME, RELEASE
 from kvstrata.clients.resources import BY_KIND, LEASE, POD
-from kvstrata.plan.uninstall import HeldObject, held_objects, refusal, released
+from kvstrata.plan.uninstall import UNPROVEN, HeldObject, held_objects, refusal, released
 
-KINDS = (TenantCachePolicy.INFO.kind, CacheInvalidation.INFO.kind)
+KINDS = tuple(UNPROVEN)
 LOOK_AGAIN_S = 1.0
 
 
@@ -45,7 +43,15 @@ class Uninstall:
         return 0, released(held) if held else f"no object needs the operator of release {release}"
 
     async def _held(self) -> tuple[HeldObject, ...]:
-        return held_objects([raw for kind in KINDS for raw in await self._list(kind)], self._served)
+        others = {raw["metadata"]["namespace"] for raw, own in await self._claimed() if not own}
+        found = [raw for kind in KINDS for raw in await self._list(kind) if raw["metadata"]["namespace"] not in others]
+        return held_objects(found, self._served)
+
+    async def _claimed(self) -> list[tuple[dict[str, Any], bool]]:
+        """Return the claimed CacheDomains, and whether by this release."""
+        own = (self._options.namespace, self._options.release)
+        claims = [(raw, (raw.get("status") or {}).get("servedBy")) for raw in await self._list(CacheDomain.INFO.kind)]
+        return [(raw, (claim.get("namespace"), claim.get("release")) == own) for raw, claim in claims if claim]
 
     async def _list(self, kind: str) -> list[dict[str, Any]]:
         try:
@@ -61,11 +67,9 @@ class Uninstall:
             await self._sleep(LOOK_AGAIN_S)
 
     async def _end_claims(self) -> None:
-        for raw in await self._list(CacheDomain.INFO.kind):
-            claim, metadata = (raw.get("status") or {}).get("servedBy") or {}, raw["metadata"]
-            if (claim.get("namespace"), claim.get("release")) == (self._options.namespace, self._options.release):
-                where, change = (metadata["namespace"], metadata["name"]), {"servedBy": None}
-                await self._kube.patch_status(BY_KIND[raw["kind"]], *where, change, metadata["resourceVersion"])
+        for metadata in [raw["metadata"] for raw, own in await self._claimed() if own]:
+            where, change = (metadata["namespace"], metadata["name"]), {"servedBy": None}
+            await self._kube.patch_status(BY_KIND["CacheDomain"], *where, change, metadata["resourceVersion"])
         lease = await self._kube.get(LEASE, self._options.namespace, LEASE_NAME)
         annotations = lease["metadata"].get("annotations") or {} if lease else {}
         if lease and annotations.get(RELEASE) == self._options.release:

@@ -24,11 +24,11 @@ def is_ours(
 ) -> bool:
     """Whether an object belongs to the one of reference `owner`: it is controlled by it, or by none, and has a mark
     under `key` that holds. A Secret may have a deleted predecessor of `owner` as controller, which writes replace."""
-    references = [one for one in live["metadata"].get("ownerReferences") or () if one.get("controller")]
+    parent, is_secret = (owner["kind"], owner["name"]), live["kind"] == "Secret"
+    references = [one for one in live["metadata"].get("ownerReferences") or () if is_secret or one.get("controller")]
     if any(one["uid"] == owner["uid"] for one in references):
         return True
-    parent = owner["kind"], owner["name"]
-    if live["kind"] == "Secret":
+    if is_secret:
         references = [one for one in references if (one["kind"], one["name"]) != parent]
     return not references and mark.holds(key, live, parent, desired)
 

@@ -15,13 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import (
-    MAX_TIER_USAGE_ROWS,
-    MAX_USAGE_ROWS,
-    AdapterState,
-    ChunkHashes,
-    TierState,
-)
+from kvstrata.contract.messages.adapter import MAX_TIER_USAGE_ROWS, MAX_USAGE_ROWS, AdapterState, ChunkHashes, TierState
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, CacheView
 from kvstrata_sidecar.adapter.erase import Erasing

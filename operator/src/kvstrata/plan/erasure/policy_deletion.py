@@ -283,8 +283,8 @@ def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCas
         kept=frozenset(world.erasures),
         receipt=written.digest if written is not None else None,
         namespace_deleting=policy.uid in world.ending.refused,
-        nameable=world.identity is not None,
         overdue=overdue(policy, world.domain_spec.deletion_deadline, now),
+        nameable=world.identity is not None,
     )
     return case if case.own is None else replace(case, receipt=case.receipt or case.own.status.receipt_digest)
 

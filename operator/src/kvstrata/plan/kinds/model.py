@@ -35,13 +35,7 @@ from kvstrata.plan.kinds.model_deletion import departure, finalizer_due
 from kvstrata.plan.kinds.model_identity import fingerprints, resolution
 from kvstrata.plan.kinds.model_pods import event_questions, not_running, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
-from kvstrata.plan.ownership import (
-    foreign_wait_s,
-    name_conflict,
-    no_longer_wanted,
-    read_foreign,
-    secrets_to_take_back,
-)
+from kvstrata.plan.ownership import foreign_wait_s, name_conflict, no_longer_wanted, read_foreign, secrets_to_take_back
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as chain

@@ -110,7 +110,7 @@ def assemble(
         events=Events(kube),
         record_store=RecordStore(kube, ctx.operator_namespace),
         keys=KeyRevoker(kube, store, queue, secret_store, operator, utc_now, may_write, kms),
-        looks=Looks(kube, operator, utc_now, allowed),
+        looks=Looks(kube, operator, utc_now, allowed=allowed),
         pods=Pods(kube, gates, utc_now),
         jobs=Jobs(kube, ctx, utc_now, leading),
         chains=chains,

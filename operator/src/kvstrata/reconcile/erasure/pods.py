@@ -10,13 +10,7 @@ from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.engine_reset import ResetOutcome, ResetRequest
-from kvstrata.contract.messages.erase import (
-    MAX_ERASED_KEYSPACES,
-    ErasedTier,
-    EraseOutcome,
-    EraseRequest,
-    VerifyRequest,
-)
+from kvstrata.contract.messages.erase import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome, EraseRequest, VerifyRequest
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, PodErased, PodProbed
 from kvstrata.model.erasure.record import ErasureRecord

@@ -34,8 +34,8 @@ class Looks:
     kube: Kube
     operator: str
     now: Callable[[], datetime]
-    allowed: AllowedServers | None = None
     verifier: Callable[..., TierVerifier] = TierVerifier
+    allowed: AllowedServers | None = None
 
     async def servers(self, record: ErasureRecord, tier: CacheTier) -> TierNow:
         try:
