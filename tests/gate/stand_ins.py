@@ -16,7 +16,6 @@ from typing import Any
 from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     TOKEN_BYTES,
-    UNKNOWN_QUESTION,
     AdapterAck,
     AdapterState,
     Answer,
@@ -186,8 +185,6 @@ class RecorderEngine:
                 answer = self.named(request.tokens)
             case PoolQuestion():
                 answer = self.holding(request)
-            case EraseRequest() | VerifyRequest() | ForgetRequest() if not self.knows_erasure:
-                return error_answer(UNKNOWN_QUESTION)
             case EraseRequest():
                 answer = self.erasure(request)
                 await self.erasing.wait()
@@ -281,8 +278,6 @@ class StandInAdapter:
         """What its answers to erasures say, beside that nothing is left."""
         self.verifications: list[VerifyRequest] = []
         self.forgotten: list[ForgetRequest] = []
-        self.knows_erasure = True
-        """Cleared: an adapter of the version before."""
         self.links = 0
         self.refusals = 0
         """How many applications are still refused because I/O has not ended."""
@@ -360,8 +355,6 @@ class StandInAdapter:
                 answer = self.named(request.tokens)
             case PoolQuestion():
                 answer = self.holding(request)
-            case EraseRequest() | VerifyRequest() | ForgetRequest() if not self.knows_erasure:
-                return error_answer(UNKNOWN_QUESTION)
             case EraseRequest():
                 answer = self.erasure(request)
                 await self.erasing.wait()

@@ -189,12 +189,6 @@ async def test_a_cache_server_that_does_not_answer_is_told_as_away(gate: World) 
     assert (said.outcome, said.cache.boot, said.cache.tiers) == (EraseOutcome.CACHE_AWAY, "", ())
 
 
-@pytest.mark.parametrize(("path", "body"), [(ERASE_PATH, BODY), (VERIFY_PATH, VerifyRequest(OLD).encode())])
-async def test_a_cache_server_of_the_version_before_is_told_as_such(gate: World, path: str, body: bytes) -> None:
-    gate.adapter.knows_erasure = False
-    assert (await say(gate, posted(path, body))).status == 501
-
-
 async def test_a_verification_tells_what_the_cache_server_finds(gate: World) -> None:
     answer = await say(gate, posted(VERIFY_PATH, VerifyRequest(OLD, bytes(64)).encode()))
     said = Verified.decode(answer.body)

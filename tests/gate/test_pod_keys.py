@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.clients.gate import GateClient, GateError, GateFailure
+from kvstrata.clients.gate import GateClient
 from kvstrata.contract.messages.key_delivery import (
     CONTENT_TYPE,
     KEYS_PATH,
@@ -157,13 +157,6 @@ async def test_a_body_that_is_no_message_of_keys_is_refused_and_not_quoted(
     assert answer.status == 400
     assert OWN[:-1] not in answer.body
     assert (await say(gate, posted(KEYS_PATH, body))).status == 415, "keys are not JSON"
-
-
-async def test_a_gate_that_knows_no_named_keys_is_told_apart(gate: World, operator: GateClient) -> None:
-    gate.gate.control._methods.pop(KEYS_PATH)
-    with pytest.raises(GateError) as caught:
-        await lacking(operator)
-    assert caught.value.reason is GateFailure.UNSUPPORTED
 
 
 async def test_the_real_adapter_seals_with_a_key_that_was_brought_and_overwrites_it_before_it_acknowledges(

@@ -418,15 +418,6 @@ async def test_a_body_that_is_no_request_is_refused(pod: World, body: bytes) -> 
     assert engine_of(pod).salts == []
 
 
-async def test_a_cache_server_of_the_version_before_is_named_as_such(pod: World) -> None:
-    pod.adapter.knows_erasure = False
-    connection = await pod.connect("control", pki.client_context(pod.operator_tls, present=True))
-    head = f"POST {PROBE_PATH} HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\n"
-    await connection.send(f"{head}Content-Length: {len(PROBE)}\r\n\r\n".encode() + PROBE)
-    assert (await asyncio.wait_for(connection.answer(), 20)).status == 501
-    connection.close()
-
-
 async def test_every_pair_of_scopes_plays_sooner_or_later(pod: World) -> None:
     bundle = pod.gate.enforcement.bundle
     assert bundle is not None

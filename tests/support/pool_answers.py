@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
+from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from tests.support.objects import NAMESPACE
@@ -45,8 +45,7 @@ def _render(simulation: Simulation, question: RenderPool) -> None:
     domain, uid = simulation.store.domain(NAMESPACE), question.pod.uid
     for prefix in question.prefixes:
         rendered = simulation.renderer.render(question.pod, simulation.acks[uid], prefix)
-        problem = None if rendered else NoRendering.UNANSWERED
-        domain.renders[uid][prefix.digest] = RenderReport(rendered, problem, simulation.now)
+        domain.renders[uid][prefix.digest] = RenderReport(rendered, simulation.now)
 
 
 def _warm(simulation: Simulation, question: WarmPool) -> None:

@@ -251,11 +251,6 @@ class TestPods:
     def test_no_pod_no_rendering(self) -> None:
         assert reason(world(pods=0), "Ready") == ("True", "NoLivePods")
 
-    def test_pods_of_a_version_that_renders_nothing_are_too_old(self) -> None:
-        simulation = world(pod("old"), pods=0)
-        assert reason(simulation, "Reconciling") == ("True", "PodsTooOld")
-        assert simulation.renderer.asked == []
-
     def test_pods_of_another_template_are_not_asked(self) -> None:
         simulation = world(pod("other", render_id="0" * 16), pods=0)
         assert reason(simulation, "Reconciling") == ("True", "RollingOut")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.probe import ENGINE, Probed, ProbedTier, ProbeOutcome
-from kvstrata.model.probe import NoProbe, ProbeReport
+from kvstrata.model.probe import ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ProbePod, ReportIsolation
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy
@@ -42,14 +42,14 @@ class Scene:
         for question in self.questions():
             if isinstance(question, ProbePod) and question.pod.name in (pods or ("pod-0", "pod-1")):
                 state = self.simulation.world.states[question.pod.uid].state
-                answer: Any = said.get("problem") or Probed(
+                answer: Any = None if said.get("silent") else Probed(
                     state.gate_boot, state.cache_boot, question.revision, 1,
                     **({"outcome": ProbeOutcome.ISOLATED, "scopes": 2, "looked": 1, "tiers": GOOD} | said),
                 )  # fmt: skip
                 self.report(question, answer)
         self.simulation.settle()
 
-    def report(self, question: ProbePod, answer: Probed | NoProbe) -> None:
+    def report(self, question: ProbePod, answer: Probed | None) -> None:
         domain, simulation = self.simulation.store.domain(NAMESPACE), self.simulation
         known = domain.probes.get(question.pod.uid)
         domain.probes[question.pod.uid] = ProbeReport.after(known, answer, question.keyspaces, simulation.now)
@@ -148,8 +148,7 @@ def test_a_pod_whose_processes_started_anew_is_probed_anew() -> None:
         ({"tiers": (replace(GOOD[0], control_hits=0),), "outcome": ProbeOutcome.NO_CONTROL}, "ControlMissed"),
         ({"tiers": (), "outcome": ProbeOutcome.ONE_SCOPE}, "OneScope"),
         ({"tiers": (), "outcome": ProbeOutcome.NO_REUSE}, "ReuseOff"),
-        ({"problem": NoProbe.TOO_OLD}, "ProbeUnsupported"),
-        ({"problem": NoProbe.UNANSWERED}, "NotProbed"),
+        ({"silent": True}, "NotProbed"),
         ({"tiers": (), "outcome": ProbeOutcome.MOVED}, "NotProbed"),
     ],
 )
@@ -167,11 +166,11 @@ def test_what_was_shown_stands_while_a_pod_does_not_answer_and_not_for_ever() ->
     for _ in range(3):
         scene.simulation.advance(300)
         scene.answer("pod-0")
-        scene.answer("pod-1", problem=NoProbe.UNANSWERED)
+        scene.answer("pod-1", silent=True)
     assert scene.verdict() == ("True", "IsolationShown")
     scene.simulation.advance(301)
     scene.answer("pod-0")
-    scene.answer("pod-1", problem=NoProbe.UNANSWERED)
+    scene.answer("pod-1", silent=True)
     assert scene.verdict() == ("Unknown", "ProbeUnanswered")
 
 

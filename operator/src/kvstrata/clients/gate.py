@@ -52,8 +52,7 @@ KEEPALIVE_S = 90.0
 
 
 class GateFailure(StrEnum):
-    """Why a gate's answer could not be read; a reason in logs, metrics and conditions. `UNSUPPORTED`: the gate, or the
-    cache server behind it, is of a version that does not know the request."""
+    """Why a gate's answer could not be read; a reason in logs, metrics and conditions."""
 
     UNREACHABLE = "Unreachable"
     CONNECTION_REFUSED = "ConnectionRefused"
@@ -63,29 +62,26 @@ class GateFailure(StrEnum):
     REFUSED = "Refused"
     TOO_LARGE = "TooLarge"
     MALFORMED = "Malformed"
-    UNSUPPORTED = "Unsupported"
     NO_TOKEN = "NoToken"  # noqa: S105  (a reason's name)
 
 
 class GateError(Exception):
-    """`reason` is stable; the message holds no secret. `status` is the HTTP status of a refusal, otherwise 0."""
+    """`reason` is stable; the message holds no secret."""
 
-    def __init__(self, reason: GateFailure, message: str, status: int = 0) -> None:
+    def __init__(self, reason: GateFailure, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[T]):
-    """A request that gates know, and the limits of its answer. `newer`: those of the previous version do not."""
+    """A request that gates know, and the limits of its answer."""
 
     method: str
     path: str
     decode: Callable[[bytes], T]
     timeout_s: float
     max_answer_bytes: int
-    newer: bool = False
     content_type: str = "application/json"
 
 
@@ -94,14 +90,14 @@ _STATE = _Call("GET", STATE_PATH, PodState.decode, 0.0, MAX_STATE_BYTES)
 _RENDER = _Call("POST", pools.RENDER_PATH, pools.Rendered.decode, 120.0, pools.MAX_ANSWER_BYTES)
 _WARM = _Call("POST", pools.WARM_PATH, pools.Warmed.decode, 0.0, pools.MAX_ANSWER_BYTES)
 _POOL = _Call("GET", pools.POOL_PATH, pools.PoolReport.decode, 30.0, pools.MAX_ANSWER_BYTES)
-_ERASE = _Call("POST", ERASE_PATH, Erased.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
-_VERIFY = _Call("POST", VERIFY_PATH, Verified.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, newer=True)
-_RESET = _Call("POST", RESET_PATH, EngineResetAnswer.decode, LOOK_TIMEOUT_S, MAX_RESET_BYTES, newer=True)
+_ERASE = _Call("POST", ERASE_PATH, Erased.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES)
+_VERIFY = _Call("POST", VERIFY_PATH, Verified.decode, LOOK_TIMEOUT_S, MAX_ERASED_BYTES)
+_RESET = _Call("POST", RESET_PATH, EngineResetAnswer.decode, LOOK_TIMEOUT_S, MAX_RESET_BYTES)
 # The engine computes four prompts of one chunk, and may be busy.
-_PROBE = _Call("POST", PROBE_PATH, Probed.decode, 180.0, MAX_PROBED_BYTES, newer=True)
+_PROBE = _Call("POST", PROBE_PATH, Probed.decode, 180.0, MAX_PROBED_BYTES)
 # A pod only reads or writes small files in memory.
-_KEYS = _Call("GET", KEYS_PATH, KeysLacking.decode, 20.0, MAX_KEYS_BYTES, newer=True)
-_BRING_KEYS = _Call("POST", KEYS_PATH, KeysLacking.decode, 20.0, MAX_KEYS_BYTES, True, CONTENT_TYPE)
+_KEYS = _Call("GET", KEYS_PATH, KeysLacking.decode, 20.0, MAX_KEYS_BYTES)
+_BRING_KEYS = _Call("POST", KEYS_PATH, KeysLacking.decode, 20.0, MAX_KEYS_BYTES, CONTENT_TYPE)
 
 
 class GateClient:
@@ -206,9 +202,8 @@ class GateClient:
                 ) as response,
             ):
                 if response.status != 200:
-                    unknown = call.newer and response.status in (404, 501)
-                    reason = GateFailure.UNSUPPORTED if unknown else GateFailure.REFUSED
-                    raise GateError(reason, f"the gate at {pod_ip} answered HTTP {response.status}", response.status)
+                    message = f"the gate at {pod_ip} answered HTTP {response.status}"
+                    raise GateError(GateFailure.REFUSED, message)
                 token = response.headers.get(ACK_TOKEN_HEADER, "")
                 if not token:
                     raise GateError(GateFailure.NO_TOKEN, f"the gate at {pod_ip} sent no {ACK_TOKEN_HEADER} header")

@@ -49,7 +49,7 @@ class Pod:
 
     `ever_ran`: the kubelet reported a container as running or terminated. Before that the pod holds no policy, and its
     gate reads the newest bundle when it starts. `reported`: the kubelet reported the pod at all; until then it
-    may have started its containers. `render_id` is empty on pods of a version without rendering.
+    may have started its containers.
     """
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 
 from kvstrata.contract.messages.pools import PoolReport, Rendered, WarmOutcome
 
@@ -18,24 +17,12 @@ class SourceReport:
     at: datetime
 
 
-class NoRendering(StrEnum):
-    TOO_OLD = "TooOld"
-    """Its version cannot render."""
-
-    UNANSWERED = "Unanswered"
-    """No answer, or not from this pod."""
-
-    OVERSIZE = "Oversize"
-    """The prefix exceeds the size sent to pods."""
-
-
 @dataclass(frozen=True, slots=True)
 class RenderReport:
-    """A pod's rendering of a prefix, or why there is none. It holds for the two processes that `rendered` names: after
-    a restart of either it may differ."""
+    """A pod's rendering of a prefix; None if the pod did not answer as itself, or the prefix is too large to be sent.
+    It holds for the two processes that `rendered` names: after a restart of either it may differ."""
 
     rendered: Rendered | None
-    problem: NoRendering | None
     at: datetime
 
 

@@ -20,7 +20,7 @@ from kvstrata.api.reasons import ModelReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 from kvstrata.model.pods import Pod
-from kvstrata.model.probe import NoProbe, ProbeReport, Shown
+from kvstrata.model.probe import ProbeReport, Shown
 from kvstrata.model.world import World
 from kvstrata.plan.actions import ProbePod, ReportIsolation
 from kvstrata.plan.conditions import Finding, false, true, unknown
@@ -143,9 +143,6 @@ def _objection(
         return unknown(KIND, ModelReason.REUSE_OFF, "nothing is reused, so there is nothing to probe")
     if not reports:
         return unknown(KIND, ModelReason.NOT_PROBED, "no pod serves")
-    old = [pod.name for pod, one in reports if one is not None and one.problem is NoProbe.TOO_OLD]
-    if old:
-        return unknown(KIND, ModelReason.PROBE_UNSUPPORTED, f"pod {old[0]} runs a version that cannot be probed")
     missing = [pod.name for pod, one in reports if one is None or one.shown is None]
     if missing and not _shown_lately(model, now):
         asked = f"{len(reports) - len(missing)} of {len(reports)} pods were probed"
@@ -221,10 +218,7 @@ def _left_s(world: World, model: CachedModel, pod: Pod, keyspaces: str, now: dat
     interval_s = float(model.spec.probe.interval.in_seconds)
     shown = report.shown
     is_current = shown is not None and shown.keyspaces == keyspaces and shown.probed.outcome is ProbeOutcome.ISOLATED
-    soon = report.passing or report.problem is NoProbe.UNANSWERED or not is_current
-    if report.problem is NoProbe.TOO_OLD:
-        soon = False
-    wait_s = min(SOON_S, interval_s) if soon else interval_s
+    wait_s = interval_s if is_current and not report.passing else min(SOON_S, interval_s)
     return wait_s - (now - report.at).total_seconds()
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
-from kvstrata.clients.gate import GateClient, GateError, GateFailure
+from kvstrata.clients.gate import GateClient, GateError
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
@@ -169,11 +169,7 @@ TOKEN_CACHE_S = 60.0
 
 
 class PodAnswerError(Exception):
-    """A pod did not answer, or its token is not its own. `failure` and `status` are those of a GateError."""
-
-    def __init__(self, message: str, failure: GateFailure | None = None, status: int = 0) -> None:
-        super().__init__(message)
-        self.failure, self.status = failure, status
+    """A pod did not answer, or its token is not its own."""
 
 
 class PodTokens:
@@ -192,7 +188,7 @@ class PodTokens:
             metrics.GATE_ERRORS.labels(str(error.reason)).inc()
             message = f"pod {pod.name} did not answer: {error.reason}"
             log.info(message)
-            raise PodAnswerError(message, error.reason, error.status) from error
+            raise PodAnswerError(message) from error
         except KubeError as error:
             message = f"the token of pod {pod.name} could not be reviewed: {error.reason}"
             log.warning(message)

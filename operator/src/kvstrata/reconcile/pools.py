@@ -19,7 +19,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pools import WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pods import Pod
-from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
+from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import InspectPool, ReadSource, RenderPool, WarmPool
 from kvstrata.plan.pools.content import sources_of
@@ -31,9 +31,6 @@ from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)
-
-UNHEARD_OF = (404, 413)
-"""Answers of gates that do not know the path, or accept no body on this port."""
 
 FORGET_AFTER = timedelta(seconds=2 * RENDER_AGAIN_S)
 """A fact that no plan refreshes belongs to a prefix without a pool."""
@@ -121,14 +118,10 @@ class Warming(Background):
         self._queue.add(again)
 
     async def _render(self, namespace: str, pod: Pod, prefix: PrefixSource) -> RenderReport:
-        try:
+        made = None
+        with contextlib.suppress(PodAnswerError, ContractError):
             made = await self._tokens.answer_of(namespace, pod, self._gates.render, prefix)
-            return RenderReport(made, None, utc_now())
-        except ContractError:
-            return RenderReport(None, NoRendering.OVERSIZE, utc_now())
-        except PodAnswerError as error:
-            problem = NoRendering.TOO_OLD if error.status in UNHEARD_OF else NoRendering.UNANSWERED
-            return RenderReport(None, problem, utc_now())
+        return RenderReport(made, utc_now())
 
     async def _warm_all(self, namespace: str, question: WarmPool) -> None:
         pod = question.pod

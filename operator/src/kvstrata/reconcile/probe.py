@@ -7,10 +7,10 @@ import contextlib
 import logging
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.clients.gate import GateClient, GateFailure
+from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
-from kvstrata.model.probe import NoProbe, ProbeReport
+from kvstrata.model.probe import ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ProbePod, ReportIsolation
 from kvstrata.plan.isolation import failure_message, failure_stands
@@ -54,12 +54,13 @@ class Probing(Background):
         async with self._at_once:
             answer = await self._answer(namespace, question)
         domain, pod = self._store.domain(namespace), question.pod
-        metrics.PROBES.labels(namespace, question.model, str(getattr(answer, "outcome", answer))).inc()
+        outcome = str(answer.outcome) if answer is not None else "Unanswered"
+        metrics.PROBES.labels(namespace, question.model, outcome).inc()
         if pod.name not in domain.pods[question.model]:
             return  # The pod is gone meanwhile.
         known = domain.probes.get(pod.uid)
         domain.probes[pod.uid] = ProbeReport.after(known, answer, question.keyspaces, utc_now())
-        if isinstance(answer, Probed) and answer.outcome.failed:
+        if answer is not None and answer.outcome.failed:
             await self._publish(namespace, question, answer)
         self._queue.add(Key("CachedModel", namespace, question.model))
 
@@ -70,9 +71,8 @@ class Probing(Background):
         if model is not None and not failure_stands(model) and self._leading():
             await self._events.publish(model, EVENT, message, warning=True)
 
-    async def _answer(self, namespace: str, question: ProbePod) -> Probed | NoProbe:
+    async def _answer(self, namespace: str, question: ProbePod) -> Probed | None:
         request = ProbeRequest(question.revision, question.readers)
-        try:
+        with contextlib.suppress(PodAnswerError):
             return await self._tokens.answer_of(namespace, question.pod, self._gates.probe, request)
-        except PodAnswerError as error:
-            return NoProbe.TOO_OLD if error.failure is GateFailure.UNSUPPORTED else NoProbe.UNANSWERED
+        return None

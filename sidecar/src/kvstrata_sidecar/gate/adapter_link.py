@@ -79,7 +79,7 @@ class AdapterLink:
                 answer = await self._once(messages.MetricsRequest(), messages.MetricsPage, _STATE_TIMEOUT_S)
                 self.metrics = answer.page
             except ContractError:
-                self.metrics = ""  # away, or an older version without metrics: `problem` reports which
+                self.metrics = ""  # away: `problem` reports why
             await asyncio.sleep(every_s)
 
     async def hash(self, tokens: bytes) -> messages.ChunkHashes:

@@ -191,7 +191,6 @@ class ModelReason(Meaningful):
     ONE_SCOPE = "OneScope", "One scope uses the model, so there is no other scope to probe with."
     REUSE_OFF = "ReuseOff", "Reuse is disabled, so there is nothing to probe."
     PROBE_UNANSWERED = "ProbeUnanswered", "A pod has not answered a probe for three intervals."
-    PROBE_UNSUPPORTED = "ProbeUnsupported", "A pod runs a version that cannot be probed."
 
 
 class PolicyReason(Meaningful):
@@ -274,7 +273,6 @@ class PoolReason(Meaningful):
     )
     REPLICAS_DISAGREE = "ReplicasDisagree", "Pods that should be equal make different tokens of the same prefix."
     RENDERING = "Rendering", "Pods are rendering the prefixes into tokens."
-    PODS_TOO_OLD = "PodsTooOld", "Pods run a version that cannot render prefixes; they have to be replaced."
     TOO_MANY_POOLS = "TooManyPools", "A CachedModel has more pools than its bundle has room for; the oldest are kept."
     WARMING = "Warming", "Pods are computing the chunks, or reporting which of them they hold."
     RENEWING = "Renewing", "The readers' content is computed again before its retention ends."

@@ -1,7 +1,7 @@
 """Messages between gate and policy adapter over the pod's unix socket: one JSON object a line, answered in order.
 
 A request is `{"op":<name>,…}` with the fields of its class (`REQUESTS`). An answer has its fields under a name of its
-own, or is `{"error":<why>}`; an adapter answers an unknown request with `UNKNOWN_QUESTION`.
+own, or is `{"error":<why>}`; an unknown request has such an answer.
 
 `apply` comes after the gate wrote policy.json. The adapter answers once it refuses every keyspace outside of that
 revision and I/O that was under way on them has ended.
@@ -25,9 +25,6 @@ from kvstrata.contract.wire import Base64, Count, Positive, Range, ShortText, en
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
-UNKNOWN_QUESTION = "the adapter was asked something that it does not know"
-"""The error by which the gate recognizes an adapter of an earlier version."""
-
 TOKEN_BYTES = 4
 """A token id is an unsigned little-endian integer of 32 bits."""
 
@@ -242,7 +239,7 @@ def decode_request(line: bytes) -> Request:
     raw = _object(line)
     kind = REQUESTS.get(str(raw.get("op")))
     if kind is None:
-        raise ContractError(UNKNOWN_QUESTION)
+        raise ContractError("the adapter was asked something that it does not know")
     return from_wire(kind, raw)
 
 

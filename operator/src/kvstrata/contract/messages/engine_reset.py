@@ -1,7 +1,7 @@
 """Requests from the operator that an engine empties its prefix cache.
 
 `POST /v1/reset` is answered when the engine has forgotten its blocks, or after `wait_ms`, with the header
-`Kvstrata-Ack-Token`. A gate of the previous version does not know the path.
+`Kvstrata-Ack-Token`.
 
 The reset empties the table by which blocks are found, for all tenants. Their bytes stay in the engine's memory until
 other blocks take their place.

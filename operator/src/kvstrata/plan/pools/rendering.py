@@ -19,7 +19,7 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
 from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import Pod
-from kvstrata.model.pools import NoRendering, RenderReport
+from kvstrata.model.pools import RenderReport
 from kvstrata.model.world import World
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.plan.actions import Decision, RenderPool
@@ -96,7 +96,9 @@ def render(
         return Renderings(pending=_differing(model, pods, wanted), questions=questions, again_s=again_s)
     late = [pod for pod in current if pod not in manifests and (by_all or not manifests or can_be_asked(world, pod))]
     if late:
-        return Renderings(pending=_waiting(world, late, content), questions=questions, again_s=again_s)
+        message = f"waiting for {late[0].name}" + (" and others" if late[1:] else "")
+        waiting = Decision(PoolReason.RENDERING, message)
+        return Renderings(pending=waiting, questions=questions, again_s=again_s)
     first = rendered_by_pod[next(iter(manifests))]
     hashes = manifest_hashes(list(first.values()))
     if len(hashes) > MAX_CHUNKS * CHUNK_HASH_BYTES:
@@ -122,9 +124,6 @@ def rendered_manifest(world: World, pool: PrefixPool, digest: str) -> bytes | No
 def _no_pod(model: CachedModel, serving: list[Pod]) -> Decision:
     if not serving:
         return Decision(SharedReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves, so no pod can render")
-    if not any(pod.render_id for pod in serving):
-        message = f"the pods of CachedModel {model.name} run a version that cannot render prefixes"
-        return Decision(PoolReason.PODS_TOO_OLD, message)
     message = f"no pod with the newest template of CachedModel {model.name} serves yet: see its rollout"
     return Decision(SharedReason.ROLLING_OUT, message)
 
@@ -265,16 +264,3 @@ def _too_many(hashes: bytes) -> Decision:
         f"the prefixes have {len(hashes) // CHUNK_HASH_BYTES} chunks together, and a pool holds {MAX_CHUNKS}: make two "
         "pools of it, or the model's cacheServer.chunkSize larger",
     )
-
-
-def _waiting(world: World, late: list[Pod], content: Content) -> Decision:
-    problems = {pod: _problem(world, pod, content) for pod in late}
-    if all(problem is NoRendering.TOO_OLD for problem in problems.values()):
-        return Decision(PoolReason.PODS_TOO_OLD, f"pod {late[0].name} runs a version that cannot render prefixes")
-    return Decision(PoolReason.RENDERING, f"waiting for {late[0].name}" + (" and others" if late[1:] else ""))
-
-
-def _problem(world: World, pod: Pod, content: Content) -> NoRendering | None:
-    reports = world.renders.get(pod.uid, {})
-    found = (report.problem for digest in content.distinct if (report := reports.get(digest)) is not None)
-    return next((problem for problem in found if problem is not None), None)

@@ -22,7 +22,7 @@ from kvstrata.contract.messages.erase import (
 from kvstrata.contract.policy.cache_view import data_keys
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.audit import Audit
-from kvstrata_sidecar.gate.control.parts import Parts, decoded, later, require_known, until
+from kvstrata_sidecar.gate.control.parts import Parts, decoded, later, until
 
 LOOK_S = 0.25
 
@@ -36,8 +36,8 @@ class PodEraser:
         self._key_files = key_files
 
     async def erase(self, body: bytes) -> bytes:
-        """Answer when nothing is left, when nothing may be erased, or after the requested wait. Raises Refusal: 400 for
-        a malformed request, 501 if the cache server's version does not support it."""
+        """Answer when nothing is left, when nothing may be erased, or after the requested wait. Raises Refusal (400)
+        for a malformed request."""
         request = decoded(EraseRequest.decode, body, "erase")
         final = (EraseOutcome.COMPLETE, EraseOutcome.IN_FORCE)
         look = partial(self._erase, request)
@@ -52,8 +52,7 @@ class PodEraser:
         request = decoded(VerifyRequest.decode, body, "verify")
         try:
             found = await self._link.verify(request)
-        except ContractError as error:
-            require_known(error, "erase or verify")
+        except ContractError:
             raise later("the cache server cannot look now") from None
         if found.boot != self._enforcement.cache_boot:
             raise later("the cache server changed")
@@ -69,8 +68,7 @@ class PodEraser:
             return self._nothing(EraseOutcome.IN_FORCE)
         try:
             erased = await self._link.erase(request)
-        except ContractError as error:
-            require_known(error, "erase or verify")
+        except ContractError:
             return self._nothing(EraseOutcome.CACHE_AWAY)
         # The policy or the cache server may have changed meanwhile.
         if self._has(keyspaces):

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TypeVar
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import UNKNOWN_QUESTION
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
@@ -40,12 +39,6 @@ def decoded(decode: Callable[[bytes], T], body: bytes, purpose: str) -> T:
         return decode(body)
     except ContractError:
         raise bad_request(Reason.BAD_VALUE, f"the body is no request to {purpose}") from None
-
-
-def require_known(error: ContractError, work: str) -> None:
-    """Raise Refusal (501) if the cache server's version does not know the request."""
-    if UNKNOWN_QUESTION in str(error):
-        raise Refusal(501, Reason.NOT_FOUND, f"the cache server of this pod cannot {work} yet") from None
 
 
 async def until(done: Callable[[T], bool], look: Callable[[], Awaitable[T]], within_s: float, every_s: float) -> T:

@@ -30,7 +30,7 @@ from kvstrata.contract.messages.probe import (
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import AbortedError, EngineAwayError, EngineCalls, RefusedError, packed
-from kvstrata_sidecar.gate.control.parts import Parts, decoded, require_known, until
+from kvstrata_sidecar.gate.control.parts import Parts, decoded, until
 from kvstrata_sidecar.gate.control.probe_cast import Cast, cast
 from kvstrata_sidecar.gate.http.errors import Refusal
 from kvstrata_sidecar.gate.policy.grants import Grant, decide
@@ -99,7 +99,7 @@ class Prober:
         self._tidying: set[asyncio.Task[None]] = set()
 
     async def probe(self, body: bytes) -> bytes:
-        """Raises Refusal: 400 for a malformed request, 501 if the cache server's version does not support it."""
+        """Raises Refusal (400) for a malformed request."""
         request = decoded(ProbeRequest.decode, body, "probe")
         async with self._one_at_a_time:
             probed = await self._probe(request)
@@ -128,8 +128,7 @@ class Prober:
             await self._look(bundle, players, found)
         except _EndedError as end:
             ended = end.outcome
-        except ContractError as error:
-            require_known(error, "be probed")
+        except ContractError:
             ended = ProbeOutcome.UNREADY
         if enforcement.cache_boot != probed.cache_boot:
             ended = ProbeOutcome.UNREADY
