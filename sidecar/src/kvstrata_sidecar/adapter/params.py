@@ -60,7 +60,7 @@ class _CommonParams:
     @classmethod
     def from_json(cls, raw: Any) -> Self:
         """Raises ValueError for missing, unknown or malformed parameters."""
-        return _read(cls, raw)
+        return read(cls, raw)
 
     @property
     def encrypts(self) -> bool:
@@ -130,7 +130,7 @@ class AdapterParams:
         tier = raw.get("tier", "")
         if tier is not None and not isinstance(tier, Mapping):
             raise ValueError("adapter_params must have a tier: an object, or null for none")
-        pod = _read(cls, {**raw, "tier": None})
+        pod = read(cls, {**raw, "tier": None})
         if tier is None:
             return pod
         values = dict(tier)
@@ -142,7 +142,8 @@ class AdapterParams:
         return replace(pod, tier=TierParams.from_json(values))
 
 
-def _read(cls: type[T], raw: Any) -> T:
+def read(cls: type[T], raw: Any) -> T:
+    """Raises ValueError for missing, unknown or malformed fields."""
     known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     if isinstance(raw, dict) and (unknown := sorted(raw.keys() - known)):
         raise ValueError(f"{cls.__name__}: unknown {unknown}")
