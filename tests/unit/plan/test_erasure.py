@@ -198,11 +198,6 @@ def test_servers_are_named_as_they_were_seen_first_whenever_that_is_heard() -> N
         assert named == (Component("operator", "0.1.0", 1), Component("tiers on Redis", "7.0.5", 2))
 
 
-def test_servers_that_the_order_of_an_earlier_version_lists_are_not_counted_twice() -> None:
-    begun = (Component("operator", "0.0.9", 1), Component("tiers on Redis", "8.0.0", 1))
-    assert facts_of(Erasure(order(versions=begun)).with_facts(servers_seen())).versions == begun
-
-
 def test_keys_in_secrets_are_revoked_and_never_destroyed() -> None:
     held = rolled(keys=(HeldKey(KEY, OLD_EPOCH, KeyCustody.SECRET),))
     step = step_of(held, *until_verified()[1:])
@@ -232,7 +227,7 @@ def test_engines_are_emptied_where_the_order_says_so() -> None:
 def test_writes_into_pods_are_waited_out_where_the_keyspace_lives_on() -> None:
     facts = (rolled(), acked("p1"), acked("p2"), *removed())
     assert step_of(*facts, now_s=10, tiers=()).phase is Phase.ERASING
-    prefix = ErasedPrefix("chat", ("c1",))
+    prefix = ErasedPrefix("chat", ("c1",), "d" * 64)
     assert step_of(*facts, now_s=10, tiers=(), prefix=prefix).phase is Phase.WAITING_OUT_WRITES
     assert step_of(*facts, now_s=33, tiers=(), prefix=prefix).phase is Phase.ERASING
 

@@ -119,11 +119,6 @@ def test_a_prefix_is_committed_to_under_the_key_of_when_its_erasure_began() -> N
             told = rolled(replace(seen, domain_key=other), asked, kept)
             assert told is not None
             assert [one.old for one in told.revoked] == [prefix_commitment(key, "tiny", SOURCE.digest)]
-        assert kept.erasure.order.prefix is not None
-        of_before = replace(kept.erasure.order, prefix=replace(kept.erasure.order.prefix, commitment=""))
-        lacking = replace(kept, erasure=replace(kept.erasure, order=of_before))
-        assert rolled(replace(seen, domain_key=None), asked, lacking) is None
-        assert rolled(seen, asked, lacking) == rolled(seen, asked, kept)
 
     run(story, made)
 

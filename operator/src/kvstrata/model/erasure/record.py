@@ -28,19 +28,19 @@ class ErasedPrefix:
     """Chunks of one prefix. Their keyspaces stay in use after the erasure and pause during it (`plan.bundle.compile`).
 
     `chunks` are hexadecimal chunk hashes as pods named them. `commitment` represents the prefix in the receipt under
-    the domain key at the start of the erasure; empty in records of earlier versions.
+    the domain key at the start of the erasure.
     """
 
     model: str
     chunks: tuple[str, ...] = field(repr=False)
-    commitment: str = ""
+    commitment: str
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureOrder:
     """The order, which never changes. `keyspaces` are revoked; they never leave the cluster and are in no receipt.
     `excluded_scopes` are names of groups, or `Public`. `prefix` is set for a prefix only. `versions` are those
-    of the operator that began and of the models; in records of earlier versions those of tiers' servers follow."""
+    of the operator that began and of the models."""
 
     subject: Subject
     started: datetime

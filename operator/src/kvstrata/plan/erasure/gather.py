@@ -151,14 +151,12 @@ def lacks_keys(world: World, record: ErasureRecord) -> bool:
 
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
-    """Return the fact that every bundle follows, once status shows it and the revoked scopes can be named."""
+    """Return the fact that every bundle follows, once status shows it."""
     status = invalidation.status
     if status.rolled_time is None:
         return None
-    prefix = invalidation.spec.scope.prefix
-    gone = revoked(record) if prefix is None else _of_prefix(world, prefix, record)
-    if gone is None:
-        return None
+    prefix = record.erasure.order.prefix
+    gone = (Revoked(RevokedKind.PREFIX, prefix.model, prefix.commitment, None),) if prefix else revoked(record)
     targets = tuple(Target(target.model, target.revision) for target in status.targets)
     pods = {pod.uid: (pod.model, pod.pod) for pod in status.awaiting}
     models = {target.model for target in targets}
@@ -303,17 +301,6 @@ def _successor(world: World, rolled: RolledScope) -> str:
     """Return a scope's new epoch; empty if it ends, also if that was decided after the draw."""
     holder, _ = holder_of(world, Scope(ScopeKind(rolled.kind), rolled.name))
     return "" if leaves(world, holder) else rolled.new_epoch or ""
-
-
-def _of_prefix(world: World, prefix: PrefixScope, record: ErasureRecord) -> tuple[Revoked, ...] | None:
-    """Return a prefix's commitment; for records of earlier versions it needs the domain's key."""
-    kept = record.erasure.order.prefix
-    commitment = kept.commitment if kept is not None else ""
-    if not commitment:
-        if world.identity is None:
-            return None
-        commitment = _prefix_commitment(world.identity[0], prefix)
-    return (Revoked(RevokedKind.PREFIX, prefix.model_ref.name, commitment, None),)
 
 
 def _prefix_commitment(domain_key: bytes, prefix: PrefixScope) -> str:

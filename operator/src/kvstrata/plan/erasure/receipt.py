@@ -16,8 +16,6 @@ from kvstrata.contract.wire import MAX_CLOSED_TEXT
 from kvstrata.model.erasure import evidence, facts
 from kvstrata.model.erasure.record import Erasure, SharedTier
 
-_TIERS = "tiers on "
-
 
 def facts_of(erasure: Erasure) -> rows.Erasure:
     """Return the facts as in a receipt; final once there is a verdict."""
@@ -70,8 +68,8 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
 def _versions(erasure: Erasure) -> tuple[rows.Component, ...]:
     """Return the versions at the beginning, and the number of tiers on each version of servers."""
     servers = Counter((one.software, one.version) for one in erasure.of(facts.ServersSeen))
-    tiers = (rows.Component(f"{_TIERS}{software}", version, n) for (software, version), n in sorted(servers.items()))
-    return (*(one for one in erasure.order.versions if not one.name.startswith(_TIERS)), *tiers)
+    tiers = (rows.Component(f"tiers on {software}", version, n) for (software, version), n in sorted(servers.items()))
+    return (*erasure.order.versions, *tiers)
 
 
 def _owed(erasure: Erasure) -> Iterator[ResidueItem]:
