@@ -24,8 +24,7 @@ from kvstrata.contract.messages.erase import (
     VerifyRequest,
 )
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
-from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata_sidecar.adapter.pool_report import split_hashes
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, split_hashes
 from kvstrata_sidecar.adapter.tier.interface import MEMORY, Block, PodTier, block_of
 
 if TYPE_CHECKING:

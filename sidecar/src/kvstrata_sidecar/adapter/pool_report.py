@@ -13,7 +13,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import TOKEN_BYTES
 from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, split_hashes
 from kvstrata_sidecar.adapter.policy.pools import Readable
 from kvstrata_sidecar.adapter.tier.interface import Block, block_of
 
@@ -69,10 +69,6 @@ def counted_groups(windows: Sequence[int]) -> list[int]:
     drop earlier ones while they compute."""
     whole = [group for group, window in enumerate(windows) if window < 0]
     return whole or list(range(len(windows)))
-
-
-def split_hashes(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + CHUNK_HASH_BYTES] for at in range(0, len(hashes), CHUNK_HASH_BYTES)]
 
 
 class Hasher:

@@ -18,7 +18,7 @@ from kvstrata.contract import ContractError, Meaningful
 from kvstrata.contract.messages.engine_identity import Fingerprint
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.keyspace import Keyspace, ScopeDigits
-from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, split_hashes
 from kvstrata.contract.wire import Base64, Boot, Count, HexDigest, Message, ShortText, canonical_json, to_wire, wired
 
 RENDER_PATH = "/v1/render"
@@ -88,9 +88,7 @@ class Rendered(Message):
 
 def manifest_hashes(renderings: Sequence[Rendered]) -> bytes:
     """Return the hashes of all prefixes in a version's form: ascending, each once."""
-    size = CHUNK_HASH_BYTES
-    found = {one.hashes[at : at + size] for one in renderings for at in range(0, len(one.hashes), size)}
-    return b"".join(sorted(found))
+    return b"".join(sorted({chunk for one in renderings for chunk in split_hashes(one.hashes)}))
 
 
 class WarmOutcome(Meaningful):

@@ -146,12 +146,15 @@ def pack_hashes(hashes: Iterable[bytes]) -> bytes:
     return packed
 
 
+def split_hashes(packed: bytes) -> tuple[bytes, ...]:
+    return tuple(packed[at : at + CHUNK_HASH_BYTES] for at in range(0, len(packed), CHUNK_HASH_BYTES))
+
+
 def chunk_hashes(packed: bytes) -> tuple[bytes, ...]:
     """Return the hashes of a manifest, 32 bytes each. Raises ContractError unless they are ascending and in bounds."""
-    size = CHUNK_HASH_BYTES
-    hashes = tuple(packed[start : start + size] for start in range(0, len(packed), size))
-    if not 0 < len(hashes) <= MAX_CHUNKS or len(packed) % size:
-        raise ContractError(f"a pool's manifest has 1 to {MAX_CHUNKS} hashes of {size} bytes")
+    hashes = split_hashes(packed)
+    if not 0 < len(hashes) <= MAX_CHUNKS or len(packed) % CHUNK_HASH_BYTES:
+        raise ContractError(f"a pool's manifest has 1 to {MAX_CHUNKS} hashes of {CHUNK_HASH_BYTES} bytes")
     if any(one >= following for one, following in pairwise(hashes)):
         raise ContractError("a pool's manifest is not in order")
     return hashes

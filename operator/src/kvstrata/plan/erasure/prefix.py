@@ -16,7 +16,7 @@ from kvstrata.api.reasons import SharedReason
 from kvstrata.contract.messages.erase import MAX_VERIFIED_CHUNKS
 from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.policy.pools import split_hashes
 from kvstrata.contract.wire import digest
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, RenderPool
@@ -67,11 +67,10 @@ def chunks_of(world: World, invalidation: CacheInvalidation, now: datetime) -> P
         # An absent pod, or one with another template, is asked again sooner than those that answered.
         again_s = min(answer.again_s or ASK_AGAIN_S, ASK_AGAIN_S)
         return Prefix(pending=waiting, questions=answer.questions, again_s=again_s)
-    hashes = answer.agreed.hashes
-    count = len(hashes) // CHUNK_HASH_BYTES
-    if count > MAX_VERIFIED_CHUNKS:
-        return _refused(f"the prefix has {count} chunks, and {MAX_VERIFIED_CHUNKS} are erased at a time: shorten it")
-    named = tuple(hashes[at : at + CHUNK_HASH_BYTES].hex() for at in range(0, len(hashes), CHUNK_HASH_BYTES))
+    named = tuple(chunk.hex() for chunk in split_hashes(answer.agreed.hashes))
+    if len(named) > MAX_VERIFIED_CHUNKS:
+        most = f"{MAX_VERIFIED_CHUNKS} are erased at a time: shorten it"
+        return _refused(f"the prefix has {len(named)} chunks, and {most}")
     return Prefix(named, questions=answer.questions, again_s=answer.again_s)
 
 

@@ -20,7 +20,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.pools import PoolTierState, PoolVersionState, WarmOutcome
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
+from kvstrata.contract.policy.pools import PoolVersion, split_hashes
 from kvstrata.model.guarantees import is_whole as is_whole_content
 from kvstrata.model.pods import Pod
 from kvstrata.model.pools import WarmReport
@@ -256,8 +256,7 @@ class Case:
         for digest, source in content.distinct.items():
             report = self.world.renders.get(pod.uid, {}).get(digest)
             hashes = report.rendered.hashes if report is not None and report.rendered is not None else b""
-            chunks = {hashes[at : at + CHUNK_HASH_BYTES] for at in range(0, len(hashes), CHUNK_HASH_BYTES)}
-            if not chunks or chunks & lost:
+            if not hashes or not lost.isdisjoint(split_hashes(hashes)):
                 found[digest] = source
         return found or content.distinct
 

@@ -17,7 +17,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pools import PoolReport, PoolVersionState, Rendered, Warmed, WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
+from kvstrata.contract.policy.pools import PoolVersion, split_hashes
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import AbortedError, EngineAwayError, EngineCalls, RefusedError
 from kvstrata_sidecar.gate.control.parts import Parts, decoded, later, until
@@ -79,7 +79,7 @@ class Warmer:
         rendered = await self._renderings.rendered(request.prefix)
         if rendered.refused is not None or not rendered.hashes:
             return WarmOutcome.REFUSED
-        if not _chunks(rendered.hashes) <= _chunks(version.hashes):
+        if not {*split_hashes(rendered.hashes)} <= {*split_hashes(version.hashes)}:
             return WarmOutcome.DISAGREE
         ids = await self._renderings.tokens(request.prefix, rendered)
         if ids is None:
@@ -140,14 +140,9 @@ class Warmer:
 
     async def _stored(self, version: PoolVersion, rendered: Rendered) -> WarmOutcome:
         """Wait for tiers to store the prefix's chunks, which happens after the answer."""
-        look = partial(self._link.pool, version.keyspace, b"".join(sorted(_chunks(rendered.hashes))))
+        look = partial(self._link.pool, version.keyspace, b"".join(sorted({*split_hashes(rendered.hashes)})))
         try:
             holding = await until(lambda one: one.complete, look, STORED_WITHIN_S, LOOK_S)
         except ContractError:
             return WarmOutcome.INCOMPLETE
         return WarmOutcome.STORED if holding.complete else WarmOutcome.INCOMPLETE
-
-
-def _chunks(hashes: bytes) -> set[bytes]:
-    size = CHUNK_HASH_BYTES
-    return {hashes[at : at + size] for at in range(0, len(hashes), size)}
