@@ -199,9 +199,8 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`sequences` are `n` times `prompts`. `strip_usage`: the gate asked for a usage event that the caller did not."""
+    """`sequences` are `n` for each prompt. `strip_usage`: the gate asked for a usage event that the caller did not."""
 
-    prompts: int
     sequences: int
     strip_usage: bool
 
@@ -237,7 +236,7 @@ def rewrite(endpoint: Endpoint, body: Json) -> tuple[Json, Shape]:
     strip_usage = stream and endpoint.usage_option and not options.get("include_usage")
     if strip_usage:
         fields["stream_options"] = {**options, "include_usage": True}
-    return fields, Shape(prompts, sequences, strip_usage)
+    return fields, Shape(sequences, strip_usage)
 
 
 def _require_default(key: str, value: object) -> None:
