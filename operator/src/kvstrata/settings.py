@@ -43,10 +43,6 @@ class Settings:
     receipts_key_days: float
     external_redis: AllowedServers
 
-    @property
-    def cluster_wide(self) -> bool:
-        return not self.watch_namespaces
-
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Raises SettingsError for a missing or malformed variable."""

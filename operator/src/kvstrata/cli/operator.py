@@ -180,7 +180,7 @@ class Operator:
             standalone=True,
             identity=self._settings.pod_name,  # type: ignore[arg-type]  # a NewType that kopf does not export
             ready_flag=self._watching,
-            clusterwide=self._settings.cluster_wide,
+            clusterwide=not self._settings.watch_namespaces,
             namespaces=self._settings.watch_namespaces,
         )
 

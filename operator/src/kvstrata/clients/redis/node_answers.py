@@ -40,7 +40,7 @@ def parse_server(
         keys=_keys(facts),
         node_timeout_ms=node_timeout_ms,
         moves_atomically=jobs is not None,
-        jobs=parse_jobs(jobs or ()),
+        jobs=tuple(_job(by_name(entry)) for entry in jobs or ()),
     )
 
 
@@ -51,10 +51,6 @@ def parse_nodes(answer: str) -> tuple[Peer, ...]:
 def parse_fields(answer: str) -> Mapping[str, str]:
     pairs = (line.partition(":") for line in answer.splitlines() if not line.startswith("#"))
     return {name: value.strip() for name, colon, value in pairs if colon}
-
-
-def parse_jobs(answer: Sequence[Any]) -> tuple[SlotJob, ...]:
-    return tuple(_job(by_name(entry)) for entry in answer)
 
 
 def by_name(entry: Any) -> Mapping[Any, Any]:

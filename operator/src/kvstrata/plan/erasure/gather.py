@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from kvstrata import __version__
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, PrefixScope, RolledScope
+from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, RolledScope
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
@@ -72,7 +72,8 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         chunks = prefix_chunks(world, invalidation, started).chunks
         if not chunks:
             return None
-        erased_prefix = ErasedPrefix(prefix.model_ref.name, chunks, _prefix_commitment(domain_key, prefix))
+        model = prefix.model_ref.name
+        erased_prefix = ErasedPrefix(model, chunks, prefix_commitment(domain_key, model, source_of(prefix).digest))
     epochs = tuple(
         LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, _successor(world, one))
         for one in status.scopes
@@ -301,11 +302,6 @@ def _successor(world: World, rolled: RolledScope) -> str:
     """Return a scope's new epoch; empty if it ends, also if that was decided after the draw."""
     holder, _ = holder_of(world, Scope(ScopeKind(rolled.kind), rolled.name))
     return "" if leaves(world, holder) else rolled.new_epoch or ""
-
-
-def _prefix_commitment(domain_key: bytes, prefix: PrefixScope) -> str:
-    """Return a commitment under the domain's key, because a prefix's text can be guessed."""
-    return prefix_commitment(domain_key, prefix.model_ref.name, source_of(prefix).digest)
 
 
 def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:
