@@ -99,7 +99,50 @@ async def test_a_bundle_of_another_model_is_refused(gate: World) -> None:
 async def test_a_replaced_model_object_is_refused(gate: World) -> None:
     before = gate.gate.enforcement.revision
     await gate.api.put(BUNDLE, {ROOT_DATA_KEY: replace(gate.root, revision=before + 1, model_uid="new").encode()})
+    await until(lambda: "another CachedModel" in gate.gate.bundles.problem)
+    assert not gate.gate.enforcement.fresh()
+
+
+@pytest.mark.parametrize("on_stale", ["Fence", "ServeStale"])
+async def test_a_gate_whose_bundle_was_deleted_fences_at_once(world: World, on_stale: str) -> None:
+    """Regardless of `staleAfter` and `onStale`; running requests get their time, and a new bundle ends it."""
+    rules = Rules(stale_after_s=86_400, on_stale=on_stale)
+    revision = await world.publish([entry("acme")], rules)
+    async with world.started():
+        await world.acked(revision)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        enforcement, running = world.gate.enforcement, Running()
+        enforcement.admit(running, "acme", keyspace("acme"))
+        await world.api.delete(BUNDLE)
+        await until(lambda: enforcement.gone)
+        assert (await world.ask(post("/v1/completions", {"prompt": "a"}))).status == 200
+        assert world.engine.requests[-1].json["cache_salt"] != keyspace("acme")
+        assert (world.directory / "policy" / "freshness").read_bytes() == bytes(8)
+        assert not world.gate.state().fresh
+        bounded = enforcement.in_flight[running].deadline - asyncio.get_running_loop().time()
+        assert rules.stale_after_s < bounded <= rules.longest_s
+        await world.acked(await world.publish([entry("acme")], rules))
+        await world.ask(post("/v1/completions", {"prompt": "a"}))
+        assert world.engine.requests[-1].json["cache_salt"] == keyspace("acme")
+        await until(lambda: enforcement.in_flight[running].deadline == float("inf"))
+        enforcement.release(running)
+        assert not running.aborted
+
+
+async def test_a_bundle_that_goes_back_or_that_may_not_be_read_is_not_deleted(gate: World) -> None:
+    await gate.publish([entry("acme")], revision=0)
     await until(lambda: "went back" in gate.gate.bundles.problem)
+    gate.api.token = "another"
+    await gate.gate.bundles.refresh()
+    assert "401" in gate.gate.bundles.problem
+    assert gate.gate.enforcement.fresh()
+
+
+class Running:
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
 
 
 STALE_AFTER_S = 60

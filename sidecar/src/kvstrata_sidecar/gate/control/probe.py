@@ -225,7 +225,7 @@ class Prober:
 
     def _decide(self, bundle: Bundle, tenant: str) -> Grant:
         enforcement = self._enforcement
-        return decide(bundle, tenant, enforcement.fresh(), enforcement.identity.withheld, self._random_salt)
+        return decide(bundle, tenant, enforcement.fresh(), enforcement.withheld, self._random_salt)
 
     def _keyspace(self, bundle: Bundle, tenant: str) -> str:
         """Return the salt of the tenant's requests under `bundle`. Raises _EndedError if that is no keyspace."""

@@ -99,7 +99,7 @@ class Warmer:
         if version is None or enforcement.bundle is None:
             raise _EndedError(WarmOutcome.NO_VERSION)
         fenced = enforcement.bundle.root.rules.on_stale == "Fence" and not enforcement.fresh()
-        if fenced or enforcement.identity.withheld:
+        if fenced or enforcement.withheld:
             raise _EndedError(WarmOutcome.STALE)
         return version
 

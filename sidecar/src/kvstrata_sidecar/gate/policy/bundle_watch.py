@@ -2,7 +2,8 @@
 
 A watch on the root only triggers a read: applied revisions and freshness always come from a GET. A root is adopted when
 it supersedes the one in force and every shard that it names was read and matches its digest; any failure leaves the
-revision in force unchanged, and the pod grows stale instead of wrong.
+revision in force unchanged, and the pod grows stale instead of wrong. A root that was deleted, or is that of another
+CachedModel of this name, makes it stale at once.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class BundleWatch:
         try:
             secret = await self.api.get_secret(self.root_name)
             if secret is None:
-                raise ContractError(f"the bundle Secret {self.root_name} does not exist")
+                raise self._deleted(f"the bundle Secret {self.root_name} does not exist")
             self._version = secret["metadata"]["resourceVersion"]
             data = _data(secret, ROOT_DATA_KEY)
             root = Root.decode(data)
@@ -122,6 +123,8 @@ class BundleWatch:
     async def _adopt(self, root: Root, digest: str) -> None:
         if root.model != self.model:
             raise ContractError(f"the bundle belongs to the model {root.model!r}")
+        if self._root is not None and root.model_uid != self._root.model_uid:
+            raise self._deleted("the bundle belongs to another CachedModel of this name")
         held = (self._root.revision, self._root.term) if self._root is not None else self.floor
         if not root.supersedes(self._root) or root.revision < held[0] or root.term < held[1]:
             raise ContractError(
@@ -137,6 +140,11 @@ class BundleWatch:
         self.enforcement.apply(bundle)
         # Only now: a root that could not be put in force is tried again.
         self._root, self._shards, self._pools = root, shards, pools
+
+    def _deleted(self, problem: str) -> ContractError:
+        if self._root is not None:
+            self.enforcement.lose()
+        return ContractError(problem)
 
     async def _read_shard(self, reference: ShardRef) -> tuple[Entry, ...]:
         data = await self._read(f"{self.root_name}-{reference.index}{reference.slot}")

@@ -65,7 +65,8 @@ class _Hold:
 @dataclass(eq=False)
 class Enforcement:
     """`changed` is called after any change for the operator, and must not raise. `revision_wanted`: the adapter has a
-    revision, or data keys, still to apply; `keys_brought`: key files were written since it was last asked to."""
+    revision, or data keys, still to apply; `keys_brought`: key files were written since it was last asked to. `gone`:
+    the bundle was deleted, or is that of another CachedModel, so no later policy comes."""
 
     volume: PolicyVolume
     freshness: Freshness
@@ -78,6 +79,7 @@ class Enforcement:
     changed: list[Callable[[], None]] = field(default_factory=list)
     revision_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     keys_brought: bool = False
+    gone: bool = False
     _adapter_revision: int = 0
     _fenced: bool = False
     _reaper: asyncio.TimerHandle | None = None
@@ -91,12 +93,25 @@ class Enforcement:
     def term(self) -> int:
         return self.bundle.root.term if self.bundle is not None else 0
 
+    @property
+    def withheld(self) -> str:
+        """Why this pod serves without reuse, with any `onStale`; empty if it does not."""
+        return "stale" if self.gone else self.identity.withheld
+
     def fresh(self) -> bool:
-        return self.bundle is not None and self.freshness.fresh(self.bundle.root.rules.stale_after_s)
+        fresh = self.bundle is not None and self.freshness.fresh(self.bundle.root.rules.stale_after_s)
+        return fresh and not self.gone
+
+    def lose(self) -> None:
+        """Fence at once, as a stale policy does, also under `onStale: ServeStale`, until a bundle is confirmed."""
+        self.gone = True
+        self.volume.write_freshness(0)
+        self.fence()
 
     def confirm(self, sent_ns: int) -> None:
         """A quorum read, sent at `sent_ns`, confirmed the revision in force."""
         was_fresh = self.fresh()
+        self.gone = False
         self.freshness.confirm(sent_ns)
         self.volume.write_freshness(self.freshness.sent_ns)
         if not was_fresh:
@@ -106,7 +121,8 @@ class Enforcement:
         """Check the age of the policy; called a few times a second. Under `onStale: Fence` a stale one may have lost
         any keyspace: no request begins with one, shared and file tiers take nothing, and requests that run get
         `maxRequestDuration` to end, so none outlives a lost erasure by more than `staleAfter + maxRequestDuration`."""
-        fenced = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence" and not self.fresh()
+        fences = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence"
+        fenced = self.gone or (fences and not self.fresh())
         if fenced and self.bundle is not None:
             self._bound(self.bundle.root.rules)
         if fenced == self._fenced:

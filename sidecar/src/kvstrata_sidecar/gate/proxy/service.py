@@ -109,7 +109,7 @@ class TenantService:
 
     def _grant(self, tenant: str) -> Grant:
         enforcement = self.enforcement
-        return decide(enforcement.bundle, tenant, enforcement.fresh(), enforcement.identity.withheld, random_salt)
+        return decide(enforcement.bundle, tenant, enforcement.fresh(), enforcement.withheld, random_salt)
 
     @property
     def in_flight(self) -> int:
