@@ -33,8 +33,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .root.Chart.AppVersion .image.tag }}{{ end }}
 {{- end }}
 
-{{- /* The namespaces to serve, as a JSON list; not meaningful with clusterWide. */}}
+{{- /* The namespaces to watch, as a JSON list; not meaningful with clusterWide. The release's own is never served: watched by
+itself, so that objects there are refused by name. */}}
 {{- define "kvstrata.namespaces" -}}
+{{- if has .Release.Namespace .Values.watchNamespaces }}
+{{- fail (printf "watchNamespaces: %s is the release's own namespace, which is never served" .Release.Namespace) }}
+{{- end }}
 {{- if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortAlpha | toJson }}{{ else }}{{ list .Release.Namespace | toJson }}{{ end }}
 {{- end }}
 

@@ -21,7 +21,7 @@ from kvstrata.plan.kinds.invalidation import plan_invalidation
 from kvstrata.plan.kinds.model import plan_model
 from kvstrata.plan.kinds.policy import plan_policy
 from kvstrata.plan.kinds.pool import plan_pool
-from kvstrata.plan.kinds.rejected import plan_unreadable
+from kvstrata.plan.kinds.rejected import plan_in_own_namespace, plan_unreadable
 from kvstrata.plan.kinds.tier import plan_tier
 
 from . import metrics
@@ -90,4 +90,6 @@ def plan(world: World, ctx: BuildContext, key: Key, now: datetime) -> Plan:
         return unclaimed
     if key in world.unreadable:
         return plan_unreadable(world, key, now)
+    if (refused := plan_in_own_namespace(world, ctx.operator_namespace, key, now)) is not None:
+        return refused
     return PLANNERS[key.kind](world, ctx, key.name, now)

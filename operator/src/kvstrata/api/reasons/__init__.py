@@ -35,6 +35,10 @@ class SharedReason(Meaningful):
         "NameConflict",
         "An object with the name of one of this object's children exists and has another owner.",
     )
+    OPERATOR_NAMESPACE = (
+        "OperatorNamespace",
+        "The object is in the operator's own namespace, which is never served: its Secrets are about all others.",
+    )
     CHILD_REFUSED = (
         "ChildRefused",
         "The API server refuses a child of this object; the message has the child's name and the error.",

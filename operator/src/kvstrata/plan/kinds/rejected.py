@@ -1,6 +1,6 @@
-"""Children that the API server rejects, and objects that this version cannot read.
+"""Children that the API server rejects, objects in the operator's own namespace, and unreadable objects.
 
-The latter come from a newer CRD, or were changed by hand.
+The last come from a newer CRD, or were changed by hand.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from kvstrata.api.base import Resource
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision, Plan, StatusWrite
 from kvstrata.plan.conditions import kstatus, status_from_nothing, write_status
@@ -32,6 +34,25 @@ def plan_refused(world: World, key: Key, sentence: str, now: datetime) -> Plan:
         return Plan()
     refused = Decision(SharedReason.CHILD_REFUSED, sentence[:MOST_CHARACTERS])
     return Plan(statuses=write_status(owner, now, kstatus(refused), {}, keeps_others=True))
+
+
+def plan_in_own_namespace(world: World, operator_namespace: str, key: Key, now: datetime) -> Plan | None:
+    """Return the plan that refuses an object of the operator's own namespace; None in other namespaces. Objects that an
+    earlier version served there can be deleted: bundles, invalidations and deletions are planned as elsewhere."""
+    found: Resource | None = world.objects(key.kind).get(key.name)
+    if world.namespace != operator_namespace:
+        return None
+    if found is None and key.kind == CacheDomain.INFO.kind:
+        return Plan()
+    invalidates = key.kind == CacheInvalidation.INFO.kind and world.domain_id is not None
+    if found is None or found.metadata.deleting or key.kind == BUNDLE or invalidates:
+        return None
+    message = (
+        f"namespace {operator_namespace} is the operator's own and is never served, because its Secrets are about all "
+        "others: delete the object, and create it in a namespace of watchNamespaces"
+    )
+    refused = kstatus(Decision(SharedReason.OPERATOR_NAMESPACE, message))
+    return Plan(statuses=write_status(found, now, refused, {}, keeps_others=True))
 
 
 def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
