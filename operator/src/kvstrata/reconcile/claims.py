@@ -1,4 +1,5 @@
-"""Claims of objects under names that an object of the API needs: its own, foreign, or taken over by its user."""
+"""Claims of objects under names that an object of the API needs: its own, foreign, or taken over by its user; and of
+objects in the operator's own namespace, which are never taken over."""
 
 from __future__ import annotations
 
@@ -22,6 +23,15 @@ IN_PLACE = ("Deployment", "StatefulSet")
 class NameConflictError(KubeError):
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(HTTPStatus.CONFLICT, SharedReason.NAME_CONFLICT, f"{kind} {name} belongs to others")
+
+
+def require_own(kind: str, found: Mapping[str, Any], built: Mapping[str, Any]) -> None:
+    """Raise NameConflictError unless an object in the operator's namespace has the labels and owners of the metadata
+    `built`: this or an earlier process created it."""
+    there = found["metadata"]
+    owners = [{one["uid"] for one in each.get("ownerReferences") or ()} for each in (there, built)]
+    if owners[0] != owners[1] or not built["labels"].items() <= (there.get("labels") or {}).items():
+        raise NameConflictError(kind, there["name"])
 
 
 async def claimed(

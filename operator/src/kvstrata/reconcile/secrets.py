@@ -28,7 +28,7 @@ from kvstrata.reconcile.domain_store import DomainStore
 
 from .audit import record_secret, record_turn
 from .background import Clock
-from .claims import claimed
+from .claims import NameConflictError, claimed
 from .parse import resource_version
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,8 @@ class SecretStore:
                     raise
                 stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET) or body
         values, metadata = decode(stored), stored["metadata"]
+        if not {names.CERTIFICATE_KEY, names.PRIVATE_KEY_KEY} <= values.keys():
+            raise NameConflictError(SECRET.kind, AUTHORITY_SECRET)
         mark = (metadata.get("annotations") or {}).get(labels.INSTALLATION) or metadata.get("uid")
         self.installation_uid = digest([mark, self._namespace])[:32]
         self._authority = pki.KeyPair(values[names.CERTIFICATE_KEY], values[names.PRIVATE_KEY_KEY])

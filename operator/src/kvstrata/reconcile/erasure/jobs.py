@@ -3,13 +3,15 @@
 Observes: Jobs of erasures, and their pods. Writes: Jobs, each with a Secret and a NetworkPolicy that it owns.
 
 A Job's name follows from erasure, tier and round, so it is created once. It stays suspended until its other objects
-exist: a process that dies in between leaves a Job that the next one completes or deletes.
+exist: a process that dies in between leaves a Job that the next one completes or deletes. Objects of others under these
+names are left alone, and no deletion begins.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,6 +27,7 @@ from kvstrata.objects.erasure import delete_job
 from kvstrata.objects.erasure.delete_job import TierDeletion
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.pod_trouble import of_events
+from kvstrata.reconcile.claims import NameConflictError, require_own
 from kvstrata.reconcile.erasure import job_result
 from kvstrata.reconcile.events import warnings_about
 from kvstrata.reconcile.secrets import decode
@@ -56,7 +59,7 @@ class Jobs:
         the object, if a Secret of the tier or a key in it is missing; ValueError for more keyspaces than one Job
         takes; NotLeadingError."""
         tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
-        job = await self.kube.get(JOB, self._namespace, name)
+        job = await self._find(name, order.erasure)
         if job is None or _is_suspended(job):
             what, files = delete_job.deletion_order(order), await self._files(tier)
             if job is None:
@@ -70,18 +73,26 @@ class Jobs:
 
     async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
         """Return a Job's state; None if there is none. Raises KubeError."""
-        job = await self.kube.get(JOB, self._namespace, names.deletion_job(erasure, tier, round))
+        job = await self._find(names.deletion_job(erasure, tier, round), erasure)
         return None if job is None else await self._run(job, erasure)
 
     async def remove(self, erasure: str) -> None:
         """Delete every Job of an erasure, with the objects that it owns. Raises KubeError and NotLeadingError."""
         async for job in self.kube.list(JOB, self._namespace, f"{labels.ERASURE}={erasure}"):
-            require_lead(self.may_write)
-            await self.kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
+            with suppress(NameConflictError):
+                require_own(JOB.kind, job, {"labels": labels.of_deletion(erasure)})
+                require_lead(self.may_write)
+                await self.kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
 
     @property
     def _namespace(self) -> str:
         return self.ctx.operator_namespace
+
+    async def _find(self, name: str, erasure: str) -> dict[str, Any] | None:
+        job = await self.kube.get(JOB, self._namespace, name)
+        if job is not None:
+            require_own(JOB.kind, job, {"labels": labels.of_deletion(erasure)})
+        return job
 
     async def _run(self, job: Mapping[str, Any], erasure: str) -> DeletionRun:
         uid = job["metadata"]["uid"]
@@ -140,18 +151,17 @@ class Jobs:
         return files
 
     async def _make(self, resource: Resource, built: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object, or return the existing one of an earlier attempt."""
+        """Create an object, or return the existing one of an earlier attempt. Raises NameConflictError for another."""
         require_lead(self.may_write)
         try:
             return await self.kube.create(resource, self._namespace, built)
         except KubeError as error:
             if not error.is_conflict:
                 raise
-        if resource is not JOB:
-            return {}  # an earlier attempt for this very Job wrote it
         found = await self.kube.get(resource, self._namespace, built["metadata"]["name"])
         if found is None:
-            raise KubeError(409, "Conflict", f"Job {built['metadata']['name']} was removed at this moment")
+            raise KubeError(409, "Conflict", f"{resource.kind} {built['metadata']['name']} was removed at this moment")
+        require_own(resource.kind, found, built["metadata"])
         return found
 
     async def _resume(self, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure import receipt_chain
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, ChainState, KeysInUse, Receipted
 from kvstrata.reconcile.audit import record_secret
+from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import require_lead
@@ -239,6 +240,8 @@ class Chains:
             require_lead(self._may_write)
             public = await self._kube.create(CONFIG_MAP, self._namespace, built)
         data, annotations = public.get("data") or {}, _annotations(public)
+        if not all(name.endswith(".pem") for name in data):  # a person may have created it, without our labels
+            raise NameConflictError(CONFIG_MAP.kind, names.RECEIPT_PUBLIC_KEYS)
         if not built["data"].items() <= data.items() or labels.ACCEPT_LOST_KEY in annotations:
             kept = {name: text for name, text in annotations.items() if name != labels.ACCEPT_LOST_KEY}
             metadata = {**public["metadata"], "annotations": kept}

@@ -25,6 +25,7 @@ from kvstrata.model.erasure.facts import Fact, HeldKey
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, StoredRecord
 from kvstrata.objects import labels
 from kvstrata.objects.secret import build_secret
+from kvstrata.reconcile.claims import require_own
 
 PREFIX = "kvstrata-erasure-"
 DATA_KEY = "record.json.xz"
@@ -35,14 +36,15 @@ log = logging.getLogger(__name__)
 
 
 class RecordStore:
-    """`namespace` is the operator's. Every call may raise KubeError."""
+    """`namespace` is the operator's. Every call may raise KubeError, of which NameConflictError is for a Secret of
+    others, which is left alone."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube, self._namespace = kube, namespace
 
     async def read(self, uid: str) -> StoredRecord | None:
         """Return the record of an order; None if there is none. Raises ContractError for an unreadable one."""
-        stored = await self._kube.get(SECRET, self._namespace, name_of(uid))
+        stored = await self._find(uid)
         return _kept(stored) if stored is not None else None
 
     async def records(self, *, whole: bool = False) -> AsyncIterator[ErasureRecord]:
@@ -85,9 +87,15 @@ class RecordStore:
         raise KubeError(409, "Conflict", f"{name_of(record.erasure.order.uid)} is written by others all the time")
 
     async def remove(self, uid: str) -> None:
-        stored = await self._kube.get(SECRET, self._namespace, name_of(uid))
+        stored = await self._find(uid)
         if stored is not None:
             await self._kube.delete(SECRET, self._namespace, name_of(uid), stored["metadata"]["uid"])
+
+    async def _find(self, uid: str) -> dict[str, Any] | None:
+        stored = await self._kube.get(SECRET, self._namespace, name_of(uid))
+        if stored is not None:
+            require_own(SECRET.kind, stored, {"labels": labels.of_receipts(COMPONENT)})
+        return stored
 
     def _body(self, record: ErasureRecord) -> dict[str, Any]:
         # Without a time: the same record gives the same bytes.

@@ -27,6 +27,7 @@ from kvstrata.plan.erasure.ordering import Ordering
 from kvstrata.plan.erasure.orders import Order
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import record_news
+from kvstrata.reconcile.claims import NameConflictError
 from kvstrata.reconcile.erasure.deps import ErasureDeps
 from kvstrata.reconcile.erasure.executor import execute
 from kvstrata.reconcile.writer import NotLeadingError
@@ -167,7 +168,7 @@ class ErasureRunner:
         self.state: advance.ErasureState | None = None
         self._events: list[advance.OrderDone | advance.OrderFailed] = []
         self._tasks: dict[Order, asyncio.Task[None]] = {}
-        self._pause_s = 0.0
+        self._pause_s, self._conflict = 0.0, ""
         self._woken = asyncio.Event()
 
     @property
@@ -204,11 +205,20 @@ class ErasureRunner:
                 except (KubeError, ContractError) as error:
                     log.warning("an erasure waits", extra={"erasure": self.name, "error": str(error)})
                     self._pause_s = advance.RETRY_S
+                    if isinstance(error, NameConflictError):
+                        await self._report_conflict(error)
                 await self._pause()
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _report_conflict(self, error: NameConflictError) -> None:
+        """Record it once as an Event: without a record no status shows the erasure."""
+        if self._conflict != error.message and (found := self.found) is not None:
+            self._conflict = error.message
+            message = f"{error.message}: delete or rename it in the operator's namespace. The erasure waits"
+            await self._deps.events.publish(found, error.reason, message, warning=True)
 
     async def turn(self) -> None:
         while self.state is not None and self._events:

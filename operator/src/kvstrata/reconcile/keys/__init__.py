@@ -18,6 +18,7 @@ from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.objects import labels
 from kvstrata.objects.secret import build_secret
+from kvstrata.reconcile.claims import require_own
 
 
 class CustodyError(Exception):
@@ -35,14 +36,17 @@ def custody_errors(message: str) -> Iterator[None]:
 
 class CustodySecrets:
     """Secrets of one `component` in the operator's namespace, so that they outlive the namespaces that they are about.
-    Every call may raise CustodyError."""
+    Every call may raise CustodyError; one for a Secret of others, which is left alone, has the reason NameConflict."""
 
     def __init__(self, kube: Kube, namespace: str, component: str) -> None:
         self._kube, self._namespace, self._component = kube, namespace, component
 
     async def read(self, name: str) -> dict[str, Any] | None:
         with custody_errors(f"Secret {name} cannot be read"):
-            return await self._kube.get(SECRET, self._namespace, name)
+            found = await self._kube.get(SECRET, self._namespace, name)
+            if found is not None:
+                require_own(SECRET.kind, found, {"labels": labels.of_custody(self._component)})
+            return found
 
     async def list(self) -> AsyncIterator[dict[str, Any]]:
         selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(self._component).items()))
