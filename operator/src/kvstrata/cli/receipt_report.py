@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvstrata.cli.text import plain
 from kvstrata.contract.receipt.chain import Chain
 from kvstrata.contract.receipt.claims import claims
-from kvstrata.contract.receipt.facts import Erasure, Statement, Subject
+from kvstrata.contract.receipt.facts import IMAGE_OF, Erasure, Statement, Subject
 from kvstrata.contract.receipt.record import HandOverKind, Receipt
 from kvstrata.contract.receipt.residue import ReceiptClaim
 from kvstrata.contract.receipt.vocabulary import Standing, SubjectKind
@@ -77,12 +77,13 @@ def _lines(file: str, receipt: Receipt, vouched: bool) -> Iterator[str]:
     if not erasure.residue:
         yield "    nothing that the receipt knows of"
     models = [one for one in erasure.versions if one.name.startswith(f"{SubjectKind.MODEL} ")]
+    images = [one for one in erasure.versions if one.name.startswith(IMAGE_OF)]
+    others = [f"{plain(one.name)} {plain(one.version)}" for one in erasure.versions if one not in (*models, *images)]
+    by = ", ".join(others) or "unknown versions"
     for one in models:
         yield f"  computed by {plain(one.name)}, identity {plain(one.version)}, {one.count} pods at the beginning"
-    yield f"  from {erasure.timings.started} to {erasure.timings.issued}, by " + (
-        ", ".join(f"{plain(one.name)} {plain(one.version)}" for one in erasure.versions if one not in models)
-        or "unknown versions"
-    )
+    yield from (f"  {plain(one.name)}, {plain(one.version)}, {one.count} pods" for one in images)
+    yield f"  from {erasure.timings.started} to {erasure.timings.issued}, by {by}"
 
 
 def _hand_over(receipt: Receipt) -> Iterator[str]:

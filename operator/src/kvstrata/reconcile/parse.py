@@ -55,7 +55,13 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         render_id=own.get(labels.RENDER, ""),
         scheduled_at=_moment(scheduled[0].get("lastTransitionTime")) if scheduled else None,
         trouble=None if ready else of_status(status),
+        images=tuple((one["name"], image_digest(one)) for one in containers if one.get("imageID")),
     )
+
+
+def image_digest(container: Mapping[str, Any]) -> str:
+    """Return the digest of a container's image from its status; empty before the kubelet reports it."""
+    return "".join((container.get("imageID") or "").rpartition("sha256:")[1:])[:128]
 
 
 def unreadable(raw: Mapping[str, Any], problem: str) -> Unreadable:

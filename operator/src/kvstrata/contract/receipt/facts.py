@@ -28,6 +28,9 @@ from kvstrata.contract.receipt.vocabulary import (
 from kvstrata.contract.wire import Form, HexDigest
 
 Uid = Annotated[str, Form("[0-9A-Za-z._:-]{1,128}", "identifier of 1 to 128 letters, digits and ._:-")]
+IMAGE_OF = "image of "
+"""Begins the names of components that are images."""
+
 Boot = Annotated[str, Form("[0-9A-Za-z._:-]{0,128}", "boot id")]
 
 
@@ -336,14 +339,17 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Component:
     name: Name
-    """The operator that began, the software of tiers' servers, or a CachedModel."""
+    """The operator that began, the software of tiers' servers, a CachedModel, or the image of a container in pods of a
+    model or in Jobs that deleted from a tier."""
 
     version: Name
-    """Its version; of a CachedModel an identity of its blocks, which ends with the fingerprint of engine and model
-    files where that is known. Blocks of all identities were erased; at most 64 are named."""
+    """Its version; of an image the digest that the kubelet reported; of a CachedModel an identity of its blocks, which
+    ends with the fingerprint of engine and model files where that is known. Blocks of all identities were erased; at
+    most 64 are named, and at most 64 images of pods."""
 
     count: int
-    """Number of operators, of tiers with such servers, or of pods that served under the identity."""
+    """Number of operators, of tiers with such servers, of pods that served under the identity, or of pods or Jobs with
+    the image."""
 
 
 @evidence
@@ -376,4 +382,4 @@ class Erasure:
     """Times."""
 
     versions: tuple[Component, ...]
-    """Versions of operator and servers, and identities of models."""
+    """Versions of operator and servers, identities of models, and digests of images that served and erased."""

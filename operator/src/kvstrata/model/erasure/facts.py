@@ -179,8 +179,9 @@ class JobState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Deletion(_Fact):
     """The deletion from one primary by one Job, and its report. `round` counts the Jobs for this primary, `primaries`
-    those of the tier."""
+    those of the tier. `image` is the digest of the Job's image, empty if unknown."""
 
+    WIRE = Wire("a fact of an erasure", camel=True, omit=("image",))
     ABOUT = ("tier", "node", "round")
     tier: str
     node: str
@@ -196,6 +197,7 @@ class Deletion(_Fact):
     replicas: int = 0
     replicas_in_step: int = 0
     problem: str = ""
+    image: str = ""
 
     def _rank(self) -> float:
         # A Job's result may be observed twice before it is recorded: the first observation stands.

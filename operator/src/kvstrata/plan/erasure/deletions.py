@@ -27,7 +27,8 @@ class DeletionRun:
     `DONE` means a report that ends with `Outcome.ERASED` and exit code 0; any other end is `FAILED`. `lines` is the
     readable part of the report (empty while the Job runs), `ended` the pod's end by the kubelet's clock. `problem` is
     the failure, or why a running Job does not start (a quota, an image that cannot be pulled); it holds no keyspace and
-    no secret. `begun` is False for a Job left incomplete by a process that died; `start` completes it.
+    no secret. `begun` is False for a Job left incomplete by a process that died; `start` completes it. `image` is the
+    digest of its image, once its program ended.
     """
 
     job: str
@@ -36,6 +37,7 @@ class DeletionRun:
     lines: tuple[Line, ...] = ()
     problem: str = ""
     begun: bool = True
+    image: str = ""
 
 
 def running(erasure: Erasure) -> list[tuple[str, int]]:
@@ -74,12 +76,12 @@ def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetim
         yield Deletion(
             tier, node, round, run.job, JobState.DONE, began, len(ends), now,
             found=_less(found, earlier), deleted=_less(deleted, earlier), remaining=remaining,
-            replicas=end.replicas, replicas_in_step=end.replicas_in_step,
+            replicas=end.replicas, replicas_in_step=end.replicas_in_step, image=run.image,
         )  # fmt: skip
 
 
 def _failed(one: Deletion, run: DeletionRun, now: datetime, problem: str) -> Deletion:
-    return replace(one, job=run.job or NOT_MADE, state=JobState.FAILED, ended=now, problem=problem)
+    return replace(one, job=run.job or NOT_MADE, state=JobState.FAILED, ended=now, problem=problem, image=run.image)
 
 
 def _less(amount: Amount, earlier: Amount) -> Amount:

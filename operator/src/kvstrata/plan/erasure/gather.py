@@ -5,6 +5,7 @@ Scopes, revisions and pods come from the invalidation's status, written by the p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime, timedelta
 
@@ -16,7 +17,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.policy.data_key import key_id
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.receipt.facts import NOTHING, Component, Fence, Revoked, Subject, Target
+from kvstrata.contract.receipt.facts import IMAGE_OF, NOTHING, Component, Fence, Revoked, Subject, Target
 from kvstrata.contract.receipt.vocabulary import (
     KeyCustody,
     Mode,
@@ -53,7 +54,7 @@ from kvstrata.plan.witnesses import Witness as Held
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
 
 MAX_IDENTITIES = 64
-"""Most identities of models in a receipt."""
+"""Most identities of models, and most images of pods, in a receipt."""
 
 OWN_MEMORY = ""
 """Pods' name for the memory of a cache server without a CPU tier."""
@@ -107,15 +108,20 @@ def shared_tiers(tiers: Iterable[CacheTier]) -> tuple[SharedTier, ...]:
 
 
 def versions(world: World, model: str | None = None) -> tuple[Component, ...]:
-    """Return the versions at the beginning of an erasure: the operator's, and identities under which pods of the
-    namespace serve, or which are kept for a rollback, those of `model` first. Keyspaces hold blocks of all of them."""
+    """Return the versions at the beginning of an erasure: the operator's, identities under which pods of the namespace
+    serve, or which are kept for a rollback, and pods' images, those of `model` first. Keyspaces hold blocks of all."""
     models = sorted({**world.ending.models, **world.models}.values(), key=lambda one: (one.name != model, one.name))
     found: list[Component] = []
     for one in models:
         name, status = f"{one.INFO.kind} {one.name}", one.status
         found += [Component(name, resolved(row.identity, row.fingerprint), row.pods) for row in status.fingerprints]
         found += [Component(name, former.identity, 0) for former in status.former_identities]
-    return (Component("operator", __version__, 1), *found[:MAX_IDENTITIES])
+    images = Counter((one, *image) for one in world.pods for pod in world.live_pods(one) for image in pod.images)
+    pulled = [
+        Component(f"{IMAGE_OF}{container} of {CachedModel.INFO.kind} {one}", image, count)
+        for (one, container, image), count in sorted(images.items(), key=lambda row: (row[0][0] != model, row[0]))
+    ]
+    return (Component("operator", __version__, 1), *found[:MAX_IDENTITIES], *pulled[:MAX_IDENTITIES])
 
 
 def servers_seen(world: World, order: ErasureOrder) -> Iterator[ServersSeen]:

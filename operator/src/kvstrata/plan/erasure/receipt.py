@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt import facts as rows
 from kvstrata.contract.receipt.claims import required_residue
@@ -66,10 +67,15 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
 
 
 def _versions(erasure: Erasure) -> tuple[rows.Component, ...]:
-    """Return the versions at the beginning, and the number of tiers on each version of servers."""
+    """Return the versions at the beginning, the number of tiers on each version of servers, and images of Jobs."""
     servers = Counter((one.software, one.version) for one in erasure.of(facts.ServersSeen))
     tiers = (rows.Component(f"tiers on {software}", version, n) for (software, version), n in sorted(servers.items()))
-    return (*erasure.order.versions, *tiers)
+    ran = {(one.tier, one.image, one.job) for one in erasure.of(facts.Deletion) if one.image}
+    jobs = (
+        rows.Component(f"{rows.IMAGE_OF}{Party.JOB} of {CacheTier.INFO.kind} {tier}", image, n)
+        for (tier, image), n in sorted(Counter(row[:2] for row in ran).items())
+    )
+    return (*erasure.order.versions, *tiers, *jobs)
 
 
 def _owed(erasure: Erasure) -> Iterator[ResidueItem]:

@@ -20,6 +20,7 @@ from kvstrata.model.pods import Warned
 from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.pod_trouble import of_events, of_status
+from kvstrata.reconcile.parse import image_digest
 
 WHOLE, MALFORMED, STOPPED = 0, 2, 3
 """Exit codes, as `kvstrata_sidecar.delete_job` documents them."""
@@ -76,11 +77,16 @@ def crashed(job: str, pod: str, ended: Ended) -> DeletionRun:
 
 def ended_of(pod: Mapping[str, Any]) -> Ended | None:
     """Return how the deleting container ended; None while it runs or if the kubelet never reported it."""
-    state = _state(pod).get("terminated")
+    state = (_status(pod).get("state") or {}).get("terminated")
     if not state:
         return None
     at = state.get("finishedAt") or pod["metadata"]["creationTimestamp"]
     return Ended(int(state.get("exitCode", -1)), state.get("reason") or "Error", datetime.fromisoformat(at))
+
+
+def image_of(pod: Mapping[str, Any]) -> str:
+    """Return the digest of the deleting container's image; empty before the kubelet reports it."""
+    return image_digest(_status(pod))
 
 
 def lost(pod: Mapping[str, Any]) -> str:
@@ -92,7 +98,8 @@ def lost(pod: Mapping[str, Any]) -> str:
 
 
 def has_begun(pod: Mapping[str, Any]) -> bool:
-    return "running" in _state(pod) or "terminated" in _state(pod)
+    state = _status(pod).get("state") or {}
+    return "running" in state or "terminated" in state
 
 
 def held_up(pod: Mapping[str, Any], warnings: Sequence[Warned] = ()) -> str:
@@ -115,7 +122,7 @@ def readable(text: str) -> str:
     return " ".join(shown.split())[:MAX_PROBLEM]
 
 
-def _state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    state: Mapping[str, Any] = next((one["state"] for one in statuses if one["name"] == CONTAINER), {})
-    return state
+    status: Mapping[str, Any] = next((one for one in statuses if one["name"] == CONTAINER), {})
+    return status

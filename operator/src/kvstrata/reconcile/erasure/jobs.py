@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -113,9 +113,9 @@ class Jobs:
                 return DeletionRun(uid, JobState.FAILED, problem=problem)
             warnings = () if job_result.has_begun(pod) else await self._warnings(pod["metadata"]["uid"])
             return DeletionRun(uid, JobState.RUNNING, problem=job_result.held_up(pod, warnings))
-        name = pod["metadata"]["name"]
+        name, image = pod["metadata"]["name"], job_result.image_of(pod)
         if ended.code not in (job_result.WHOLE, job_result.STOPPED):
-            return job_result.crashed(uid, name, ended)
+            return replace(job_result.crashed(uid, name, ended), image=image)
         try:
             lines = job_result.read_report(
                 await self.kube.container_log(self._namespace, name, delete_job.CONTAINER, MAX_REPORT_BYTES)
@@ -124,7 +124,7 @@ class Jobs:
             problem = job_result.readable(f"the report of pod {name} cannot be read: {error}")
             waits = self.now() < ended.at + REPORT_PATIENCE
             return DeletionRun(uid, JobState.RUNNING if waits else JobState.FAILED, ended.at, problem=problem)
-        return job_result.judged(uid, ended, lines)
+        return replace(job_result.judged(uid, ended, lines), image=image)
 
     async def _warnings(self, about: str) -> tuple[Warned, ...]:
         try:
