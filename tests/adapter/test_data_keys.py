@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
-from kvstrata.contract.store.block_value import Header, pack_header
+from kvstrata.contract.store.block_value import Header, pack_header, unpack_header
 from kvstrata_sidecar.adapter.policy import data_keys as datakeys
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, NoKeyError, SealedOpening
@@ -52,6 +52,31 @@ def test_a_spent_key_seals_no_more_but_opens(tmp_path: Path, monkeypatch: pytest
     opening = sealer.open_into(KEYSPACE_A, b"name", memoryview(bytearray(100)))
     opening.parts[0][:], opening.parts[1][:] = header, kept
     assert opening.finish()
+
+
+def test_a_process_repeats_no_nonce_and_shares_none_with_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound on nonces counts processes, not their writes."""
+    one, other = (held(tmp_path, FIRST).sealing(KEYSPACE_A) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    drawn = [nonce for key in (one, other) for _ in range(100) if (nonce := key.nonce())]
+    assert {len(nonce) for nonce in drawn} == {12}
+    assert [int.from_bytes(nonce[8:], "big") for nonce in drawn] == [*range(100), *range(100)]
+    assert len({nonce[:8] for nonce in drawn}) == 2
+    monkeypatch.setattr(os, "getpid", lambda: 123_456)
+    forked = one.nonce()
+    assert forked is not None
+    assert forked[:8] not in {nonce[:8] for nonce in drawn}
+
+
+def test_blocks_are_sealed_with_nonces_of_the_key(tmp_path: Path) -> None:
+    sealer, body = GcmSealer(held(tmp_path, FIRST)), memoryview(b"body")
+    headers = [unpack_header(b"name", bytes(sealer.seal(KEYSPACE_A, b"name", body, 0)[0])) for _ in range(3)]
+    found = [header.nonce for header in headers if header is not None]
+    assert [nonce[8:] for nonce in found] == [number.to_bytes(4, "big") for number in range(3)]
+    assert len({nonce[:8] for nonce in found}) == 1
 
 
 def test_a_gate_that_starts_anew_does_not_reset_what_a_key_may_seal(tmp_path: Path) -> None:

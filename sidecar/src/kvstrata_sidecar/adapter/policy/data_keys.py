@@ -18,23 +18,27 @@ from pathlib import Path
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, parse_file_name
+from kvstrata.contract.store.block_value import NONCE_BYTES
 
 logger = logging.getLogger(__name__)
 
 MAX_SEALS = 2**32
 """Blocks that one process seals with one key.
 
-Nonces are 96 random bits, so q blocks under one key, by all processes together, share a nonce with a probability below
-q² / 2^97: 2^-33 for 2^32 blocks, 2^-25 if sixteen processes all come to this bound. One block of 8 MiB a millisecond
-gets there in 49 days; each new epoch has another key and a new count.
+A nonce is 64 bits that the process draws for the key, and the number of the block. So a process never repeats one, and
+P processes in the life of a key share one with a probability below P² / 2^65, however many blocks they seal: 2^-33 for
+65,536 starts, 2^-25 for a million. One block of 8 MiB a millisecond gets to this bound in 49 days.
 """
+
+_NUMBER_BITS = 32
 
 _Stamp = tuple[int, int, int]
 _Name = tuple[str, int]
 
 
 class HeldKey:
-    """One key and its cipher. `use` lends the cipher; `retire` overwrites the key once no operation uses it."""
+    """One key and its cipher. `use` lends the cipher; `retire` overwrites the key once no operation uses it. `nonce` is
+    for one block."""
 
     def __init__(self, generation: int, secret: bytearray, stamp: _Stamp) -> None:
         self.generation = generation
@@ -44,7 +48,7 @@ class HeldKey:
         self._lock = threading.Lock()
         self._users = 0
         self._retired = False
-        self._seals = 0
+        self._seals, self._drawn = 0, int.from_bytes(os.urandom(NONCE_BYTES - _NUMBER_BITS // 8))
 
     def __repr__(self) -> str:
         return f"HeldKey(generation={self.generation}, secret=***)"
@@ -59,16 +63,20 @@ class HeldKey:
         with self._lock:
             return self._retired and not self._users
 
-    @contextmanager
-    def use(self, *, seals: bool = False) -> Iterator[AESGCM | None]:
-        """Lend the cipher for one operation; None if the key was retired, or is spent and `seals` is set."""
+    def nonce(self) -> bytes | None:
+        """Return the nonce of one more block; None if the key is spent. A forked process has others."""
         with self._lock:
-            cipher = self._cipher
-            if self._retired or (seals and self.spent):
-                cipher = None
-            else:
-                self._users += 1
-                self._seals += seals
+            if self.spent:
+                return None
+            number, self._seals = self._seals, self._seals + 1
+        return ((self._drawn ^ os.getpid()) << _NUMBER_BITS | number).to_bytes(NONCE_BYTES)
+
+    @contextmanager
+    def use(self) -> Iterator[AESGCM | None]:
+        """Lend the cipher for one operation; None if the key was retired."""
+        with self._lock:
+            cipher = None if self._retired else self._cipher
+            self._users += cipher is not None
         if cipher is None:
             yield None
             return

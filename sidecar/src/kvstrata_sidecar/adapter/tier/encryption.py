@@ -10,7 +10,6 @@ The checksum of a plain value is a GMAC, because that takes a seventh of the tim
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -20,7 +19,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kvstrata.contract.store.block_value import (
     HEADER_BYTES,
     NO_NONCE,
-    NONCE_BYTES,
     TAG_BYTES,
     Header,
     is_of_another_version,
@@ -145,12 +143,13 @@ class GcmSealer:
 
     def seal(self, keyspace: str, key: bytes, view: memoryview, computed_ms: int) -> Sequence[bytes | memoryview]:
         """Return header and sealed body. Raises NoKeyError if the key was dropped meanwhile."""
-        sealed, nonce = self.staging.take(len(view) + TAG_BYTES), os.urandom(NONCE_BYTES)
+        sealed = self.staging.take(len(view) + TAG_BYTES)
         for _ in range(2):  # the first key may have been replaced since it was looked up
             held = self._keys.sealing(keyspace)
-            if held is None:
+            nonce = held.nonce() if held is not None else None
+            if held is None or nonce is None:
                 break
-            with held.use(seals=True) as cipher:
+            with held.use() as cipher:
                 if cipher is not None:
                     header = Header(len(view), True, held.generation, nonce, computed_ms)
                     cipher.encrypt_into(nonce, view, header.associated_data(key), sealed)
