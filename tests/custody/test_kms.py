@@ -15,9 +15,10 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.clients.transit import TransitClient
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Undestroyed
+from kvstrata.objects import labels
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
-from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, wrapping_key
+from kvstrata.reconcile.keys.wrapped_keys import COMPONENT, WrappedKey, WrappedKeys, wrapping_key
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import unlock
 from tests.custody.token_file import TokenFile
@@ -274,7 +275,7 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
     assert record is not None
     stored_in = WrappedKeys(kube, NAMESPACE, "another")
     strange = KmsCustody(client, stored_in, lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
-    metadata = {"name": stored_in.name_of(ACME), "namespace": NAMESPACE}
+    metadata = {"name": stored_in.name_of(ACME), "namespace": NAMESPACE, "labels": labels.of_custody(COMPONENT)}
     for planted in (record, replace(record, wrapped="", revoked_at=NOW)):
         data = {ACME: base64.b64encode(planted.encode()).decode()}
         kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
