@@ -103,7 +103,7 @@ class Chains:
         annotation requests it; return whether it did. Does nothing before the first receipt, or while the last
         rotation is not over. Raises KubeError, NotLeadingError, and SigningError for a Secret that holds no key."""
         stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
-        public = await self._kube.get(CONFIG_MAP, self._namespace, names.RECEIPT_PUBLIC_KEYS)
+        public = await self._public()
         if stored is None or public is None:
             return False
         keys, wish = SigningKeys.from_secret_data(decode(stored)), _annotations(public).get(labels.ROTATE_RECEIPTS_KEY)
@@ -190,7 +190,7 @@ class Chains:
     async def _keys(self) -> tuple[SigningKeys, frozenset[str]]:
         """Return the signing keys, and the ids of all published ones, including these."""
         stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
-        public = await self._kube.get(CONFIG_MAP, self._namespace, names.RECEIPT_PUBLIC_KEYS)
+        public = await self._public()
         if stored is None:
             await self._require_first(public)
             stored = await self._make_key()
@@ -200,6 +200,13 @@ class Chains:
             what = f"Secret {names.RECEIPTS_KEY_SECRET} of namespace {self._namespace}"
             raise _CannotGoOnError(f"{what}: {error}; put back the one that signed, from a backup") from None
         return keys, await self._publish(keys, public)
+
+    async def _public(self) -> Mapping[str, Any] | None:
+        """Return the ConfigMap of published keys, which a person may have created. Raises NameConflictError."""
+        found = await self._kube.get(CONFIG_MAP, self._namespace, names.RECEIPT_PUBLIC_KEYS)
+        if found is not None and not all(name.endswith(".pem") for name in found.get("data") or ()):
+            raise NameConflictError(CONFIG_MAP.kind, names.RECEIPT_PUBLIC_KEYS)
+        return found
 
     async def _require_first(self, public: Mapping[str, Any] | None) -> None:
         """Raise unless there never was a key or its loss is accepted: a new key would hide the loss."""
@@ -240,8 +247,6 @@ class Chains:
             require_lead(self._may_write)
             public = await self._kube.create(CONFIG_MAP, self._namespace, built)
         data, annotations = public.get("data") or {}, _annotations(public)
-        if not all(name.endswith(".pem") for name in data):  # a person may have created it, without our labels
-            raise NameConflictError(CONFIG_MAP.kind, names.RECEIPT_PUBLIC_KEYS)
         if not built["data"].items() <= data.items() or labels.ACCEPT_LOST_KEY in annotations:
             kept = {name: text for name, text in annotations.items() if name != labels.ACCEPT_LOST_KEY}
             metadata = {**public["metadata"], "annotations": kept}
