@@ -7,8 +7,19 @@ from dataclasses import replace
 import pytest
 
 from tests.support import worlds
-from tests.support.objects import cpu_tier, domain, group, invalidation, model, policy, pool, redis_tier
-from tests.support.worlds import CONTEXT, NAMESPACE, Simulation
+from tests.support.objects import (
+    NAMESPACE,
+    Raw,
+    cpu_tier,
+    domain,
+    group,
+    invalidation,
+    model,
+    policy,
+    pool,
+    redis_tier,
+)
+from tests.support.worlds import CONTEXT, Simulation
 
 GIVEN = (
     domain(), cpu_tier(), redis_tier(), model(tiers=("cpu",)), policy("acme"), group("ops", "acme"), pool("prompt"),
@@ -23,7 +34,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("given", [GIVEN, GIVEN[1:]], ids=["with a CacheDomain", "without"])
 def test_objects_there_are_refused_by_name_and_nothing_is_made(
-    monkeypatch: pytest.MonkeyPatch, given: tuple[worlds.Raw, ...]
+    monkeypatch: pytest.MonkeyPatch, given: tuple[Raw, ...]
 ) -> None:
     own(monkeypatch)
     simulation = Simulation(*given)

@@ -10,6 +10,7 @@ from kvstrata.contract.receipt.facts import Component
 from kvstrata.contract.receipt.record import read_receipt
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.erasure.record import Erasure
+from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.plan.erasure import deletions, gather
 from kvstrata.plan.erasure.deletions import DeletionRun
 from kvstrata.plan.erasure.receipt import facts_of
@@ -19,7 +20,7 @@ from tests.support import objects
 from tests.support.receipts import issue, keys
 from tests.support.worlds import Simulation
 from tests.unit.plan.erasures import at, deleted, order
-from tests.unit.reconcile.deletion_jobs import CONTAINER, WHOLE, jobs_of, seen, server_of_a_tier
+from tests.unit.reconcile.deletion_jobs import WHOLE, jobs_of, seen, server_of_a_tier
 from tests.unit.reconcile.deletion_jobs import ends as ended_job
 from tests.unit.reconcile.deletion_jobs import order as job_order
 from tests.unit.reconcile.test_erasure_records import record
@@ -43,11 +44,14 @@ def serving(name: str, gate: str, model: str = "tiny", **status: Any) -> objects
 
 
 def test_images_of_the_pods_that_serve_at_the_beginning_are_counted_those_of_the_model_first() -> None:
-    gone = {"containerStatuses": [{"name": "engine", "state": {"terminated": {}}}], "initContainerStatuses": []}
+    gone: dict[str, Any] = {
+        "containerStatuses": [{"name": "engine", "state": {"terminated": {}}}],
+        "initContainerStatuses": [],
+    }
     simulation = Simulation(
         objects.cpu_tier(), objects.model(), objects.model("big"),
         serving("a", ONE), serving("b", ONE), serving("c", OTHER), serving("d", OTHER, "big"),
-        serving("e", OTHER, **gone),
+        serving("e", OTHER, "tiny", **gone),
     )  # fmt: skip
     simulation.settle()
     named = [one for one in gather.versions(simulation.world, "tiny") if one.name.startswith("image of ")]
