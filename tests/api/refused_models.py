@@ -190,7 +190,7 @@ POLICY = [
         "TenantCachePolicy",
         {"spec.isolation": "Public"},
         "spec.budgets",
-        "budgets are only for isolation Isolated",
+        "guaranteed and limit are only for isolation Isolated",
     ),
     Row(
         "guarantee",

@@ -36,6 +36,7 @@ EDITS: dict[str, Any] = {
     "members": lambda s: s.edit("TenantGroup", "lab", members=["a"]),
     "all members": lambda s: s.edit("TenantGroup", "lab", members=["a", "b", "globex"]),
     "group budget": lambda s: s.edit("TenantGroup", "lab", budgets=[{"tier": "shared", "retention": "1h"}]),
+    "member's retention": lambda s: s.edit(TCP, "b", budgets=[{"tier": "shared", "retention": "20m"}]),
     "generation": lambda s: s.edit(TCP, "acme", cacheGeneration=7),
     "group generation": lambda s: s.edit("TenantGroup", "lab", cacheGeneration=3),
     "tier": lambda s: s.edit("CacheTier", "shared", maxRetention="30m"),

@@ -122,7 +122,7 @@ class Budget(ApiModel):
 
     retention: Duration | None = None
     """Longest life of a block after it was computed, at most the tier's maxRetention. Absent means the tier's
-    maxRetention; without one 24 h on Redis, and no limit on CPU and NVMe."""
+    maxRetention; without one 24 h on Redis, and no limit on CPU and NVMe. A tenant of a shared scope can shorten it."""
 
     RULES = (
         Rule(

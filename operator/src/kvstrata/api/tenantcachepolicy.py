@@ -64,8 +64,9 @@ class TenantCachePolicySpec(ApiModel):
     """Sensitivity of the tenant's data. Absent means Restricted, the strictest."""
 
     budgets: Budgets = ()
-    """Budgets on tiers; with isolation Isolated only, because shared scopes have budgets of their own. A tier without
-    an entry is used without guarantee and without limit."""
+    """Budgets on tiers; a tier without an entry is used without guarantee and without limit. With isolation Group or
+    Public only retention may be set, because shared scopes have budgets of their own; the shortest of all tenants of
+    the scope applies to its blocks."""
 
     pools: Annotated[tuple[ObjectRef, ...], Field(max_length=64), map_list()] = ()
     """PrefixPools for the tenant to read. A pool must also list the tenant as a reader."""
@@ -98,11 +99,15 @@ class TenantCachePolicySpec(ApiModel):
             holds=lambda spec: spec.isolation is Isolation.GROUP or spec.group_ref is None,
         ),
         Rule(
-            cel="self.isolation == 'Isolated' || !has(self.budgets) || size(self.budgets) == 0",
-            message="budgets are only for isolation Isolated: shared scopes have budgets in the TenantGroup or in "
-            "publicBudgets of the CacheDomain",
+            cel="self.isolation == 'Isolated' || !has(self.budgets) || "
+            "self.budgets.all(budget, !has(budget.guaranteed) && !has(budget.limit))",
+            message="guaranteed and limit are only for isolation Isolated: shared scopes have budgets in the "
+            "TenantGroup or in publicBudgets of the CacheDomain",
             field_path=".budgets",
-            holds=lambda spec: spec.isolation is Isolation.ISOLATED or not spec.budgets,
+            holds=lambda spec: (
+                spec.isolation is Isolation.ISOLATED
+                or all(budget.guaranteed is None and budget.limit is None for budget in spec.budgets)
+            ),
         ),
         Rule(
             cel="self.isolation == 'Isolated' || !has(self.cacheGeneration)",

@@ -60,8 +60,8 @@ class TenantGroupStatus(EnforcedStatus):
 
 class TenantGroup(Resource):
     """A TenantGroup lists tenants that may share blocks. It is a separate kind, so that the right to edit a policy is
-    not the right to join a group. Shared blocks have the strictest classification of the members' policies; an absent
-    one counts as Restricted. Retention is set by the group's own budgets."""
+    not the right to join a group. Shared blocks have the strictest classification of the members' policies, of which
+    an absent one counts as Restricted, and the shortest retention that the group or a member's policy sets."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="TenantGroup",

@@ -20,6 +20,7 @@ from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import CommitBundle
 from kvstrata.plan.budgets.capacity import keeps_budgets, overcommitted
 from kvstrata.plan.budgets.classification import affected_sharers
+from kvstrata.plan.budgets.retention import retention_sharers
 from kvstrata.plan.budgets.usage import holders_of_news
 from kvstrata.plan.pools.readers import with_narrowed_pools
 from kvstrata.plan.pools.shards import changed_pools, leftovers
@@ -71,7 +72,8 @@ def _of_policy(world: World, _key: Key, before: Any, after: Any) -> set[Key]:
         shared = group.spec.sharing is Sharing.POOLS_ONLY and not tenants.isdisjoint(group.spec.members)
         return shared or group.name in named
 
-    reported = _named(world, POLICY, (*rivals, *affected_sharers(world, *edited)))
+    sharers = affected_sharers(world, *edited) | retention_sharers(world, *edited)
+    reported = _named(world, POLICY, (*rivals, *sharers))
     return _keys(world, GROUP, is_theirs) | reported | _keys(world, BUNDLE)
 
 

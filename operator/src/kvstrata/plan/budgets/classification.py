@@ -78,14 +78,14 @@ def affected_sharers(world: World, *policies: TenantCachePolicy) -> frozenset[st
     shared = _shared(world)
     touched = set()
     for policy in policies:
-        for scope in _shared_scopes(world, policy):
+        for scope in shared_scopes(world, policy):
             now = shared.get(scope, {}).get(policy.spec.effective_classification)
             if now is None or len(now) == 1:
                 touched.add(scope)
     if not touched:
         return frozenset()
     return frozenset(
-        name for name, policy in world.policies.items() if not touched.isdisjoint(_shared_scopes(world, policy))
+        name for name, policy in world.policies.items() if not touched.isdisjoint(shared_scopes(world, policy))
     )
 
 
@@ -137,14 +137,14 @@ def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str
     def find() -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:
         found: dict[Scope, dict[Classification, list[str]]] = {}
         for name, policy in sorted(world.policies.items()):
-            for scope in _shared_scopes(world, policy) if not policy.metadata.deleting else ():
+            for scope in shared_scopes(world, policy) if not policy.metadata.deleting else ():
                 found.setdefault(scope, {}).setdefault(policy.spec.effective_classification, []).append(name)
         return found
 
     return world.memo.get(Classification, world.namespace, (Snapshot(world),), find)
 
 
-def _shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:
+def shared_scopes(world: World, policy: TenantCachePolicy) -> set[Scope]:
     """Return the shared scopes of a policy: by its spec, and by its status, because pods use the previous spec while a
     new one is invalid."""
     scopes, reported = {scope_in_force(world, policy)}, policy.status.scope

@@ -27,6 +27,7 @@ from kvstrata.objects.tier_link import RedisLink, redis_link
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.budgets.admission import admitted_bytes, is_undecided, lost_everywhere
 from kvstrata.plan.budgets.classification import Snapshot, denied_tiers, shared_classifications
+from kvstrata.plan.budgets.retention import retentions_in, shared_retentions
 from kvstrata.plan.isolation import is_fenced
 from kvstrata.plan.keys.data_keys import keys_of, seals
 from kvstrata.plan.pools.readers import may_read
@@ -43,9 +44,9 @@ class PolicyInputs:
     """All inputs of a policy's entry, gathered once; equal inputs give equal entries.
 
     `declared` are the budgets of `scope`, by the policy, its group or the domain, and `admitted_bytes` the guarantees
-    of that object; `undecided`: these are not decided yet. `longest_s` are retention limits by tier, `in_memory` the
-    CPU tiers among them. `denied` are the tiers that the scope's data is kept off. `epoch` and `keyspace` are None
-    while not drawn, or if the tenant may no longer use the scope.
+    of that object; `undecided`: these are not decided yet. `longest_s` are retention limits by tier; those of the tiers
+    `aged` apply without a budget, too. `denied` are the tiers that the scope's data is kept off. `epoch` and `keyspace`
+    are None while not drawn, or if the tenant may no longer use the scope.
     """
 
     name: str
@@ -57,7 +58,7 @@ class PolicyInputs:
     keyspace: str | None
     declared: tuple[Budget, ...]
     longest_s: dict[str, int]
-    in_memory: tuple[str, ...]
+    aged: tuple[str, ...]
     denied: tuple[str, ...]
     keys: tuple[BundledKey, ...]
     paused: bool
@@ -71,7 +72,9 @@ def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) 
     scope = scope or scope_in_force(world, policy)
     epoch = epoch_of(world, policy, scope)
     holder, declared = _declaring(world, policy, scope)
-    longest_s = {name: most for name, tier in world.tiers.items() if (most := tier.spec.max_retention_s) is not None}
+    shared_s = retentions_in(world, policy, scope)
+    limits = {name: (tier.spec.max_retention_s, shared_s.get(name)) for name, tier in world.tiers.items()}
+    longest_s = {name: min(filter(None, both)) for name, both in limits.items() if any(both)}
     return PolicyInputs(
         name=policy.name,
         uid=policy.uid,
@@ -82,7 +85,7 @@ def gather(world: World, policy: TenantCachePolicy, scope: Scope | None = None) 
         keyspace=keyspace_of(world.domain_key, epoch),
         declared=declared,
         longest_s=longest_s,
-        in_memory=tuple(name for name in longest_s if world.tiers[name].spec.medium is Medium.CPU),
+        aged=tuple(name for name in longest_s if world.tiers[name].spec.medium is Medium.CPU or name in shared_s),
         denied=denied_tiers(world, policy, scope),
         keys=keys_of(world, epoch) if epoch is not None else (),
         paused=epoch is not None and epoch.epoch in paused_epochs(world),
@@ -111,6 +114,7 @@ def inputs_of_all(world: World, model: CachedModel) -> tuple[Any, ...]:
         model.metadata.labels,
         model.tier_names,
         shared_classifications(world),
+        shared_retentions(world),
         paused_epochs(world),
         # Policies for the same tenant read each other.
         tuple([tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())]),
@@ -260,9 +264,9 @@ def as_admitted(admitted_bytes: Mapping[str, int], budget: EnforcedBudget) -> En
 
 
 def _reduced(inputs: PolicyInputs, budgets: Iterable[EnforcedBudget]) -> tuple[EnforcedBudget, ...]:
-    """Reduce budgets by admission, retention limits and closed tiers. The retention of a CPU tier is limited without a
-    budget too; those of Redis tiers are in the bundle's rules of tiers."""
-    by_tier = {name: EnforcedBudget(name) for name in inputs.in_memory}
+    """Reduce budgets by admission, retention limits and closed tiers. The limits of CPU tiers, and those set by tenants
+    of a shared scope, apply without a budget too; the `maxRetention` of Redis tiers is in the bundle's rules."""
+    by_tier = {name: EnforcedBudget(name) for name in inputs.aged}
     by_tier |= {budget.tier: as_admitted(inputs.admitted_bytes, budget) for budget in budgets}
     for name, budget in by_tier.items():
         longest_s = inputs.longest_s.get(name)
