@@ -137,6 +137,7 @@ def look(
     cluster: bool = False,
     access: Access | None = None,
     chunks: Sequence[str] = (),
+    domain: str = DOMAIN,
     **options: Any,
 ) -> TierLook:
     """Look at a tier as the operator does."""
@@ -146,7 +147,7 @@ def look(
 
     entered = access or Access(password=None, ca_pem=None)
     verifier = TierVerifier(f"127.0.0.1:{port}", "127.0.0.1", entered, cluster=cluster, pause=at_once, **options)
-    return asyncio.run(verifier.look(DOMAIN, keyspaces or (KEYSPACE_A,), chunks))
+    return asyncio.run(verifier.look(domain, keyspaces or (KEYSPACE_A,), chunks))
 
 
 def chunk_of(number: int) -> bytes:

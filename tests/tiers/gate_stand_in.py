@@ -43,7 +43,8 @@ STALE_AFTER_S = 300
 class GateStandIn:
     """Writes what a gate writes and asks what a gate asks. `policy_dir` and `link_dir` exist afterwards."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, domain: str = DOMAIN) -> None:
+        self.domain = domain
         self.policy_dir = directory / "policy"
         self.link_dir = directory / "link"
         self.policy_dir.mkdir()
@@ -68,7 +69,7 @@ class GateStandIn:
     ) -> CacheView:
         """Return a cache view that allows `keyspaces`."""
         rules = Rules(stale_after_s=STALE_AFTER_S, on_stale=on_stale)
-        return CacheView(DOMAIN, revision, term, rules, dict.fromkeys(keyspaces, budgets))
+        return CacheView(self.domain, revision, term, rules, dict.fromkeys(keyspaces, budgets))
 
     def write_policy(self, view: CacheView) -> None:
         """Write policy.json by atomic rename."""
