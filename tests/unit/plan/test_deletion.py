@@ -198,6 +198,35 @@ def test_a_deletion_that_is_overdue_ends_with_a_receipt_and_never_without(status
     assert plan_deletion(replace(case, receipt="f" * 64)).action == DROP
 
 
+def test_an_overdue_policy_goes_without_the_receipt_that_the_chain_refuses() -> None:
+    case = DeletionCase(policy(), kept=frozenset({policy().uid}), refused="two records have one number")
+    assert plan_deletion(case).action is None, "it is waited for until the deadline"
+    order = plan_deletion(replace(case, overdue="too late")).action
+    assert isinstance(order, SetFinalizers)
+    assert order.finalizers == ()
+    assert order.unproven == "too late: the receipt is not written, because two records have one number"
+
+
+def test_an_overdue_policy_without_a_domain_goes_without_a_receipt() -> None:
+    order = plan_deletion(DeletionCase(policy(), erasing=invalidation("Failed"), nameable=False, overdue="late")).action
+    assert isinstance(order, SetFinalizers)
+    assert "no receipt" in order.unproven
+
+
+@pytest.mark.parametrize("proof", [{"receipt": "f" * 64}, {"refused": "two records have one number"}])
+def test_an_overdue_policy_stays_while_a_bundle_has_its_epoch(proof: dict[str, str]) -> None:
+    case = DeletionCase(policy(), kept=frozenset({policy().uid}), overdue="too late", served=True, **proof)  # type: ignore[arg-type]
+    step = plan_deletion(case)
+    assert step.action is None
+    assert step.decision is not None
+    assert step.decision.reason == PolicyReason.ABANDONING
+    assert "too late" in step.decision.message
+    assert isinstance(plan_deletion(replace(case, served=False)).action, SetFinalizers)
+    given_up = replace(case, policy=policy(why="the disk was shredded"), receipt="f" * 64)
+    assert plan_deletion(given_up).action == DROP, "a person may decide otherwise"
+    assert plan_deletion(replace(case, policy=policy(wish="Abandon"))).action == DROP
+
+
 def test_a_deletion_is_overdue_from_the_limit_on() -> None:
     began = datetime(2026, 11, 22, 10, tzinfo=UTC)
     assert overdue(policy(), Duration("24h"), began + timedelta(hours=23, minutes=59)) == ""

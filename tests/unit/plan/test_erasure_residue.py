@@ -119,6 +119,22 @@ def test_a_deadline_ends_it_with_what_was_open_then() -> None:
     assert proven.complete, "what is proven in the end is complete"
 
 
+def test_an_overdue_erasure_ends_unproven_though_its_epochs_never_rolled_or_its_receipt_is_refused() -> None:
+    late = around(overdue="too late")
+    assert verdict_of(step_of(seen=late, now_s=59)) is None, "its epochs may be rolled still"
+    verdict = verdict_of(step_of(seen=late, now_s=61))
+    assert verdict is not None
+    assert (verdict.complete, verdict.reason, verdict.abandoned) == (False, R.NOT_PROVEN, "too late")
+    facts = facts_of(Erasure(order(subject=subject(reason=""))).with_facts(verdict))
+    assert {Residue.ABANDONED, Residue.SERVER_UNREACHABLE} <= {item.kind for item in facts.residue}
+    assert Record.of_erasure(HEAD, facts).claimed == ()
+    refused = around(overdue="too late", receipt_problem="two records have one number")
+    step = step_of(*until_verified(), verdict, seen=refused)
+    assert (step.phase, step.decision.reason, because(step, "Failed")) == (Phase.FAILED, R.NOT_PROVEN, R.NOT_PROVEN)
+    assert "two records have one number" in step.decision.message
+    assert step_of(*until_verified(), verdict, seen=late).phase is Phase.RECEIPTING, "it is tried again"
+
+
 def test_a_failed_erasure_gets_a_receipt_with_what_is_left() -> None:
     facts = (rolled(), acked("p1"))
     verdict = verdict_of(step_of(*facts, deadline_s=60))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from kvstrata.api.cacheinvalidation import CacheInvalidationStatus, Phase
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.plan.kinds.invalidation import plan_invalidation
 from kvstrata.plan.witnesses import TOKEN_CACHE_S
 from tests.support.objects import NAMESPACE, invalidation, model, pod, policy
 
@@ -150,6 +155,43 @@ def test_a_lazy_invalidation_ends_unproven_at_the_domains_deadline_and_names_the
     assert "pod-1" in simulation.status("CacheInvalidation", "now")["message"]
     assert "pod-0" not in simulation.status("CacheInvalidation", "now")["message"]
     assert simulation.entry("acme").keyspace != before, "epochs stay rolled"
+
+
+def test_a_lazy_invalidation_without_a_domain_ends_unproven_at_the_deadline() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    found, start = simulation.world.invalidations["now"], simulation.now
+    pending = found.model_copy(update={"status": CacheInvalidationStatus()})
+    keyless = replace(simulation.world, domain_key=None, invalidations={"now": pending})
+    (write,) = plan_invalidation(keyless, "now", start).statuses
+    assert write.status["startTime"] == format_timestamp(start)
+    waiting = found.model_copy(update={"status": CacheInvalidationStatus(start_time=start)})
+    keyless = replace(keyless, invalidations={"now": waiting})
+    assert all(
+        "phase" not in one.status for one in plan_invalidation(keyless, "now", start + timedelta(hours=23)).statuses
+    )
+    (write,) = plan_invalidation(keyless, "now", start + timedelta(hours=25)).statuses
+    assert write.status["phase"] == "Failed"
+    assert "NotProven" in {one["reason"] for one in write.status["conditions"]}
+    assert "no epoch is rolled" in write.status["message"]
+
+
+def test_a_lazy_invalidation_whose_bundles_do_not_follow_ends_unproven_at_the_deadline() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    found, world = simulation.world.invalidations["now"], simulation.world
+    rolling = found.model_copy(
+        update={"status": found.status.model_copy(update={"phase": Phase.ROLLING, "rolled_time": None})}
+    )
+    stuck = replace(world, bundles={}, invalidations={"now": rolling})
+    start = found.status.start_time
+    assert start is not None
+    assert not plan_invalidation(stuck, "now", start + timedelta(hours=23)).statuses
+    (write,) = plan_invalidation(stuck, "now", start + timedelta(hours=25)).statuses
+    assert write.status["phase"] == "Failed"
+    assert "not every bundle" in write.status["message"]
 
 
 def test_without_pods_an_invalidation_completes_at_once() -> None:

@@ -30,6 +30,24 @@ def test_deleting_the_object_meanwhile_lets_it_go_when_the_receipt_is_there() ->
     assert made.proven() == ALL
 
 
+def test_a_deleted_order_whose_receipt_is_refused_goes_at_the_domains_deadline() -> None:
+    made = world()
+    made.chain.conflict = "two records have one number"
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Receipting")
+        w.sim.delete(KIND, "leave")
+        await w.until(lambda: (KIND, NAMESPACE, "leave") not in w.sim.kube.objects, tick_s=600)
+        assert w.kept()
+        w.chain.conflict = ""
+        await w.until(lambda: not w.kept())
+
+    run(story, made)
+    assert made.proven() == ALL
+
+
 def test_an_object_whose_finalizer_was_taken_by_force_leaves_a_receipt_that_says_abandoned() -> None:
     made = world()
 

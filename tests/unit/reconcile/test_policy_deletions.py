@@ -235,6 +235,28 @@ def test_a_pod_that_never_answers_holds_a_policy_no_longer_than_the_deadline() -
     assert "deletionDeadline" in facts.subject.reason
 
 
+def test_at_the_deadline_a_policy_goes_without_a_receipt_that_is_refused_and_the_receipt_follows() -> None:
+    made = world()
+    made.sim.edit("CacheDomain", "default", deletionDeadline="30m")
+    made.sim.come_to_rest()
+    made.chain.conflict = "two records have one number"
+
+    async def story(w: World) -> None:
+        w.sim.delete(POLICY, "acme")
+        await acked_until(w, lambda: phase(w.sim) == "Receipting")
+        await acked_until(w, lambda: stored(w.sim, POLICY, "acme") is None, tick_s=15)
+        assert phase(w.sim) == "Failed"
+        assert "two records have one number" in erasing(w.sim)["status"]["message"]  # type: ignore[index]
+        events = [raw for (kind, _, _), raw in w.sim.kube.objects.items() if kind == "Event"]
+        assert any(raw["reason"] == "NotProven" and raw["involvedObject"]["kind"] == POLICY for raw in events)
+        assert w.kept(), "the receipt is owed"
+        w.chain.conflict = ""
+        await acked_until(w, lambda: not w.kept())
+
+    run(story, made)
+    assert made.proven() == ALL
+
+
 def test_who_leads_next_knows_of_an_erasure_that_was_given_up_before_it_plans_and_begins_no_second_one() -> None:
     made = world()
     made.server.problem = "nothing listens"

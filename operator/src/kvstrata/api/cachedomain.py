@@ -109,8 +109,9 @@ class CacheDomainSpec(ApiModel):
     is away, before they are aborted. New requests are answered without reuse. Absent means 15m."""
 
     deletion_deadline: Annotated[Duration, between("1m", "720h")] = Duration("24h")
-    """Time after which the deletion of a policy, and a lazy invalidation without a deadline, ends although it is not
-    proven, once its epochs are rolled. Status, Event and receipt name the rest, as `NotProven`. Absent means 24h."""
+    """Time after which a lazy invalidation without a deadline, and an erasure whose policy or CacheInvalidation was
+    deleted, ends although it is not proven. Status, Event and receipt name the rest, as `NotProven`. A policy still
+    waits until no bundle has its epoch. Absent means 24h."""
 
     on_stale: OnStale = OnStale.FENCE
     """Fence: requests are answered without any reuse. ServeStale: the last known policy stays in use, and invalidations

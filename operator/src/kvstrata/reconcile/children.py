@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kvstrata.api.reasons import InvalidationReason
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND, SERVICE_MONITOR
 from kvstrata.model.refs import FIELD_MANAGER_PREFIX, Key
@@ -156,6 +157,8 @@ class Children:
             metrics.WRITES.labels(key.kind, "finalizers").inc()
             if order.unproven:
                 log.warning("an object went without its receipt", extra={"key": str(key), "why": order.unproven})
+                if (gone := self._store.domain(key.namespace).objects[key.kind].get(key.name)) is not None:
+                    await self._events.publish(gone, InvalidationReason.NOT_PROVEN, order.unproven, warning=True)
             if stored["metadata"].get("deletionTimestamp") and not order.finalizers:
                 return
         self._queue.add_all(self._store.observe(stored))

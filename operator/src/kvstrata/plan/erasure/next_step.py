@@ -31,6 +31,9 @@ PATIENCE_S = 600
 RESIDUE_PATIENCE_S = 60
 """The same if the order allows residue: time for a restarting pod to return."""
 
+ROLL_PATIENCE = timedelta(seconds=60)
+"""Time for the epochs of an erasure that begins after its deadline, as after an outage of the operator."""
+
 STILL_S = 3600
 """How long slots of a tier stay pinned for one erasure, from when no pod reuses anything. If it takes longer, deletions
 and looks are repeated when slots move."""
@@ -68,6 +71,9 @@ def finish(case: work.ErasureCase) -> ErasureStep | None:
     if receipt is not None:
         phase = Phase.COMPLETE if verdict.complete else Phase.FAILED
         return ErasureStep(phase, Decision(verdict.reason, verdict.message))
+    if case.seen.receipt_problem and case.seen.overdue:
+        late = f"{case.seen.overdue}: the receipt is not written, because {case.seen.receipt_problem}"
+        return ErasureStep(Phase.FAILED, Decision(R.NOT_PROVEN, late))
     if case.seen.receipt_problem:
         return ErasureStep(Phase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
     why = Decision(R.RECEIPTING, f"the receipt is being written; it ends so: {verdict.message}")
@@ -232,7 +238,8 @@ def _cut_short(case: work.ErasureCase, step: ErasureStep) -> ErasureStep:
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
         return _judged(case, False, R.ABANDONED, message, case.seen.abandoned)
-    if case.seen.overdue and case.erasure.only(Rolled) is not None:
+    begun = case.erasure.only(Rolled) is not None or case.now >= case.erasure.order.started + ROLL_PATIENCE
+    if case.seen.overdue and begun:
         message = f"{case.seen.overdue}: {step.decision.message}"
         return _judged(case, False, R.NOT_PROVEN, message, case.seen.overdue)
     deadline = _deadline(case)

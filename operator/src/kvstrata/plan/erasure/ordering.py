@@ -99,8 +99,10 @@ def _deleted_policy(world: World, found: Ordering) -> TenantCachePolicy | None:
 
 
 def _overdue(world: World, found: Ordering | None, now: datetime) -> str:
-    policy = _deleted_policy(world, found) if found is not None else None
-    return overdue(policy, world.domain_spec.deletion_deadline, now) if policy is not None else ""
+    """Return why the erasure ends unproven: the order, or the policy that waits for it, was deleted too long ago."""
+    waiting = (found, _deleted_policy(world, found)) if found is not None else ()
+    late = (overdue(one, world.domain_spec.deletion_deadline, now) for one in waiting if one is not None)
+    return next(filter(None, late), "")
 
 
 def _rolled(world: World, found: Ordering, record: ErasureRecord, now: datetime) -> Rolled | None:

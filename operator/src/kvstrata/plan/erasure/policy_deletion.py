@@ -24,8 +24,9 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import CarryOutErasure, Create, Decision, EndErasure, Plan, SetFinalizers
-from kvstrata.plan.bundle.enforcement import ENFORCED
+from kvstrata.plan.bundle.enforcement import ENFORCED, bundles_lack
 from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
+from kvstrata.plan.scopes import keyspace_of
 
 FINALIZER = "kvstrata.io/erase"
 ABANDON = "kvstrata.io/abandon-erasure"
@@ -41,7 +42,8 @@ class DeletionCase:
 
     `draws` is the scope of an epoch about to be drawn. `erasing` is the CacheInvalidation with the derived name, `kept`
     are uids of erasures that have begun, `receipt` the digest of its receipt. `namespace_deleting`: nothing can be
-    created any more. `nameable`: the domain's key and id are known. `overdue` is why it ends unproven.
+    created any more. `nameable`: the domain's key and id are known. `overdue` is why it ends unproven, `refused` why
+    its receipt is not written. `served`: a bundle may have its epoch.
     """
 
     policy: TenantCachePolicy
@@ -52,6 +54,8 @@ class DeletionCase:
     namespace_deleting: bool = False
     nameable: bool = True
     overdue: str = ""
+    refused: str = ""
+    served: bool = False
 
     @property
     def own(self) -> CacheInvalidation | None:
@@ -81,9 +85,9 @@ def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bo
     return policy.spec.deletion_policy is DeletionPolicy.ERASE and ScopeKind.TENANT in kinds
 
 
-def overdue(policy: TenantCachePolicy, limit: Duration, now: datetime) -> str:
-    """Return why the deletion of a policy ends unproven; empty within the limit."""
-    since = policy.metadata.deletion_timestamp
+def overdue(held: TenantCachePolicy | CacheInvalidation, limit: Duration, now: datetime) -> str:
+    """Return why the deletion of an object ends unproven; empty within the limit."""
+    since = held.metadata.deletion_timestamp
     if since is None or (now - since).total_seconds() < limit.in_seconds:
         return ""
     return f"not proven within {limit}, the deletionDeadline of the CacheDomain"
@@ -130,6 +134,8 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
     # No epoch of its own was ever used, or its owner changed the deletion policy.
     if not needs_finalizer(policy) or case.receipt is not None:
         return _last(case)
+    if case.overdue and case.refused:
+        return _released(case, f"{case.overdue}: the receipt is not written, because {case.refused}")
     if case.abandoned:
         return _given_up(case)
     if case.erasing is not None and policy.uid not in case.kept:
@@ -151,15 +157,16 @@ def _given_up(case: DeletionCase) -> DeletionStep:
 
 
 def _can_be_named(case: DeletionCase) -> bool:
-    """Whether the erasure can begin; in a namespace under deletion nothing missing returns."""
-    return case.nameable or case.policy.uid in case.kept or not case.namespace_deleting
+    """Whether the erasure can begin; in a namespace under deletion nothing missing returns, and an overdue one does not
+    wait for it."""
+    return case.nameable or case.policy.uid in case.kept or not (case.namespace_deleting or case.overdue)
 
 
 def _unnamed(policy: TenantCachePolicy) -> DeletionStep:
     """Release it: without the domain's key no block can be attributed or reached."""
     unproven = (
-        "the namespace is being deleted, and the key and id of its domain went before an operator saw it: nothing "
-        "can be erased by name, and no receipt is written"
+        "the key and id of its domain are gone, with the namespace or until after the deletionDeadline: nothing can be "
+        "erased by name, and no receipt is written"
     )
     return DeletionStep(_finalizers(policy, ours=False, unproven=unproven))
 
@@ -181,7 +188,16 @@ def _last(case: DeletionCase) -> DeletionStep:
     erases = needs_finalizer(case.policy) and not case.abandoned
     if erases and case.own is not None and case.own.status.phase is Phase.FAILED:
         return DeletionStep(decision=_stuck(case, case.own))
-    return DeletionStep(_finalizers(case.policy, ours=False))
+    return _released(case)
+
+
+def _released(case: DeletionCase, unproven: str = "") -> DeletionStep:
+    """Release it; an overdue one only when no bundle has its epoch, which a restarted operator finds so, too."""
+    late = case.overdue and case.overdue == case.abandoned and needs_finalizer(case.policy)
+    if late and case.served:
+        why = f"{case.overdue}: the policy goes when the bundles of all CachedModels are written without its epoch"
+        return DeletionStep(decision=Decision(PolicyReason.ABANDONING, why))
+    return DeletionStep(_finalizers(case.policy, ours=False, unproven=unproven))
 
 
 def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:
@@ -275,7 +291,7 @@ def erases(policy: TenantCachePolicy) -> Finding:
 
 
 def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCase:
-    own = world.erasures.get(policy.uid)
+    own, keyspace = world.erasures.get(policy.uid), keyspace_of(world.domain_key, policy.status.scope)
     written = own.record.erasure.only(ReceiptWritten) if own is not None else None
     case = DeletionCase(
         policy,
@@ -285,8 +301,12 @@ def _case(world: World, policy: TenantCachePolicy, now: datetime) -> DeletionCas
         namespace_deleting=policy.uid in world.ending.refused,
         overdue=overdue(policy, world.domain_spec.deletion_deadline, now),
         nameable=world.identity is not None,
+        served=keyspace is not None and not bundles_lack(world, {keyspace}),
     )
-    return case if case.own is None else replace(case, receipt=case.receipt or case.own.status.receipt_digest)
+    if case.own is not None:
+        own = world.erasures.get(case.own.uid, own)
+        case = replace(case, receipt=case.receipt or case.own.status.receipt_digest)
+    return replace(case, refused=own.seen.receipt_problem) if own is not None else case
 
 
 def _no_access() -> Finding:

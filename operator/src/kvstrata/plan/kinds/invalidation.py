@@ -23,7 +23,17 @@ from kvstrata.contract.receipt.vocabulary import Mode
 from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
 from kvstrata.model.world import World
-from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Remove, bundle_keys, key_of
+from kvstrata.objects.labels import ERASES
+from kvstrata.plan.actions import (
+    CarryOutErasure,
+    Decision,
+    EndErasure,
+    Plan,
+    Remove,
+    SetFinalizers,
+    bundle_keys,
+    key_of,
+)
 from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.conditions import Finding, false, kstatus, listed, true, write_status
 from kvstrata.plan.erasure import status as erasurestatus
@@ -106,16 +116,21 @@ def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datet
 
 
 def _end(world: World, invalidation: CacheInvalidation) -> Plan:
-    """End it and remove its record, unless a receipt is owed."""
+    """End it and remove its record, unless a receipt is owed. A deleted one does not wait for a receipt that is
+    refused: the record stays until it is written."""
     found = world.erasures.get(invalidation.uid)
     owed = found is not None and found.record.erasure.only(ReceiptWritten) is None
+    if found is not None and owed and invalidation.metadata.deleting and found.seen.receipt_problem:
+        others = tuple(one for one in invalidation.metadata.finalizers if one != FINALIZER)
+        unproven = f"the receipt is not written, because {found.seen.receipt_problem}"
+        return Plan(actions=(SetFinalizers(others, invalidation.metadata.resource_version, unproven),))
     order = (CarryOutErasure if owed else EndErasure)(invalidation.INFO.kind, invalidation.name, invalidation.uid)
     return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
 
 
 def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     if world.domain_key is None:
-        return _wait_for_domain(invalidation, now, world.domain_awaited)
+        return _wait_for_domain(world, invalidation, now, world.domain_awaited)
     refused = first(chain.RULES, world, invalidation)
     if refused:
         return _fail(invalidation, now, refused)
@@ -129,7 +144,7 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     scopes = chain.scopes_to_roll(world, invalidation) if leaving is None else ()
     missing = [scope for scope in scopes if holder_of(world, scope)[1] is None]
     if missing:
-        return _wait_for_domain(invalidation, now, f"scope {missing[0]} has not drawn its first epoch yet")
+        return _wait_for_domain(world, invalidation, now, f"scope {missing[0]} has not drawn its first epoch yet")
     rolled = [intent for scope in scopes for intent in _intents(world, scope)] if leaving is None else _ends(leaving)
     if not rolled and invalidation.spec.mode is Mode.EAGER:
         nothing = (
@@ -149,9 +164,11 @@ def _started(invalidation: CacheInvalidation, now: datetime) -> dict[str, Any]:
     return {"startTime": start, "scopeSummary": invalidation.spec.scope.summary}
 
 
-def _wait_for_domain(invalidation: CacheInvalidation, now: datetime, message: str) -> Plan:
+def _wait_for_domain(world: World, invalidation: CacheInvalidation, now: datetime, message: str) -> Plan:
+    if _left_s(world, invalidation, now) < 0:
+        return _not_proven(world, invalidation, now, f"{message}; no epoch is rolled")
     waiting = kstatus(pending=Decision(SharedReason.WAITING_FOR_DOMAIN, message))
-    return Plan(statuses=write_status(invalidation, now, waiting, {}), wake_after_s=1)
+    return Plan(statuses=write_status(invalidation, now, waiting, _started(invalidation, now)), wake_after_s=1)
 
 
 def _go_on(invalidation: CacheInvalidation, now: datetime, waiting: Decision, fields: Mapping[str, Any]) -> Plan:
@@ -194,6 +211,8 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     if writes:
         return Plan(statuses=writes, enqueue=(*bundle_keys(world), key_of(invalidation)))
     if not _bundles_follow(world, invalidation):
+        if invalidation.spec.mode is Mode.LAZY and _left_s(world, invalidation, now) < 0:
+            return _not_proven(world, invalidation, now, "epochs are rolled, and not every bundle has the new ones yet")
         return Plan(enqueue=bundle_keys(world), wake_after_s=1)
     targets = [
         {"model": model, "revision": committed.bundle.root.revision}
@@ -240,10 +259,8 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
         return _complete(invalidation, now, pods)
     names = listed(witness.pod for witness in account.open)
     if _left_s(world, invalidation, now) < 0:
-        limit = f"{world.domain_spec.deletion_deadline}, the deletionDeadline of the CacheDomain"
-        late = f"not proven within {limit}: epochs are rolled, and these may serve from the old ones until they end or"
-        why = Decision(InvalidationReason.NOT_PROVEN, f"{late} read their policy again: {names}")
-        return _fail(invalidation, now, why)
+        late = "epochs are rolled, and these may serve from the old ones until they end or read their policy again"
+        return _not_proven(world, invalidation, now, f"{late}: {names}")
     message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
     moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
     if len(moments) < len(account.open):
@@ -276,6 +293,12 @@ def _fail(invalidation: CacheInvalidation, now: datetime, why: Decision) -> Plan
     return _finish(invalidation, now, findings, fields, why.message)
 
 
+def _not_proven(world: World, invalidation: CacheInvalidation, now: datetime, why: str) -> Plan:
+    limit = f"{world.domain_spec.deletion_deadline}, the deletionDeadline of the CacheDomain"
+    late = Decision(InvalidationReason.NOT_PROVEN, f"not proven within {limit}: {why}")
+    return _fail(invalidation, now, late)
+
+
 def _finish(
     invalidation: CacheInvalidation, now: datetime, findings: Iterable[Finding], fields: Mapping[str, Any], message: str
 ) -> Plan:
@@ -297,9 +320,10 @@ def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
 
 
 def _left_s(world: World, invalidation: CacheInvalidation, now: datetime) -> float:
-    """Return the seconds until the deadline, negative after it. The domain's is for lazy ones with rolled epochs."""
+    """Return the seconds until the deadline, negative after it. The domain's is for lazy ones, and for that of a
+    deleted policy before it begins."""
     start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
-    if limit_s is None and invalidation.spec.mode is Mode.LAZY and invalidation.status.rolled_time is not None:
+    if limit_s is None and (invalidation.spec.mode is Mode.LAZY or ERASES in invalidation.metadata.annotations):
         limit_s = world.domain_spec.deletion_deadline.in_seconds
     return limit_s - (now - start).total_seconds() if start is not None and limit_s is not None else inf
 
