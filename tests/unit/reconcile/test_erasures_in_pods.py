@@ -6,7 +6,7 @@ import pytest
 
 from kvstrata.contract.messages.engine_reset import ResetOutcome
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
-from tests.support.objects import NAMESPACE
+from tests.support.objects import NAMESPACE, model, own
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
@@ -66,6 +66,30 @@ def test_a_pod_that_still_holds_something_is_asked_again_and_its_reason_is_told(
 
     run(story, made)
     assert made.proven() == ALL
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_files_of_a_pod_that_ended_are_residue_by_node_and_folder_where_they_outlive_it(folder: bool) -> None:
+    made = world()
+    nvme = {"hostPath": {"path": "/disks"}} if folder else {"emptyDir": {}}
+    made.sim.put(own("CacheTier", "disk", {"medium": "NVMe", "capacityPerPod": "10Gi", "nvme": nvme}))
+    made.sim.put(model(tiers=("cpu", "disk", "shared")))
+    made.sim.come_to_rest()
+
+    async def story(w: World) -> None:
+        order(w.sim, allowResidue=True)
+        await w.until(lambda: w.status.get("rolledTime"))
+        raw = dict(w.sim.kube.objects[("Pod", NAMESPACE, "pod-1")])
+        ended = [{"name": "engine", "state": {"terminated": {}}}]
+        w.sim.put({**raw, "status": {**raw["status"], "phase": "Succeeded", "containerStatuses": ended}})
+        w.sim.delete("Pod", "pod-1")
+        w.sim.ack("pod-0")
+        await w.until(lambda: w.phase == "Complete", tick_s=5)
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    left = [(item.about, item.count) for item in facts.residue if item.kind is Residue.COPY_UNREACHABLE]
+    assert left == ([(f"node:/disks/kvs1/{made.sim.world.domain_id}/disk/tiny", 1)] if folder else [])
 
 
 def test_an_answer_with_another_pods_token_proves_nothing() -> None:

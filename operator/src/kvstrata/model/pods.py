@@ -49,12 +49,8 @@ class Pod:
 
     `ever_ran`: the kubelet reported a container as running or terminated. Before that the pod holds no policy, and its
     gate reads the newest bundle when it starts. `reported`: the kubelet reported the pod at all; until then it
-<<<<<<< HEAD
-    may have started its containers.
-=======
-    may have started its containers. `render_id` is empty on pods of a version without rendering. `images` are names of
-    containers with the digests of their images, as the kubelet reported them.
->>>>>>> 2554b235 (receipts: name the digests of images that served and erased)
+    may have started its containers. `images` are names of containers with the digests of their images, as the
+    kubelet reported them.
     """
 
     name: str
@@ -72,6 +68,7 @@ class Pod:
     scheduled_at: datetime | None = None
     trouble: Trouble | None = None
     images: tuple[tuple[str, str], ...] = ()
+    node: str = ""
 
     @property
     def live(self) -> bool:

@@ -56,6 +56,7 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         scheduled_at=_moment(scheduled[0].get("lastTransitionTime")) if scheduled else None,
         trouble=None if ready else of_status(status),
         images=tuple((one["name"], image_digest(one)) for one in containers if one.get("imageID")),
+        node=spec.get("nodeName") or "",
     )
 
 

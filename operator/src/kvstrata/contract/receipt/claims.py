@@ -95,7 +95,7 @@ def _shown(erasure: Erasure) -> Iterator[Residue]:
     if erasure.subject.mode is Mode.LAZY:
         yield Residue.LEFT_TO_AGE
         return
-    if any(_files_left(pod, tier) for pod in erasure.pods for tier in pod.tiers):
+    if any(files_left(pod, tier) for pod in erasure.pods for tier in pod.tiers):
         yield Residue.COPY_UNREACHABLE
     if any(len(tier.nodes) < tier.primaries for tier in erasure.tiers):
         yield Residue.SERVER_UNREACHABLE
@@ -105,7 +105,8 @@ def _shown(erasure: Erasure) -> Iterator[Residue]:
         yield Residue.FREED_STORAGE
 
 
-def _files_left(pod: PodFact, tier: PodTier) -> bool:
+def files_left(pod: PodFact, tier: PodTier) -> bool:
+    """Whether an ended pod left files of a tier that were not erased."""
     return pod.standing is Standing.ENDED and tier.outlives_pod and tier.erased is None
 
 

@@ -109,7 +109,7 @@ class ResidueItem:
     """Its kind."""
 
     about: Name
-    """Its subject: a tier, a model, a group; never a tenant. May be empty."""
+    """Its subject: a tier, a model, a group, a node and its folder; never a tenant. May be empty."""
 
     count: int
     """Number of keys, pods, files or servers; 0 if unknown."""

@@ -16,12 +16,13 @@ from kvstrata.contract.wire import Wire
 
 @dataclass(frozen=True, slots=True)
 class HeldTier:
-    """`outlives_pod`: whether the data stays when the pod is gone."""
+    """`outlives_pod`: whether the data stays when the pod is gone; `place` is its node and folder then."""
 
     name: str
     medium: PodMedium
     encrypted: bool
     outlives_pod: bool
+    place: str = ""
 
 
 class _Fact:

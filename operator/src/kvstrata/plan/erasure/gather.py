@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from kvstrata import __version__
@@ -29,6 +30,7 @@ from kvstrata.contract.receipt.vocabulary import (
     epoch_commitment,
     prefix_commitment,
 )
+from kvstrata.contract.store.block_file import ROOT
 from kvstrata.contract.store.redis_keys import resolved
 from kvstrata.model.erasure.evidence import (
     counts,
@@ -175,8 +177,9 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
         gone,
         targets,
         tuple(
-            Witness(model, uid, name, () if uid in empty else inside(world.models.get(model), world.tiers, chosen))
+            placed(world, record.domain, Witness(model, uid, name, () if uid in empty else held))
             for uid, (model, name) in pods.items()
+            for held in (inside(world.models.get(model), world.tiers, chosen),)
         ),
         record.keys,
     )
@@ -321,6 +324,20 @@ def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:
 
 def _commitment(domain: str, left: LeftEpoch) -> str:
     return epoch_commitment(domain, left.kind, left.name, left.old)
+
+
+def placed(world: World, domain: str, witness: Witness) -> Witness:
+    """Return a witness with node and folder of its files that outlive it."""
+    pods, tiers = world.pods.get(witness.model, {}), {**world.ending.tiers, **world.tiers}
+    node = next((pod.node for pod in pods.values() if pod.uid == witness.uid and pod.node), "its node")
+
+    def of(held: HeldTier) -> HeldTier:
+        nvme = tiers[held.name].spec.nvme if held.outlives_pod else None
+        if nvme is None or nvme.host_path is None:
+            return held
+        return replace(held, place=f"{node}:{nvme.host_path.path}/{ROOT}/{domain}/{held.name}/{witness.model}")
+
+    return replace(witness, tiers=tuple(map(of, witness.tiers)))
 
 
 def inside(

@@ -29,10 +29,8 @@ PATIENCE_S = 600
 """How long unreachable copies are waited for when nothing else is left and the order has no deadline."""
 
 RESIDUE_PATIENCE_S = 60
-"""The same if the order allows residue: time for a restarting pod to return."""
-
-ROLL_PATIENCE = timedelta(seconds=60)
-"""Time for the epochs of an erasure that begins after its deadline, as after an outage of the operator."""
+"""The same if the order allows residue: time for a restarting pod to return; and time for the new epochs of an erasure
+that begins after its deadline, as after an outage of the operator."""
 
 STILL_S = 3600
 """How long slots of a tier stay pinned for one erasure, from when no pod reuses anything. If it takes longer, deletions
@@ -238,8 +236,8 @@ def _cut_short(case: work.ErasureCase, step: ErasureStep) -> ErasureStep:
     if case.seen.abandoned:
         message = f"given up by a person, while this was so: {step.decision.message}"
         return _judged(case, False, R.ABANDONED, message, case.seen.abandoned)
-    begun = case.erasure.only(Rolled) is not None or case.now >= case.erasure.order.started + ROLL_PATIENCE
-    if case.seen.overdue and begun:
+    tried = case.now >= case.erasure.order.started + timedelta(seconds=RESIDUE_PATIENCE_S)
+    if case.seen.overdue and (tried or case.erasure.only(Rolled) is not None):
         message = f"{case.seen.overdue}: {step.decision.message}"
         return _judged(case, False, R.NOT_PROVEN, message, case.seen.overdue)
     deadline = _deadline(case)

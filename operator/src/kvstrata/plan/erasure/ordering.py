@@ -154,8 +154,9 @@ def _rolled_of_policy(world: World, record: ErasureRecord, now: datetime) -> Rol
             if name in world.models
         ),
         tuple(
-            Witness(one.model, uid, one.pod, () if uid in empty else gather.inside(models.get(one.model), tiers))
+            gather.placed(world, record.domain, Witness(one.model, uid, one.pod, () if uid in empty else held))
             for uid, one in pods.items()
+            for held in (gather.inside(models.get(one.model), tiers),)
         ),
         record.keys,
     )

@@ -261,10 +261,11 @@ def _engine(case: ErasureCase, witness: Witness, pod: PodFact) -> Iterator[Open]
 
 def _files(witness: Witness, pod: PodFact) -> Iterator[Open]:
     """No pod erases files of another: which one has taken a folder over is not known."""
-    for tier in pod.tiers:
+    for held, tier in zip(witness.tiers, pod.tiers, strict=True):
         if tier.outlives_pod and (tier.erased is None or tier.erased.remaining):
-            where = f"files of pod {witness.name} on CacheTier {tier.tier}"
-            yield Open(R.COPY_UNREACHABLE, f"{where} stayed on its node, and no other pod erases them", blocked=True)
+            left = f"files of pod {witness.name} on CacheTier {tier.tier} stayed on its node"
+            where = f" ({held.place})" if held.place else ""
+            yield Open(R.COPY_UNREACHABLE, f"{left}{where}, and no other pod erases them", blocked=True)
 
 
 def _ask(case: ErasureCase, witness: Witness, reason: R | SharedReason, order: Order) -> Open:

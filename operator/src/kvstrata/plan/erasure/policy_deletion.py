@@ -128,7 +128,7 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
     has = FINALIZER in policy.metadata.finalizers
     if not policy.metadata.deleting:
         needs = needs_finalizer(policy, case.draws)
-        return DeletionStep() if needs == has else DeletionStep(_finalizers(policy, ours=needs))
+        return DeletionStep() if needs == has else DeletionStep(finalizers(policy, ours=needs))
     if not has:
         return DeletionStep()
     # No epoch of its own was ever used, or its owner changed the deletion policy.
@@ -168,7 +168,7 @@ def _unnamed(policy: TenantCachePolicy) -> DeletionStep:
         "the key and id of its domain are gone, with the namespace or until after the deletionDeadline: nothing can be "
         "erased by name, and no receipt is written"
     )
-    return DeletionStep(_finalizers(policy, ours=False, unproven=unproven))
+    return DeletionStep(finalizers(policy, ours=False, unproven=unproven))
 
 
 def _carry_out(policy: TenantCachePolicy, uid: str) -> CarryOutErasure:
@@ -178,9 +178,10 @@ def _carry_out(policy: TenantCachePolicy, uid: str) -> CarryOutErasure:
     return CarryOutErasure(CacheInvalidation.INFO.kind, invalidation_name(policy), uid)
 
 
-def _finalizers(policy: TenantCachePolicy, *, ours: bool, unproven: str = "") -> SetFinalizers:
-    others = tuple(one for one in policy.metadata.finalizers if one != FINALIZER)
-    return SetFinalizers((*others, FINALIZER) if ours else others, policy.metadata.resource_version, unproven)
+def finalizers(held: TenantCachePolicy | CacheInvalidation, *, ours: bool, unproven: str = "") -> SetFinalizers:
+    """Return the action that sets or drops the finalizer of an object."""
+    others = tuple(one for one in held.metadata.finalizers if one != FINALIZER)
+    return SetFinalizers((*others, FINALIZER) if ours else others, held.metadata.resource_version, unproven)
 
 
 def _last(case: DeletionCase) -> DeletionStep:
@@ -197,7 +198,7 @@ def _released(case: DeletionCase, unproven: str = "") -> DeletionStep:
     if late and case.served:
         why = f"{case.overdue}: the policy goes when the bundles of all CachedModels are written without its epoch"
         return DeletionStep(decision=Decision(PolicyReason.ABANDONING, why))
-    return DeletionStep(_finalizers(case.policy, ours=False, unproven=unproven))
+    return DeletionStep(finalizers(case.policy, ours=False, unproven=unproven))
 
 
 def _stuck(case: DeletionCase, erasing: CacheInvalidation) -> Decision:

@@ -10,7 +10,7 @@ from datetime import datetime
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt import facts as rows
-from kvstrata.contract.receipt.claims import required_residue
+from kvstrata.contract.receipt.claims import files_left, required_residue
 from kvstrata.contract.receipt.residue import Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Party, Standing
 from kvstrata.contract.wire import MAX_CLOSED_TEXT
@@ -52,7 +52,8 @@ def facts_of(erasure: Erasure) -> rows.Erasure:
 
 def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]:
     order = erasure.order
-    items = {ResidueItem(kind, "", 0) for kind in required_residue(receipt)}
+    items = set(_files_left(erasure, receipt))
+    items |= {ResidueItem(kind, "", 0) for kind in required_residue(receipt) - {item.kind for item in items}}
     items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
     items |= {ResidueItem(Residue.TIER_EXCLUDED, name, 0) for name in order.excluded_tiers}
     lost = [one for one in erasure.of(facts.TierLost) if not one.unused]
@@ -64,6 +65,17 @@ def _residue(erasure: Erasure, receipt: rows.Erasure) -> tuple[ResidueItem, ...]
         if verdict.abandoned:
             items.add(ResidueItem(Residue.ABANDONED, "", 0))
     return tuple(sorted(items, key=lambda item: (str(item.kind), item.about)))
+
+
+def _files_left(erasure: Erasure, receipt: rows.Erasure) -> Iterator[ResidueItem]:
+    """Yield the places with files of ended pods, and the number of these pods."""
+    left = Counter(
+        held.place
+        for witness, pod in zip(evidence.witnesses(erasure), receipt.pods, strict=True)
+        for held, tier in zip(witness.tiers, pod.tiers, strict=True)
+        if held.place and files_left(pod, tier)
+    )
+    yield from (ResidueItem(Residue.COPY_UNREACHABLE, place[:256], pods) for place, pods in left.items())
 
 
 def _versions(erasure: Erasure) -> tuple[rows.Component, ...]:

@@ -24,21 +24,12 @@ from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
 from kvstrata.model.world import World
 from kvstrata.objects.labels import ERASES
-from kvstrata.plan.actions import (
-    CarryOutErasure,
-    Decision,
-    EndErasure,
-    Plan,
-    Remove,
-    SetFinalizers,
-    bundle_keys,
-    key_of,
-)
+from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Remove, bundle_keys, key_of
 from kvstrata.plan.bundle.enforcement import bundles_lack
 from kvstrata.plan.conditions import Finding, false, kstatus, listed, true, write_status
 from kvstrata.plan.erasure import status as erasurestatus
 from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves
-from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from kvstrata.plan.erasure.policy_deletion import FINALIZER, finalizers
 from kvstrata.plan.erasure.prefix import Prefix
 from kvstrata.plan.erasure.prefix import chunks_of as prefix_chunks
 from kvstrata.plan.rules import first
@@ -121,9 +112,8 @@ def _end(world: World, invalidation: CacheInvalidation) -> Plan:
     found = world.erasures.get(invalidation.uid)
     owed = found is not None and found.record.erasure.only(ReceiptWritten) is None
     if found is not None and owed and invalidation.metadata.deleting and found.seen.receipt_problem:
-        others = tuple(one for one in invalidation.metadata.finalizers if one != FINALIZER)
         unproven = f"the receipt is not written, because {found.seen.receipt_problem}"
-        return Plan(actions=(SetFinalizers(others, invalidation.metadata.resource_version, unproven),))
+        return Plan(actions=(finalizers(invalidation, ours=False, unproven=unproven),))
     order = (CarryOutErasure if owed else EndErasure)(invalidation.INFO.kind, invalidation.name, invalidation.uid)
     return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
 
