@@ -15,7 +15,7 @@ from kvstrata.plan.budgets.classification import Snapshot, shared_scopes
 
 
 def retentions_in(world: World, policy: TenantCachePolicy, scope: Scope) -> Mapping[str, int]:
-    """Return the shortest retention in seconds by tier that policies in `scope` set for what they share. Includes the
+    """Return the shortest retention in seconds by tier that policies in `scope` set for shared blocks. Includes the
     policy's own while its group does not admit it."""
     if scope.kind is ScopeKind.TENANT:
         return _shared_by(policy)
