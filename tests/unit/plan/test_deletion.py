@@ -200,7 +200,10 @@ def test_a_deletion_that_is_overdue_ends_with_a_receipt_and_never_without(status
 
 def test_an_overdue_policy_goes_without_the_receipt_that_the_chain_refuses() -> None:
     case = DeletionCase(policy(), kept=frozenset({policy().uid}), refused="two records have one number")
-    assert plan_deletion(case).action is None, "it is waited for until the deadline"
+    assert plan_deletion(case).action == CARRY_OUT, "it is waited for until the deadline"
+    running = replace(case, overdue="too late", erasing=invalidation("Receipting"), kept=frozenset({"order-1"}))
+    assert isinstance(plan_deletion(running).action, CarryOutErasure), "its CacheInvalidation ends first"
+    assert isinstance(plan_deletion(replace(running, erasing=invalidation("Failed"))).action, SetFinalizers)
     order = plan_deletion(replace(case, overdue="too late")).action
     assert isinstance(order, SetFinalizers)
     assert order.finalizers == ()

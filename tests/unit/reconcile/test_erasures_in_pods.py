@@ -7,6 +7,7 @@ import pytest
 from kvstrata.contract.messages.engine_reset import ResetOutcome
 from kvstrata.contract.receipt.residue import ReceiptClaim, Residue
 from tests.support.objects import NAMESPACE, model, own
+from tests.unit.reconcile.deletions import end_pods
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
@@ -69,7 +70,7 @@ def test_a_pod_that_still_holds_something_is_asked_again_and_its_reason_is_told(
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_files_of_a_pod_that_ended_are_residue_by_node_and_folder_where_they_outlive_it(folder: bool) -> None:
+def test_files_of_pods_that_ended_are_residue_by_node_and_folder_where_they_outlive_them(folder: bool) -> None:
     made = world()
     nvme = {"hostPath": {"path": "/disks"}} if folder else {"emptyDir": {}}
     made.sim.put(own("CacheTier", "disk", {"medium": "NVMe", "capacityPerPod": "10Gi", "nvme": nvme}))
@@ -79,17 +80,13 @@ def test_files_of_a_pod_that_ended_are_residue_by_node_and_folder_where_they_out
     async def story(w: World) -> None:
         order(w.sim, allowResidue=True)
         await w.until(lambda: w.status.get("rolledTime"))
-        raw = dict(w.sim.kube.objects[("Pod", NAMESPACE, "pod-1")])
-        ended = [{"name": "engine", "state": {"terminated": {}}}]
-        w.sim.put({**raw, "status": {**raw["status"], "phase": "Succeeded", "containerStatuses": ended}})
-        w.sim.delete("Pod", "pod-1")
-        w.sim.ack("pod-0")
+        end_pods(w.sim)
         await w.until(lambda: w.phase == "Complete", tick_s=5)
 
     run(story, made)
     (facts,) = made.chain.issued
     left = [(item.about, item.count) for item in facts.residue if item.kind is Residue.COPY_UNREACHABLE]
-    assert left == ([(f"node:/disks/kvs1/{made.sim.world.domain_id}/disk/tiny", 1)] if folder else [])
+    assert left == ([(f"node:/disks/kvs1/{made.sim.world.domain_id}/disk/tiny", 2)] if folder else [])
 
 
 def test_an_answer_with_another_pods_token_proves_nothing() -> None:

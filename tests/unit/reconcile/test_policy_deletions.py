@@ -245,7 +245,7 @@ def test_at_the_deadline_a_policy_goes_without_a_receipt_that_is_refused_and_the
         w.sim.delete(POLICY, "acme")
         await acked_until(w, lambda: phase(w.sim) == "Receipting")
         await acked_until(w, lambda: stored(w.sim, POLICY, "acme") is None, tick_s=15)
-        assert phase(w.sim) == "Failed"
+        await acked_until(w, lambda: phase(w.sim) == "Failed")
         assert "two records have one number" in erasing(w.sim)["status"]["message"]  # type: ignore[index]
         events = [raw for (kind, _, _), raw in w.sim.kube.objects.items() if kind == "Event"]
         assert any(raw["reason"] == "NotProven" and raw["involvedObject"]["kind"] == POLICY for raw in events)

@@ -134,7 +134,8 @@ def plan_deletion(case: DeletionCase) -> DeletionStep:
     # No epoch of its own was ever used, or its owner changed the deletion policy.
     if not needs_finalizer(policy) or case.receipt is not None:
         return _last(case)
-    if case.overdue and case.refused:
+    # Its CacheInvalidation ends first: it is overdue through the policy.
+    if case.overdue and case.refused and (case.own is None or case.own.finished):
         return _released(case, f"{case.overdue}: the receipt is not written, because {case.refused}")
     if case.abandoned:
         return _given_up(case)
