@@ -51,6 +51,40 @@ MODEL = [
         "spec.engine.env[1]",
         "Duplicate value",
     ),
+    Row(
+        "volume_of_an_owned_secret",
+        "CachedModel",
+        {"spec.engine.volumes": [{"name": "a", "secret": {"secretName": "kvs-tiny-bundle"}}]},
+        "spec.engine.volumes[0].secret.secretName",
+        OWNED_SECRET,
+    ),
+    Row(
+        "volume_without_source",
+        "CachedModel",
+        {"spec.engine.volumes": [{"name": "a"}]},
+        "spec.engine.volumes[0]",
+        "a volume needs exactly one of configMap, secret",
+    ),
+    *(
+        Row(
+            f"mount {path}",
+            "CachedModel",
+            {
+                "spec.engine.volumes": [{"name": "a", "emptyDir": {}}],
+                "spec.engine.volumeMounts": [{"name": "a", "mountPath": path}],
+            },
+            "spec.engine.volumeMounts[0].mountPath",
+            "this place belongs to the operator or the system",
+        )
+        for path in ("/", "/run/kvstrata", "/kvstrata/plugin", "/opt/../run/kvstrata")
+    ),
+    Row(
+        "mount_of_no_volume",
+        "CachedModel",
+        {"spec.engine.volumeMounts": [{"name": "a", "mountPath": "/opt/a"}]},
+        "spec.engine.volumeMounts",
+        "every mount must name one of volumes",
+    ),
     Row("no_source", "CachedModel", {"spec.model.source": {}}, "spec.model.source", "exactly one of hub, pvc and path"),
     Row(
         "two_sources",

@@ -81,6 +81,14 @@ class Settings:
                 raise SettingsError(f"{name} must be an object with no fields but {', '.join(sorted(PLACEMENT))}")
             return value
 
+        def marks(name: str) -> Mapping[str, str]:
+            value = parsed(name, "{}")
+            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+                raise SettingsError(f"{name} must be an object of texts")
+            if taken := sorted(key for key in value if key.startswith(("app.kubernetes.io/", "kvstrata.io/"))):
+                raise SettingsError(f"{name} must not have {taken[0]}: such keys belong to the operator")
+            return value
+
         namespace = required("KVSTRATA_NAMESPACE")
         return cls(
             namespace=namespace,
@@ -98,6 +106,8 @@ class Settings:
                 job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
                 job_resources=parsed("KVSTRATA_JOB_RESOURCES", "{}"),
                 metrics_from=tuple(parsed("KVSTRATA_METRICS_FROM", "[]")),
+                child_labels=marks("KVSTRATA_CHILD_LABELS"),
+                child_annotations=marks("KVSTRATA_CHILD_ANNOTATIONS"),
             ),
             log_level=(env.get("KVSTRATA_LOG_LEVEL") or "INFO").upper(),
             http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),

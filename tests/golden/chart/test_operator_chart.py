@@ -169,6 +169,14 @@ def test_jobs_get_the_operators_placement_and_none_of_its_own_spreading() -> Non
         Settings.from_environment({**environment(), "KVSTRATA_JOB_PLACEMENT": '{"hostNetwork": true}'})
 
 
+def test_labels_and_annotations_of_children_reach_the_operator() -> None:
+    marks = {"childLabels": {"example.com/cost": "a"}, "childAnnotations": {"note": "b"}}
+    build = Settings.from_environment(environment(marks)).build
+    assert (build.child_labels, build.child_annotations) == ({"example.com/cost": "a"}, {"note": "b"})
+    with pytest.raises(RefusedError, match=r"kvstrata\.io/model"):
+        render(OPERATOR_CHART, {"childLabels": {"kvstrata.io/model": "a"}})
+
+
 def test_a_key_management_service_is_allowed_by_its_address_or_with_where_to_log_in_there() -> None:
     settings = Settings.from_environment(environment({"kms": EVERYTHING["kms"]}))
     assert settings.kms_services == (

@@ -10,7 +10,7 @@ from pydantic import Field
 from kvstrata.api.base import ApiModel, Rule
 from kvstrata.api.common import ServerTls, TlsMode
 from kvstrata.api.markers import at_least, between
-from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
+from kvstrata.api.pod_template import ResourceRequirements, ServerPodTemplate
 from kvstrata.api.scalars import Duration, Image, Quantity
 
 MIN_SHARDS_WITH_REPLICAS = 3
@@ -57,7 +57,7 @@ class RedisManaged(ApiModel):
     resources: ResourceRequirements | None = None
     """Resources of each server. Absent means memory that fits the capacity; cpu also sets io-threads."""
 
-    pod_template: PodTemplate | None = None
+    pod_template: ServerPodTemplate | None = None
     """Settings of the servers' pods."""
 
     RULES = (

@@ -92,6 +92,18 @@ class PodTemplate(ApiModel):
     image_pull_secrets: Annotated[tuple[LocalObjectRef, ...], Field(max_length=8), map_list()] = ()
     """Secrets with credentials of registries."""
 
+    scheduler_name: ForeignName | None = None
+    """Scheduler of the pods."""
+
+    dns_policy: Literal["ClusterFirst", "Default", "None"] | None = None
+    """Source of the resolver's configuration; absent means ClusterFirst."""
+
+    dns_config: AnyObject | None = None
+    """Settings of the resolver, as in a Pod."""
+
+    host_aliases: Annotated[tuple[AnyObject, ...], Field(max_length=32), atomic_list()] = ()
+    """Entries of the pods' hosts file, as in a Pod."""
+
     RULES = (
         Rule(
             cel="!has(self.labels) || "
@@ -101,3 +113,11 @@ class PodTemplate(ApiModel):
             holds=lambda pod: not any(key.startswith(("app.kubernetes.io/", "kvstrata.io/")) for key in pod.labels),
         ),
     )
+
+
+class ServerPodTemplate(PodTemplate):
+    """Settings of the pods of managed servers. Pods of a model keep a ServiceAccount of their own: it may read their
+    policies, and the operator believes its tokens only."""
+
+    service_account_name: ForeignName | None = None
+    """ServiceAccount of the pods; its token is not mounted. Absent means the namespace's default."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.pod_template import PodTemplate
 from kvstrata.objects.pod import access, workload
 from kvstrata.objects.redis.cluster import build_shard_statefulset
 
@@ -30,6 +31,8 @@ def model_children(
     """Return the children of a CachedModel. Existing ones that are absent here must be pruned. `service_monitors`:
     whether the cluster knows ServiceMonitor."""
     return _present(
+        ctx,
+        model.spec.engine.pod_template,
         access.build_serviceaccount(model),
         access.build_role(model, shard_count, has_pools=has_pools),
         access.build_rolebinding(model),
@@ -56,6 +59,8 @@ def redis_tier_children(
     wanted = dict.fromkeys(range(managed.shards), None) if managed is not None else {}
     shards: Mapping[int, int | None] = wanted if members is None else members
     return _present(
+        ctx,
+        managed.pod_template if managed is not None else None,
         access.build_redis_networkpolicy(ctx, tier, models),
         workload.build_redis_service(tier),
         workload.build_redis_pdb(tier),
@@ -63,5 +68,9 @@ def redis_tier_children(
     )
 
 
-def _present(*objects: dict[str, Any] | None) -> tuple[dict[str, Any], ...]:
-    return tuple(built for built in objects if built is not None)
+def _present(
+    ctx: BuildContext, chosen: PodTemplate | None, *objects: dict[str, Any] | None
+) -> tuple[dict[str, Any], ...]:
+    """Return the objects with the installation's labels and annotations, and with the labels of the user's pods."""
+    labels = chosen.labels if chosen is not None else {}
+    return tuple(ctx.marked(built, labels) for built in objects if built is not None)

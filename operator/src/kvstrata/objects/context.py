@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+EMPTY: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
@@ -16,6 +18,7 @@ class BuildContext:
     threshold, 10 % by default, the kubelet evicts the pod. `image_pull_secrets`, `job_placement` (fields of a pod's
     spec) and `job_resources` (its container's, over the default) are for pods in the operator's namespace.
     `metrics_from` has the peers (NetworkPolicyPeer) that may read metrics and health of gates; empty for every pod.
+    `child_labels` and `child_annotations` are for pods, and for all objects but Secrets.
     """
 
     sidecar_image: str
@@ -32,3 +35,18 @@ class BuildContext:
     job_placement: Mapping[str, Any] = field(default_factory=dict)
     job_resources: Mapping[str, Any] = field(default_factory=dict)
     metrics_from: tuple[Mapping[str, Any], ...] = ()
+    child_labels: Mapping[str, str] = field(default_factory=dict)
+    child_annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def marked(self, built: dict[str, Any], labels: Mapping[str, str] = EMPTY) -> dict[str, Any]:
+        """Return an object with the labels and annotations of all children, which its pod template gets, too, and with
+        `labels`. Those that it has already win."""
+        if not (labels or self.child_labels or self.child_annotations):
+            return built
+        own = built["metadata"]
+        every = {**self.child_labels, **labels, **own.get("labels", {})}
+        notes = {**self.child_annotations, **own.get("annotations", {})}
+        marked = {**built, "metadata": {**own, "labels": every, **({"annotations": notes} if notes else {})}}
+        if "template" in built.get("spec", {}):
+            marked["spec"] = {**built["spec"], "template": self.marked(built["spec"]["template"])}
+        return marked

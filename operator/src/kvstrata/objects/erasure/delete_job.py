@@ -125,7 +125,7 @@ def build_deletion_job(ctx: BuildContext, deletion: TierDeletion) -> dict[str, A
         "containers": [container],
         "volumes": [{"name": "deletion", "secret": {"secretName": name, "defaultMode": SECRET_FILE_MODE}}],
     }
-    return {
+    job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": name, "namespace": ctx.operator_namespace, "labels": own_labels},
@@ -141,6 +141,7 @@ def build_deletion_job(ctx: BuildContext, deletion: TierDeletion) -> dict[str, A
             },
         },
     }
+    return ctx.marked(job)
 
 
 def needed_secrets(tier: CacheTier) -> Mapping[str, tuple[str, str]]:

@@ -75,7 +75,8 @@ RBAC = "rbac.authorization.k8s.io"
 
 def build_serviceaccount(model: CachedModel) -> dict[str, Any]:
     """Return the ServiceAccount of a model's pods. Its token is mounted only in the gate."""
-    return model_object("v1", "ServiceAccount", model, automountServiceAccountToken=False)
+    chosen = model.spec.engine.service_account_annotations
+    return model_object("v1", "ServiceAccount", model, chosen, automountServiceAccountToken=False)
 
 
 def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_source import DType, WeightsSource
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.pod_template import PodTemplate
+from kvstrata.api.pod_volumes import EngineMount
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
+from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import amounts, container, environment, exec_probe, mount
 from kvstrata.objects.quantities import binary
 
@@ -70,6 +72,7 @@ def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str,
             mount("shm", paths.SHARED_MEMORY),
             mount("engine-tmp", paths.TEMPORARY),
             *(mounted for _, mounted in _weights(model)),
+            *(_user_mount(mounted) for mounted in spec.volume_mounts),
         ],
     )
 
@@ -140,6 +143,15 @@ def requests_gpu(model: CachedModel) -> bool:
 
 def weight_volumes(model: CachedModel) -> list[dict[str, Any]]:
     return [volume for volume, _ in _weights(model)]
+
+
+def user_volumes(model: CachedModel) -> list[dict[str, Any]]:
+    """Return the user's volumes, under names that none of the operator's has."""
+    return [volume.to_kubernetes() | {"name": f"user-{volume.name}"} for volume in model.spec.engine.volumes]
+
+
+def _user_mount(mounted: EngineMount) -> dict[str, Any]:
+    return without_empty(mounted.to_kubernetes() | {"name": f"user-{mounted.name}"})
 
 
 def _weights(model: CachedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -108,6 +108,7 @@ def kv_relevant_arguments(arguments: Sequence[str]) -> tuple[tuple[str, tuple[st
 def _inputs(model: CachedModel) -> dict[str, Any]:
     """Return the inputs of both digests."""
     spec = model.spec
+    mounted = (*spec.engine.volumes, *spec.engine.volume_mounts)
     return {
         "weights": _weights(spec.model.source),
         "revision": spec.model.revision,
@@ -116,6 +117,8 @@ def _inputs(model: CachedModel) -> dict[str, Any]:
         "chunkSize": spec.cache_server.chunk_size,
         "engineImage": spec.engine.image,
         "cacheImage": spec.cache_image,
+        # Files of a user's volume may be code of the engine, or a chat template.
+        **({"mounts": [one.to_kubernetes() for one in mounted]} if mounted else {}),
     }
 
 

@@ -116,6 +116,10 @@ def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any
             "priorityClassName": chosen.priority_class_name,
             "runtimeClassName": chosen.runtime_class_name,
             "imagePullSecrets": [{"name": reference.name} for reference in chosen.image_pull_secrets],
+            "schedulerName": chosen.scheduler_name,
+            "dnsPolicy": chosen.dns_policy,
+            "dnsConfig": chosen.dns_config,
+            "hostAliases": list(chosen.host_aliases),
         }
     )
 
@@ -142,7 +146,7 @@ def _volumes(model: CachedModel, tiers: Sequence[CacheTier], shard_count: int) -
     ]
     if model.spec.gate.tls.secret_ref is not None:
         volumes.append({"name": "caller-tls", "secret": _secret_files(model.spec.gate.tls.secret_ref.name)})
-    return [*volumes, *nvme.volumes(tiers), *engine.weight_volumes(model)]
+    return [*volumes, *nvme.volumes(tiers), *engine.weight_volumes(model), *engine.user_volumes(model)]
 
 
 def _memory(name: str, size_bytes: int) -> dict[str, Any]:
