@@ -144,15 +144,21 @@ def _merge(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
+def is_untyped(schema: Mapping[str, Any]) -> bool:
+    """Whether it is of a quantity that may also be a number with a fraction: no type, and no CEL rule."""
+    return "type" not in schema and bool(schema.get("x-kubernetes-preserve-unknown-fields")) and "pattern" in schema
+
+
 def structural_problems(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield a sentence for each node that is not structural or not bounded."""
     here = path or "(root)"
     int_or_string = schema.get("x-kubernetes-int-or-string") is True
+    untyped = is_untyped(schema)
     for key in _FORBIDDEN:
-        if key in schema and not (key == "anyOf" and int_or_string):
+        if key in schema and not (key == "anyOf" and int_or_string) and not (key == "pattern" and untyped):
             yield f"{here}: {key} is not allowed"
     kind = schema.get("type")
-    if kind is None and not int_or_string:
+    if kind is None and not int_or_string and not untyped:
         yield f"{here}: has no type"
     if kind == "number":
         yield f"{here}: floating point numbers are not allowed in Kubernetes APIs"

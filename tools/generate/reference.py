@@ -12,6 +12,7 @@ from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS
 from kvstrata.api.scalars import VALIDATIONS
 from tools.generate.conditions import REASONS, condition_types
 from tools.generate.crd import root_schema
+from tools.generate.openapi import is_untyped
 from tools.generate.restarts import RESTARTS, restart_of
 
 HEADER = "<!-- Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit. -->"
@@ -105,7 +106,7 @@ def _row(path: str, field: Mapping[str, Any], required: bool) -> str:
 
 
 def _type_name(field: Mapping[str, Any]) -> str:
-    if field.get("x-kubernetes-int-or-string"):
+    if field.get("x-kubernetes-int-or-string") or is_untyped(field):
         return "quantity"
     if "enum" in field:
         return " \\| ".join(f"`{str(value).lower() if value is True else value}`" for value in field["enum"])

@@ -1,5 +1,34 @@
+{{- /* The default values of groups, which a group that is null gets: one of which every line is a comment. */}}
+{{- define "kvstrata.groups" -}}
+image: {registry: localhost, repository: kvstrata-operator, pullPolicy: IfNotPresent}
+sidecar: {image: {repository: kvstrata-sidecar}}
+redis: {image: {repository: kvstrata-redis}}
+receipts: {keyDays: 365}
+kms: {audience: kvstrata-kms}
+serviceAccount: {create: true}
+rbac: {create: true, aggregateToDefaultRoles: true}
+resources: {requests: {cpu: 100m, memory: 192Mi}, limits: {memory: 512Mi}}
+podDisruptionBudget: {enabled: true}
+networkPolicy: {enabled: true}
+metrics: {serviceMonitor: {enabled: false, interval: 30s}, prometheusRule: {enabled: false}}
+podLabels: {}
+affinity: {}
+{{- end }}
+
+{{- /* Gives groups that are null their defaults. Each template that reads values begins with it. */}}
+{{- define "kvstrata.defaults" -}}
+{{- range $name, $group := include "kvstrata.groups" . | fromYaml }}
+{{- $given := get $.Values $name }}
+{{- if not (kindIs "map" $given) }}{{ $_ := set $.Values $name $group }}{{ $given = $group }}{{ end }}
+{{- range $part, $default := $group }}
+{{- if and (kindIs "map" $default) (not (kindIs "map" (get $given $part))) }}{{ $_ := set $given $part $default }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "kvstrata.fullname" -}}
-{{- $release := .Release.Name }}
+{{- /* Names of releases may have dots, names of Services may not. */}}
+{{- $release := .Release.Name | replace "." "-" }}
 {{- $name := ternary $release (printf "%s-kvstrata" $release) (contains "kvstrata" $release) }}
 {{- default $name .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
 {{- end }}

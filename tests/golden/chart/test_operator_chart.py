@@ -17,7 +17,7 @@ from kvstrata.model.keys import AllowedService
 from kvstrata.objects.context import BuildContext
 from kvstrata.settings import Settings, SettingsError
 
-from .rendering import NAMESPACE, OPERATOR_CHART, REPOSITORY, RefusedError, program, render, render_text
+from .rendering import CRD_CHART, NAMESPACE, OPERATOR_CHART, REPOSITORY, RefusedError, program, render, render_text
 
 GOLDEN = Path(__file__).parent / "expected"
 EVERYTHING: dict[str, Any] = {
@@ -267,6 +267,31 @@ def test_one_registry_holds_all_images_or_each_repository_names_its_own(registry
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RefusedError, match=complaint.replace(".", r"\.")):
         render(OPERATOR_CHART, values)
+
+
+GROUPS = [
+    (name, None) if part is None else (name, {part: None})
+    for name, value in yaml.safe_load((OPERATOR_CHART / "values.yaml").read_text()).items()
+    if isinstance(value, dict)
+    for part in (None, *(part for part, inner in value.items() if isinstance(inner, dict) and name != "resources"))
+]
+
+
+@pytest.mark.parametrize(("name", "value"), GROUPS, ids=str)
+def test_a_group_that_is_null_has_its_default_values(name: str, value: dict[str, None] | None) -> None:
+    assert render_text(OPERATOR_CHART, {name: value}) == render_text(OPERATOR_CHART)
+
+
+@pytest.mark.parametrize("chart", [OPERATOR_CHART, CRD_CHART], ids=["operator", "crds"])
+def test_values_that_a_parent_chart_sets_are_taken(chart: Path) -> None:
+    assert render_text(chart, {"enabled": True, "global": {"region": "a"}}) == render_text(chart)
+
+
+def test_names_with_dots_are_taken() -> None:
+    objects = render(OPERATOR_CHART, {"imagePullSecrets": ["registry.example"]}, "team.one")
+    assert "team-one-kvstrata-metrics" in {name for kind, name in objects if kind == "Service"}
+    (pod,) = [obj["spec"]["template"]["spec"] for (kind, _), obj in objects.items() if kind == "Deployment"]
+    assert pod["imagePullSecrets"] == [{"name": "registry.example"}]
 
 
 def test_every_value_is_in_the_schema_and_the_readme() -> None:

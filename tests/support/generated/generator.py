@@ -17,6 +17,7 @@ import yaml
 from kvstrata.api.cachetier import LEAST_CAPACITY
 from kvstrata.api.scalars import Quantity
 from tests.support.generated import values
+from tools.generate.openapi import is_untyped
 
 Raw = dict[str, Any]
 Schema = Mapping[str, Any]
@@ -90,6 +91,8 @@ class Generator:
     def _value(self, schema: Schema, path: tuple[str, ...]) -> Any:
         if "enum" in schema:
             return self._rng.choice(schema["enum"])
+        if is_untyped(schema):
+            return self._rng.choice((self._text(schema, path), self._rng.choice((1, 2, 0.5, 1.25))))
         if schema.get("x-kubernetes-preserve-unknown-fields"):
             return copy.deepcopy(self._rng.choice(self._free(path)))
         if schema.get("x-kubernetes-int-or-string"):
@@ -274,7 +277,7 @@ def _pattern(schema: Schema) -> str | None:
     """The regular expression in the rule of a text, or None."""
     rules = (MATCHES.fullmatch(rule["rule"]) for rule in schema.get("x-kubernetes-validations", ()))
     found = next((rule.group(1) for rule in rules if rule), None)
-    return found.replace("\\\\", "\\") if found else None
+    return found.replace("\\\\", "\\") if found else schema.get("pattern")
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:

@@ -72,10 +72,24 @@ def test_what_is_no_size_is_refused_with_an_example(text: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "units"),
-    [("250m", Fraction(1, 4)), ("2", Fraction(2)), ("1e3", Fraction(1000)), (".5", Fraction(1, 2)), (4, Fraction(4))],
+    [
+        ("250m", Fraction(1, 4)),
+        ("2", Fraction(2)),
+        ("1e3", Fraction(1000)),
+        (".5", Fraction(1, 2)),
+        (4, Fraction(4)),
+        (0.5, Fraction(1, 2)),
+        (1e-6, Fraction(1, 10**6)),
+    ],
 )
-def test_resources_take_the_whole_grammar_of_kubernetes(text: str | int, units: Fraction) -> None:
+def test_resources_take_the_whole_grammar_of_kubernetes(text: str | float, units: Fraction) -> None:
     assert RESOURCE.validate_python(text).in_units == units
+
+
+@pytest.mark.parametrize("value", [True, -0.5, {}, [], None, float("nan")])
+def test_other_values_are_no_amount_of_a_resource(value: object) -> None:
+    with pytest.raises(ValidationError, match="must be a Kubernetes quantity such as"):
+        RESOURCE.validate_python(value)
 
 
 @given(st.integers(0, 10**6 - 1), st.integers(0, 10**6 - 1), st.integers(0, 10**6 - 1))

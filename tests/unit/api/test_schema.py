@@ -9,8 +9,9 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import ApiModel, Resource, Rule
+from kvstrata.api.cachedmodel import CachedModelSpec
 from kvstrata.api.markers import VALIDATIONS, atomic_list, immutable, schema_default
-from kvstrata.api.scalars import Pattern
+from kvstrata.api.scalars import Pattern, ResourceQuantity
 from tools.generate.crd import build_crd, build_crds
 from tools.generate.openapi import UnstructuralSchemaError, structural_problems, structural_schema
 
@@ -172,3 +173,22 @@ def walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
         for index, value in enumerate(node):
             found += walk(value, f"{path}[{index}]")
     return found
+
+
+def test_an_amount_of_a_resource_is_a_text_or_any_number_as_in_a_pod() -> None:
+    engine = structural_schema(CachedModelSpec)["properties"]["engine"]["properties"]
+    amount = engine["resources"]["properties"]["limits"]["additionalProperties"]
+    assert amount == {
+        "x-kubernetes-preserve-unknown-fields": True,
+        "pattern": ResourceQuantity.PATTERN,
+        "maxLength": 32,
+        "minimum": 0,
+        "maxProperties": 0,
+        "maxItems": 0,
+    }
+    spec = {
+        "model": {"name": "m", "source": {"path": "/m"}},
+        "engine": {"image": "e", "resources": {"limits": {"cpu": 0.5}}},
+    }
+    parsed = CachedModelSpec.model_validate(spec)
+    assert parsed.to_kubernetes()["engine"]["resources"] == {"limits": {"cpu": "0.5"}}

@@ -63,3 +63,11 @@ def test_a_change_that_refuses_or_drops_what_is_stored_is_named(after: dict[str,
 )
 def test_a_change_that_accepts_more_breaks_nothing(after: dict[str, Any]) -> None:
     assert found(after) == []
+
+
+def test_an_amount_that_may_also_be_a_fraction_breaks_nothing() -> None:
+    rule = {"rule": "string(self).matches('^[0-9]+$')", "message": "a number"}
+    before = {"x-kubernetes-int-or-string": True, "maxLength": 32, "x-kubernetes-validations": [rule]}
+    after = {"x-kubernetes-preserve-unknown-fields": True, "maxLength": 32, "pattern": "^[0-9]+$", "minimum": 0}
+    assert list(breaking_changes(reduced(before), reduced(after), "Kind")) == []
+    assert list(breaking_changes(reduced({"type": "string"}), reduced(after), "Kind"))

@@ -148,12 +148,25 @@ def _in_bytes(size: str) -> int:
 
 
 class ResourceQuantity(_QuantityText):
-    """An amount of a container resource in Kubernetes form, for example ``250m`` of cpu or ``2Gi`` of memory."""
+    """An amount of a container resource in Kubernetes form, for example ``250m`` of cpu or ``2Gi`` of memory.
+
+    As in a Pod, a number with a fraction (``cpu: 0.5``) is taken. No type of a structural schema has texts and such
+    numbers: the field has none, and so its form is no CEL rule.
+    """
+
+    TAKEN = (int, float, str)
 
     PATTERN = r"^([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$"
     EXPECTED = "must be a Kubernetes quantity such as 250m, 2 or 4Gi, and not negative"
 
     __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        form = {"maxLength": cls.MAX_LENGTH, "pattern": cls.PATTERN, "minimum": 0, "maxProperties": 0, "maxItems": 0}
+        return {"x-kubernetes-preserve-unknown-fields": True, **form}
 
     @property
     def in_units(self) -> Fraction:
