@@ -89,6 +89,12 @@ class Settings:
                 raise SettingsError(f"{name} must not have {taken[0]}: such keys belong to the operator")
             return value
 
+        def numbers(name: str, default: str = "") -> tuple[int, ...]:
+            try:
+                return tuple(int(one) for one in env.get(name, default).split(",") if one.strip())
+            except ValueError as error:
+                raise SettingsError(f"{name} must be whole numbers, not {env[name]!r}") from error
+
         namespace = required("KVSTRATA_NAMESPACE")
         return cls(
             namespace=namespace,
@@ -106,6 +112,8 @@ class Settings:
                 job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
                 job_resources=parsed("KVSTRATA_JOB_RESOURCES", "{}"),
                 metrics_from=tuple(parsed("KVSTRATA_METRICS_FROM", "[]")),
+                run_as=next(iter(numbers("KVSTRATA_RUN_AS", "65532")), None),
+                egress_ports=numbers("KVSTRATA_EGRESS_PORTS"),
                 child_labels=marks("KVSTRATA_CHILD_LABELS"),
                 child_annotations=marks("KVSTRATA_CHILD_ANNOTATIONS"),
             ),

@@ -177,6 +177,18 @@ def test_labels_and_annotations_of_children_reach_the_operator() -> None:
         render(OPERATOR_CHART, {"childLabels": {"kvstrata.io/model": "a"}})
 
 
+def test_a_locked_down_cluster_chooses_ids_and_admits_ports() -> None:
+    values = {"runAsUser": None, "networkPolicy": {"egressPorts": [443, 6443]}}
+    objects = render(OPERATOR_CHART, values)
+    security = objects["Deployment", "kvstrata"]["spec"]["template"]["spec"]["securityContext"]
+    assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert objects["NetworkPolicy", "kvstrata"]["spec"]["egress"] == [{}]
+    build = Settings.from_environment(environment(values)).build
+    assert (build.run_as, build.egress_ports) == (None, (443, 6443))
+    assert Settings.from_environment(environment({"runAsUser": 1000650000})).build.run_as == 1000650000
+    assert Settings.from_environment(environment()).build.run_as == 65532
+
+
 def test_a_key_management_service_is_allowed_by_its_address_or_with_where_to_log_in_there() -> None:
     settings = Settings.from_environment(environment({"kms": EVERYTHING["kms"]}))
     assert settings.kms_services == (

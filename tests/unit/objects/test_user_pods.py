@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from kvstrata.api.base import InvalidObjectError
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.objects.children import model_children, redis_tier_children
 from kvstrata.objects.erasure.delete_job import TierDeletion, build_deletion_job
-from kvstrata.objects.pod.access import build_serviceaccount
+from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy, build_serviceaccount
 from kvstrata.objects.pod.identity import cache_identity, render_id
 from kvstrata.objects.pod.pod import pod_template
 from kvstrata.settings import Settings, SettingsError
@@ -136,6 +137,90 @@ def test_every_child_has_the_marks_of_the_installation_and_keeps_its_own() -> No
     assert job["metadata"]["annotations"] == {"example.com/note": "b"}
 
 
+def volumes(built: CachedModel) -> dict[str, dict[str, Any]]:
+    spec = pod_template(CONTEXT, DOMAIN_ID, built, (), IDENTITY)["spec"]
+    return {volume["name"]: volume.get("emptyDir", {}) for volume in spec["volumes"] if "emptyDir" in volume}
+
+
+def engine(built: CachedModel) -> dict[str, Any]:
+    (container,) = pod_template(CONTEXT, DOMAIN_ID, built, (), IDENTITY)["spec"]["containers"]
+    return dict(container)
+
+
+def test_every_volume_of_the_node_can_have_a_size_limit() -> None:
+    source = {"hub": {"repository": "a/b", "cacheSize": "20Gi"}}
+    built = model(source=source, engine={"temporarySize": "2048Mi"})
+    assert all("sizeLimit" in volume for volume in volumes(built).values())
+    assert volumes(built)["engine-tmp"]["sizeLimit"] == "2Gi"
+    assert volumes(model(source={"hub": {"repository": "a/b"}}))["weights-cache"] == {}
+    assert all("sizeLimit" in one["emptyDir"] for one in servers()["volumes"] if "emptyDir" in one)
+
+
+def test_the_engine_requests_space_for_weights_unless_its_resources_name_it() -> None:
+    source = {"hub": {"repository": "a/b", "cacheSize": "20Gi"}}
+    assert engine(model(source=source))["resources"]["requests"] == {"ephemeral-storage": "20Gi"}
+    chosen = {"resources": {"requests": {"ephemeral-storage": "1Gi"}}}
+    assert engine(model(source=source, engine=chosen))["resources"]["requests"] == {"ephemeral-storage": "1Gi"}
+    assert "resources" not in engine(model())
+
+
+def test_a_variable_may_come_from_elsewhere_and_its_source_counts_for_the_identity() -> None:
+    source = {"secretKeyRef": {"name": "store", "key": "token"}}
+    built = model(engine={"env": [{"name": "STORE_TOKEN", "valueFrom": source}]})
+    assert {"name": "STORE_TOKEN", "valueFrom": source} in engine(built)["env"]
+    assert cache_identity(built) != cache_identity(model(engine={"env": [{"name": "STORE_TOKEN"}]}))
+
+
+@pytest.mark.parametrize(
+    ("variable", "complaint"),
+    [
+        ({"name": "A", "valueFrom": {"secretKeyRef": {"name": "kvs-tiny-bundle", "key": "root.json"}}}, "belong to"),
+        ({"name": "A", "valueFrom": {}}, "exactly one of"),
+        ({"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "not both"),
+        ({"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.containers"}}}, "must be a field of the pod"),
+        ({"name": "VLLM_X", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "part of the cache identity"),
+    ],
+)
+def test_a_variable_that_would_break_isolation_or_identity_is_refused(variable: Any, complaint: str) -> None:
+    with pytest.raises(InvalidObjectError, match=complaint):
+        model(engine={"env": [variable]})
+
+
+def test_the_platform_may_choose_user_and_group_of_all_pods() -> None:
+    job = TierDeletion("order-1", redis_tier(), 1, "d", 1, ("0" * 32,))
+    for ctx, ids in ((CONTEXT, {65532}), (replace(CONTEXT, run_as=None), {None})):
+        (shard,) = [one for one in redis_tier_children(ctx, redis_tier()) if one["kind"] == "StatefulSet"]
+        for spec in (
+            pod_template(ctx, DOMAIN_ID, model(), (), IDENTITY)["spec"],
+            shard["spec"]["template"]["spec"],
+            build_deletion_job(ctx, job)["spec"]["template"]["spec"],
+        ):
+            security = spec["securityContext"]
+            assert security["runAsNonRoot"]
+            assert {security.get(name) for name in ("runAsUser", "runAsGroup", "fsGroup")} == ids
+
+
+def test_servers_reach_each_other_and_dns_where_egress_is_denied_and_nothing_else() -> None:
+    policy = build_redis_networkpolicy(CONTEXT, redis_tier("shared"))
+    assert policy is not None
+    dns, servers_of_tier = policy["spec"]["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53, 5353}
+    assert servers_of_tier["to"] == [{"podSelector": policy["spec"]["podSelector"]}]
+    assert {port["port"] for port in servers_of_tier["ports"]} == {6379, 16379}
+    assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def test_pods_of_models_reach_dns_servers_and_the_named_ports_if_there_are_any() -> None:
+    assert build_model_networkpolicy(CONTEXT, model())["spec"]["policyTypes"] == ["Ingress"]
+    spec = build_model_networkpolicy(replace(CONTEXT, egress_ports=(443, 6443)), model())["spec"]
+    dns, anywhere, to_servers = spec["egress"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert ("to" in dns, [port["port"] for port in anywhere["ports"]]) == (False, [443, 6443])
+    (shard,) = [one for one in redis_tier_children(CONTEXT, redis_tier()) if one["kind"] == "StatefulSet"]
+    selected = to_servers["to"][0]["podSelector"]["matchLabels"]
+    assert selected.items() <= shard["spec"]["template"]["metadata"]["labels"].items()
+
+
 def settings(**variables: str) -> Settings:
     names = ("KVSTRATA_NAMESPACE", "KVSTRATA_POD_NAME", "KVSTRATA_SIDECAR_IMAGE", "KVSTRATA_REDIS_IMAGE")
     return Settings.from_environment({**dict.fromkeys(names, "x"), **variables})
@@ -147,3 +232,11 @@ def test_the_installation_sets_no_label_of_the_operator() -> None:
     for wrong in ('{"kvstrata.io/model": "a"}', '{"cost": 1}', "[]"):
         with pytest.raises(SettingsError, match="KVSTRATA_CHILD_LABELS"):
             settings(KVSTRATA_CHILD_LABELS=wrong)
+
+
+def test_ids_and_ports_come_from_the_environment() -> None:
+    assert (settings().build.run_as, settings().build.egress_ports) == (65532, ())
+    build = settings(KVSTRATA_RUN_AS="", KVSTRATA_EGRESS_PORTS="443,6443").build
+    assert (build.run_as, build.egress_ports) == (None, (443, 6443))
+    with pytest.raises(SettingsError, match="KVSTRATA_EGRESS_PORTS must be whole numbers"):
+        settings(KVSTRATA_EGRESS_PORTS="https")

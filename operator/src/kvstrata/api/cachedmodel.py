@@ -130,6 +130,9 @@ class EngineSpec(ApiModel):
     resources: ResourceRequirements | None = None
     """Resources of the engine container."""
 
+    temporary_size: Annotated[Quantity, at_least("1Mi", "must be at least 1Mi")] | None = None
+    """Size limit of /tmp, where the engine keeps compiled kernels; the pod is evicted above it. Absent means none."""
+
     pod_template: PodTemplate | None = None
     """Settings of the pods."""
 

@@ -9,7 +9,8 @@ from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import ApiModel, exactly_one_of
 from kvstrata.api.common import SecretKeyRef
-from kvstrata.api.scalars import AbsolutePath, ForeignName, ModelName, Pattern
+from kvstrata.api.markers import at_least
+from kvstrata.api.scalars import AbsolutePath, ForeignName, ModelName, Pattern, Quantity
 
 
 class HubSource(ApiModel):
@@ -20,6 +21,10 @@ class HubSource(ApiModel):
 
     token_secret_ref: SecretKeyRef | None = None
     """Token for repositories that are not public."""
+
+    cache_size: Annotated[Quantity, at_least("1Mi", "must be at least 1Mi")] | None = None
+    """Size limit of the volume for the weights, which the engine also requests as ephemeral storage, unless
+    engine.resources do. Absent means neither."""
 
 
 class PvcSource(ApiModel):

@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from kvstrata.api.base import ApiModel, Rule
-from kvstrata.api.common import AnyObject, Labels, LocalObjectRef
+from kvstrata.api.base import ApiModel, Rule, exactly_one_of
+from kvstrata.api.common import AnyObject, ConfigMapKeyRef, Labels, LocalObjectRef, SecretKeyRef
 from kvstrata.api.markers import atomic_list, map_list
 from kvstrata.api.scalars import AnnotationValue, ForeignName, LabelKey, LabelValue, Pattern, ResourceQuantity
 
+_OF_THE_ENGINE = "^(VLLM|LMCACHE|TORCH)"
+
+
+FieldPath = Annotated[
+    str,
+    StringConstraints(max_length=400),
+    Pattern(
+        r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[^']+'\])|spec\.nodeName|status\.(host|pod)IPs?)$",
+        "must be a field of the pod such as metadata.name, metadata.labels['team'], spec.nodeName or status.podIP",
+    ),
+]
+
+
+class FieldRef(ApiModel):
+    """A field of the pod."""
+
+    field_path: FieldPath
+    """Path of the field."""
+
+
+class EnvSource(ApiModel):
+    """Source of a variable's value."""
+
+    secret_key_ref: SecretKeyRef | None = None
+    """A key of a Secret, except the operator's own."""
+
+    config_map_key_ref: ConfigMapKeyRef | None = None
+    """A key of a ConfigMap."""
+
+    field_ref: FieldRef | None = None
+    """A field of the pod."""
+
+    RULES = (
+        exactly_one_of(
+            ("secretKeyRef", "configMapKeyRef", "fieldRef"),
+            "valueFrom needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+        ),
+    )
+
 
 class EnvVar(ApiModel):
-    """One environment variable with a plain value."""
+    """One environment variable with a plain value, or with one from elsewhere."""
 
     name: Annotated[
         str,
@@ -24,6 +64,25 @@ class EnvVar(ApiModel):
 
     value: Annotated[str, StringConstraints(max_length=4096)] = ""
     """Value of the variable."""
+
+    value_from: EnvSource | None = None
+    """Source of the value, in place of value. It is part of the cache identity, the value is not: so variables of the
+    engine that change blocks (VLLM_, LMCACHE_, TORCH) have a plain value."""
+
+    RULES = (
+        Rule(
+            cel="!has(self.valueFrom) || !has(self.value)",
+            message="set value or valueFrom, not both",
+            field_path=".valueFrom",
+            holds=lambda one: one.value_from is None or "value" not in one.model_fields_set,
+        ),
+        Rule(
+            cel=f"!has(self.valueFrom) || !self.name.matches('{_OF_THE_ENGINE}')",
+            message="the value of this variable is part of the cache identity: set value",
+            field_path=".valueFrom",
+            holds=lambda one: one.value_from is None or not re.search(_OF_THE_ENGINE, one.name),
+        ),
+    )
 
 
 ResourceName = Annotated[str, StringConstraints(min_length=1, max_length=253)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstrata.api.pod_template import ResourceRequirements
+from kvstrata.api.pod_template import EnvVar, ResourceRequirements
 
 from .applied import without_empty
-from .quantities import canonical_amounts
+from .quantities import canonical_amounts, canonical_quantity
 
 SECURITY: dict[str, Any] = {
     "allowPrivilegeEscalation": False,
@@ -19,6 +19,9 @@ SECURITY: dict[str, Any] = {
 
 LAST_OF_LOG = "FallbackToLogsOnError"
 """`terminationMessagePolicy`: the pod's status has the end of the log of a container that failed."""
+
+
+EPHEMERAL_STORAGE = "ephemeral-storage"
 
 
 def container(name: str, image: str, pull_policy: str | None, **fields: Any) -> dict[str, Any]:
@@ -44,12 +47,16 @@ def mount(volume: str, path: str, *, read_only: bool = False, sub_path: str = ""
     return built
 
 
-def environment(own: Mapping[str, str], users: Sequence[tuple[str, str]] = ()) -> list[dict[str, str]]:
+def empty_dir(name: str, limit: str | None) -> dict[str, Any]:
+    return {"name": name, "emptyDir": {"sizeLimit": canonical_quantity(limit)} if limit is not None else {}}
+
+
+def environment(own: Mapping[str, str], users: Sequence[EnvVar] = ()) -> list[dict[str, Any]]:
     """Return env entries: the operator's, then the user's in their order; the user's value wins. Admission rejects
     variables that the operator must own, so only defaults are overridden."""
-    chosen = dict(users)
-    values = [(name, value) for name, value in own.items() if name not in chosen] + list(chosen.items())
-    return [{"name": name, "value": value} if value else {"name": name} for name, value in values]
+    chosen = [variable.to_kubernetes() for variable in users]
+    names = {one["name"] for one in chosen}
+    return [without_empty(one) for one in [{"name": n, "value": v} for n, v in own.items() if n not in names] + chosen]
 
 
 def field_environment(name: str, field_path: str) -> dict[str, Any]:

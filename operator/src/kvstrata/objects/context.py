@@ -18,7 +18,9 @@ class BuildContext:
     threshold, 10 % by default, the kubelet evicts the pod. `image_pull_secrets`, `job_placement` (fields of a pod's
     spec) and `job_resources` (its container's, over the default) are for pods in the operator's namespace.
     `metrics_from` has the peers (NetworkPolicyPeer) that may read metrics and health of gates; empty for every pod.
-    `child_labels` and `child_annotations` are for pods, and for all objects but Secrets.
+    `run_as` is the user and group of all pods; None leaves both to the platform. With `egress_ports`, pods of models
+    open connections to these TCP ports, managed servers and DNS only. `child_labels` and `child_annotations` are for
+    pods, and for all objects but Secrets.
     """
 
     sidecar_image: str
@@ -35,6 +37,8 @@ class BuildContext:
     job_placement: Mapping[str, Any] = field(default_factory=dict)
     job_resources: Mapping[str, Any] = field(default_factory=dict)
     metrics_from: tuple[Mapping[str, Any], ...] = ()
+    run_as: int | None = 65532
+    egress_ports: tuple[int, ...] = ()
     child_labels: Mapping[str, str] = field(default_factory=dict)
     child_annotations: Mapping[str, str] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from kvstrata.objects.applied import without_empty
 from kvstrata.objects.container import SECURITY, amounts, environment, mount
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.labels import metadata
+from kvstrata.objects.pod.access import DNS
 from kvstrata.objects.pod.pod import SECRET_FILE_MODE, pod_security
 from kvstrata.objects.quantities import KIB, MIB, binary
 from kvstrata.objects.secret import build_secret
@@ -43,9 +44,6 @@ MAX_ORDER_BYTES = 900 * KIB
 BASE_BYTES = 64 * MIB
 BYTES_OF_A_KEYSPACE = 16 * KIB
 """Memory of the program and of each keyspace's buckets (measured: 25 MiB and 10 KiB)."""
-
-DNS_PORTS = (53, 5353)
-"""Ports of the cluster's DNS: rules apply to the pods behind its Service, some of which listen on the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ def build_deletion_job(ctx: BuildContext, deletion: TierDeletion) -> dict[str, A
         "enableServiceLinks": False,
         # It can be killed at any moment, and as PID 1 it would ignore SIGTERM.
         "terminationGracePeriodSeconds": 1,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(ctx),
         "imagePullSecrets": [{"name": secret} for secret in ctx.image_pull_secrets],
         **ctx.job_placement,
         "containers": [container],
@@ -160,7 +158,6 @@ def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dic
     """Return the policy of the Job's pod: egress to the tier's servers and DNS, no ingress. External servers have no
     pods to select, so only ports are limited. For an external cluster any port is allowed, because its servers announce
     their ports."""
-    dns = {"ports": [{"protocol": protocol, "port": port} for port in DNS_PORTS for protocol in ("UDP", "TCP")]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -168,7 +165,7 @@ def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dic
         "spec": {
             "podSelector": {"matchLabels": job["spec"]["template"]["metadata"]["labels"]},
             "policyTypes": ["Ingress", "Egress"],
-            "egress": [dns, _to_servers(tier)],
+            "egress": [DNS, _to_servers(tier)],
         },
     }
 

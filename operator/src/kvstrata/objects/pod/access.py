@@ -1,7 +1,8 @@
 """Network access to gates and managed Redis servers, and the gate's rights at the API server.
 
-Only ingress is restricted: no NetworkPolicy rule names the API server on every cluster and still protects. A gate reads
-its own bundle and its callers' keys, by name, nothing else.
+Servers open connections to one another and to DNS only. Egress of models' pods is limited only where the installation
+names ports: no NetworkPolicy rule names the API server on every cluster and still protects. A gate reads its own bundle
+and its callers' keys, by name, nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.owned import model_object, tier_object
 from kvstrata.objects.pod import gate
 
+DNS = {"ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
+"""Egress to the cluster's DNS: rules apply to the pods behind its Service, some of which listen on the second port."""
+
 
 def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
     """Return the policy of a model's pods: callers from the namespace, the operator for control, and the
@@ -35,6 +39,11 @@ def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str
             {**({"from": peers} if peers else {}), "ports": [_tcp(paths.HEALTH_PORT)]},
         ],
     }
+    if ctx.egress_ports:
+        servers = {"podSelector": {"matchLabels": labels.OWNED | {labels.COMPONENT: "redis"}}}
+        anywhere = {"ports": [_tcp(port) for port in ctx.egress_ports]}
+        to_servers = {"to": [servers], "ports": [_tcp(paths.REDIS_PORT)]}
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [DNS, anywhere, to_servers]}
     return model_object("networking.k8s.io/v1", "NetworkPolicy", model, spec=spec)
 
 
@@ -47,11 +56,13 @@ def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier, models: Sequen
     deletions = _beside_the_operator(ctx, labels.deletes_from(tier.namespace, tier.name))
     named = {"matchExpressions": [{"key": labels.MODEL, "operator": "In", "values": sorted(models)}]}
     callers = [*([{"podSelector": named}] if models else []), _operator(ctx), deletions]
+    among_servers = [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]
     ingress = [
         {"from": callers, "ports": [_tcp(paths.REDIS_PORT)]},
-        {"from": [servers], "ports": [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]},
+        {"from": [servers], "ports": among_servers},
     ]
-    spec = {**servers, "policyTypes": ["Ingress"], "ingress": ingress}
+    egress = [DNS, {"to": [servers], "ports": among_servers}]
+    spec = {**servers, "policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
     return tier_object("networking.k8s.io/v1", "NetworkPolicy", tier, spec=spec)
 
 

@@ -8,12 +8,20 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_source import DType, WeightsSource
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.pod_template import PodTemplate
+from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.pod_volumes import EngineMount
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
 from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import amounts, container, environment, exec_probe, mount
+from kvstrata.objects.container import (
+    EPHEMERAL_STORAGE,
+    amounts,
+    container,
+    empty_dir,
+    environment,
+    exec_probe,
+    mount,
+)
 from kvstrata.objects.quantities import binary
 
 START_SCRIPT = """rm -f "$0"
@@ -61,7 +69,7 @@ def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str,
         chosen.image_pull_policy,
         command=list(COMMAND),
         args=arguments(model),
-        env=environment(_variables(model), [(variable.name, variable.value) for variable in spec.env]),
+        env=environment(_variables(model), spec.env),
         startupProbe=exec_probe(probe, period_s=STARTUP_PERIOD_S, timeout_s=5, failures=failures),
         livenessProbe=exec_probe(probe, period_s=20, timeout_s=5, failures=3),
         lifecycle={"preStop": {"exec": {"command": drain}}},
@@ -164,7 +172,7 @@ def _weights(model: CachedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         return [({"name": "weights", "persistentVolumeClaim": claim}, mounted)]
     if source.hub is None:
         return []
-    found = [({"name": "weights-cache", "emptyDir": {}}, mount("weights-cache", paths.HUB_CACHE))]
+    found = [(empty_dir("weights-cache", source.hub.cache_size), mount("weights-cache", paths.HUB_CACHE))]
     if (token := source.hub.token_secret_ref) is not None:
         items = [{"key": token.key, "path": "token"}]
         secret = {"secretName": token.name, "defaultMode": 0o440, "items": items}
@@ -199,9 +207,7 @@ def _variables(model: CachedModel) -> dict[str, str]:
 
 def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
     """Return the user's resources, plus the CPU tier's memory and one device per rank."""
-    chosen = model.spec.engine.resources
-    if chosen is None:
-        return {}
+    chosen, hub = model.spec.engine.resources or ResourceRequirements(), model.spec.model.source.hub
     requests, limits = dict[str, str](chosen.requests), dict[str, str](chosen.limits)
     if "memory" in chosen.limits:
         limits["memory"] = binary(chosen.limits["memory"].in_bytes + sizing.l1_bytes(tiers))
@@ -210,4 +216,6 @@ def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]
         devices = str(max(model.spec.engine.tensor_parallel_size, *asked))
         # Kubernetes requires equal request and limit for extended resources.
         requests[GPU] = limits[GPU] = devices
+    if hub is not None and hub.cache_size is not None and EPHEMERAL_STORAGE not in {**requests, **limits}:
+        requests[EPHEMERAL_STORAGE] = hub.cache_size
     return amounts(requests, limits)

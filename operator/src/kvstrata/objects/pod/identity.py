@@ -13,7 +13,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_source import WeightsSource
-from kvstrata.contract.wire import digest
+from kvstrata.contract.wire import canonical_json, digest
 
 IDENTITY_HEX_DIGITS = 16
 CHUNK_HASH_ALGORITHM = "blake3"
@@ -123,7 +123,10 @@ def _inputs(model: CachedModel) -> dict[str, Any]:
 
 
 def _variables(model: CachedModel) -> list[tuple[str, str]]:
-    return [(variable.name, variable.value) for variable in model.spec.engine.env]
+    return [
+        (one.name, one.value if one.value_from is None else canonical_json(one.value_from.to_kubernetes()).decode())
+        for one in model.spec.engine.env
+    ]
 
 
 def _weights(source: WeightsSource) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 from kvstrata.objects import labels, names, paths, sizing
 from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import SECURITY, amounts, mount
+from kvstrata.objects.container import EPHEMERAL_STORAGE, SECURITY, amounts, empty_dir, mount
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.pod import cache, engine, gate, nvme
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.objects.quantities import MIB, binary
 
-RUN_AS = 65532
 SECRET_FILE_MODE = 0o440
 ACK_TOKEN_LIFETIME_S = 3600
 KUBE_TOKEN_LIFETIME_S = 3607
@@ -47,7 +46,7 @@ def pod_template(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": engine.DRAIN_TIMEOUT_S + TERMINATION_MARGIN_S,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(ctx),
         "initContainers": [
             plugin_container(ctx, model),
             gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(model, shard_count)),
@@ -66,7 +65,7 @@ def pod_template(
     }
 
 
-_PLAIN = ("cpu", "memory", "ephemeral-storage")
+_PLAIN = ("cpu", "memory", EPHEMERAL_STORAGE)
 
 
 def plugin_container(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
@@ -87,15 +86,11 @@ def plugin_container(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
     }
 
 
-def pod_security() -> dict[str, Any]:
-    """Return the pod's part of the restricted Pod Security Standard; one user id, because sockets are shared."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": RUN_AS,
-        "runAsGroup": RUN_AS,
-        "fsGroup": RUN_AS,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+def pod_security(ctx: BuildContext) -> dict[str, Any]:
+    """Return the pod's part of the restricted Pod Security Standard; one user id, because sockets are shared. A
+    platform that chooses ids gives all containers of a pod the same."""
+    ids = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), ctx.run_as) if ctx.run_as is not None else {}
+    return {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any]:
@@ -132,9 +127,9 @@ def _volumes(model: CachedModel, tiers: Sequence[CacheTier], shard_count: int) -
         _memory("link", MIB),
         _memory("engine-socket", MIB),
         _memory("shm", sizing.shared_memory_bytes(model, tiers)),
-        {"name": "gate-tmp", "emptyDir": {}},
-        {"name": "cache-tmp", "emptyDir": {}},
-        {"name": "engine-tmp", "emptyDir": {}},
+        empty_dir("gate-tmp", "64Mi"),
+        empty_dir("cache-tmp", "1Gi"),
+        empty_dir("engine-tmp", model.spec.engine.temporary_size),
         {"name": "gate-tls", "secret": _secret_files(names.gate_tls(model.name))},
         _projected("ack-token", _token(ACK_TOKEN_LIFETIME_S, audience=ACK_AUDIENCE)),
         _projected(

@@ -25,6 +25,7 @@ from kvstrata.objects.container import (
     SECURITY,
     amounts,
     chosen_amounts,
+    empty_dir,
     exec_probe,
     field_environment,
     mount,
@@ -89,7 +90,7 @@ def build_shard_statefulset(
                 "spec": {
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
-                    "securityContext": pod_security(),
+                    "securityContext": pod_security(ctx),
                     "terminationGracePeriodSeconds": TERMINATION_GRACE_S,
                     "containers": [_container(ctx, tier, managed)],
                     "volumes": _volumes(tier),
@@ -199,7 +200,11 @@ def _volumes(tier: CacheTier) -> list[dict[str, Any]]:
         "defaultMode": SECRET_FILE_MODE,
         "items": [{"key": key, "path": key} for key in AUTH_FILES],
     }
-    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}, {"name": "auth", "secret": auth}]
+    volumes: list[dict[str, Any]] = [
+        # A replica that loads over its blocks writes them to a file first.
+        empty_dir("tmp", binary(sizing.redis_memory_limit_bytes(tier.spec))),
+        {"name": "auth", "secret": auth},
+    ]
     secret = redis_tls_secret(tier)
     if secret is not None:
         volumes.append({"name": "tls", "secret": {"secretName": secret, "defaultMode": SECRET_FILE_MODE}})
