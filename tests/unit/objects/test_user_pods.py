@@ -186,6 +186,18 @@ def test_a_variable_that_would_break_isolation_or_identity_is_refused(variable: 
         model(engine={"env": [variable]})
 
 
+def test_the_engine_trusts_the_authority_of_a_private_hub() -> None:
+    hub = {"repository": "a/b", "authorityConfigMapRef": {"name": "trust", "key": "bundle.pem"}}
+    spec = pod_template(CONTEXT, DOMAIN_ID, model(source={"hub": hub}), (), IDENTITY)["spec"]
+    (built,) = spec["containers"]
+    (place,) = [one["mountPath"] for one in built["volumeMounts"] if one["name"] == "hub-authority"]
+    items = [{"key": "bundle.pem", "path": "ca.crt"}]
+    assert {"name": "hub-authority", "configMap": {"name": "trust", "items": items}} in spec["volumes"]
+    trusted = {one["name"]: one["value"] for one in built["env"] if one.get("value", "").startswith(place)}
+    assert trusted == dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), f"{place}/ca.crt")
+    assert cache_identity(model(source={"hub": hub})) == cache_identity(model(source={"hub": {"repository": "a/b"}}))
+
+
 def test_the_platform_may_choose_user_and_group_of_all_pods() -> None:
     job = TierDeletion("order-1", redis_tier(), 1, "d", 1, ("0" * 32,))
     for ctx, ids in ((CONTEXT, {65532}), (replace(CONTEXT, run_as=None), {None})):

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import ApiModel, exactly_one_of
-from kvstrata.api.common import SecretKeyRef
+from kvstrata.api.common import ConfigMapKeyRef, SecretKeyRef
 from kvstrata.api.markers import at_least
 from kvstrata.api.scalars import AbsolutePath, ForeignName, ModelName, Pattern, Quantity
 
@@ -21,6 +21,10 @@ class HubSource(ApiModel):
 
     token_secret_ref: SecretKeyRef | None = None
     """Token for repositories that are not public."""
+
+    authority_config_map_ref: ConfigMapKeyRef | None = None
+    """Certificate authorities in PEM that the engine trusts, in place of its image's: for a mirror (HF_ENDPOINT in
+    engine.env) or a proxy with a certificate of its own."""
 
     cache_size: Annotated[Quantity, at_least("1Mi", "must be at least 1Mi")] | None = None
     """Size limit of the volume for the weights, which the engine also requests as ephemeral storage, unless

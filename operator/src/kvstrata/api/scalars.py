@@ -85,7 +85,7 @@ class _CheckedText(str):
 class _IntOrText(_CheckedText):
     """Text, or an integer, which is kept as its decimal text."""
 
-    TAKEN = (int, str)
+    TAKEN: tuple[type, ...] = (int, str)
 
     __slots__ = ()
 

@@ -25,6 +25,7 @@ ACK_TOKEN = "/run/kvstrata/ack-token"  # noqa: S105  (a path)
 KUBE_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  (a path)
 NVME = "/run/kvstrata/nvme"
 HUB_TOKEN = "/run/kvstrata/hub"  # noqa: S105  (a path)
+HUB_AUTHORITY = "/run/kvstrata/hub-authority"
 HUB_CACHE = "/run/kvstrata/weights-cache"
 WEIGHTS = "/run/kvstrata/weights"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the container's own)

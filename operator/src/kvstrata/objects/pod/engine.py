@@ -22,6 +22,7 @@ from kvstrata.objects.container import (
     exec_probe,
     mount,
 )
+from kvstrata.objects.names import AUTHORITY_KEY
 from kvstrata.objects.quantities import binary
 
 START_SCRIPT = """rm -f "$0"
@@ -45,6 +46,9 @@ DRAIN_SCRIPT = (
     "while not os.path.exists(d+'/drained') and time.monotonic()<end: time.sleep(0.1)"
 )
 """Reports the coming stop to the gate and waits until the gate has no request left."""
+
+AUTHORITY_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+"""Variables from which Python's TLS, and clients of `requests`, read the authorities that they trust."""
 
 STARTUP_PERIOD_S = 2
 GPU = "nvidia.com/gpu"
@@ -177,6 +181,10 @@ def _weights(model: CachedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         items = [{"key": token.key, "path": "token"}]
         secret = {"secretName": token.name, "defaultMode": 0o440, "items": items}
         found.append(({"name": "hub-token", "secret": secret}, mount("hub-token", paths.HUB_TOKEN, read_only=True)))
+    if (authority := source.hub.authority_config_map_ref) is not None:
+        config = {"name": authority.name, "items": [{"key": authority.key, "path": AUTHORITY_KEY}]}
+        mounted = mount("hub-authority", paths.HUB_AUTHORITY, read_only=True)
+        found.append(({"name": "hub-authority", "configMap": config}, mounted))
     return found
 
 
@@ -202,6 +210,8 @@ def _variables(model: CachedModel) -> dict[str, str]:
         variables["HF_HOME"] = paths.HUB_CACHE
         if source.hub.token_secret_ref is not None:
             variables["HF_TOKEN_PATH"] = f"{paths.HUB_TOKEN}/token"
+        if source.hub.authority_config_map_ref is not None:
+            variables |= dict.fromkeys(AUTHORITY_VARIABLES, f"{paths.HUB_AUTHORITY}/{AUTHORITY_KEY}")
     return variables
 
 
