@@ -20,6 +20,7 @@ _COMMON = {
     ConditionType.RECONCILING: "while the operator works towards the spec or waits",
     ConditionType.STALLED: "while a user has to change something",
 }
+_PAUSABLE = ("CacheTier", "CachedModel")
 _OF_KIND: dict[str, dict[ConditionType, str]] = {
     "CacheDomain": {
         ConditionType.ADMITTED: "while the spec declares guarantees",
@@ -88,7 +89,7 @@ _OF_KIND: dict[str, dict[ConditionType, str]] = {
 
 def condition_types(kind: str) -> dict[ConditionType, str]:
     """The condition types that objects of `kind` may have, and when, in the order of the documentation."""
-    return _COMMON | _OF_KIND[kind]
+    return _COMMON | ({ConditionType.PAUSED: "while paused"} if kind in _PAUSABLE else {}) | _OF_KIND[kind]
 
 
 _S = SharedReason
@@ -104,11 +105,11 @@ REASONS: dict[str, tuple[Meaningful, ...]] = {
     "CacheDomain": (*DomainReason, *_ENFORCED, _S.NAME_CONFLICT, _S.NO_MODELS),
     "CacheTier": (
         *TierReason, _S.INVALID_SPEC, _S.SECRET_NOT_FOUND, _S.AWAITING_KEYS, _S.TIERS_CONFLICT, _S.NAME_CONFLICT,
-        _S.CHILD_REFUSED, _S.BUDGETS_NOT_ENFORCED, _S.GUARANTEES_EXCEED_CAPACITY,
+        _S.CHILD_REFUSED, _S.PAUSED, _S.BUDGETS_NOT_ENFORCED, _S.GUARANTEES_EXCEED_CAPACITY,
     ),
     "CachedModel": (
         *ModelReason, _S.INVALID_SPEC, _S.WAITING_FOR_DOMAIN, _S.SECRET_NOT_FOUND, _S.TIER_NOT_FOUND, _S.TIERS_CONFLICT,
-        _S.NAME_CONFLICT, _S.CHILD_REFUSED, _S.ROLLING_OUT, _S.NOT_COMMITTED, _S.AWAITING_ACKS,
+        _S.NAME_CONFLICT, _S.CHILD_REFUSED, _S.PAUSED, _S.ROLLING_OUT, _S.NOT_COMMITTED, _S.AWAITING_ACKS,
         _S.ALL_PODS_ACKNOWLEDGED, _S.NO_LIVE_PODS, _S.FINGERPRINT_MISSING,
     ),
     "TenantCachePolicy": (

@@ -20,6 +20,9 @@ GROUP = "kvstrata.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+PAUSED = f"{GROUP}/paused"
+"""Annotation of a CachedModel or CacheTier: with the value true, the operator leaves its children unchanged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -177,6 +180,9 @@ class Resource(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
     INFO: ClassVar[KindInfo]
+    HAS_CHILDREN: ClassVar[bool] = False
+    """Whether the operator makes pods of it, so that it can be paused."""
+
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.metadata.name.size() <= 40",
@@ -232,6 +238,10 @@ class Resource(ApiModel):
     @property
     def generation(self) -> int:
         return self.metadata.generation
+
+    @property
+    def is_paused(self) -> bool:
+        return self.HAS_CHILDREN and self.metadata.annotations.get(PAUSED) == "true"
 
     def owner_reference(self) -> dict[str, Any]:
         """The ownerReferences entry that makes this object the controller of a child."""

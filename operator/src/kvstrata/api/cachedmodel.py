@@ -13,7 +13,7 @@ from kvstrata.api.cachedmodel_source import ModelSpec
 from kvstrata.api.cachedmodel_status import CachedModelStatus, ProbeSpec
 from kvstrata.api.common import RateLimit, SecretRef, ServerTls, TierNames, TlsMode
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
-from kvstrata.api.markers import Marker, atomic_list, between, map_list, schema_default, set_list
+from kvstrata.api.markers import Marker, at_least, atomic_list, between, map_list, schema_default, set_list
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
 from kvstrata.api.pod_volumes import EngineMount, EngineVolume
 from kvstrata.api.scalars import (
@@ -25,6 +25,7 @@ from kvstrata.api.scalars import (
     LabelKey,
     Pattern,
     PodShare,
+    Quantity,
     cel_text,
 )
 from kvstrata.contract.policy.api_keys import api_keys_secret
@@ -318,6 +319,7 @@ class CachedModel(Resource):
     """A CachedModel runs inference pods for one model, which reuse KV blocks as policies allow. The operator makes a
     Deployment of it; each pod has the engine, a gate that authenticates tenants, and a cache server."""
 
+    HAS_CHILDREN = True
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="CachedModel",
         plural="cachedmodels",

@@ -19,6 +19,8 @@ class ConditionType(Meaningful):
         "The operator cannot continue until a user changes something; reason and message state the cause.",
     )
 
+    PAUSED = "Paused", "The annotation kvstrata.io/paused keeps the operator from changing the object's children."
+
     BACKEND_REACHABLE = "BackendReachable", "The tier's servers answer, or pods use its files."
     SERVERS_SUITABLE = (
         "ServersSuitable",

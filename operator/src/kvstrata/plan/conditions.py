@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.base import Resource
+from kvstrata.api.base import PAUSED, Resource
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import SharedReason
 from kvstrata.api.scalars import Quantity, format_timestamp
 from kvstrata.api.status import Condition, ConditionStatus, Summary
 from kvstrata.objects.quantities import mebibytes
@@ -94,6 +96,8 @@ def write_status(
     Ready, Reconciling and Stalled. `can_wait`: progress only, which the next status may replace.
     """
     status = _status_of(resource)
+    if resource.is_paused:
+        findings = _while_paused(findings)
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
     current: dict[str, Any] = status.to_kubernetes()
     conditions = _conditions(findings, resource.generation, now, before)
@@ -106,6 +110,17 @@ def write_status(
     if not changed:
         return ()
     return (StatusWrite(key_of(resource), resource.metadata.resource_version, changed, can_wait),)
+
+
+def _while_paused(findings: Iterable[Finding | None]) -> Iterator[Finding]:
+    """Yield the findings of a paused object, which makes no progress and has Ready of its pods."""
+    cause = Decision(SharedReason.PAUSED, f"changes wait: remove the annotation {PAUSED} to have them carried out")
+    present = [one for one in findings if one is not None]
+    waits = any(one.type == RECONCILING for one in present)
+    for one in present:
+        if one.type != RECONCILING:
+            yield false(READY, *cause) if waits and one.type == READY else one
+    yield true(ConditionType.PAUSED, *cause)
 
 
 def status_from_nothing(findings: Iterable[Finding], generation: int, now: datetime) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class SharedReason(Meaningful):
         "ChildRefused",
         "The API server refuses a child of this object; the message has the child's name and the error.",
     )
+    PAUSED = "Paused", "The object is paused by its annotation; policies and erasures are carried out nevertheless."
     BUDGETS_NOT_ENFORCED = "BudgetsNotEnforced", "A serving pod does not report that it enforces budgets on a tier."
     USED_ABOVE_LIMIT = (
         "UsedAboveLimit",

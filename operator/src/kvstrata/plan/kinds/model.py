@@ -36,6 +36,7 @@ from kvstrata.plan.kinds.model_identity import fingerprints, resolution
 from kvstrata.plan.kinds.model_pods import event_questions, not_running, why_not_up
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
 from kvstrata.plan.ownership import foreign_wait_s, name_conflict, no_longer_wanted, read_foreign, secrets_to_take_back
+from kvstrata.plan.paused import without_children
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as chain
@@ -58,7 +59,7 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
         return Plan((*reports, *departure(world, model, children)))
     if (held := finalizer_due(model)) is not None:
         return held
-    made = _plan(world, ctx, model, now)
+    made = without_children(model, _plan(world, ctx, model, now))
     questions, probe_in_s = probes_due(world, model, now)
     looks, look_in_s = event_questions(world, model, now)
     wakes = (made.wake_after_s, _next_fence_s(world, model, now), probe_in_s, look_in_s)

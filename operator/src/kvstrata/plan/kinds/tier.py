@@ -30,6 +30,7 @@ from kvstrata.plan.ownership import (
     read_foreign,
     secrets_to_take_back,
 )
+from kvstrata.plan.paused import without_children
 from kvstrata.plan.pod_trouble import looks_due
 from kvstrata.plan.redis import credentials, external
 from kvstrata.plan.redis.backend import accesses, in_force, is_external, not_asked, previous_condition, report_of
@@ -59,7 +60,7 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
     tier = world.tiers.get(name)
     if tier is None or tier.metadata.deleting:
         return Plan()
-    made = _plan(world, ctx, tier, now)
+    made = without_children(tier, _plan(world, ctx, tier, now))
     return replace(made, enqueue=(*made.enqueue, *next_in_line(world, name)))
 
 
