@@ -64,6 +64,17 @@ def test_a_policy_tells_what_its_scope_holds_and_may_hold_on_each_tier() -> None
     assert simulation.unsettled() == {}
 
 
+def test_the_columns_used_and_limit_are_of_the_same_tiers() -> None:
+    simulation = at_rest(policy("acme", budgets=[{"tier": "shared", "limit": "40Mi"}]), policy("free"))
+    held = (*holds(simulation, "acme", cpu=149 * MIB, shared=30 * MIB), *holds(simulation, "free", cpu=3 * MIB))
+    tell(simulation, "pod-0", *held)
+    assert usage(simulation)["used"] == "179Mi"
+    summary = simulation.status(TCP, "acme")["summary"]
+    assert (summary["used"], summary["limit"]) == ("30Mi", "40Mi")
+    assert simulation.status(TCP, "free")["summary"]["used"] == "3Mi"
+    assert simulation.unsettled() == {}
+
+
 def test_of_several_pods_the_highest_word_counts_and_models_that_are_not_selected_do_not() -> None:
     other = (model("other", tiers=("cpu",)), pod("pod-9", "other"))
     simulation = at_rest(policy("acme", budgets=BUDGETS, models={"names": ["tiny"]}), *other)

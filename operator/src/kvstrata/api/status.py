@@ -135,7 +135,7 @@ class Summary(StatusModel):
     """The guarantee in force."""
 
     used: ShortText | None = None
-    """Bytes in use."""
+    """Bytes in use; of a scope with limits, on the tiers that have one."""
 
     bytes: ShortText | None = None
     """Bytes of a pool's content, or bytes that an invalidation deleted."""

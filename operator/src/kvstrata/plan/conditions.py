@@ -154,8 +154,15 @@ def _conditions(
 
 
 def _summary(status: Mapping[str, Any]) -> dict[str, str | None] | None:
-    """Return the sizes of a status in mebibytes, each None where the status has none, because patches merge."""
-    sizes = {**status, **(status.get("usage") or {})}
+    """Return the sizes of a status in mebibytes, each None where the status has none, because patches merge. Beside a
+    limit, use counts on the tiers that the limit is of."""
+    usage = status.get("usage") or {}
+    sizes = {**status, **usage}
+    if usage.get("limit"):
+        limited = [
+            Quantity(row["used"]).in_bytes for row in usage.get("tiers", ()) if row.get("limit") and row.get("used")
+        ]
+        sizes["used"] = str(sum(limited)) if limited else None
     shown = {name: sizes.get(name) for name in Summary.model_fields}
     if not any(shown.values()):
         return None
