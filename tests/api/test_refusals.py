@@ -69,6 +69,7 @@ ACCEPTED = [
     ("CachedModel", argument("-1")),
     ("CachedModel", argument("--model-impl=auto")),
     ("CachedModel", {"spec.engine.replicas": 0}),
+    ("CachedModel", {"spec.engine.resources": {"requests": {"cpu": 0.5}, "limits": {"cpu": 1, "memory": "1.5Gi"}}}),
     *(
         ("CachedModel", {"spec.engine.args": arguments, "spec.cacheServer": {"chunkSize": 96}})
         for arguments in (
