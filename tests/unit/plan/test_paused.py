@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.objects import NAMESPACE, model, policy, redis_tier
+from tests.support.objects import NAMESPACE, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 PAUSED = "kvstrata.io/paused"
@@ -30,7 +30,7 @@ def image(simulation: Simulation, kind: str) -> str:
 
 @pytest.fixture
 def simulation() -> Simulation:
-    built = Simulation(redis_tier(), model(tiers=("shared",)), policy("anna"))
+    built = Simulation(redis_tier(), model(tiers=("shared",)), policy("anna"), pod("pod-0"))
     built.come_to_rest()
     return built
 
