@@ -56,14 +56,14 @@ MODEL = [
         "CachedModel",
         {"spec.engine.env": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
         "spec.engine.env[0].valueFrom",
-        "set value or valueFrom, not both",
+        "valueFrom replaces value",
     ),
     Row(
         "env_of_the_identity",
         "CachedModel",
         {"spec.engine.env": [{"name": "VLLM_X", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
         "spec.engine.env[0].valueFrom",
-        "the value of this variable is part of the cache identity",
+        "variables that may change blocks (VLLM, LMCACHE, TORCH) need value",
     ),
     Row(
         "amount_of_a_resource",
@@ -105,13 +105,6 @@ MODEL = [
             "this place belongs to the operator or the system",
         )
         for path in ("/", "/run/kvstrata", "/kvstrata/plugin", "/opt/../run/kvstrata")
-    ),
-    Row(
-        "mount_of_no_volume",
-        "CachedModel",
-        {"spec.engine.volumeMounts": [{"name": "a", "mountPath": "/opt/a"}]},
-        "spec.engine.volumeMounts",
-        "every mount must name one of volumes",
     ),
     Row("no_source", "CachedModel", {"spec.model.source": {}}, "spec.model.source", "exactly one of hub, pvc and path"),
     Row(

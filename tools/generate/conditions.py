@@ -20,7 +20,6 @@ _COMMON = {
     ConditionType.RECONCILING: "while the operator works towards the spec or waits",
     ConditionType.STALLED: "while a user has to change something",
 }
-_PAUSABLE = ("CacheTier", "CachedModel")
 _OF_KIND: dict[str, dict[ConditionType, str]] = {
     "CacheDomain": {
         ConditionType.ADMITTED: "while the spec declares guarantees",
@@ -89,7 +88,8 @@ _OF_KIND: dict[str, dict[ConditionType, str]] = {
 
 def condition_types(kind: str) -> dict[ConditionType, str]:
     """The condition types that objects of `kind` may have, and when, in the order of the documentation."""
-    return _COMMON | ({ConditionType.PAUSED: "while paused"} if kind in _PAUSABLE else {}) | _OF_KIND[kind]
+    pausable = {ConditionType.PAUSED: "while paused"} if SharedReason.PAUSED in REASONS[kind] else {}
+    return _COMMON | pausable | _OF_KIND[kind]
 
 
 _S = SharedReason

@@ -34,7 +34,6 @@ RESTARTS: Mapping[str, Mapping[str, Restart]] = {
         "spec": Restart.PODS,
         "spec.engine.replicas": Restart.NONE,
         "spec.engine.rollout": Restart.NONE,
-        "spec.engine.serviceAccountAnnotations": Restart.NONE,
         "spec.tiers": Restart.PODS_OF_OWN_TIER,
         "spec.gate.rateLimit": Restart.NONE,
         "spec.reuse": Restart.NONE,

@@ -13,6 +13,7 @@ networkPolicy: {enabled: true}
 metrics: {serviceMonitor: {enabled: false, interval: 30s}, prometheusRule: {enabled: false}}
 podLabels: {}
 affinity: {}
+uninstall: {check: true, releaseObjects: false}
 {{- end }}
 
 {{- /* Gives groups that are null their defaults. Each template that reads values begins with it. */}}

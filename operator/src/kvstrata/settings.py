@@ -81,20 +81,6 @@ class Settings:
                 raise SettingsError(f"{name} must be an object with no fields but {', '.join(sorted(PLACEMENT))}")
             return value
 
-        def marks(name: str) -> Mapping[str, str]:
-            value = parsed(name, "{}")
-            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-                raise SettingsError(f"{name} must be an object of texts")
-            if taken := sorted(key for key in value if key.startswith(("app.kubernetes.io/", "kvstrata.io/"))):
-                raise SettingsError(f"{name} must not have {taken[0]}: such keys belong to the operator")
-            return value
-
-        def numbers(name: str, default: str = "") -> tuple[int, ...]:
-            try:
-                return tuple(int(one) for one in env.get(name, default).split(",") if one.strip())
-            except ValueError as error:
-                raise SettingsError(f"{name} must be whole numbers, not {env[name]!r}") from error
-
         namespace = required("KVSTRATA_NAMESPACE")
         return cls(
             namespace=namespace,
@@ -112,10 +98,10 @@ class Settings:
                 job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
                 job_resources=parsed("KVSTRATA_JOB_RESOURCES", "{}"),
                 metrics_from=tuple(parsed("KVSTRATA_METRICS_FROM", "[]")),
-                run_as=next(iter(numbers("KVSTRATA_RUN_AS", "65532")), None),
-                egress_ports=numbers("KVSTRATA_EGRESS_PORTS"),
-                child_labels=marks("KVSTRATA_CHILD_LABELS"),
-                child_annotations=marks("KVSTRATA_CHILD_ANNOTATIONS"),
+                run_as=parsed("KVSTRATA_RUN_AS", "65532"),
+                egress_ports=tuple(parsed("KVSTRATA_EGRESS_PORTS", "[]")),
+                child_labels=parsed("KVSTRATA_CHILD_LABELS", "{}"),
+                child_annotations=parsed("KVSTRATA_CHILD_ANNOTATIONS", "{}"),
             ),
             log_level=(env.get("KVSTRATA_LOG_LEVEL") or "INFO").upper(),
             http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),

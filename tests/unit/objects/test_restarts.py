@@ -40,8 +40,8 @@ EXPECTED: Mapping[Restart, Callable[[str], set[str]]] = {
 }
 """The templates that change with a field of a tier of this medium."""
 
-NOT_EDITED = {"spec.nvme.emptyDir", "spec.engine.volumes"}
-"""Without contents, so it can only be replaced with another place; or named by a mount, so it cannot go alone."""
+NOT_EDITED = {"spec.nvme.emptyDir"}
+"""Without contents, so it can only be replaced with another place."""
 
 
 def test_declared_restarts_are_those_of_real_templates() -> None:

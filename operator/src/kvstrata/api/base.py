@@ -20,9 +20,6 @@ GROUP = "kvstrata.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-PAUSED = f"{GROUP}/paused"
-"""Annotation of a CachedModel or CacheTier: with the value true, the operator leaves its children unchanged."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -180,9 +177,6 @@ class Resource(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
     INFO: ClassVar[KindInfo]
-    HAS_CHILDREN: ClassVar[bool] = False
-    """Whether the operator makes pods of it, so that it can be paused."""
-
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.metadata.name.size() <= 40",
@@ -238,10 +232,6 @@ class Resource(ApiModel):
     @property
     def generation(self) -> int:
         return self.metadata.generation
-
-    @property
-    def is_paused(self) -> bool:
-        return self.HAS_CHILDREN and self.metadata.annotations.get(PAUSED) == "true"
 
     def owner_reference(self) -> dict[str, Any]:
         """The ownerReferences entry that makes this object the controller of a child."""

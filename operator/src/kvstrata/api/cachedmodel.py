@@ -16,18 +16,7 @@ from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.markers import Marker, at_least, atomic_list, between, map_list, schema_default, set_list
 from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
 from kvstrata.api.pod_volumes import EngineMount, EngineVolume
-from kvstrata.api.scalars import (
-    VALIDATIONS,
-    AnnotationValue,
-    Duration,
-    Generation,
-    Image,
-    LabelKey,
-    Pattern,
-    PodShare,
-    Quantity,
-    cel_text,
-)
+from kvstrata.api.scalars import VALIDATIONS, Duration, Generation, Image, Pattern, PodShare, Quantity, cel_text
 from kvstrata.contract.policy.api_keys import api_keys_secret
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
@@ -146,23 +135,8 @@ class EngineSpec(ApiModel):
     volume_mounts: Annotated[tuple[EngineMount, ...], Field(max_length=16), atomic_list()] = ()
     """Places of the volumes in the engine's container."""
 
-    service_account_annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)] = Field(
-        default_factory=dict
-    )
-    """Annotations of the pods' ServiceAccount, kvs-NAME, such as an identity at the cloud that holds the weights."""
-
     startup_timeout: Annotated[Duration, between("10s", "24h")] = Duration("30m")
     """How long a pod may take until its engine answers. Absent means 30m."""
-
-    RULES = (
-        Rule(
-            cel="!has(self.volumeMounts) || self.volumeMounts.all(mounted, "
-            "has(self.volumes) && self.volumes.exists(volume, volume.name == mounted.name))",
-            message="every mount must name one of volumes",
-            field_path=".volumeMounts",
-            holds=lambda engine: {one.name for one in engine.volume_mounts} <= {one.name for one in engine.volumes},
-        ),
-    )
 
 
 class CacheServerSpec(ApiModel):
@@ -319,7 +293,6 @@ class CachedModel(Resource):
     """A CachedModel runs inference pods for one model, which reuse KV blocks as policies allow. The operator makes a
     Deployment of it; each pod has the engine, a gate that authenticates tenants, and a cache server."""
 
-    HAS_CHILDREN = True
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="CachedModel",
         plural="cachedmodels",

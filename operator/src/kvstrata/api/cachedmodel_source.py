@@ -27,8 +27,7 @@ class HubSource(ApiModel):
     engine.env) or a proxy with a certificate of its own."""
 
     cache_size: Annotated[Quantity, at_least("1Mi", "must be at least 1Mi")] | None = None
-    """Size limit of the volume for the weights, which the engine also requests as ephemeral storage, unless
-    engine.resources do. Absent means neither."""
+    """Size limit of the volume for the weights. Absent means none."""
 
 
 class PvcSource(ApiModel):

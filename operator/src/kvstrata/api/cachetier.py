@@ -401,7 +401,6 @@ class CacheTier(Resource):
     pod, or Redis servers that all pods share. CachedModels list their tiers from fast to slow; policies give tenants
     budgets on them."""
 
-    HAS_CHILDREN = True
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="CacheTier",
         plural="cachetiers",

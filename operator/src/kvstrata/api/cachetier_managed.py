@@ -10,8 +10,8 @@ from pydantic import Field
 from kvstrata.api.base import ApiModel, Rule
 from kvstrata.api.common import ServerTls, TlsMode
 from kvstrata.api.markers import at_least, between
-from kvstrata.api.pod_template import ResourceRequirements, ServerPodTemplate
-from kvstrata.api.scalars import Duration, Image, Quantity
+from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
+from kvstrata.api.scalars import Duration, ForeignName, Image, Quantity
 
 MIN_SHARDS_WITH_REPLICAS = 3
 """With fewer primaries, the rest is no majority that could promote the replica of a failed primary."""
@@ -57,8 +57,11 @@ class RedisManaged(ApiModel):
     resources: ResourceRequirements | None = None
     """Resources of each server. Absent means memory that fits the capacity; cpu also sets io-threads."""
 
-    pod_template: ServerPodTemplate | None = None
+    pod_template: PodTemplate | None = None
     """Settings of the servers' pods."""
+
+    service_account_name: ForeignName | None = None
+    """ServiceAccount of the servers' pods; its token is not mounted. Absent means the namespace's default."""
 
     RULES = (
         Rule(

@@ -38,21 +38,24 @@ OWNED_SECRETS = ("kvstrata-", "kvs-")
 """Prefixes of the names of the operator's Secrets. An image that a user chooses can read every mounted Secret."""
 
 
+def not_owned(field: str) -> Rule:
+    """The named (API-cased) field must not name one of the operator's Secrets."""
+    return Rule(
+        cel=" && ".join(f"!self.{field}.startsWith('{prefix}')" for prefix in OWNED_SECRETS),
+        message=f"Secrets whose names begin with {' or '.join(OWNED_SECRETS)} belong to the operator: name another "
+        "Secret",
+        field_path=f".{field}",
+        holds=lambda reference: not reference.to_kubernetes()[field].startswith(OWNED_SECRETS),
+    )
+
+
 class SecretRef(ApiModel):
     """Reference to a Secret in the same namespace, except the operator's own."""
 
     name: ForeignName
     """Name of the Secret."""
 
-    RULES = (
-        Rule(
-            cel=" && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWNED_SECRETS),
-            message=f"Secrets whose names begin with {' or '.join(OWNED_SECRETS)} belong to the operator: name another "
-            "Secret",
-            field_path=".name",
-            holds=lambda reference: not reference.name.startswith(OWNED_SECRETS),
-        ),
-    )
+    RULES = (not_owned("name"),)
 
 
 class SecretKeyRef(SecretRef):

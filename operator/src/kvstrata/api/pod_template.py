@@ -15,23 +15,6 @@ from kvstrata.api.scalars import AnnotationValue, ForeignName, LabelKey, LabelVa
 _OF_THE_ENGINE = "^(VLLM|LMCACHE|TORCH)"
 
 
-FieldPath = Annotated[
-    str,
-    StringConstraints(max_length=400),
-    Pattern(
-        r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[^']+'\])|spec\.nodeName|status\.(host|pod)IPs?)$",
-        "must be a field of the pod such as metadata.name, metadata.labels['team'], spec.nodeName or status.podIP",
-    ),
-]
-
-
-class FieldRef(ApiModel):
-    """A field of the pod."""
-
-    field_path: FieldPath
-    """Path of the field."""
-
-
 class EnvSource(ApiModel):
     """Source of a variable's value."""
 
@@ -41,8 +24,8 @@ class EnvSource(ApiModel):
     config_map_key_ref: ConfigMapKeyRef | None = None
     """A key of a ConfigMap."""
 
-    field_ref: FieldRef | None = None
-    """A field of the pod."""
+    field_ref: AnyObject | None = None
+    """A field of the pod, as in a Pod."""
 
     RULES = (
         exactly_one_of(
@@ -66,21 +49,17 @@ class EnvVar(ApiModel):
     """Value of the variable."""
 
     value_from: EnvSource | None = None
-    """Source of the value, in place of value. It is part of the cache identity, the value is not: so variables of the
-    engine that change blocks (VLLM_, LMCACHE_, TORCH) have a plain value."""
+    """Source of the value, in place of value. The cache identity has the source, not the value: so variables of the
+    engine that may change blocks (VLLM, LMCACHE, TORCH) need a plain value."""
 
     RULES = (
         Rule(
-            cel="!has(self.valueFrom) || !has(self.value)",
-            message="set value or valueFrom, not both",
+            cel=f"!has(self.valueFrom) || !(has(self.value) || self.name.matches('{_OF_THE_ENGINE}'))",
+            message="valueFrom replaces value; variables that may change blocks (VLLM, LMCACHE, TORCH) need value",
             field_path=".valueFrom",
-            holds=lambda one: one.value_from is None or "value" not in one.model_fields_set,
-        ),
-        Rule(
-            cel=f"!has(self.valueFrom) || !self.name.matches('{_OF_THE_ENGINE}')",
-            message="the value of this variable is part of the cache identity: set value",
-            field_path=".valueFrom",
-            holds=lambda one: one.value_from is None or not re.search(_OF_THE_ENGINE, one.name),
+            holds=lambda one: (
+                one.value_from is None or not ("value" in one.model_fields_set or re.search(_OF_THE_ENGINE, one.name))
+            ),
         ),
     )
 
@@ -122,10 +101,11 @@ class PodTemplate(ApiModel):
     """Settings of pods that users may choose; all others belong to the operator."""
 
     labels: Labels = Field(default_factory=dict)
-    """Labels besides those of the operator. The prefixes app.kubernetes.io/ and kvstrata.io/ are the operator's."""
+    """Labels of the pods and of the objects made with them. The prefixes app.kubernetes.io/ and kvstrata.io/ are the
+    operator's."""
 
     annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)] = Field(default_factory=dict)
-    """Annotations besides those of the operator."""
+    """Annotations of the pods and of the objects made with them, such as an identity of their ServiceAccount."""
 
     node_selector: Labels = Field(default_factory=dict)
     """Labels that a node must have."""
@@ -160,9 +140,6 @@ class PodTemplate(ApiModel):
     dns_config: AnyObject | None = None
     """Settings of the resolver, as in a Pod."""
 
-    host_aliases: Annotated[tuple[AnyObject, ...], Field(max_length=32), atomic_list()] = ()
-    """Entries of the pods' hosts file, as in a Pod."""
-
     RULES = (
         Rule(
             cel="!has(self.labels) || "
@@ -172,11 +149,3 @@ class PodTemplate(ApiModel):
             holds=lambda pod: not any(key.startswith(("app.kubernetes.io/", "kvstrata.io/")) for key in pod.labels),
         ),
     )
-
-
-class ServerPodTemplate(PodTemplate):
-    """Settings of the pods of managed servers. Pods of a model keep a ServiceAccount of their own: it may read their
-    policies, and the operator believes its tokens only."""
-
-    service_account_name: ForeignName | None = None
-    """ServiceAccount of the pods; its token is not mounted. Absent means the namespace's default."""

@@ -5,27 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 
 from kvstrata.api.base import ApiModel, Rule, exactly_one_of
-from kvstrata.api.common import OWNED_SECRETS, AnyObject
-from kvstrata.api.markers import atomic_list
-from kvstrata.api.scalars import ForeignName, Pattern, cel_text
+from kvstrata.api.common import AnyObject, not_owned
+from kvstrata.api.scalars import AbsolutePath, ForeignName, ObjectName, cel_text
 
-_OWN_PLACES = (
-    r"^/(run|var|var/run|kvstrata|dev|proc|sys|tmp)?/?$|^/((var/)?run/kvstrata|kvstrata|dev|proc|sys)/|"
-    r"^/(var/)?run/kvstrata$|(^|/)\.\.?(/|$)|//"
-)
+_OWN_PLACES = r"^/((run|var|var/run|tmp)/?)?$|^/(((var/)?run/)?kvstrata|dev|proc|sys)(/|$)|(^|/)\.\.?(/|$)|//"
 """Mount paths over or inside the directories of the operator and the kernel, and paths with detours to them."""
-
-VolumeName = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=40),
-    Pattern(
-        r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        "must be lower-case letters, digits and hyphens, with a letter or digit at both ends",
-    ),
-]
 
 
 class SecretVolume(ApiModel):
@@ -34,21 +21,7 @@ class SecretVolume(ApiModel):
     secret_name: ForeignName
     """Name of the Secret."""
 
-    items: Annotated[tuple[AnyObject, ...], Field(max_length=64), atomic_list()] = ()
-    """Keys and their files, as in a Pod. Absent means all keys."""
-
-    optional: bool = False
-    """Whether pods start without the Secret. Absent means false."""
-
-    RULES = (
-        Rule(
-            cel=" && ".join(f"!self.secretName.startsWith('{prefix}')" for prefix in OWNED_SECRETS),
-            message=f"Secrets whose names begin with {' or '.join(OWNED_SECRETS)} belong to the operator: name another "
-            "Secret",
-            field_path=".secretName",
-            holds=lambda volume: not volume.secret_name.startswith(OWNED_SECRETS),
-        ),
-    )
+    RULES = (not_owned("secretName"),)
 
 
 SOURCES = ("configMap", "secret", "persistentVolumeClaim", "emptyDir", "ephemeral", "csi")
@@ -58,7 +31,7 @@ class EngineVolume(ApiModel):
     """A volume of the pod that the engine alone can mount. Sources are those of the restricted Pod Security Standard
     without projected, which could hold a token of the gate's ServiceAccount."""
 
-    name: VolumeName
+    name: ObjectName
     """Name for volumeMounts; the pod's volume is user-NAME."""
 
     config_map: AnyObject | None = None
@@ -85,12 +58,10 @@ class EngineVolume(ApiModel):
 class EngineMount(ApiModel):
     """Place of a volume in the engine's container."""
 
-    name: VolumeName
+    name: ObjectName
     """Name of the volume in volumes."""
 
-    mount_path: Annotated[
-        str, StringConstraints(max_length=256), Pattern(r"^/[^:\p{C}]*$", "must be an absolute path without colons")
-    ]
+    mount_path: AbsolutePath
     """Absolute path; not over or inside /kvstrata, /run/kvstrata, /dev, /proc, /sys, and not /, /run, /var or /tmp."""
 
     sub_path: Annotated[str, StringConstraints(max_length=256)] | None = None

@@ -71,6 +71,4 @@ def redis_tier_children(
 def _present(
     ctx: BuildContext, chosen: PodTemplate | None, *objects: dict[str, Any] | None
 ) -> tuple[dict[str, Any], ...]:
-    """Return the objects with the installation's labels and annotations, and with the labels of the user's pods."""
-    labels = chosen.labels if chosen is not None else {}
-    return tuple(ctx.marked(built, labels) for built in objects if built is not None)
+    return tuple(ctx.labelled(built, chosen or PodTemplate()) for built in objects if built is not None)

@@ -21,9 +21,6 @@ LAST_OF_LOG = "FallbackToLogsOnError"
 """`terminationMessagePolicy`: the pod's status has the end of the log of a container that failed."""
 
 
-EPHEMERAL_STORAGE = "ephemeral-storage"
-
-
 def container(name: str, image: str, pull_policy: str | None, **fields: Any) -> dict[str, Any]:
     security = {"securityContext": SECURITY, "terminationMessagePolicy": LAST_OF_LOG}
     return without_empty({"name": name, "image": image, "imagePullPolicy": pull_policy, **security, **fields})
@@ -55,8 +52,9 @@ def environment(own: Mapping[str, str], users: Sequence[EnvVar] = ()) -> list[di
     """Return env entries: the operator's, then the user's in their order; the user's value wins. Admission rejects
     variables that the operator must own, so only defaults are overridden."""
     chosen = [variable.to_kubernetes() for variable in users]
-    names = {one["name"] for one in chosen}
-    return [without_empty(one) for one in [{"name": n, "value": v} for n, v in own.items() if n not in names] + chosen]
+    taken = {one["name"] for one in chosen}
+    defaults = [{"name": name, "value": value} for name, value in own.items() if name not in taken]
+    return [without_empty(one) for one in (*defaults, *chosen)]
 
 
 def field_environment(name: str, field_path: str) -> dict[str, Any]:

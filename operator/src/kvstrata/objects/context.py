@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-EMPTY: Mapping[str, str] = {}
+from kvstrata.api.pod_template import PodTemplate
+from kvstrata.objects.applied import without_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,13 @@ class BuildContext:
     child_labels: Mapping[str, str] = field(default_factory=dict)
     child_annotations: Mapping[str, str] = field(default_factory=dict)
 
-    def marked(self, built: dict[str, Any], labels: Mapping[str, str] = EMPTY) -> dict[str, Any]:
-        """Return an object with the labels and annotations of all children, which its pod template gets, too, and with
-        `labels`. Those that it has already win."""
-        if not (labels or self.child_labels or self.child_annotations):
-            return built
+    def labelled(self, built: dict[str, Any], chosen: PodTemplate) -> dict[str, Any]:
+        """Return an object, and its pod template, with the labels and annotations of the installation and the user.
+        Those that it has already win."""
         own = built["metadata"]
-        every = {**self.child_labels, **labels, **own.get("labels", {})}
-        notes = {**self.child_annotations, **own.get("annotations", {})}
-        marked = {**built, "metadata": {**own, "labels": every, **({"annotations": notes} if notes else {})}}
+        every = {**self.child_labels, **chosen.labels, **own.get("labels", {})}
+        notes = {**self.child_annotations, **chosen.annotations, **own.get("annotations", {})}
+        found = {**built, "metadata": without_empty({**own, "labels": every, "annotations": notes})}
         if "template" in built.get("spec", {}):
-            marked["spec"] = {**built["spec"], "template": self.marked(built["spec"]["template"])}
-        return marked
+            found["spec"] = {**built["spec"], "template": self.labelled(built["spec"]["template"], chosen)}
+        return found

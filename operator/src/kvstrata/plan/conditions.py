@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.base import PAUSED, Resource
+from kvstrata.api.base import GROUP, Resource
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import SharedReason
 from kvstrata.api.scalars import Quantity, format_timestamp
@@ -21,6 +21,9 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 READY = "Ready"
 RECONCILING = "Reconciling"
 STALLED = "Stalled"
+
+PAUSED = f"{GROUP}/paused"
+"""Annotation of a CachedModel or CacheTier: with the value true, the operator leaves its children unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def write_status(
     Ready, Reconciling and Stalled. `can_wait`: progress only, which the next status may replace.
     """
     status = _status_of(resource)
-    if resource.is_paused:
+    if is_paused(resource):
         findings = _while_paused(findings)
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
     current: dict[str, Any] = status.to_kubernetes()
@@ -112,15 +115,17 @@ def write_status(
     return (StatusWrite(key_of(resource), resource.metadata.resource_version, changed, can_wait),)
 
 
-def _while_paused(findings: Iterable[Finding | None]) -> Iterator[Finding]:
-    """Yield the findings of a paused object, which makes no progress and has Ready of its pods."""
+def is_paused(resource: Resource) -> bool:
+    return resource.INFO.kind in ("CachedModel", "CacheTier") and resource.metadata.annotations.get(PAUSED) == "true"
+
+
+def _while_paused(findings: Iterable[Finding | None]) -> list[Finding]:
+    """Return the findings of a paused object: it is never Reconciling, and not Ready while a change waits."""
     cause = Decision(SharedReason.PAUSED, f"changes wait: remove the annotation {PAUSED} to have them carried out")
     present = [one for one in findings if one is not None]
-    waits = any(one.type == RECONCILING for one in present)
-    for one in present:
-        if one.type != RECONCILING:
-            yield false(READY, *cause) if waits and one.type == READY else one
-    yield true(ConditionType.PAUSED, *cause)
+    if any(one.type == RECONCILING for one in present):
+        present = [false(READY, *cause), *(one for one in present if one.type not in (READY, RECONCILING))]
+    return [*present, true(ConditionType.PAUSED, *cause)]
 
 
 def status_from_nothing(findings: Iterable[Finding], generation: int, now: datetime) -> dict[str, Any]:
@@ -159,10 +164,8 @@ def _summary(status: Mapping[str, Any]) -> dict[str, str | None] | None:
     usage = status.get("usage") or {}
     sizes = {**status, **usage}
     if usage.get("limit"):
-        limited = [
-            Quantity(row["used"]).in_bytes for row in usage.get("tiers", ()) if row.get("limit") and row.get("used")
-        ]
-        sizes["used"] = str(sum(limited)) if limited else None
+        limited = [row["used"] for row in usage.get("tiers", ()) if row.get("limit") and row.get("used")]
+        sizes["used"] = str(sum(Quantity(used).in_bytes for used in limited)) if limited else None
     shown = {name: sizes.get(name) for name in Summary.model_fields}
     if not any(shown.values()):
         return None

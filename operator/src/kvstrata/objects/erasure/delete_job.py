@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import labels, names, paths
 from kvstrata.objects.applied import without_empty
@@ -139,7 +140,7 @@ def build_deletion_job(ctx: BuildContext, deletion: TierDeletion) -> dict[str, A
             },
         },
     }
-    return ctx.marked(job)
+    return ctx.labelled(job, PodTemplate())
 
 
 def needed_secrets(tier: CacheTier) -> Mapping[str, tuple[str, str]]:

@@ -86,8 +86,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 def build_serviceaccount(model: CachedModel) -> dict[str, Any]:
     """Return the ServiceAccount of a model's pods. Its token is mounted only in the gate."""
-    chosen = model.spec.engine.service_account_annotations
-    return model_object("v1", "ServiceAccount", model, chosen, automountServiceAccountToken=False)
+    return model_object("v1", "ServiceAccount", model, automountServiceAccountToken=False)
 
 
 def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False) -> dict[str, Any]:

@@ -15,15 +15,7 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
-from kvstrata.objects.container import (
-    EPHEMERAL_STORAGE,
-    amounts,
-    chosen_amounts,
-    container,
-    environment,
-    exec_probe,
-    mount,
-)
+from kvstrata.objects.container import amounts, chosen_amounts, container, environment, exec_probe, mount
 from kvstrata.objects.pod import nvme
 from kvstrata.objects.quantities import GIB, binary
 
@@ -31,6 +23,7 @@ SHARED_MEMORY_NAME = "kvstrata"
 ADAPTER_MODULE = "kvstrata_sidecar.adapter.plugin"
 ADAPTER_CLASS = "PolicyAdapter"
 
+EPHEMERAL_STORAGE = "ephemeral-storage"
 MEMORY_MODULE = "kvstrata_sidecar.adapter.memory.module"
 
 HEALTH_SCRIPT = (

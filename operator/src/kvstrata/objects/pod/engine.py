@@ -8,20 +8,12 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_source import DType, WeightsSource
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
+from kvstrata.api.pod_template import PodTemplate
 from kvstrata.api.pod_volumes import EngineMount
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
 from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import (
-    EPHEMERAL_STORAGE,
-    amounts,
-    container,
-    empty_dir,
-    environment,
-    exec_probe,
-    mount,
-)
+from kvstrata.objects.container import amounts, container, empty_dir, environment, exec_probe, mount
 from kvstrata.objects.names import AUTHORITY_KEY
 from kvstrata.objects.quantities import binary
 
@@ -46,9 +38,6 @@ DRAIN_SCRIPT = (
     "while not os.path.exists(d+'/drained') and time.monotonic()<end: time.sleep(0.1)"
 )
 """Reports the coming stop to the gate and waits until the gate has no request left."""
-
-AUTHORITY_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-"""Variables from which Python's TLS, and clients of `requests`, read the authorities that they trust."""
 
 STARTUP_PERIOD_S = 2
 GPU = "nvidia.com/gpu"
@@ -211,13 +200,16 @@ def _variables(model: CachedModel) -> dict[str, str]:
         if source.hub.token_secret_ref is not None:
             variables["HF_TOKEN_PATH"] = f"{paths.HUB_TOKEN}/token"
         if source.hub.authority_config_map_ref is not None:
-            variables |= dict.fromkeys(AUTHORITY_VARIABLES, f"{paths.HUB_AUTHORITY}/{AUTHORITY_KEY}")
+            authority = f"{paths.HUB_AUTHORITY}/{AUTHORITY_KEY}"
+            variables |= {"SSL_CERT_FILE": authority, "REQUESTS_CA_BUNDLE": authority}
     return variables
 
 
 def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
     """Return the user's resources, plus the CPU tier's memory and one device per rank."""
-    chosen, hub = model.spec.engine.resources or ResourceRequirements(), model.spec.model.source.hub
+    chosen = model.spec.engine.resources
+    if chosen is None:
+        return {}
     requests, limits = dict[str, str](chosen.requests), dict[str, str](chosen.limits)
     if "memory" in chosen.limits:
         limits["memory"] = binary(chosen.limits["memory"].in_bytes + sizing.l1_bytes(tiers))
@@ -226,6 +218,4 @@ def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]
         devices = str(max(model.spec.engine.tensor_parallel_size, *asked))
         # Kubernetes requires equal request and limit for extended resources.
         requests[GPU] = limits[GPU] = devices
-    if hub is not None and hub.cache_size is not None and EPHEMERAL_STORAGE not in {**requests, **limits}:
-        requests[EPHEMERAL_STORAGE] = hub.cache_size
     return amounts(requests, limits)

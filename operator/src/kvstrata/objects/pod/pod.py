@@ -15,7 +15,7 @@ from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 from kvstrata.objects import labels, names, paths, sizing
 from kvstrata.objects.applied import without_empty
-from kvstrata.objects.container import EPHEMERAL_STORAGE, SECURITY, amounts, empty_dir, mount
+from kvstrata.objects.container import SECURITY, amounts, empty_dir, mount
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.pod import cache, engine, gate, nvme
 from kvstrata.objects.pod.identity import render_id
@@ -65,7 +65,7 @@ def pod_template(
     }
 
 
-_PLAIN = ("cpu", "memory", EPHEMERAL_STORAGE)
+_PLAIN = ("cpu", "memory", "ephemeral-storage")
 
 
 def plugin_container(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
@@ -114,7 +114,6 @@ def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any
             "schedulerName": chosen.scheduler_name,
             "dnsPolicy": chosen.dns_policy,
             "dnsConfig": chosen.dns_config,
-            "hostAliases": list(chosen.host_aliases),
         }
     )
 

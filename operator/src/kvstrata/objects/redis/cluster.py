@@ -16,7 +16,7 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.cachetier_managed import RedisManaged
-from kvstrata.api.pod_template import ResourceRequirements, ServerPodTemplate
+from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import ResourceQuantity
 from kvstrata.objects import labels, names, paths, sizing
 from kvstrata.objects.applied import without_empty
@@ -66,7 +66,7 @@ def build_shard_statefulset(
     managed = tier.spec.managed
     if managed is None:
         return None
-    chosen = managed.pod_template or ServerPodTemplate()
+    chosen = managed.pod_template or PodTemplate()
     own_labels, selector = labels.of_shard(tier.name, shard), labels.selector_of_shard(tier.name, shard)
     annotations = {labels.TLS_REVISION: restart_token} if restart_token is not None else {}
     return {
@@ -96,7 +96,7 @@ def build_shard_statefulset(
                     "volumes": _volumes(tier),
                     "affinity": _apart(selector),
                     **placement(chosen, labels.selector_of_tier(tier.name)),
-                    **without_empty({"serviceAccountName": chosen.service_account_name}),
+                    **without_empty({"serviceAccountName": managed.service_account_name}),
                 },
             },
         },
@@ -146,7 +146,7 @@ def _listening(tier: CacheTier) -> list[str]:
 
 
 def _container(ctx: BuildContext, tier: CacheTier, managed: RedisManaged) -> dict[str, Any]:
-    chosen = managed.pod_template or ServerPodTemplate()
+    chosen = managed.pod_template or PodTemplate()
     has_tls = redis_tls_secret(tier) is not None
     client = ["--tls", "--cacert", f"{paths.REDIS_TLS}/{names.AUTHORITY_KEY}"] if has_tls else []
     probe = _run("redis_ping", paths.REDIS_PORT, *client)
