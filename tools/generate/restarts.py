@@ -28,6 +28,7 @@ RESTARTS: Mapping[str, Mapping[str, Restart]] = {
         "spec.redis.managed.image": Restart.SERVERS,
         "spec.redis.managed.resources": Restart.SERVERS,
         "spec.redis.managed.podTemplate": Restart.SERVERS,
+        "spec.redis.managed.serviceAccountName": Restart.SERVERS,
         "spec.redis.managed.tls": Restart.SERVERS,
     },
     "CachedModel": {

@@ -71,3 +71,12 @@ def test_an_amount_that_may_also_be_a_fraction_breaks_nothing() -> None:
     after = {"x-kubernetes-preserve-unknown-fields": True, "maxLength": 32, "pattern": "^[0-9]+$", "minimum": 0}
     assert list(breaking_changes(reduced(before), reduced(after), "Kind")) == []
     assert list(breaking_changes(reduced({"type": "string"}), reduced(after), "Kind"))
+
+
+def test_a_rule_about_a_new_field_breaks_nothing() -> None:
+    before = {"type": "object", "properties": {"a": {"type": "string"}}}
+    rules = {name: [{"rule": f"!has(self.{name}) || self.a == 'x'", "message": "m"}] for name in ("a", "b")}
+    properties = {**before["properties"], "b": {"type": "string"}}
+    for name, found in (("a", 1), ("b", 0)):
+        after = {"type": "object", "properties": properties, "x-kubernetes-validations": rules[name]}
+        assert len(list(breaking_changes(reduced(before), reduced(after), "Kind"))) == found
