@@ -19,11 +19,13 @@ TOGETHER: tuple[tuple[str, ...], ...] = (
     tuple(  # an engine takes 2 GB of memory
         f"tests/dataplane/test_{name}.py"
         for name in (
+            "agents",
             "cache_server_ends",
             "engine_guard",
             "engine_loans",
             "equal_answers",
             "isolation_probe",
+            "lookup_ends",
             "metrics_page",
             "pool_engine",
             "restore_or_recompute",

@@ -76,6 +76,7 @@ async def gate(pod: World) -> AsyncIterator[World]:
         await pod.api.stop()
 
 
+@pytest.mark.claim("agents of both clients send every answer back in the next turn")
 async def test_agents_of_both_clients_send_every_answer_back(gate: World, python: Path) -> None:
     url = f"http://127.0.0.1:{gate.gate.ports['http']}"
     agent = await asyncio.create_subprocess_exec(

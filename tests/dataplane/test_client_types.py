@@ -63,6 +63,7 @@ def unjudged(requests: list[Request]) -> Iterator[str]:
             yield f"{request['endpoint']} {place(request['path'])}: {refused}"
 
 
+@pytest.mark.claim("every key of the clients' request types passes or is refused with a reason")
 def test_every_key_of_the_clients_types_passes_or_is_refused_with_a_reason(requests: list[Request]) -> None:
     assert {request["endpoint"].encode() for request in requests} == set(bodies.ENDPOINTS)
     assert {"web_search_options", "best_of", "container", "mcp_servers"} <= {request["path"][0] for request in requests}

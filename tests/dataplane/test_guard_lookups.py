@@ -36,6 +36,7 @@ def request(*, skip_reading_prefix_cache: bool) -> SimpleNamespace:
     return SimpleNamespace(request_id="request", skip_reading_prefix_cache=skip_reading_prefix_cache)
 
 
+@pytest.mark.claim("a request that ends leaves no lock in the cache server")
 def test_a_request_whose_answer_would_be_dropped_is_not_looked_up(scheduler: Any) -> None:
     asked = request(skip_reading_prefix_cache=True)
     for _ in range(2):  # vLLM asks again while there is no room for the request
@@ -141,6 +142,7 @@ class Ending:
         return not self.lookups.is_ending("r")
 
 
+@pytest.mark.claim("a request that ends leaves no lock, no lookup and no session in the cache server")
 def test_a_lookup_whose_request_ends_is_answered_then_released_and_then_its_session_ends() -> None:
     ending = Ending()
     ending.lookups.abandon("r")
