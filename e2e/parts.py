@@ -21,7 +21,7 @@ TESTED = ("charts", "crds", "e2e", "manifests", "operator", "pyproject.toml", "r
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of the tests, which take a quarter of an hour at most.
+    """Some of the tests, which take half an hour at most.
 
     Attributes:
         paths: files and folders below the repository's root; stories and other tests are in different parts. Patches

@@ -132,10 +132,11 @@ class Operators:
 
 
 class OperatorWrites:
-    """Writes of operators since this object was created, by the API server's audit log; the Lease apart."""
+    """Writes of the operators of a namespace since this object was created, by the API server's audit log; the Lease
+    apart."""
 
-    def __init__(self, paths: Paths | None = None) -> None:
-        self._log = AuditLog((paths or Paths()).node / "control-plane")
+    def __init__(self, paths: Paths | None = None, namespace: str = SYSTEM_NAMESPACE) -> None:
+        self._log, self._namespace = AuditLog((paths or Paths()).node / "control-plane"), namespace
 
     def all(self) -> list[Write]:
         """Return every write that took effect, but for those of the Lease."""
@@ -143,7 +144,7 @@ class OperatorWrites:
 
     def every_attempt(self) -> list[Write]:
         """Return every write that was asked for, refused ones and the Lease's with them."""
-        account = f"system:serviceaccount:{SYSTEM_NAMESPACE}:"
+        account = f"system:serviceaccount:{self._namespace}:"
         return [write for write in self._log.writes() if write.account.startswith(account)]
 
     def bundle_roots(self) -> list[Write]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from .kubectl import CommandError, Kubectl, wait_until
 OOM_ROOM_BYTES = 16 << 20
 """Free memory of a container that is to run out of it: less than its first process holds, so that the kernel kills
 that one and not the process that asked for the memory."""
+
+PACE_S = 0.1
+"""Between two looks whether a paced container is ahead."""
 
 _TAKE_ALL_MEMORY = "exec tail /dev/zero"
 
@@ -55,9 +59,26 @@ class Victim:
         try:
             yield
         finally:
-            for pid in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+            _send(members, signal.SIGCONT)
+
+    @contextmanager
+    def paced(self, is_ahead: Callable[[], bool]) -> Iterator[None]:
+        """Stop every process of the container in each moment in which `is_ahead()`, while the block runs. The API
+        server may be away meanwhile."""
+        group, ended = self._group(), threading.Event()
+
+        def pace() -> None:
+            while not ended.wait(PACE_S):
+                _send(_members(group), signal.SIGSTOP if is_ahead() else signal.SIGCONT)
+
+        thread = threading.Thread(target=pace, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            _send(_members(group), signal.SIGCONT)
 
     def run_out_of_memory(self) -> None:
         """Leave the container hardly any memory and have something in it ask for more: the kernel ends it."""
@@ -132,6 +153,12 @@ def _container_states(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _members(group: Path) -> list[int]:
     return [int(pid) for listing in group.rglob("cgroup.procs") for pid in listing.read_text().split()]
+
+
+def _send(members: list[int], what: signal.Signals) -> None:
+    for pid in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, what)
 
 
 def _held_bytes(group: Path) -> int:
