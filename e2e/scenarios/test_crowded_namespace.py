@@ -21,8 +21,9 @@ from e2e.product.chapters import ACME_KEY, MODEL, keyspace_of
 from e2e.product.direct import pods_run_here
 from e2e.product.direct_operator import OperatorWrites
 from e2e.product.direct_stage import USAGE_KINDS
+from e2e.product.install import CHARTS
 from e2e.product.injector import CONTAINER, LABEL, Injector, injector
-from e2e.product.kubectl import Kubectl, pod_names, wait_until
+from e2e.product.kubectl import CommandError, Kubectl, pod_names, wait_until
 from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
 from e2e.product.release import (
     PODS,
@@ -135,6 +136,12 @@ def test_the_release_that_came_second_names_the_first_and_writes_nothing_else(ku
     events = wait_until("the second release reports the first", reported)
     assert f"the operator in namespace {crowd.serves.namespace} (release {crowd.serves.name})" in events[0]["message"]
     assert f"{crowd.stands_back.namespace} (release {crowd.stands_back.name}) writes nothing" in events[0]["message"]
+
+
+def test_a_release_in_the_namespace_of_another_is_refused_by_name(kubectl: Kubectl, crowd: Crowd) -> None:
+    served = f"watchNamespaces={{{SERVED}}}"
+    with pytest.raises(CommandError, match=f"has the release {crowd.serves.name} of kvstrata"):
+        kubectl.helm("install", "third", str(CHARTS / "kvstrata"), "-n", crowd.serves.namespace, "--set", served)
 
 
 def test_at_rest_neither_operator_writes_and_the_webhook_is_not_asked(kubectl: Kubectl, crowd: Crowd) -> None:

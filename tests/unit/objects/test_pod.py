@@ -47,6 +47,16 @@ def test_gate_starts_first_then_cache_then_engine() -> None:
     assert [container["name"] for container in spec["containers"]] == ["engine"]
 
 
+def test_the_first_container_has_the_engines_amounts_and_no_device() -> None:
+    """Limits and quotas of a namespace that admit the engine admit it, too."""
+    asked = {
+        "requests": {"cpu": "20m", "memory": "2Gi"},
+        "limits": {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"},
+    }
+    made = containers(engine={"image": "engine:1", "resources": asked})["plugin"]["resources"]
+    assert made == {"requests": {"cpu": "20m", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
+
+
 def test_only_the_gate_decides_whether_the_pod_is_ready() -> None:
     ready = {name for name, container in containers().items() if "readinessProbe" in container}
     assert ready == {"gate"}
