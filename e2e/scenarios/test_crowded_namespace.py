@@ -21,8 +21,8 @@ from e2e.product.chapters import ACME_KEY, MODEL, keyspace_of
 from e2e.product.direct import pods_run_here
 from e2e.product.direct_operator import OperatorWrites
 from e2e.product.direct_stage import USAGE_KINDS
-from e2e.product.install import CHARTS
 from e2e.product.injector import CONTAINER, LABEL, Injector, injector
+from e2e.product.install import CHARTS
 from e2e.product.kubectl import CommandError, Kubectl, pod_names, wait_until
 from e2e.product.prompts import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
 from e2e.product.release import (
