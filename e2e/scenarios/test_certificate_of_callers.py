@@ -39,8 +39,12 @@ class Authority:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._openssl("req", "-x509", *self._new_key("ca"), "-days", "30", "-subj", "/CN=callers", "-out", "ca.crt")
-        (folder / "ext").write_text(f"subjectAltName=DNS:{HOST}\nextendedKeyUsage=serverAuth\n")
+        usage = ("-addext", "keyUsage=critical,keyCertSign")
+        about = ("-days", "30", "-subj", "/CN=callers", *usage, "-out", "ca.crt")
+        self._openssl("req", "-x509", *self._new_key("ca"), *about)
+        # Clients that check strictly want to see the authority's key named.
+        extensions = (f"subjectAltName=DNS:{HOST}", "extendedKeyUsage=serverAuth", "authorityKeyIdentifier=keyid")
+        (folder / "ext").write_text("\n".join(extensions))
 
     @property
     def certificate(self) -> str:
