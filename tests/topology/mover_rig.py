@@ -11,7 +11,6 @@ import redis
 import redis.asyncio
 
 from kvstrata.clients.redis.key_names import bucket_of, part_of, whole_buckets
-from kvstrata.clients.redis.move_report import MoveReport, MoveStats
 from kvstrata.clients.redis.slot_mover import SlotMover
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.plan.redis.topology import Step
@@ -25,14 +24,16 @@ TIMEOUT_MS = 15_000
 
 
 class MoverRig(Rig):
-    """A rig whose operator moves slots, too. `reports` tells how orders ended, `credentials` are the mover's."""
+    """A rig whose operator moves slots, too. `failures` tells why orders failed, `slots` and `dropped` count what moved
+    and what was dropped, `credentials` are the mover's."""
 
     credentials: tuple[str, str] | None = None
 
     def __init__(self, *args: Any, timeout_ms: int = TIMEOUT_MS, **options: Any) -> None:
         super().__init__(*args, **options)
         self.goal = replace(self.goal, node_timeout_ms=timeout_ms)
-        self.reports: list[MoveReport] = []
+        self.failures: list[str] = []
+        self.slots = self.dropped = 0
         self.removes = True
 
     async def made_anew(self, shards: int = 3) -> None:
@@ -49,7 +50,7 @@ class MoverRig(Rig):
         for pod in self.pods.values():
             with self.admin(pod) as client:
                 client.flushall()
-        self.reports, self.steps = [], []
+        self.failures, self.steps, self.slots, self.dropped = [], [], 0, 0
 
     async def no_pause(self, _: float) -> None:
         """Take turns with others, and lose no time."""
@@ -90,7 +91,8 @@ class MoverRig(Rig):
         self.steps.append(found)
         await self.nodes.send(found.commands, cluster.pods, lambda: True)
         for order in found.moves:
-            self.reports.append(await (mover or self.mover()).carry_out(order, cluster))
+            if failure := await (mover or self.mover()).carry_out(order, cluster, self.count):
+                self.failures.append(failure)
         if found.remove_pod in self.pods:
             self.replace(self.pods[found.remove_pod])
         for pod in list(self.pods.values()):
@@ -99,11 +101,15 @@ class MoverRig(Rig):
         await asyncio.sleep(found.pause_s or (0.05 if found.waits else 0))
         return found
 
+    def count(self, slots: int, dropped: int) -> None:
+        self.slots += slots
+        self.dropped += dropped
+
     async def settled(self, mover: SlotMover | None = None) -> None:
         """Pass until nothing is left to do, or to remove if shards without slots are to stay."""
         patience = Patience()
         while (found := await self.pass_once(mover)) is not None and (self.removes or not found.drained):
-            patience.ask((found, self.reports[-1:]))
+            patience.ask((found, self.slots))
 
     def order(self, cluster: Cluster, source: int, target: int, *slots: int, **others: Any) -> MoveOrder:
         """An order of a shard's slots to another, key by key."""
@@ -150,9 +156,3 @@ class MoverRig(Rig):
         states = whole_buckets(names)
         orphans = [name for name in names if bucket_of(name) and not part_of(name).startswith(b"#")]
         assert not [name for name in orphans if bucket_of(name) not in states]
-
-
-def total(reports: list[MoveReport]) -> MoveStats:
-    """What orders did together."""
-    fields = ("slots", "keys", "bytes", "dropped", "orphans")
-    return MoveStats(*(sum(getattr(one.tally, field) for one in reports) for field in fields))

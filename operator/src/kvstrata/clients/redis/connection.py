@@ -25,6 +25,10 @@ class ServerAwayError(Exception):
     """A server does not answer, or another answers in its place. The message names it and the cause."""
 
 
+class MoveFailedError(Exception):
+    """A move of slots cannot go on. The message names server and slot; the next look finds the remaining work."""
+
+
 class ServerLine:
     """A connection to one server. `name` is for messages; `may_write` is checked before anything is sent."""
 

@@ -21,9 +21,8 @@ from typing import Any
 from redis import exceptions
 
 from kvstrata.clients.redis import key_names
-from kvstrata.clients.redis.connection import ServerAwayError, ServerLine
+from kvstrata.clients.redis.connection import MoveFailedError, ServerAwayError, ServerLine
 from kvstrata.clients.redis.key_names import by_bucket, parts, whole_buckets, without_index
-from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveStats, OnProgress
 from kvstrata.clients.redis.probe import Argument
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.plan.redis.topology.steps import MoveOrder
@@ -51,6 +50,10 @@ Pause = Callable[[float], Awaitable[None]]
 Credentials = Callable[[], tuple[str, str] | None]
 """User and password with which a source logs in to its target."""
 
+OnProgress = Callable[[int, int], None]
+"""Gets the number of slots that moved or were closed, and of values that were dropped, since its last call. Values are
+dropped that are too large, without room at the target, or meant to be; each is a miss for readers."""
+
 
 @dataclass(slots=True)
 class KeyMover:
@@ -64,7 +67,6 @@ class KeyMover:
     open_slots: set[int]
     order: MoveOrder
     credentials: Credentials
-    tally: MoveStats
     on_progress: OnProgress
     pause: Pause
 
@@ -89,10 +91,9 @@ class KeyMover:
                 await self._clear(other, slots)
         for slot in slots:
             names = await _names(self.source, slot, await self._count_one(slot))
-            self.tally.orphans += len(await self._unlink(slot, without_index(names, whole_buckets(names))))
+            await self._unlink(slot, without_index(names, whole_buckets(names)))
             await _set(self.source, [slot], "STABLE")
-            self.tally.slots += 1
-            self.on_progress(self.tally)
+            self.on_progress(1, 0)
 
     async def _clear(self, server: ServerLine, slots: Sequence[int]) -> None:
         for slot, count in (await self._count(server, slots)).items():
@@ -120,9 +121,9 @@ class KeyMover:
                 await self._migrate(slot, index)
                 buckets |= whole_buckets(index)
             orphans = set(without_index(values, buckets))
-            self.tally.orphans += len(await self._unlink(slot, sorted(orphans)))
+            await self._unlink(slot, sorted(orphans))
             await self._move_values(slot, [name for name in values if name not in orphans])
-        raise MoveFailedError(MoveReason.NOT_TRANSFERRED, f"slot {slot}: keys stay at {self.source.name}")
+        raise MoveFailedError(f"slot {slot}: keys stay at {self.source.name}")
 
     async def _open_source(self, slot: int, there: Sequence[bytes], buckets: set[bytes]) -> bool:
         """Open a slot at the source and atomically remove the state that scripts start from; return whether there
@@ -147,12 +148,10 @@ class KeyMover:
                 return False
             self._check(slot, answer)
         self.open_slots.add(slot)
-        self.tally.orphans += len(doomed)
         if self.order.drops:
-            self.tally.dropped += len(index)
+            self.on_progress(0, len(index))
         else:
             buckets |= whole_buckets(index)
-            self.tally.keys += len(index)
         await self._pause_after(started_s)
         return True
 
@@ -164,15 +163,11 @@ class KeyMover:
             # too.
             sizes |= {name: size if isinstance(size, int) else 0 for name, size in zip(part, answers, strict=True)}
         large = {name: size for name, size in sizes.items() if size > self.order.movable_bytes}
-        await self._drop_values(slot, large)
+        await self._drop_values(slot, [*large])
         movable = {name: size for name, size in sizes.items() if name not in large}
         for batch in key_names.batches(movable, BATCH_BYTES, BATCH_KEYS):
-            left: set[bytes] = set()
             if not await self._migrate(slot, batch):
-                left = await self._drop_values(slot, {name: movable[name] for name in batch})
-                self.tally.keys += len(batch) - len(left)
-            self.tally.bytes += sum(movable[name] for name in batch if name not in left)
-            self.on_progress(self.tally)
+                await self._drop_values(slot, batch)
 
     async def _migrate(self, slot: int, names: Sequence[bytes]) -> bool:
         """Move keys in one command; return whether the target had room."""
@@ -181,7 +176,6 @@ class KeyMover:
         if _is_full(answer):
             return False
         self._check(slot, answer)
-        self.tally.keys += len(names)
         await self._pause_after(started_s)
         return True
 
@@ -194,22 +188,20 @@ class KeyMover:
             *("KEYS", *names),
         )
 
-    async def _drop_values(self, slot: int, sizes: Mapping[bytes, int]) -> set[bytes]:
+    async def _drop_values(self, slot: int, names: Sequence[bytes]) -> None:
         """Delete values at the source, and remove them from their index, which is at the target by now."""
-        removed = await self._drop(slot, list(sizes))
+        removed = await self._drop(slot, names)
         discard = script("discard").text
         for bucket, members in by_bucket(removed).items():
             state = key_names.state_of(bucket)
             for part in parts(members, KEYS_AT_ONCE):
                 *_, answer = await self.target.ask([("ASKING",), ("EVAL", discard, 1, state, *part)])
                 if isinstance(answer, Exception):
-                    raise MoveFailedError(MoveReason.REFUSED, f"{self.target.name}: {answer}")
-        return removed
+                    raise MoveFailedError(f"{self.target.name}: {answer}")
 
     async def _drop(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
         removed = await self._unlink(slot, names)
-        self.tally.dropped += len(removed)
-        self.on_progress(self.tally)
+        self.on_progress(0, len(removed))
         return removed
 
     async def _unlink(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
@@ -234,15 +226,13 @@ class KeyMover:
             commands = [command for name in part for command in (("ASKING",), ("UNLINK", name))]
             for answer in await server.ask(commands):
                 if isinstance(answer, Exception):
-                    raise MoveFailedError(MoveReason.REFUSED, f"{server.name}: {answer}")
-            self.tally.orphans += len(part)
+                    raise MoveFailedError(f"{server.name}: {answer}")
 
     async def _hand_over(self, slots: Sequence[int]) -> None:
         """Assign slots to the target, at the target first and then at the source."""
         for server in (self.target, self.source):
             await _set(server, slots, "NODE", self.target.node_id)
-        self.tally.slots += len(slots)
-        self.on_progress(self.tally)
+        self.on_progress(len(slots), 0)
 
     async def _inform_others(self, slots: Sequence[int]) -> None:
         """Inform the other primaries at once, instead of waiting for gossip."""
@@ -264,8 +254,7 @@ class KeyMover:
         if isinstance(answer, Exception):
             known = self.credentials()
             detail = str(answer) if known is None else str(answer).replace(known[1], "…")
-            message = f"slot {slot} from {self.source.name} to {self.target.name}: {detail}"
-            raise MoveFailedError(MoveReason.NOT_TRANSFERRED, message)
+            raise MoveFailedError(f"slot {slot} from {self.source.name} to {self.target.name}: {detail}")
 
 
 def _set_slot(slot: int, *words: str) -> Sequence[Argument]:
@@ -282,7 +271,7 @@ async def _all_right(server: ServerLine, commands: Sequence[Sequence[Argument]])
     for command, answer in zip(commands, answers, strict=True):
         if isinstance(answer, Exception):
             shown = " ".join(str(word) for word in command[:4])
-            raise MoveFailedError(MoveReason.REFUSED, f"{server.name}: {shown}: {answer}")
+            raise MoveFailedError(f"{server.name}: {shown}: {answer}")
     return answers
 
 

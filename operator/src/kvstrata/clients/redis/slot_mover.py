@@ -11,13 +11,14 @@ from typing import Any
 
 from redis import exceptions
 
-from kvstrata.clients.redis.connection import Dial, MayNotWriteError, ServerAwayError, ServerLine
-from kvstrata.clients.redis.move_report import MoveFailedError, MoveReason, MoveReport, MoveStats, OnProgress
+from kvstrata.clients.redis.connection import Dial, MayNotWriteError, MoveFailedError, ServerAwayError, ServerLine
 from kvstrata.clients.redis.node_answers import by_name
 from kvstrata.clients.redis.probe import Argument
-from kvstrata.clients.redis.slot_keys import Credentials, KeyMover, Pause
+from kvstrata.clients.redis.slot_keys import Credentials, KeyMover, OnProgress, Pause
 from kvstrata.model.redis.cluster import Cluster, Server, SlotRange
 from kvstrata.plan.redis.topology.steps import MoveOrder
+
+NOT_LEADING = "another leads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +31,19 @@ class SlotMover:
     may_write: Callable[[], bool]
     pause: Pause = asyncio.sleep
 
-    async def carry_out(
-        self, order: MoveOrder, cluster: Cluster, on_progress: OnProgress = lambda _: None
-    ) -> MoveReport:
-        tally = MoveStats()
+    async def carry_out(self, order: MoveOrder, cluster: Cluster, on_progress: OnProgress = lambda *_: None) -> str:
+        """Return why the order was not carried out; empty when it was."""
         try:
             async with AsyncExitStack() as lines:
-                await self._carry_out(order, cluster, tally, on_progress, lines)
+                await self._carry_out(order, cluster, on_progress, lines)
         except MayNotWriteError:
-            return MoveReport(MoveReason.NOT_LEADING, "another leads", tally)
-        except ServerAwayError as error:
-            return MoveReport(MoveReason.SERVER_AWAY, str(error), tally)
-        except MoveFailedError as error:
-            return MoveReport(error.reason, str(error), tally)
-        except exceptions.ResponseError as error:
-            return MoveReport(MoveReason.REFUSED, str(error), tally)
-        return MoveReport(MoveReason.MOVED, f"{tally.slots} slots moved", tally)
+            return NOT_LEADING
+        except (ServerAwayError, MoveFailedError, exceptions.ResponseError) as error:
+            return str(error)
+        return ""
 
     async def _carry_out(
-        self, order: MoveOrder, cluster: Cluster, tally: MoveStats, on_progress: OnProgress, lines: AsyncExitStack
+        self, order: MoveOrder, cluster: Cluster, on_progress: OnProgress, lines: AsyncExitStack
     ) -> None:
         servers = cluster.by_node_id()
         missing = {order.source, order.target} - servers.keys()
@@ -64,7 +59,7 @@ class SlotMover:
             return found
 
         if order.atomic:
-            await move_at_once(line(source), order.target, order.slots, tally, on_progress, self.pause)
+            await move_at_once(line(source), order.target, order.slots, on_progress, self.pause)
             return
         known = source.peer(order.target)
         if known is None:
@@ -78,7 +73,6 @@ class SlotMover:
             open_slots=set(source.itself.migrating),
             order=order,
             credentials=self.credentials,
-            tally=tally,
             on_progress=on_progress,
             pause=self.pause,
         )
@@ -94,7 +88,7 @@ _OVER = {"success", "failed", "cancelled"}
 
 
 async def move_at_once(
-    source: ServerLine, target: str, slots: Sequence[SlotRange], tally: MoveStats, on_progress: OnProgress, pause: Pause
+    source: ServerLine, target: str, slots: Sequence[SlotRange], on_progress: OnProgress, pause: Pause
 ) -> None:
     """Have a server move slots, or watch a job that already does. Raises MoveFailedError."""
     wanted = " ".join(f"{first}-{last}" for first, last in slots)
@@ -108,13 +102,13 @@ async def move_at_once(
         try:
             await source.one("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", *words)
         except exceptions.ResponseError as error:
-            raise MoveFailedError(MoveReason.REFUSED, f"{source.name}: CLUSTER MIGRATESLOTS: {error}") from None
+            raise MoveFailedError(f"{source.name}: CLUSTER MIGRATESLOTS: {error}") from None
         name = next((job["name"] for job in await _jobs(source) if job["name"] not in before), None)
     seen, seen_at_s = "", time.monotonic()
     while True:
         job = next((one for one in await _jobs(source) if one["name"] == name), None)
         if job is None:
-            raise MoveFailedError(MoveReason.JOB_FAILED, f"{source.name} forgot the move of slots {wanted}")
+            raise MoveFailedError(f"{source.name} forgot the move of slots {wanted}")
         if job["state"] in _OVER:
             break
         shown = str(sorted(job.items()))
@@ -122,14 +116,12 @@ async def move_at_once(
             seen, seen_at_s = shown, time.monotonic()
         elif time.monotonic() - seen_at_s > HANGS_AFTER_S:
             await source.one("CLUSTER", "CANCELSLOTMIGRATIONS")
-            message = f"{source.name}: the move of slots {wanted} hung ({job['state']}) and was given up"
-            raise MoveFailedError(MoveReason.JOB_HUNG, message)
+            raise MoveFailedError(f"{source.name}: the move of slots {wanted} hung ({job['state']}) and was given up")
         await pause(POLL_S)
     if job["state"] != "success":
-        message = f"{source.name}: the move of slots {wanted} {job['state']}: {job['message'] or 'no reason given'}"
-        raise MoveFailedError(MoveReason.JOB_FAILED, message)
-    tally.slots += sum(last - first + 1 for first, last in slots)
-    on_progress(tally)
+        why = job["message"] or "no reason given"
+        raise MoveFailedError(f"{source.name}: the move of slots {wanted} {job['state']}: {why}")
+    on_progress(sum(last - first + 1 for first, last in slots), 0)
 
 
 async def _jobs(source: ServerLine) -> list[Mapping[str, str]]:

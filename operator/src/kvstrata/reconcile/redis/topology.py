@@ -15,11 +15,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from kvstrata.api.cachetier import CacheTier, SlotLoss
 from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.redis.move_report import MoveReport
 from kvstrata.clients.redis.nodes import REFUSED, NodeAccess, RedisNodes, Sent
 from kvstrata.clients.redis.slot_mover import SlotMover
 from kvstrata.clients.resources import POD
@@ -29,7 +29,7 @@ from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod, SlotRange
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis import topology
-from kvstrata.plan.redis.topology import MoveOrder, Step, Verdict
+from kvstrata.plan.redis.topology import Step, Verdict
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.events import Events
@@ -270,16 +270,9 @@ class _Tending:
         """Carry out a step's orders in parallel; interrupted ones continue after the next look."""
         access = nodes.access
         mover = SlotMover(nodes.dial, lambda: (access.username or "default", access.password or ""), self._may_write)
-        count = MoveCount((self._namespace, self.order.tier), self._note_moved)
-
-        async def carry_out(order: MoveOrder) -> MoveReport:
-            on_progress = count.of(order)
-            report = await mover.carry_out(order, cluster, on_progress)
-            on_progress(report.tally)
-            return report
-
-        reports = await asyncio.gather(*map(carry_out, step.moves))
-        return "; ".join(report.message for report in reports if not report.done)
+        take = MoveCount((self._namespace, self.order.tier), self._note_moved).take
+        moves = (mover.carry_out(order, cluster, partial(take, order)) for order in step.moves)
+        return "; ".join(filter(None, await asyncio.gather(*moves)))
 
     def _note_moved(self, slots: int) -> None:
         self.events.moved(slots)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.clients.redis.move_report import MoveStats, OnProgress
 from kvstrata.clients.redis.nodes import IDENTITY_CHANGED, NOT_SENT, REFUSED, Sent
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal
 from kvstrata.plan.redis.cluster import holds_anything, was_formed
@@ -177,19 +176,11 @@ class MoveCount:
         self._on_moved = on_moved
         self._moved = 0
 
-    def of(self, order: MoveOrder) -> OnProgress:
-        """Return a callback for an order's progress, to be called again at its end."""
-        slots = dropped = 0
-
-        def take(tally: MoveStats) -> None:
-            nonlocal slots, dropped
-            # A slot with the same source and target was only closed.
-            more = tally.slots - slots if order.source != order.target else 0
-            self._dropped.inc(tally.dropped - dropped)
-            slots, dropped = tally.slots, tally.dropped
-            if more:
-                self._slots.inc(more)
-                self._moved += more
-                self._on_moved(self._moved)
-
-        return take
+    def take(self, order: MoveOrder, slots: int, dropped: int) -> None:
+        """Count further slots and dropped values of an order."""
+        self._dropped.inc(dropped)
+        # A slot with the same source and target was only closed.
+        if slots and order.source != order.target:
+            self._slots.inc(slots)
+            self._moved += slots
+            self._on_moved(self._moved)
