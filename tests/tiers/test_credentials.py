@@ -9,12 +9,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from kvstrata.clients.redis import admin
-from kvstrata.clients.redis.admin import Admin, Admission, Entry, tend
+from kvstrata.clients.redis.admin import Admin, tend
+from kvstrata.clients.redis.probe import Access
 from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
 from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
@@ -268,23 +270,24 @@ def test_lost_passwords_are_told_and_no_server_is_spoken_to(make: Callable[..., 
     assert (managed.user / names.PASSWORD_KEY).read_bytes() == before
 
 
-class TestFailures:
-    ADMISSION = Admission({"data": ("on", "#" + "0" * 64)}, "rules-none")
+RULES = {"data": ("on", "#" + "0" * 64), "rules-none": ("off",)}
 
-    def tend(self, server: ManagedServer, entry: Entry, order: str = "") -> tuple[str, str]:
+
+class TestFailures:
+    def tend(self, server: ManagedServer, accesses: list[Access], order: str = "") -> tuple[str, str]:
         nowhere = {"tls-cert-file": "/nowhere", "tls-key-file": "/nowhere"}
         orders: dict[str, Callable[[Admin], Awaitable[None]]] = {
-            "users": lambda one: one.set_users(Admission({"data": ("on", "+nosuchcommand")}, "")),
+            "users": lambda one: one.set_users({"data": ("on", "+nosuchcommand")}),
             "certificate": lambda one: one.load_certificate(nowhere),
         }
         chosen = [orders[order]] if order else []
-        seen = asyncio.run(tend(server, entry, self.ADMISSION, chosen))
+        seen = asyncio.run(tend(server, accesses, RULES, chosen))
         return seen.reason, seen.message
 
-    def entry(self, managed: Managed, **changes: object) -> Entry:
-        password = managed.secret()[names.ADMIN_PASSWORD_KEY].decode()
-        authority = managed.secret(TLS)[names.AUTHORITY_KEY]
-        return Entry(**({"username": "admin", "passwords": (password,), "ca_pem": authority} | changes))  # type: ignore[arg-type]
+    def entry(self, managed: Managed, *passwords: str, **changes: Any) -> list[Access]:
+        own = managed.secret()[names.ADMIN_PASSWORD_KEY].decode()
+        chosen = {"username": "admin", "ca_pem": managed.secret(TLS)[names.AUTHORITY_KEY]} | changes
+        return [Access(one, **chosen) for one in passwords or (own,)]
 
     def test_are_named_and_tell_no_secret(self, make: Callable[..., Managed], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(admin, "COMMAND_TIMEOUT_S", 60.0)
@@ -294,17 +297,17 @@ class TestFailures:
         other = make().secret(TLS)[names.AUTHORITY_KEY]
         seen = {
             "right": self.tend(server, entry),
-            "second": self.tend(server, self.entry(managed, passwords=("wrong", *entry.passwords))),
-            "wrong": self.tend(server, self.entry(managed, passwords=("wrong", "worse"))),
-            "none": self.tend(server, self.entry(managed, passwords=())),
+            "second": self.tend(server, [*self.entry(managed, "wrong"), *entry]),
+            "wrong": self.tend(server, self.entry(managed, "wrong", "worse")),
+            "none": self.tend(server, []),
             "untrusted": self.tend(server, self.entry(managed, ca_pem=other)),
             "junk": self.tend(server, self.entry(managed, ca_pem=b"")),
             "name": self.tend(ManagedServer("one", server.endpoint, "elsewhere"), entry),
             "plain": self.tend(server, self.entry(managed, ca_pem=None)),
             "refused": self.tend(ManagedServer("one", "127.0.0.1:1", server.server_name), entry),
-            "rights": self.tend(server, self.entry(managed, username="data", passwords=(
-                managed.secret()[names.PASSWORD_KEY].decode(),
-            ))),
+            "rights": self.tend(server, self.entry(
+                managed, managed.secret()[names.PASSWORD_KEY].decode(), username="data"
+            )),
             "users": self.tend(server, entry, "users"),
             "certificate": self.tend(server, entry, "certificate"),
         }  # fmt: skip
@@ -336,6 +339,6 @@ class TestFailures:
         password = managed.secret()[names.ADMIN_PASSWORD_KEY].decode()
         managed.process.freeze()
         started = time.monotonic()
-        assert self.tend(managed.server, Entry("admin", (password,)))[0] == "Timeout"
+        assert self.tend(managed.server, [Access(password, None, "admin")])[0] == "Timeout"
         assert time.monotonic() - started < 20, "it would hang for ever"
         managed.process.thaw()

@@ -12,17 +12,17 @@ import hashlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import redis.asyncio as redis
 
 from kvstrata.api.reasons import TierReason
 from kvstrata.clients.redis import probe
-from kvstrata.clients.redis.probe import reason_of, sentence_of
+from kvstrata.clients.redis.probe import Access, reason_of, sentence_of
 from kvstrata.model.redis.credentials import ServerCredentials
 from kvstrata.objects import names, paths
 from kvstrata.objects.redis.passwords import admission
+from kvstrata.objects.redis.users import MARKER_PREFIX
 from kvstrata.plan.actions import ManagedServer
 
 COMMAND_TIMEOUT_S = 2.0
@@ -35,21 +35,8 @@ CERTIFICATE_FILES: Mapping[str, str] = {
 """Files of a managed server's Secret, by the setting that names them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """How the operator logs in to managed servers: the passwords are tried in order; `ca_pem` None is plain text."""
-
-    username: str
-    passwords: tuple[str, ...] = field(repr=False)
-    ca_pem: bytes | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """ACL rules of each user, in the order in which they are set. The `marker` user is set last."""
-
-    users: Mapping[str, tuple[str, ...]]
-    marker: str
+Users = Mapping[str, tuple[str, ...]]
+"""ACL rules of each user, in the order in which they are set. The user that marks the rights comes last."""
 
 
 class AdminError(Exception):
@@ -66,9 +53,10 @@ class Admin:
         self.certificate = certificate
         """Fingerprint of the server's certificate; None in plain text."""
 
-    async def look(self, name: str, users: Admission) -> ServerCredentials:
-        admitted = {user: await self._admits(user) for user in users.users if user != users.marker}
-        marked = await self._user(users.marker) is not None
+    async def look(self, name: str, users: Users) -> ServerCredentials:
+        marker = next((user for user in users if user.startswith(MARKER_PREFIX)), "")
+        admitted = {user: await self._admits(user) for user in users if user != marker}
+        marked = await self._user(marker) is not None
         value = (await self._call("CONFIG GET masterauth", "CONFIG", "GET", "masterauth"))[1]
         return ServerCredentials(
             server=name,
@@ -78,10 +66,10 @@ class Admin:
             certificate=self.certificate,
         )
 
-    async def set_users(self, users: Admission) -> None:
+    async def set_users(self, users: Users) -> None:
         """Set these users with exactly these rights and passwords, each atomically. Connections of users that stay
         are not closed. The marker comes last: its presence proves all others."""
-        for user, words in users.users.items():
+        for user, words in users.items():
             await self._call(f"ACL SETUSER {user}", "ACL", "SETUSER", user, "reset", *words)
 
     async def follow(self, username: str, password: str) -> None:
@@ -119,8 +107,8 @@ class Admin:
 
 
 @asynccontextmanager
-async def admin(server: ManagedServer, entry: Entry) -> AsyncIterator[Admin]:
-    connection = await _enter(server, entry)
+async def admin(server: ManagedServer, accesses: Sequence[Access]) -> AsyncIterator[Admin]:
+    connection = await _enter(server, accesses)
     try:
         shown = connection.shown() if isinstance(connection, probe.NamedTLSConnection) else None
         yield Admin(server.endpoint, connection, None if shown is None else hashlib.sha256(shown).hexdigest())
@@ -129,26 +117,30 @@ async def admin(server: ManagedServer, entry: Entry) -> AsyncIterator[Admin]:
 
 
 async def tend(
-    server: ManagedServer, entry: Entry, users: Admission, orders: Sequence[Callable[[Admin], Awaitable[None]]]
+    server: ManagedServer,
+    accesses: Sequence[Access],
+    users: Users,
+    orders: Sequence[Callable[[Admin], Awaitable[None]]],
 ) -> ServerCredentials:
     """Carry out orders, then read the state over a new connection: only a new handshake shows the certificate in
-    force. Never raises, except for a cancellation: the result reports the first failure."""
+    force. `accesses` are tried in order. Never raises, except for a cancellation: the result reports the first
+    failure."""
     try:
         if orders:
-            async with admin(server, entry) as entered:
+            async with admin(server, accesses) as entered:
                 for order in orders:
                     await order(entered)
-        async with admin(server, entry) as entered:
+        async with admin(server, accesses) as entered:
             return await entered.look(server.name, users)
     except AdminError as error:
         return ServerCredentials(server.name, reason=str(error.reason), message=str(error))
 
 
-async def _enter(server: ManagedServer, entry: Entry) -> redis.Connection:
+async def _enter(server: ManagedServer, accesses: Sequence[Access]) -> redis.Connection:
     refused: AdminError | None = None
-    for password in entry.passwords:
+    for access in accesses:
         try:
-            return await _connect(server, entry, password)
+            return await _connect(server, access)
         except AdminError as error:
             if error.reason is not TierReason.WRONG_PASSWORD:
                 raise
@@ -158,11 +150,10 @@ async def _enter(server: ManagedServer, entry: Entry) -> redis.Connection:
     )
 
 
-async def _connect(server: ManagedServer, entry: Entry, password: str) -> redis.Connection:
+async def _connect(server: ManagedServer, access: Access) -> redis.Connection:
     address = probe.parse_endpoint(server.endpoint)
     if address is None:
         raise AdminError(TierReason.INVALID_ENDPOINT, sentence_of(server.endpoint, TierReason.INVALID_ENDPOINT))
-    access = probe.Access(password, entry.ca_pem, entry.username)
     try:
         connection = probe.dial(address, access, server.server_name, COMMAND_TIMEOUT_S)
     except (ssl.SSLError, ValueError):

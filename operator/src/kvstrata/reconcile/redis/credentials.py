@@ -12,14 +12,15 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import SharedReason
 from kvstrata.clients import pki
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.redis.admin import CERTIFICATE_FILES, Admin, Admission, Entry, tend
+from kvstrata.clients.redis.admin import CERTIFICATE_FILES, Admin, Users, tend
+from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract.policy.tiers import MAX_AUTHORITY_BYTES, MAX_PASSWORD_BYTES
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.redis import passwords
-from kvstrata.objects.redis.users import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words
+from kvstrata.objects.redis.users import ADMIN_USER, REPLICATION_USER, user_words
 from kvstrata.plan.actions import ManagedServer, Order, TendServers
 from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.queue import WorkQueue
@@ -89,24 +90,22 @@ class CredentialWorker(Background):
     async def _one(
         self, server: ManagedServer, order: TendServers, users: Values, certificate: Values | None
     ) -> ServerCredentials:
-        words = user_words(users.get(names.ACL_FILE_KEY, b""))
-        marker = next((user for user in words if user.startswith(MARKER_PREFIX)), "")
-        admission = Admission(words, marker)
+        rules = user_words(users.get(names.ACL_FILE_KEY, b""))
         authority = certificate.get(names.AUTHORITY_KEY, b"") if certificate is not None else None
-        entry = Entry(ADMIN_USER, passwords.to_try(users, ADMIN_USER), authority)
+        accesses = [Access(one, authority, ADMIN_USER) for one in passwords.to_try(users, ADMIN_USER)]
         orders = order.orders.get(server.name, ()) if self._leading() else ()
         for one in orders:
             log.info("server updated", extra={"tier": order.tier, "server": server.name, "order": str(one)})
-        calls = [self._call(one, admission, users) for one in orders]
-        seen = await tend(server, entry, admission, calls)
+        calls = [self._call(one, rules, users) for one in orders]
+        seen = await tend(server, accesses, rules, calls)
         if orders and not seen.answered:
             log.warning("server not updated", extra={"tier": order.tier, "reason": seen.reason, "error": seen.message})
         return seen
 
-    def _call(self, order: Order, admission: Admission, users: Values) -> Callable[[Admin], Awaitable[None]]:
+    def _call(self, order: Order, rules: Users, users: Values) -> Callable[[Admin], Awaitable[None]]:
         match order:
             case Order.SET_USERS:
-                return lambda server: server.set_users(admission)
+                return lambda server: server.set_users(rules)
             case Order.FOLLOW:
                 password = users.get(names.REPLICATION_PASSWORD_KEY, b"").decode("ascii", "replace")
                 return lambda server: server.follow(REPLICATION_USER, password)
