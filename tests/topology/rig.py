@@ -20,7 +20,8 @@ from typing import Any
 import redis
 
 from e2e.cluster.ports import free_port
-from kvstrata.clients.redis.nodes import LOOK_TIMEOUT_S, TIMEOUT_S, NodeAccess, RedisNodes, Sent
+from kvstrata.clients.redis.nodes import LOOK_TIMEOUT_S, TIMEOUT_S, RedisNodes, Sent
+from kvstrata.clients.redis.probe import Access
 from kvstrata.model.redis.cluster import Cluster, Goal, Server, ServerPod
 from kvstrata.objects.redis.users import ADMIN_USER, REPLICATION_USER, USERS, users_acl
 from kvstrata.plan.redis.topology import Step, Verdict
@@ -108,8 +109,8 @@ class Rig:
         """An operator's connections, as the user that it has in a tier."""
         user = ADMIN_USER if self._users else None
         ca_pem = self._tls.ca.read_bytes() if self._tls else None
-        access = NodeAccess(self.port, user, user, ca_pem, SERVER_NAME)
-        return RedisNodes(access, look_timeout_s=PATIENT_LOOK_S, timeout_s=PATIENT_LOOK_S)
+        access = Access(user, ca_pem, user)
+        return RedisNodes(self.port, access, SERVER_NAME, look_timeout_s=PATIENT_LOOK_S, timeout_s=PATIENT_LOOK_S)
 
     # What Kubernetes does
 

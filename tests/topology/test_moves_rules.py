@@ -275,16 +275,9 @@ class TestOpenSlots:
 
 
 class TestAtomicJobs:
-    def job(self, **others: object) -> SlotJob:
-        job = SlotJob("j", "EXPORT", "snapshotting", ((5000, 5460),), node(0), node(3), finished=False)
-        return replace(job, **others)  # type: ignore[arg-type]
-
     def test_a_job_that_is_under_way_is_waited_for_whatever_the_goal_is_now(self) -> None:
+        job = SlotJob(((5000, 5460),), node(3))
         for shards in (3, 4):
-            found = order(view(cluster([*even(3), ()], atomic=True, jobs={0: [self.job()]}), shards))
+            found = order(view(cluster([*even(3), ()], atomic=True, jobs={0: [job]}), shards))
             assert found.atomic
             assert (found.source, found.target, found.slots) == (node(0), node(3), ((5000, 5460),))
-
-    def test_one_that_is_over_and_the_end_that_imports_are_not(self) -> None:
-        over = [self.job(finished=True), self.job(operation="IMPORT")]
-        assert order(view(cluster([*even(3), ()], atomic=True, jobs={0: over}), 4)).slots != ((5000, 5460),)

@@ -11,7 +11,8 @@ import pytest
 
 from e2e.cluster.ports import free_port
 from kvstrata.api.reasons import TierReason
-from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes
+from kvstrata.clients.redis.nodes import RedisNodes
+from kvstrata.clients.redis.probe import Access
 from kvstrata.model.redis.cluster import Command, ServerPod
 from tests.support.redis_binary import needs_redis
 from tests.tiers.certificates import SERVER_NAME, Authority, issue
@@ -49,8 +50,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 async def reach() -> AsyncIterator[Callable[..., RedisNodes]]:
     made: list[RedisNodes] = []
 
-    def reach(port: int, **access: Any) -> RedisNodes:
-        made.append(RedisNodes(NodeAccess(port, **access), look_timeout_s=PATIENT_S, timeout_s=PATIENT_S))
+    def reach(port: int, server_name: str | None = None, **access: Any) -> RedisNodes:
+        chosen = Access(**({"password": None, "ca_pem": None} | access))
+        made.append(RedisNodes(port, chosen, server_name, look_timeout_s=PATIENT_S, timeout_s=PATIENT_S))
         return made[-1]
 
     yield reach

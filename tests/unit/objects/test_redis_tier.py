@@ -17,7 +17,8 @@ import redis
 
 from e2e.cluster.rootfs import server_command
 from kvstrata.clients import pki
-from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes
+from kvstrata.clients.redis.nodes import RedisNodes
+from kvstrata.clients.redis.probe import Access
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.objects import names, paths
@@ -208,9 +209,9 @@ class TestARunningServer:
 
     async def test_is_seen_by_the_operators_look(self, server: Server) -> None:
         name = names.redis_host("shared", "team")
-        access = NodeAccess(server.port, ADMIN_USER, ADMIN_PASSWORD, server.ca_pem, name)
+        access = Access(ADMIN_PASSWORD, server.ca_pem, ADMIN_USER)
         pod = ServerPod("pod", "uid", 0, 0, "127.0.0.1", ready=True, deleting=False, revision="")
-        nodes = RedisNodes(access, look_timeout_s=60.0, timeout_s=60.0)
+        nodes = RedisNodes(server.port, access, name, look_timeout_s=60.0, timeout_s=60.0)
         found = await nodes.look([pod])
         await nodes.close()
         assert found.servers["uid"].max_bytes == 64 * 1024 * 1024

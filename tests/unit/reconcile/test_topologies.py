@@ -15,7 +15,8 @@ from prometheus_client import REGISTRY
 from kvstrata.api.base import Resource
 from kvstrata.api.cachetier import CacheTier, SlotLoss
 from kvstrata.clients.kube import KubeError
-from kvstrata.clients.redis.nodes import NodeAccess, Sent
+from kvstrata.clients.redis.nodes import Sent
+from kvstrata.clients.redis.probe import Access
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Command, Peer, ServerPod
 from kvstrata.model.refs import Key
 from kvstrata.plan.redis import topology as rules
@@ -194,7 +195,7 @@ class Nodes:
 
     sent: Sequence[Command] = ()
 
-    def __init__(self, access: NodeAccess) -> None:
+    def __init__(self, port: int, access: Access, server_name: str) -> None:
         self.access = access
 
     async def look(self, pods: Iterable[ServerPod]) -> Cluster:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvstrata.model.redis.cluster import Peer, Server, SlotJob, SlotRange
+
+ENDED = frozenset(("success", "failed", "cancelled"))
+"""States of an atomic migration that is over."""
 
 
 class NotAnAnswerError(ValueError):
@@ -40,7 +43,7 @@ def parse_server(
         keys=_keys(facts),
         node_timeout_ms=node_timeout_ms,
         moves_atomically=jobs is not None,
-        jobs=tuple(_job(by_name(entry)) for entry in jobs or ()),
+        jobs=tuple(_jobs(itself, map(by_name, jobs or ()))),
     )
 
 
@@ -105,18 +108,12 @@ def _open(fields: Iterable[str], arrow: str) -> Mapping[int, str]:
     return {_integer(slot): node_id for slot, node_id in (field.split(arrow) for field in fields if arrow in field)}
 
 
-def _job(entry: Mapping[str, Any]) -> SlotJob:
-    state = str(entry.get("state", ""))
-    return SlotJob(
-        name=str(entry.get("name", "")),
-        operation=str(entry.get("operation", "")),
-        state=state,
-        slots=tuple(_range(piece) for piece in str(entry.get("slot_ranges", "")).split()),
-        source=str(entry.get("source_node", "")),
-        target=str(entry.get("target_node", "")),
-        finished=state in ("success", "failed", "cancelled"),
-        message=str(entry.get("message", "")),
-    )
+def _jobs(source: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[SlotJob]:
+    for entry in entries:
+        exports = (entry.get("operation"), entry.get("source_node")) == ("EXPORT", source)
+        if exports and entry.get("state") not in ENDED:
+            slots = tuple(_range(piece) for piece in str(entry.get("slot_ranges", "")).split())
+            yield SlotJob(slots, str(entry.get("target_node", "")))
 
 
 def _keys(facts: Mapping[str, str]) -> int:

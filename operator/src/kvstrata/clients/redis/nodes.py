@@ -40,17 +40,6 @@ NOT_SENT = "NotSent"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAccess:
-    """How servers are reached: one port for all; TLS if there is a `ca_pem`, with certificates for `server_name`."""
-
-    port: int
-    username: str | None = None
-    password: str | None = None
-    ca_pem: bytes | None = None
-    server_name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Sent:
     """`failure` is empty on success, else its reason. A command that timed out may still be carried out."""
 
@@ -60,12 +49,18 @@ class Sent:
 
 
 class RedisNodes:
-    """Connections to the servers of one cluster. `access` may be replaced; new connections use it."""
+    """Connections to the servers of one cluster, all at `port`, with certificates for `server_name`."""
 
     def __init__(
-        self, access: NodeAccess, *, look_timeout_s: float = LOOK_TIMEOUT_S, timeout_s: float = TIMEOUT_S
+        self,
+        port: int,
+        access: Access,
+        server_name: str | None = None,
+        *,
+        look_timeout_s: float = LOOK_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.access = access
+        self._port, self.access, self._server_name = port, access, server_name
         self._look_timeout_s, self._timeout_s = look_timeout_s, timeout_s
         self._connections: dict[str, tuple[str, redis.Connection]] = {}
 
@@ -149,7 +144,7 @@ class RedisNodes:
         if connection is not None and (address != ip or not connection.is_connected):
             await close(connection)
             connection = None
-        connection = connection or self.dial(ip, self.access.port)
+        connection = connection or self.dial(ip, self._port)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
             yield connection
@@ -159,5 +154,4 @@ class RedisNodes:
         self._connections[pod.uid] = ip, connection
 
     def dial(self, ip: str, port: int) -> redis.Connection:
-        known = Access(self.access.password, self.access.ca_pem, self.access.username)
-        return dial((ip, port), known, self.access.server_name, self._timeout_s, decode=True)
+        return dial((ip, port), self.access, self._server_name, self._timeout_s, decode=True)

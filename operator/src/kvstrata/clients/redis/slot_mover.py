@@ -12,7 +12,7 @@ from typing import Any
 from redis import exceptions
 
 from kvstrata.clients.redis.connection import Dial, MayNotWriteError, MoveFailedError, ServerAwayError, ServerLine
-from kvstrata.clients.redis.node_answers import by_name
+from kvstrata.clients.redis.node_answers import ENDED, by_name
 from kvstrata.clients.redis.probe import Argument
 from kvstrata.clients.redis.slot_keys import Credentials, KeyMover, OnProgress, Pause
 from kvstrata.model.redis.cluster import Cluster, Server, SlotRange
@@ -84,8 +84,6 @@ POLL_S = 0.1
 HANGS_AFTER_S = 15.0
 """After so long without progress a job counts as hung: a live target acknowledges each second."""
 
-_OVER = {"success", "failed", "cancelled"}
-
 
 async def move_at_once(
     source: ServerLine, target: str, slots: Sequence[SlotRange], on_progress: OnProgress, pause: Pause
@@ -93,7 +91,7 @@ async def move_at_once(
     """Have a server move slots, or watch a job that already does. Raises MoveFailedError."""
     wanted = " ".join(f"{first}-{last}" for first, last in slots)
     known = await _jobs(source)
-    under_way = (job for job in known if job["operation"] == "EXPORT" and job["state"] not in _OVER)
+    under_way = (job for job in known if job["operation"] == "EXPORT" and job["state"] not in ENDED)
     of_slots = (job["name"] for job in under_way if (job["slot_ranges"], job["target_node"]) == (wanted, target))
     name = next(of_slots, None)
     if name is None:
@@ -109,7 +107,7 @@ async def move_at_once(
         job = next((one for one in await _jobs(source) if one["name"] == name), None)
         if job is None:
             raise MoveFailedError(f"{source.name} forgot the move of slots {wanted}")
-        if job["state"] in _OVER:
+        if job["state"] in ENDED:
             break
         shown = str(sorted(job.items()))
         if shown != seen:

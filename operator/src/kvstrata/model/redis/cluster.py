@@ -76,17 +76,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class SlotJob:
-    """One atomic migration of slots (Valkey 9), from CLUSTER GETSLOTMIGRATIONS. `operation` is `EXPORT` or `IMPORT`,
-    `state` the server's own term."""
+    """An atomic migration of slots (Valkey 9) that is under way from a server to the node `target`."""
 
-    name: str
-    operation: str
-    state: str
     slots: tuple[SlotRange, ...]
-    source: str
     target: str
-    finished: bool
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

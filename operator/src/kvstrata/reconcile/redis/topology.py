@@ -20,7 +20,8 @@ from functools import partial
 from kvstrata.api.cachetier import CacheTier, SlotLoss
 from kvstrata.api.reasons import SharedReason, TierReason
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.redis.nodes import REFUSED, NodeAccess, RedisNodes, Sent
+from kvstrata.clients.redis.nodes import REFUSED, RedisNodes, Sent
+from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.slot_mover import SlotMover
 from kvstrata.clients.resources import POD
 from kvstrata.contract.policy.tiers import password_in
@@ -190,13 +191,13 @@ class _Tending:
         word = await secret_value(self._kube, self._namespace, asked.password)
         password = password_in(word).decode() if word is not None else None
         authority = await secret_value(self._kube, self._namespace, asked.authority)
-        access = NodeAccess(order.port, asked.username, password, authority, asked.server_name)
+        access = Access(password, authority, asked.username)
         self._access_read = (order, time.monotonic())
         if nodes is not None and nodes.access == access:
             return nodes
         if nodes is not None:
             await nodes.close()
-        return RedisNodes(access)
+        return RedisNodes(order.port, access, asked.server_name)
 
     async def _pass(self, nodes: RedisNodes) -> float:
         goal, pods = self.order.goal, self.pods_now()

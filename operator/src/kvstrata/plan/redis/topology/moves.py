@@ -22,10 +22,9 @@ SLOTS_PER_JOB = 1_024
 
 def jobs_under_way(view: View) -> Step | None:
     orders = [
-        MoveOrder(job.source, job.target, job.slots, atomic=True, drops=False, movable_bytes=view.goal.movable_bytes)
+        _order(view, server.node_id, job.target, job.slots, atomic=True)
         for server in view.servers.values()
         for job in server.jobs
-        if job.operation == "EXPORT" and not job.finished and job.source == server.node_id
     ]
     return Step(StepReason.MOVING_SLOTS, progress(view), moves=tuple(orders)) if orders else None
 
