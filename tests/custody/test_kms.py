@@ -283,7 +283,7 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
         assert {*(await strange.records()).unusable} == {ACME}
         assert (await strange.revoke([ACME]))[ACME] is None
     assert (await strange.destroy([ACME])).whole()[ACME].why_not is Undestroyed.CUSTODY_CANNOT_KNOW
-    assert await client.look(record.key) is not None
+    assert await client.is_copyable(record.key) is not None
 
 
 async def test_one_record_that_cannot_be_opened_keeps_no_key_of_its_secret_away(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.clients.transit import TransitClient, WrappingKey
+from kvstrata.clients.transit import TransitClient
 from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.plan.keys.data_keys import epochs_in_use
@@ -160,7 +160,7 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
             pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
             return custody
 
-        async def make(client: TransitClient, name: str) -> WrappingKey:
+        async def make(client: TransitClient, name: str) -> bool:
             made.append(name)
             raise AssertionError
 

@@ -46,7 +46,7 @@ async def test_a_drawn_key_unwraps_until_the_key_that_wrapped_it_is_deleted(clie
     assert len(drawn.secret) == 32
     assert await client.unwrap("kvstrata-a", drawn.wrapped) == drawn.secret
     await client.delete("kvstrata-a")
-    assert await client.look("kvstrata-a") is None
+    assert await client.is_copyable("kvstrata-a") is None
     with fails(KmsFailure.NO_KEY, drawn.wrapped):
         await client.unwrap("kvstrata-a", drawn.wrapped)
 
@@ -63,21 +63,17 @@ async def test_a_key_of_the_same_name_made_anew_unwraps_nothing_of_the_old_one(c
 async def test_keys_are_made_so_that_nobody_can_take_them_out_and_making_twice_changes_nothing(
     client: TransitClient, bao: BaoServer
 ) -> None:
-    made = await client.make("kvstrata-c")
+    assert await client.make("kvstrata-c") is False
     drawn = await client.draw("kvstrata-c")
-    assert not made.copyable
-    assert not made.deletion_allowed
-    assert await client.make("kvstrata-c") == made
+    assert await client.make("kvstrata-c") is False
     assert await client.unwrap("kvstrata-c", drawn.wrapped) == drawn.secret
     bao.admin("POST", f"{MOUNT}/keys/kvstrata-x", {"exportable": True})
-    found = await client.look("kvstrata-x")
-    assert found is not None
-    assert found.copyable
+    assert await client.is_copyable("kvstrata-x") is True
 
 
 async def test_deleting_what_is_not_there_is_done_at_once(client: TransitClient) -> None:
     await client.delete("kvstrata-never")
-    assert await client.look("kvstrata-never") is None
+    assert await client.is_copyable("kvstrata-never") is None
 
 
 async def test_nothing_that_is_printed_shows_a_key(client: TransitClient) -> None:
@@ -101,13 +97,13 @@ class TestFailuresHaveNames:
         put(token_file, bao.token(policies=["root"], no_default_policy=False))
         async with TransitClient(bao.address, bao.authority_pem, TokenFile(token_file), mount="elsewhere") as lost:
             with fails(KmsFailure.NO_MOUNT):
-                await lost.look("kvstrata-a")
+                await lost.is_copyable("kvstrata-a")
 
     async def test_a_key_that_the_token_may_not_see_is_no_absent_key(
         self, client: TransitClient, token_file: Path
     ) -> None:
         with fails(KmsFailure.DENIED, said(token_file)):
-            await client.look("another-product")
+            await client.is_copyable("another-product")
 
     async def test_a_refused_token_is_read_again_and_a_new_one_used(
         self, client: TransitClient, bao: BaoServer, token_file: Path
@@ -115,16 +111,16 @@ class TestFailuresHaveNames:
         await client.make("kvstrata-e")
         bao.admin("POST", "auth/token/revoke", {"token": said(token_file)})
         with fails(KmsFailure.DENIED, said(token_file)):
-            await client.look("kvstrata-e")
+            await client.is_copyable("kvstrata-e")
         put(token_file, bao.token())
-        assert await client.look("kvstrata-e") is not None
+        assert await client.is_copyable("kvstrata-e") is not None
 
     async def test_no_token(self, bao: BaoServer, tmp_path: Path) -> None:
         put(tmp_path / "empty", "\n")
         for name in ("empty", "absent"):
             async with TransitClient(bao.address, bao.authority_pem, TokenFile(tmp_path / name), mount=MOUNT) as lost:
                 with fails(KmsFailure.NO_TOKEN):
-                    await lost.look("kvstrata-a")
+                    await lost.is_copyable("kvstrata-a")
 
     async def test_a_sealed_service(self, client: TransitClient, bao: BaoServer) -> None:
         await client.make("kvstrata-f")
@@ -133,16 +129,16 @@ class TestFailuresHaveNames:
             with fails(KmsFailure.SEALED):
                 await client.service()
             with fails(KmsFailure.SEALED):
-                await client.look("kvstrata-f")
+                await client.is_copyable("kvstrata-f")
         finally:
             bao.unseal()
-        assert await client.look("kvstrata-f") is not None
+        assert await client.is_copyable("kvstrata-f") is not None
 
     async def test_a_certificate_of_another_authority(self, bao: BaoServer, token_file: Path, tmp_path: Path) -> None:
         other = Authority(tmp_path).file.read_bytes()
         async with TransitClient(bao.address, other, TokenFile(token_file), mount=MOUNT) as lost:
             with fails(KmsFailure.TLS_FAILED, said(token_file)):
-                await lost.look("kvstrata-a")
+                await lost.is_copyable("kvstrata-a")
 
     async def test_nobody_listens(self, bao: BaoServer, token_file: Path) -> None:
         with socket.socket() as unused:
@@ -150,7 +146,7 @@ class TestFailuresHaveNames:
             address = f"https://127.0.0.1:{unused.getsockname()[1]}"
             async with TransitClient(address, bao.authority_pem, TokenFile(token_file), mount=MOUNT) as lost:
                 with fails(KmsFailure.UNREACHABLE):
-                    await lost.look("kvstrata-a")
+                    await lost.is_copyable("kvstrata-a")
 
     async def test_plain_http_is_refused_before_a_token_is_sent(self, bao: BaoServer, token_file: Path) -> None:
         with pytest.raises(ValueError, match="https"):
@@ -204,7 +200,7 @@ async def test_what_is_no_such_service_never_says_that_a_key_is_gone(what: str, 
         TransitClient(address, authority, TokenFile(tmp_path / "token")) as client,
     ):
         with fails(reason, "s.verysecret"):
-            await client.look("kvstrata-a")
+            await client.is_copyable("kvstrata-a")
 
 
 async def test_one_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
@@ -214,7 +210,7 @@ async def test_one_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
         TransitClient(address, authority, TokenFile(tmp_path / "token"), timeout_s=0.5) as client,
     ):
         with fails(KmsFailure.TIMEOUT):
-            await client.look("kvstrata-a")
+            await client.is_copyable("kvstrata-a")
 
 
 async def test_a_client_that_is_closed_under_a_request_says_so_whatever_it_was_at(tmp_path: Path) -> None:
@@ -222,7 +218,7 @@ async def test_a_client_that_is_closed_under_a_request_says_so_whatever_it_was_a
     async with strange_service(tmp_path, lambda _: web.Response(), never=True) as (address, authority):
         for steps in (0, 1, 2, 5, 20, 100):
             client = TransitClient(address, authority, TokenFile(tmp_path / "token"), timeout_s=60.0)
-            asked = asyncio.create_task(client.look("kvstrata-a"))
+            asked = asyncio.create_task(client.is_copyable("kvstrata-a"))
             for _ in range(steps):
                 await asyncio.sleep(0)
             await client.close()
@@ -260,7 +256,7 @@ async def test_many_who_ask_at_once_share_one_login_also_after_a_revocation_and_
         async with TransitClient(address, authority, login) as client:
 
             async def ask() -> None:
-                await asyncio.gather(*(client.look("kvstrata-a") for _ in range(AT_ONCE)))
+                await asyncio.gather(*(client.is_copyable("kvstrata-a") for _ in range(AT_ONCE)))
 
             await ask()
             assert service.count == 1
@@ -268,7 +264,7 @@ async def test_many_who_ask_at_once_share_one_login_also_after_a_revocation_and_
             await ask()
             assert service.count == 2
             service.good, service.broken = "s.revoked", True
-            asked = [client.look("kvstrata-a") for _ in range(AT_ONCE)]
+            asked = [client.is_copyable("kvstrata-a") for _ in range(AT_ONCE)]
             failures = await asyncio.gather(*asked, return_exceptions=True)
             assert all(isinstance(one, KmsError) and one.reason is KmsFailure.FAILED for one in failures)
             assert service.count <= 2 + AT_ONCE
@@ -329,13 +325,13 @@ async def test_a_service_account_logs_in_and_its_token_is_renewed_in_time(bao: B
             await client.make("kvstrata-k")
             assert len(reviewed) == 1, "one login serves several requests"
             clock[0] = 61.0
-            assert await client.look("kvstrata-k") is not None
+            assert await client.is_copyable("kvstrata-k") is not None
             assert len(reviewed) == 2, "a token is replaced before its lease of 100 s is over"
             first = await login.token(client)
             bao.admin("POST", "auth/token/revoke", {"token": first})
-            assert await client.look("kvstrata-k") is not None
+            assert await client.is_copyable("kvstrata-k") is not None
             assert await login.token(client) != first
         stranger = KubernetesLogin("another-role", tmp_path / "account")
         async with TransitClient(bao.address, bao.authority_pem, stranger, mount=MOUNT) as client:
             with fails(KmsFailure.REFUSED, account):
-                await client.look("kvstrata-k")
+                await client.is_copyable("kvstrata-k")

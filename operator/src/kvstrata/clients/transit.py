@@ -82,14 +82,6 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class WrappingKey:
-    """State of one of the service's keys. `copyable`: it could be taken out of the service."""
-
-    copyable: bool
-    deletion_allowed: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Drawn:
     secret: bytes = field(repr=False)
     wrapped: str
@@ -146,29 +138,24 @@ class TransitClient:
         raw = await self.call("GET", "sys/health", query={"standbyok": "true"})
         return _read(lambda: Service(_text(raw["cluster_id"]), _text(raw["version"])))
 
-    async def make(self, name: str) -> WrappingKey:
-        """Create a key that cannot be taken out of the service, unless the name exists."""
+    async def make(self, name: str) -> bool:
+        """Create a key that cannot be taken out of the service, unless the name exists; return as `is_copyable`."""
         body = {"type": "aes256-gcm96", "exportable": False, "allow_plaintext_backup": False}
         await self._ask("POST", f"keys/{_checked(name)}", body)
-        found = await self.look(name)
-        if found is None:
+        copyable = await self.is_copyable(name)
+        if copyable is None:
             raise KmsError(KmsFailure.NO_KEY, f"key {name} was made, and is not there")
-        return found
+        return copyable
 
-    async def look(self, name: str) -> WrappingKey | None:
-        """Return a key's state, or None if the service reports that there is none."""
+    async def is_copyable(self, name: str) -> bool | None:
+        """Return whether a key could be taken out of the service; None if the service reports that there is none."""
         try:
             raw = await self._ask("GET", f"keys/{_checked(name)}")
         except KmsError as error:
             if error.reason is KmsFailure.NO_KEY:
                 return None
             raise
-        return _read(
-            lambda: WrappingKey(
-                any(raw["data"][name] is not False for name in ("exportable", "allow_plaintext_backup")),
-                raw["data"]["deletion_allowed"] is True,
-            )
-        )
+        return _read(lambda: any(raw["data"][way] is not False for way in ("exportable", "allow_plaintext_backup")))
 
     async def draw(self, name: str) -> Drawn:
         """Create a data key of 256 bits, wrapped by the key `name`."""
@@ -180,8 +167,8 @@ class TransitClient:
         return _read(lambda: _secret(raw["data"]["plaintext"]))
 
     async def delete(self, name: str) -> None:
-        """Delete a key; a missing one is fine. Only a later `look` confirms that it is gone."""
-        if await self.look(name) is None:
+        """Delete a key; a missing one is fine. Only a later question confirms that it is gone."""
+        if await self.is_copyable(name) is None:
             return
         await self._ask("POST", f"keys/{_checked(name)}/config", {"deletion_allowed": True})
         await self._ask("DELETE", f"keys/{_checked(name)}")

@@ -106,7 +106,7 @@ class KmsCustody:
         that never exists: the service's id alone would not verify the mount."""
         service = await self._service()
         with _kms_errors():
-            await self._client.look(wrapping_key(self.domain, "0" * 32))
+            await self._client.is_copyable(wrapping_key(self.domain, "0" * 32))
         held = (await self._stored.held()).records.values()
         if strange := next((one for one in held if one.wrapped and not self._is_of(one, service)), None):
             raise CustodyError(f"{_another(strange)}; spec.kms is to be as it was as long as there are keys")
@@ -146,7 +146,7 @@ class KmsCustody:
 
     async def _made(self, service: Service, epoch: str) -> WrappedKey:
         name = wrapping_key(self.domain, epoch)
-        if (await self._client.make(name)).copyable:
+        if await self._client.make(name):
             raise OneKeyError(f"key {name} of the key management service may be taken out of it: delete it there")
         drawn = await self._client.draw(name)
         return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
@@ -175,14 +175,14 @@ class KmsCustody:
             return Destruction(None, Undestroyed.NOT_REVOKED)
         if not self._is_of(record, service):
             return Destruction(None, Undestroyed.ANOTHER_KMS, (_another(record),))
-        before = await self._client.look(record.key)
-        if before is not None and before.copyable:
+        copyable = await self._client.is_copyable(record.key)
+        if copyable:
             return Destruction(None, Undestroyed.EXPORTABLE, (f"key {record.key} can be exported",))
-        if before is not None:
+        if copyable is not None:
             await self._client.delete(record.key)
-        if await self._client.look(record.key) is not None:
+        if await self._client.is_copyable(record.key) is not None:
             return Destruction(None, Undestroyed.STILL_THERE, (f"key {record.key} was not deleted",))
-        seen = "was there, and was deleted" if before is not None else "had been deleted before"
+        seen = "was there, and was deleted" if copyable is not None else "had been deleted before"
         evidence = (
             f"key {record.key} in {record.place} {seen}; asked again, the service has no such key",
             f"service {service.cluster}, version {service.version}",
