@@ -96,7 +96,6 @@ async def test_a_refusal_without_a_reason_is_named_by_its_status(answering: Answ
     with pytest.raises(KubeError) as raised:
         await kube.get(SECRET, "team", "one")
     assert (raised.value.reason, raised.value.message, raised.value.retry_after_s) == (reason, "busy", 7.0)
-    assert raised.value.is_too_many == (status == 429)
 
 
 async def test_a_refusal_reads_the_same_in_whichever_order_its_causes_come(answering: Answers) -> None:

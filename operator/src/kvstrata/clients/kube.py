@@ -64,10 +64,6 @@ class KubeError(Exception):
         return self.status in (400, 403, 422) or self.message.startswith(_NOT_OF_ITS_TYPE)
 
     @property
-    def is_too_many(self) -> bool:
-        return self.status == 429
-
-    @property
     def is_not_found(self) -> bool:
         """Whether there is no such object, or its kind is not installed."""
         return self.status == 404
@@ -90,7 +86,6 @@ class Kube:
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
-        self.writes = 0
 
     @classmethod
     async def connect(cls) -> Kube:
@@ -126,8 +121,6 @@ class Kube:
         body: Any = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> bytes:
-        if method != "GET":
-            self.writes += 1
         configuration = self._api.configuration
         url = URL(f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""), encoded=True)
         try:
@@ -253,7 +246,6 @@ class Kube:
         spec = {"token": token, "audiences": [audience]}
         review = {"apiVersion": TOKEN_REVIEW.api_version, "kind": TOKEN_REVIEW.kind, "spec": spec}
         answer = await self.request("POST", TOKEN_REVIEW.path(None), body=review)
-        self.writes -= 1  # a review is a question, it stores nothing
         status = answer.get("status") or {}
         if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
             return None

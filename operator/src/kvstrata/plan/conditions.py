@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -56,12 +56,6 @@ def false(kind: str, reason: str, message: str = "", *, lasting: bool = False) -
 
 def unknown(kind: str, reason: str, message: str = "") -> Finding:
     return Finding(kind, ConditionStatus.UNKNOWN, reason, message)
-
-
-def some_of(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names for a message, and how many more there are."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
 
 
 def repeated(condition: Condition) -> Finding:

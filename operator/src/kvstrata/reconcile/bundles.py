@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 from kvstrata.clients.kube import Kube, KubeError
@@ -69,7 +70,7 @@ class Bundles:
         try:
             written = await self._write(domain, body, commit.resource_version)
         except KubeError as error:
-            if error.is_refusal or error.is_too_many:
+            if error.is_refusal or error.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise
             # The answer may have been lost after the write: then the stored bundle equals the intended one.
             await self._secret_store.read(domain, name, commit.owner)

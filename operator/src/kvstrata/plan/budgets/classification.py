@@ -18,7 +18,7 @@ from kvstrata.api.reasons import SharedReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
-from kvstrata.plan.conditions import Finding, false, some_of, true
+from kvstrata.plan.conditions import Finding, false, listed, true
 from kvstrata.plan.scopes import is_member, scope_in_force
 
 
@@ -98,16 +98,16 @@ def tiers_admitted(
     levels = shared_levels(world, scope) if policy is None else levels_of(world, policy, scope)
     if not restricted or not levels:
         return None
-    listed = {name for model in models for name in model.tier_names}
+    used = {name for model in models for name in model.tier_names}
     left_out = [
         (tier.name, refused)
         for tier in restricted
-        if tier.name in listed and (refused := refused_level(tier, levels)) is not None
+        if tier.name in used and (refused := refused_level(tier, levels)) is not None
     ]
     kind = ConditionType.TIERS_ADMITTED
     if not left_out:
         return true(kind, SharedReason.TIERS_ADMITTED, f"every tier of the models takes data of {levels[0]}")
-    names, level = some_of([name for name, _ in left_out]), left_out[0][1]
+    names, level = listed(name for name, _ in left_out), left_out[0][1]
     because = _because(world, scope, level) if policy is None else _because_to(policy, scope, level)
     message = f"pods keep this data off CacheTier {names}, because it is of classification {level}: {because}"
     return false(kind, SharedReason.CLASSIFICATION_NOT_ALLOWED, message)

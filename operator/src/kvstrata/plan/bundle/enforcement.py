@@ -11,7 +11,7 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.model.world import World
 from kvstrata.plan.bundle.compile import entry_in, held_entry, rules_of, selects, tiers_of
-from kvstrata.plan.conditions import Finding, false, some_of, true, unknown
+from kvstrata.plan.conditions import Finding, false, listed, true, unknown
 from kvstrata.plan.keys.data_keys import seals
 
 ENFORCED = "Enforced"
@@ -138,5 +138,5 @@ def enforced_finding(total: Coverage) -> Finding:
         return unknown(ENFORCED, SharedReason.NO_LIVE_PODS, message)
     if total.complete:
         return true(ENFORCED, SharedReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces it")
-    message = f"{total} enforce it; waiting for {some_of(sorted(total.missing))}"
+    message = f"{total} enforce it; waiting for {listed(total.missing)}"
     return false(ENFORCED, SharedReason.AWAITING_ACKS, message)

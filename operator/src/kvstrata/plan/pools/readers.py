@@ -18,7 +18,7 @@ from kvstrata.contract.policy.cache_view import effective_pools
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.conditions import Finding, false, some_of, true
+from kvstrata.plan.conditions import Finding, false, listed, true
 
 KIND = ConditionType.POOLS_RESOLVED
 
@@ -125,7 +125,7 @@ def _is_read_by_all_of_the_scope(world: World, policy: TenantCachePolicy, name: 
         return None
     return Decision(
         PolicyReason.NARROWED_BY_SCOPE,
-        f"no tenant of scope {own.scope} reads PrefixPool {name}, because {some_of(sorted(tenants))} of the same "
+        f"no tenant of scope {own.scope} reads PrefixPool {name}, because {listed(tenants)} of the same "
         "scope may not: let every tenant of the scope read it, or isolate those that may not",
     )
 

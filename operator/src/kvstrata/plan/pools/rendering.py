@@ -23,7 +23,7 @@ from kvstrata.model.pools import RenderReport
 from kvstrata.model.world import World
 from kvstrata.objects.pod.identity import render_id
 from kvstrata.plan.actions import Decision, RenderPool
-from kvstrata.plan.conditions import some_of
+from kvstrata.plan.conditions import listed
 from kvstrata.plan.pools.content import Content, content_of
 
 ASK_AGAIN_S = 10.0
@@ -253,7 +253,7 @@ def _disagreement(manifests: Mapping[Pod, str]) -> Decision:
     reported = [f"{pod.name} ({manifest[:_SHOWN]})" for pod, manifest in manifests.items()]
     return Decision(
         PoolReason.REPLICAS_DISAGREE,
-        f"pods make different tokens of the same prefixes: {some_of(reported, _SHOWN)}: name a fixed revision of the "
+        f"pods make different tokens of the same prefixes: {listed(reported, _SHOWN)}: name a fixed revision of the "
         "weights and the tokenizer",
     )
 
